@@ -33,6 +33,8 @@ CHOICES = frozenset(
         "chunk",
         "units",
         "copies",
+        "streams",
+        "layer_elements",
         "groups",
         "count",
         "rotary_dim",

@@ -285,6 +285,7 @@ class Block:
     wide_residual: bool = False  # what it hands on is fp32 whatever the parameters' dtype (mamba)
     wide_input: bool = False  # so is what it is handed
     recorded: RecordedPart | None = None  # where its own code is on record
+    streams: int = 1  # hidden states of a token that layers hand on, mixed before and after each (AltUp)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -368,6 +369,7 @@ class Tower:
     projector: tuple[Weight, ...]
     tokens_per_image: int | None = None  # or per tile that pictures are cut into; None: depends on the image
     largest: Picture | None = None  # None: no config says
+    widest: int = 0  # elements of the largest tensor that convolutions make of one picture
     deepstack: int = 0  # of its layers, how many hand their outputs to the decoder's first layers too
 
 
@@ -379,6 +381,7 @@ class Embeddings:
     norms: tuple[Norm, ...] = ()
     scaled: bool = False  # multiplied by a constant after look-up
     dropout: bool = False  # the model's code applies dropout to them
+    layer_elements: int = 0  # of a token's vectors for all layers, which a table beside the words' holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

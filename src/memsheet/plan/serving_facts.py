@@ -92,6 +92,7 @@ class ServingFacts:
 
     Of weights: ``dequantizes_below``, by a released format the compute capability below which it is
     dequantized. Of families: ``unserved``, by a layer's kind, those that it has no code for;
+    ``served_since``, by model type, the release that first has code for one, where an older one was read;
     ``pooled``, kinds of encoders that it makes vectors or scores with, without a cache; ``library_code``,
     how it runs families that it has no code for, None where it runs none.
 
@@ -134,6 +135,7 @@ class ServingFacts:
     torch_memory: bool = True
     dequantizes_below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     unserved: Mapping[str, Unserved] = field(default_factory=dict)
+    served_since: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     pooled: frozenset[str] = frozenset()
     library_code: LibraryCode | None = None
     profiles_batch: bool = False

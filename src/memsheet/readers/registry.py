@@ -35,6 +35,7 @@ _MODULES = {
     "exaone4_5": "exaone4_5",
     "ernie4_5_vl": "ernie4_5_vl_moe",
     "qwen_vl": "qwen2_vl qwen2_5_vl",
+    "gemma3n": "gemma3n gemma3n_text",
     "gemma4": "gemma4 gemma4_text gemma4_unified gemma4_unified_text",
     "kimi_vision": "kimi_k25",
     "mllama": "mllama",

@@ -125,6 +125,11 @@ def check_decodes(gaps: RequestResolver, engine: Engine, model: ModelSpec | None
 def check_served_families(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, task: str) -> None:
     """A server has code for the families that it serves, and for some from or until a release alone."""
     version = version_of(gaps.request.get("engine_version"))
+    first = engine.serving.served_since.get(model.model_type) if model and task == "infer" else None
+    if first is not None and model is not None and version < first:
+        number = ".".join(map(str, first))
+        why = f"has no code for {model.model_type}, which {engine.name} serves since {number}"
+        gaps.wrong("engine_version", gaps.request.get("engine_version"), why, f"--engine-version {number}")
     for kind in sorted(kinds_of(model)) if task == "infer" else ():
         found = engine.serving.unserved.get(kind)
         if found is not None and found.since <= version:

@@ -128,6 +128,7 @@ WIDEST: dict[str, Callable[[], Cases]] = {
     },
     "widest_layer._padded_prompt_bytes": lambda: {"sdpa": call(first(Attention), plain(), WORK)},
     "widest_layer.grown_bytes": lambda: {"attention": call(first(Attention), plain(), STEP)},
+    "widest_layer.layer_vector_bytes": lambda: {"": call(replace(spec(), embeddings=replace(spec().embeddings, layer_elements=symbol("layer_elements"))), serving("vllm"), TOKENS)},
     "widest_layer.largest_layer_bytes": lambda: {"experts": call(spec(MOE), plain(MOE), find_engine("transformers"), STEP)},
     "widest_layer.dequantized_bytes": lambda: {"nf4": call((replace(TENSOR, dtype=NF4),), plain(quantization__weights="nf4"))},
     "widest_layer.tower_bytes": lambda: {SEEING: call(numbers(SEEING), plain(SEEING), WORK)},

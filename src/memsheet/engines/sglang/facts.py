@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.engines.sglang.drafting import DRAFTING, kept_of
 from memsheet.engines.sglang.library_code import LIBRARY_CODE
+from memsheet.engines.sglang.served_since import SERVED_SINCE
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
@@ -291,6 +292,7 @@ capability 10.0 and above.
 SERVING = ServingFacts(
     library_code=LIBRARY_CODE,
     unserved=UNSERVED,
+    served_since=SERVED_SINCE,
     heeded_caches=HEEDED_CACHES,
     eight_bits=EIGHT_BITS,
     length_limit=LENGTH_LIMIT,

@@ -33,9 +33,9 @@ from memsheet.engines.sglang.lora import (
     lora_pool_host_bytes,
     lora_pool_items,
 )
+from memsheet.engines.sglang.own_modules import as_built
 from memsheet.engines.sglang.pool import Cell, cell_with_draft_count, draft_cell, pool_bytes, table_bytes
 from memsheet.engines.sglang.prefix import prefixed_layer
-from memsheet.engines.sglang.shared_layers import with_unshared_layers
 from memsheet.engines.sglang.speculative import (
     ahead_tokens,
     draft_worker_items,
@@ -78,7 +78,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     fewest.
     """
     if plan.serving.phase == "load":
-        part = stage_model(with_unshared_layers(spec), plan, stage)
+        part = stage_model(as_built(spec), plan, stage)
         vendor = cluster.device.vendor if cluster else None
         check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
         kept = loaded_items(part, group_plan(plan), grouped_tensors(part, plan), (Instant.LOAD,), WAYS)
@@ -134,7 +134,7 @@ def _draft_pool(own: Stage, plan: Plan, tokens: Bytes) -> list[Item]:
 @same_again
 def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage, ...]:
     release = release_of(plan.engine_version)
-    whole = with_unshared_layers(spec)
+    whole = as_built(spec)
     return every_stage(whole, plan, lambda part: _sglang_stage(part, plan, release, cluster))
 
 
@@ -176,7 +176,7 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
         if cluster
         else None
     )
-    states = states_of(slot_bytes(part, group, release), room, keeping_of(part, group, release))
+    states = states_of(slot_bytes(part, group), room, keeping_of(part, group, release))
     graphs = (
         *graph_items(plan, largest),
         *grouped_graphs(plan, largest),
@@ -320,7 +320,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     plan = group_plan(plan)
     assert plan.cache.kv_dtype is not None
     per_token = cell.whole + cell.window + stages[-1].draft.whole + stages[-1].draft.window
-    spec = with_draft(with_unshared_layers(spec), plan)
+    spec = with_draft(as_built(spec), plan)
     shared = (
         {"shared_prefix_bytes_per_rank": plan.serving.shared_prefix_tokens // page * page * cell.whole}
         if plan.serving.shared_prefix_tokens

@@ -131,15 +131,14 @@ def _block_kinds(part: ModelSpec) -> set[str]:
         "or as the config asks, cut over ranks"
     ),
 )
-def slot_bytes(part: ModelSpec, plan: Plan, release: Release | None = None) -> Count:
+def slot_bytes(part: ModelSpec, plan: Plan) -> Count:
     """Bytes of one slot in a stage's layers. Raises InputError for families whose states are kept
     elsewhere.
     """
     total: Count = 0
-    alone = STATES_ALONE if release is None or release.since >= STATELESS_SINCE else frozenset[str]()
     for _, mixer, layers in caching_layers(part):
         if isinstance(mixer, StateSpace | LinearAttention):
-            if not _block_kinds(part) & (FAMILIES | alone):
+            if not _block_kinds(part) & (FAMILIES | STATES_ALONE):
                 raise input_error(
                     "model",
                     part.name,

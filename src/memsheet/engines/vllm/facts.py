@@ -12,6 +12,7 @@ from memsheet.engines.vllm.drafting import DRAFTING
 from memsheet.engines.vllm.library_code import LIBRARY_CODE
 from memsheet.engines.vllm.old_cards import refuses_eight_bits
 from memsheet.engines.vllm.releases import Release, Sampler, Shown
+from memsheet.engines.vllm.served_since import SERVED_SINCE
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
@@ -188,6 +189,7 @@ SERVING = ServingFacts(
     # v0.33.0 layers/fused_moe/config.py:1106, 1207; without experts a server each, v1/engine/core.py:1552
     replicas_share_experts=True,
     unserved=UNSERVED,
+    served_since=SERVED_SINCE,
     pooled=POOLED,
     own_draft_outputs=own_draft_outputs,
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from memsheet.engines.vllm.cut_blocks import refined_experts
-from memsheet.formulas.serving.loaded import Ways
+from memsheet.engines.vllm.releases import Release
+from memsheet.formulas.serving.loaded import Ways, with_own_projections
+from memsheet.plan.model import ModelSpec
 from memsheet.sheet import FromCode
 
 WAYS = Ways(
@@ -11,3 +13,12 @@ WAYS = Ways(
     rotary=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/rotary_embedding/base.py", 45),
     absorbed=FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 1084),
 )  # fmt: skip
+QUERIES_ALONE_SINCE = (0, 30)
+"""From when on layers that read an earlier one's keys and values have no projections to their own (v0.30.0
+model_executor/models/gemma4.py, gemma3n.py, which v0.29.0 joins in every layer).
+"""
+
+
+def as_built(part: ModelSpec, release: Release) -> ModelSpec:
+    """The model with the matrices that a release makes."""
+    return part if release.since >= QUERIES_ALONE_SINCE else with_own_projections(part)

@@ -9,7 +9,7 @@ from math import prod
 
 from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
 from memsheet.engines.vllm.releases import Release, Shown
-from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
+from memsheet.formulas.serving.widest_layer import MERGED_PATCHES, layer_vector_bytes
 from memsheet.plan.model import ModelSpec, Picture, Role, Tower
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
@@ -139,6 +139,20 @@ def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
         )
     )
     return Bytes(0, value, high)
+
+
+def layer_embedding_items(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
+    """A buffer of a batch's vectors for all layers, in models that see or hear; nothing for others."""
+    assert plan.serving.max_batched_tokens is not None
+    rows = plan.serving.max_batched_tokens if release.since >= LAYER_BUFFER_SINCE else 0
+    size = layer_vector_bytes(part, plan, rows)
+    source = Cited(PAGED_SERVER_CODE, "v0.33.0 model_executor/models/gemma3n_mm.py:638, gemma4_mm.py:1157")
+    at = dict.fromkeys((Instant.LOAD, Instant.PREFILL, Instant.DECODE), Bytes.exact(size))
+    return [Item(Component.BUFFERS, "per_layer_embeddings", at, source)] if part.towers and size else []
+
+
+LAYER_BUFFER_SINCE = (0, 10)
+"""v0.10.1 model_executor/models/gemma3n_mm.py; v0.10.0 has the text model alone."""
 
 
 def deepstack_items(part: ModelSpec, plan: Plan) -> list[Item]:

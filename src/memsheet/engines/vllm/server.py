@@ -19,11 +19,11 @@ from memsheet.engines.vllm.capacity import (
 from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
-from memsheet.engines.vllm.loaded import WAYS
+from memsheet.engines.vllm.loaded import WAYS, as_built
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
-from memsheet.engines.vllm.pictures import deepstack_items
+from memsheet.engines.vllm.pictures import deepstack_items, layer_embedding_items
 from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak, unpacked_tokens
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
@@ -87,7 +87,8 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
         part = stage_model(spec, plan, stage)
         vendor = cluster.device.vendor if cluster else None
         check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
-        held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED, WAYS)
+        built = as_built(part, release_of(plan.engine_version))
+        held = loaded_items(built, plan, loaded_tensors(built, plan), LOADED, WAYS)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_for(release_of(plan.engine_version), plan)
@@ -111,10 +112,12 @@ def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage
 def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
     vendor = cluster.device.vendor if cluster else None
     check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
-    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, WAYS)
+    built = as_built(part, release)
+    loaded = loaded_items(built, plan, loaded_tensors(built, plan), EVERY, WAYS)
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
-    loaded += [*deepstack_items(part, plan), *lora_items(part, plan, release, EVERY)]
+    loaded += [*deepstack_items(part, plan), *layer_embedding_items(part, plan, release)]
+    loaded += [*lora_items(part, plan, release, EVERY)]
     states = _sampler_states(part, plan, release)
     assert plan.serving.max_batched_tokens is not None
     assert plan.serving.max_sequences is not None

@@ -11,7 +11,7 @@ from memsheet.formulas.serving.recorded_serving import uncut_ranges, unread_tabl
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
-from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec, Role, Run
+from memsheet.plan.model import Attention, Block, LatentAttention, Mixer, ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Evidence, FromCode, Instant, Item
@@ -50,7 +50,46 @@ def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
     """Every parameter of a stage as a rank holds it: latent projections whole, heads and experts cut, the
     vocabulary padded.
     """
-    return tuple(held_tensors(_with_value_matrices(part), replace(plan, vocab_multiple=VOCABULARY)))
+    built = _with_wide_scales(_with_value_matrices(part))
+    return tuple(held_tensors(built, replace(plan, vocab_multiple=VOCABULARY)))
+
+
+WIDE_SCALES = {"gemma3n_text": "correct_output_scale"}
+"""Parameters that servers make in fp32 whatever the model's dtype, by a layer's kind."""
+
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at=(
+        "v0.33.0 model_executor/models/gemma3n.py:122 correct_output_scale; SGLang v0.5.23 "
+        "models/gemma3n_causal.py:183 the same"
+    ),
+)
+def _with_wide_scales(part: ModelSpec) -> ModelSpec:
+    """The model with what servers keep in fp32."""
+    if not any(block.kind in WIDE_SCALES for block in part.blocks()):
+        return part
+
+    def block_of(block: Block) -> Block:
+        name = WIDE_SCALES.get(block.kind)
+        wide = (
+            replace(weight, dtype="fp32") if name and weight.path.endswith(name) else weight
+            for weight in block.extras
+        )
+        return replace(block, extras=tuple(wide))
+
+    return with_blocks(part, block_of)
+
+
+def with_blocks(part: ModelSpec, change: Callable[[Block], Block]) -> ModelSpec:
+    """The model with every block changed."""
+    stacks = (
+        replace(
+            stack, runs=tuple(replace(run, pattern=tuple(map(change, run.pattern))) for run in stack.runs)
+        )
+        for stack in part.stacks
+    )
+    return replace(part, stacks=tuple(stacks))
 
 
 @formula(
@@ -72,12 +111,43 @@ def _with_value_matrices(part: ModelSpec) -> ModelSpec:
         values = (replace(weight, path=weight.path.replace(".k_proj.", ".v_proj.")) for weight in keys)
         return replace(mixer, weights=(*mixer.weights, *values))
 
-    def run_of(run: Run) -> Run:
-        pattern = (replace(block, mixers=tuple(map(doubled, block.mixers))) for block in run.pattern)
-        return replace(run, pattern=tuple(pattern))
+    return with_blocks(part, lambda block: replace(block, mixers=tuple(map(doubled, block.mixers))))
 
-    stacks = (replace(stack, runs=tuple(map(run_of, stack.runs))) for stack in part.stacks)
-    return replace(part, stacks=tuple(stacks))
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at=(
+        "v0.20.2 model_executor/models/gemma4.py: one joined projection in every layer, whether it has keys "
+        "of its own or reads an earlier layer's; SGLang v0.5.23 models/gemma4_causal.py:358 the same"
+    ),
+)
+def with_own_projections(part: ModelSpec) -> ModelSpec:
+    """The model with matrices for keys and values in layers that read an earlier layer's, too."""
+
+    def built(mixer: Mixer) -> Mixer:
+        if not isinstance(mixer, Attention) or not mixer.shares_kv:
+            return mixer
+        own = [
+            _key_or_value(weight, mixer, name)
+            for weight in mixer.weights
+            if ".q_proj." in weight.path
+            for name in ("k_proj", "v_proj")
+        ]
+        norm = mixer.qk_norm
+        if norm is not None:
+            keys = (replace(weight, path=weight.path.replace("q_norm", "k_norm")) for weight in norm.weights)
+            norm = replace(norm, weights=(*norm.weights, *keys))
+        return replace(mixer, qk_norm=norm, weights=(*mixer.weights, *own))
+
+    if not any(isinstance(mixer, Attention) and mixer.shares_kv for mixer in part.mixers()):
+        return part
+    return with_blocks(part, lambda block: replace(block, mixers=tuple(map(built, block.mixers))))
+
+
+def _key_or_value(query: Weight, mixer: Attention, name: str) -> Weight:
+    """The projection to keys or values as wide as the layer's own heads."""
+    shape = (mixer.kv_heads * mixer.head_dim, *query.shape[1:])
+    return replace(query, path=query.path.replace("q_proj", name), shape=shape, units=mixer.kv_heads)
 
 
 def loaded_items(

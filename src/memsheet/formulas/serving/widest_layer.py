@@ -28,6 +28,8 @@ from memsheet.sheet import Bytes
 
 MERGED_PATCHES = 4
 """Patches that one image token stands for where a tower merges two by two and has no table of positions."""
+CONVOLVED = 3
+"""Tensors at once that convolutions make: what one makes, what its norm makes of that, the activation's."""
 CHUNK_TOKENS = 32768
 """Tokens that experts are given at once (``READ_IN``)."""
 
@@ -46,9 +48,29 @@ def layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     nothing = Bytes.exact(0)
     read = reduce(Bytes.max, sizes, nothing)
     widest = Bytes(read.low, read.value, reduce(maximum, unread_highs(part, plan, tokens), read.high))
+    widest = _with_layer_embeddings(widest, part, plan, tokens)
     if not part.towers:
         return widest
     return Bytes(widest.low, widest.value, maximum(widest.high, pictures_bytes(part, plan, tokens)))
+
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at=(
+        "v0.33.0 model_executor/models/gemma3n.py:689 get_per_layer_inputs: a projection, its norm and their "
+        "sum with what the table holds, which stays until the last layer; SGLang v0.5.23 "
+        "models/gemma3n_causal.py the same"
+    ),
+)
+def layer_vector_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Count:
+    """Bytes of a batch's vectors for all layers, where a table beside the words' holds them."""
+    return plan.precision.compute.nbytes(tokens * part.embeddings.layer_elements)
+
+
+def _with_layer_embeddings(widest: Bytes, part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
+    """The widest layer with a token's vectors for all layers beside it, or the making of those."""
+    row = layer_vector_bytes(part, plan, tokens)
+    return Bytes.max(widest + Bytes.exact(row), Bytes(2 * row, 3 * row, 4 * row))
 
 
 @formula(
@@ -76,7 +98,11 @@ def pictures_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Count:
         blocks = dict.fromkeys(block for run in tower.stack.runs for block in run.pattern)
         widths = [3 * b.hidden + _feed_forward_width(b.feed_forward, alone) for b in blocks if b.feed_forward]
         mask = 0 if fixed else dtype.nbytes(patches * patches)
-        most = maximum(most, dtype.nbytes(2 * patches * reduce(maximum, widths, 0)) + mask)
+        shown = ceil_div(tokens, fixed) if fixed else 1
+        convolved = dtype.nbytes(CONVOLVED * shown * tower.widest)
+        most = maximum(
+            most, maximum(convolved, dtype.nbytes(2 * patches * reduce(maximum, widths, 0)) + mask)
+        )
     return most
 
 
@@ -94,18 +120,23 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
             received_bytes(block, plan, tokens) if routed and plan.options.dispatch == SENT else gathered
         )
         above.append(dtype.nbytes(at_once * _feed_forward_width(block.feed_forward, plan)) + gathered)
+    if block.streams > 1:
+        above.append(dtype.nbytes(tokens * block.streams * hidden))
     return [beside_residual(size, block, plan, tokens) for size in above]
 
 
 @formula(
     cites=PAGED_SERVER_CODE,
-    at="v0.11.0 models/llama.py LlamaDecoderLayer.forward: hidden states and the residual go on together",
+    at=(
+        "v0.11.0 models/llama.py LlamaDecoderLayer.forward: hidden states and the residual go on together; "
+        "v0.33.0 models/gemma3n.py:124 Gemma3nAltUp: all streams as they were, as predicted, and corrected"
+    ),
 )
 def beside_residual(size: Count, block: Block, plan: Plan, tokens: Count) -> Bytes:
     """What a part of a layer takes, with its input and the residual: compiled code may free the input early
     (low) or keep one more (high).
     """
-    row = plan.precision.compute.nbytes(tokens * block.hidden)
+    row = plan.precision.compute.nbytes(tokens * block.streams * block.hidden)
     return Bytes(size + row, size + 2 * row, size + 3 * row)
 
 

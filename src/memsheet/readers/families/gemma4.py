@@ -20,7 +20,6 @@ from memsheet.plan.model import (
     FeedForward,
     ModelSpec,
     Moe,
-    Norm,
     NormKind,
     Role,
     Tower,
@@ -119,7 +118,7 @@ def _text_spec(config: Fields, kind: str) -> ModelSpec:
         softcap=softcap or None,
         positions=config.count("max_position_embeddings", default=262144 if unified else 131072),
     )
-    return _with_layer_embeddings(config, spec, len(layers), beside) if beside else spec
+    return with_layer_embeddings(config, spec, len(layers), beside) if beside else spec
 
 
 def _layer_forms(config: Fields, layers: int) -> list[_Layer]:
@@ -203,20 +202,27 @@ def _layer_attention(config: Fields, hidden: int, layer: _Layer) -> Attention:
         out_bias=bias,
         window=None if layer.full else window // 2 + 1 if everywhere else window,
         causal=not everywhere,
-        qk_norm=_queries_norm(norms) if layer.shares else norms,
+        qk_norm=norms,
     )
-    absent = (".k_proj.", ".v_proj.") if layer.shares else (".v_proj.",) if same else ()
+    if layer.shares:
+        return without_own_keys(mixer)
+    absent = (".v_proj.",) if same else ()
     return replace(
         mixer,
-        shares_kv=layer.shares,
-        value_is_key=same and not layer.shares,
+        value_is_key=same,
         weights=tuple(w for w in mixer.weights if not any(name in w.path for name in absent)),
     )
 
 
-def _queries_norm(both: Norm) -> Norm:
-    """The norm of queries alone."""
-    return replace(both, weights=both.weights[:1])
+def without_own_keys(mixer: Attention) -> Attention:
+    """Attention that reads an earlier layer's keys and values: queries, their norm and the output alone."""
+    norm = mixer.qk_norm
+    return replace(
+        mixer,
+        shares_kv=True,
+        qk_norm=replace(norm, weights=norm.weights[:1]) if norm else None,
+        weights=tuple(w for w in mixer.weights if ".k_proj." not in w.path and ".v_proj." not in w.path),
+    )
 
 
 def _dense_mlp(config: Fields, hidden: int, layer: _Layer) -> Dense:
@@ -244,7 +250,7 @@ def _experts_beside(config: Fields, hidden: int, dense: Dense) -> FeedForward:
     )
 
 
-def _with_layer_embeddings(config: Fields, spec: ModelSpec, layers: int, beside: int) -> ModelSpec:
+def with_layer_embeddings(config: Fields, spec: ModelSpec, layers: int, beside: int) -> ModelSpec:
     """The model with a table that holds a vector of every word for every layer, and what projects the words'
     own embedding to as many.
     """
@@ -252,5 +258,7 @@ def _with_layer_embeddings(config: Fields, spec: ModelSpec, layers: int, beside:
     table = embedding_table("model.embed_tokens_per_layer", words, layers * beside, vocabulary=True)
     projection = linear_weights("model.per_layer_model_projection", layers * beside, spec.hidden, cut="out")
     norm = rms_norm("model.per_layer_projection_norm", beside, WIDE)
-    embeddings = replace(spec.embeddings, weights=(*spec.embeddings.weights, table))
+    embeddings = replace(
+        spec.embeddings, weights=(*spec.embeddings.weights, table), layer_elements=layers * beside
+    )
     return replace(spec, embeddings=embeddings, extras=(*spec.extras, *projection, *norm.weights))

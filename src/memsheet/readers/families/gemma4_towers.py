@@ -93,8 +93,8 @@ def _vision_tower(config: Fields, hidden: int) -> Tower:
         kind="gemma4_vision",
         hidden=own,
         arrangement=Arrangement.SANDWICH,
-        mixers=(replace(mixer, weights=_uncut(mixer.weights)),),
-        feed_forward=replace(mlp, weights=_uncut(mlp.weights)),
+        mixers=(replace(mixer, weights=uncut(mixer.weights)),),
+        feed_forward=replace(mlp, weights=uncut(mlp.weights)),
         norms=tuple(rms_norm(f"{name}_layernorm", own, WIDE) for name in around),
         extras=_linear_bounds((*mixer.weights, *mlp.weights)) if clipped else (),
     )
@@ -198,20 +198,20 @@ def _audio_block(config: Fields, own: int) -> Block:
             replace(
                 mixer,
                 weights=(
-                    *_uncut(mixer.weights),
+                    *uncut(mixer.weights),
                     *linear_weights("self_attn.relative_k_proj", heads * head_dim, own),
                     Weight(path="self_attn.per_dim_scale", shape=(head_dim,), role=Role.OTHER),
                 ),
             ),
         ),
-        feed_forward=replace(first, weights=_uncut(first.weights)),
+        feed_forward=replace(first, weights=uncut(first.weights)),
         norms=(
             *around,
             *(rms_norm(f"lconv1d.{name}", own, WIDE) for name in ("pre_layer_norm", "conv_norm")),
             *(rms_norm(name, own, WIDE) for name in ("norm_pre_attn", "norm_post_attn", "norm_out")),
         ),
         extras=(
-            *_uncut(last.weights),
+            *uncut(last.weights),
             *light,
             Weight(path="lconv1d.depthwise_conv1d.weight", shape=(own, 1, kernel), role=Role.OTHER),
             *(_linear_bounds((*mixer.weights, *first.weights, *last.weights, *light)) if clipped else ()),
@@ -219,7 +219,7 @@ def _audio_block(config: Fields, own: int) -> Block:
     )
 
 
-def _uncut(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+def uncut(weights: Iterable[Weight]) -> tuple[Weight, ...]:
     """The same tensors, whole on every rank."""
     return tuple(replace(weight, cut=None, units=0) for weight in weights)
 

@@ -67,7 +67,7 @@ def test_pools_have_a_page_to_spare() -> None:
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.tag)
 @pytest.mark.parametrize("gpus", ["1xL4", "1xH100-80GB", "4xH100-80GB", "8xH200"])
 def test_weights_and_pool_fill_the_fraction_of_what_was_free(release: Any, gpus: str) -> None:
-    answer = served("qwen3-4b", gpus, engine_version=release.tag)
+    answer = served("qwen2.5-3b", gpus, engine_version=release.tag)
     serving = answer.serving or {}
     budget, (sheet, *_) = serving["budget"], answer.sheets
     static = budget["weights"].value + sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value
