@@ -47,7 +47,10 @@ def version_of(version: str | None) -> Release:
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else NEWEST
 
 
-HEADS = frozenset({"deepseek_v3", "glm4_moe", "qwen3_next", "hy_v3", "qwen3_5_text", "qwen3_5_moe_text"})
+HEADS = frozenset({
+    "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "qwen3_next", "hy_v3", "qwen3_5_text",
+    "qwen3_5_moe_text",
+})  # fmt: skip
 """Families whose own layers for further tokens are written down: two norms, a matrix of (hidden, 2 hidden),
 one layer like the last, a norm (``READ_IN``; SGLang v0.5.23 models/deepseek_nextn.py:59, qwen3_5_mtp.py).
 """

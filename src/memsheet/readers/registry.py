@@ -24,6 +24,7 @@ _MODULES = {
     "qwen3_omni": "qwen3_omni_moe qwen3_omni_moe_thinker",
     "qwen2_5_omni": "qwen2_5_omni qwen2_5_omni_thinker",
     "delta_latent": "kimi_linear bailing_hybrid",
+    "bailing": "bailing_moe bailing_moe_v2",
     "lightning": "minimax",
     "minimax_m3": "minimax_m3_vl_text",
     "longcat": "longcat_flash",

@@ -24,7 +24,10 @@ from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 
 _SPEAKS = Unserved((0, 0, 0), "loads with what speaks, of which the thinker alone is read", "--engine vllm")
+_NOWHERE = Unserved((0, 0, 0), "no release of the library has code for")
 UNSERVED = {
+    "bailing_moe": _NOWHERE,
+    "bailing_moe_v2": _NOWHERE,
     "longcat_flash": Unserved((0, 0, 0), "has gates for identity experts that are not counted"),
     "qwen3_omni_moe": _SPEAKS,
     "qwen2_5_omni": _SPEAKS,

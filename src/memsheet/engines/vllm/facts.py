@@ -135,7 +135,7 @@ def stage_layer_counts(layers: int, count: int, _: str | None) -> tuple[int, ...
     return tuple(found) if even else None
 
 
-OWN_OUTPUT = frozenset({"deepseek_v3", "glm4_moe"})
+OWN_OUTPUT = frozenset({"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite"})
 OUTPUT_SHARED_SINCE = (0, 16)
 """Families whose layers for further tokens each have an output, which takes the model's since then (v0.16.0
 v1/spec_decode/eagle.py _maybe_share_lm_head; v0.11.0 models/deepseek_mtp.py:67 and

@@ -11,6 +11,7 @@ READ_IN: dict[str, tuple[str, ...]] = {
     "plan.hardware.FP8_UNITS": ("v0.33.0 vllm/v1/attention/backends/triton_attn.py:515",),
     "plan.speculative.HEADS": (
         f"v0.33.0 {_MODELS}/deepseek_mtp.py:70, glm4_moe_mtp.py, qwen3_next_mtp.py:46, qwen3_5_mtp.py:65",
+        f"v0.33.0 {_MODELS}/glm4_moe_lite_mtp.py:88, deepseek_v2.py:1168 (an indexer in every one of them)",
         f"v0.33.0 {_MODELS}/hy_v3_mtp.py:93",
     ),
     "trace.recordings.hand_over.TOP": ("v0.33.0 vllm/transformers_utils/config.py CONFIG_FIELD_ALIASES",),
@@ -30,6 +31,7 @@ READ_IN: dict[str, tuple[str, ...]] = {
     "readers.modelopt.ALGORITHMS": (f"v0.33.0 {_LAYERS}/quantization/modelopt.py:141-156",),
     "readers.quantization._fbgemm_fp8_scheme": (f"v0.33.0 {_LAYERS}/quantization/fbgemm_fp8.py",),
     "readers.stored_cache.ALGORITHMS": ("v0.33.0 vllm/utils/torch_utils.py:78",),
+    "readers.families.bailing": (f"v0.33.0 {_MODELS}/bailing_moe.py:74-360",),
     "readers.families.gemma4_towers": (f"v0.33.0 {_MODELS}/gemma4_mm.py:7 AutoModel.from_config",),
     "readers.hf_config.AHEAD": (f"v0.33.0 {_MODELS}/qwen3_next_mtp.py:61",),
     "readers.families.latent._RUN_AS": (f"v0.33.0 {_MODELS}/kimi_k25.py",),

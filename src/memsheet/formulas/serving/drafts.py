@@ -14,7 +14,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.defaults import QUANTIZED
 from memsheet.plan.dtypes import INT64, dtype_named
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
+from memsheet.plan.model import Block, Embeddings, LatentAttention, ModelSpec, Role, Run, Stack, Weight
 from memsheet.plan.plan import Plan, Quantization, SpeculativeMethod
 from memsheet.references import PAGED_SERVER_CODE, SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Instant, Item, sum_byte_ranges
@@ -52,13 +52,15 @@ def draft_of(part: ModelSpec, plan: Plan) -> Draft | None:
     cites=PAGED_SERVER_CODE,
     at=(
         "v0.33.0 models/deepseek_mtp.py:70, qwen3_next_mtp.py:69: for each further token two norms, a "
-        "matrix of both inputs, a layer like the last, a norm"
+        "matrix of both inputs, a layer like the last, a norm; models/deepseek_v2.py:1168: with an "
+        "indexer of its own where any layer has one"
     ),
 )
 def mtp_heads(part: ModelSpec) -> ModelSpec:
     """The checkpoint's own layers for further tokens, with the embedding and the output that they share."""
     stack = part.stacks[-1]
-    block = stack.runs[-1].pattern[-1]
+    blocks = [block for run in stack.runs for block in run.pattern]
+    block = next((one for one in reversed(blocks) if _has_indexer(one)), blocks[-1])
     extras = [
         weight
         for number in range(part.ahead)
@@ -66,6 +68,10 @@ def mtp_heads(part: ModelSpec) -> ModelSpec:
     ]
     own = Stack(path="mtp.layers", hidden=stack.hidden, runs=(Run(pattern=(block,), count=part.ahead),))
     return replace(part, stacks=(own,), towers=(), extras=tuple(extras), ahead=0, draft=None)
+
+
+def _has_indexer(block: Block) -> bool:
+    return any(isinstance(mixer, LatentAttention) and mixer.index_dim for mixer in block.mixers)
 
 
 def _mtp_projection_weights(path: str, hidden: int) -> tuple[Weight, ...]:

@@ -193,6 +193,29 @@ def test_a_multi_token_layer_by_hand() -> None:
     assert answer.plan.speculative.tokens == 1
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize(("model", "indexes", "per_token"), [
+    ("deepseek-v3.2", True, 576 * 2 + 128 + 4),
+    ("glm-5.2", True, 576 * 2 + 128 + 4),
+    ("glm-4.7-flash", False, 576 * 2),
+])  # fmt: skip
+def test_a_multi_token_layer_has_an_indexer_where_any_layer_has(engine, model, indexes, per_token) -> None:
+    """vLLM v0.33.0 models/deepseek_v2.py:1168 ``is_mtp_layer``, SGLang v0.5.23 models/deepseek_v2.py:2117
+    ``is_nextn``; the last layer of GLM-5.2 takes what an earlier one picked, and its layer for further tokens
+    does not.
+    """
+    asked = {"max_model_len": 8192, "memory_fraction": 0.9, "kv_dtype": "bf16"}
+    gpus = "16xH200" if model != "glm-4.7-flash" else "4xH200"
+    drafted = served(engine, model, gpus, speculative="mtp", **asked)
+    alone = served(engine, model, gpus, **asked)
+    indexed = {
+        item.path for item in drafted.sheets[0].items if "draft.mtp" in item.path and ".indexer." in item.path
+    }
+    assert bool(indexed) is indexes
+    more = drafted.serving["kv_bytes_per_token"] - alone.serving["kv_bytes_per_token"]
+    assert more == per_token
+
+
 @pytest.mark.parametrize(("version", "own"), [("0.11.0", True), ("0.33.0", False)])
 def test_older_releases_give_a_multi_token_layer_an_output_of_its_own(version: str, *, own: bool) -> None:
     paths = {
