@@ -27,6 +27,7 @@ _MODULES = {
     "bailing": "bailing_moe bailing_moe_v2",
     "lightning": "minimax",
     "minimax_m3": "minimax_m3_vl_text",
+    "minimax_m3_vl": "minimax_m3_vl",
     "longcat": "longcat_flash",
     "window_routed": "mimo_v2_flash mimo_v2 step3p5",
     "zamba": "zamba2",

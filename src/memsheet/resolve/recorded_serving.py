@@ -11,11 +11,6 @@ from memsheet.plan.plan import Plan
 from memsheet.plan.serving_facts import LibraryCode
 from memsheet.plan.speculative import version_of
 
-KEEPS_MORE = {"minimax_m3_vl": "an indexer's cache"}
-"""Families of which servers' own code keeps more than the library's does, which a record does not hold
-(``READ_IN``).
-"""
-
 
 def check_recorded_serving(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec) -> None:
     """A model that nobody has written down generates as the library runs its code, on one device, or as a
@@ -83,8 +78,6 @@ def unserved_reason(engine: Engine, model: ModelSpec) -> str:
     if code is None or handing is None:
         return f"serves {kind} by code of its own, or not at all, and that is not written down here"
     own = handing.architecture in code.own
-    if own and kind in KEEPS_MORE:
-        return f"keeps {KEEPS_MORE[kind]} of {kind} beside keys and values, which the record does not hold"
     if not own and not (handing.declares or (handing.dispatches and not code.asks_declared)):
         return (
             f"has no code for {kind}, and transformers' does not let a server run its attention "

@@ -101,13 +101,3 @@ def test_what_no_plan_cuts_is_a_range_on_several_ranks_alone(unread, engine):
     share = unread(engine, 4).sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD)
     assert whole.low == whole.value == whole.high
     assert whole.value / 4 <= share.low <= share.value <= share.high <= whole.value
-
-
-def test_what_a_servers_own_code_keeps_besides_is_not_left_out():
-    """An indexer's keys, of which the library keeps none."""
-    text = {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "vocab_size": 500, "num_local_experts": 4, "num_experts_per_tok": 2,
-    }  # fmt: skip
-    with pytest.raises(InputError, match="keeps an indexer's cache of minimax_m3_vl"):
-        served({"model_type": "minimax_m3_vl", "text_config": text}, "vllm", 1)

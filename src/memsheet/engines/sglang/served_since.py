@@ -23,7 +23,7 @@ _FIRST = {
     (0, 5, 10): "lfm2_vl",
     (0, 5, 11): "gemma4 gemma4_text hy_v3",
     (0, 5, 13): "gemma4_unified gemma4_unified_text",
-    (0, 5, 16): "minimax_m3_vl_text",
+    (0, 5, 16): "minimax_m3_vl minimax_m3_vl_text",
     (0, 5, 19): "bailing_hybrid granitemoeshared",
     (0, 5, 20): "falcon_mamba mamba mamba2",
     (0, 5, 22): "exaone_moe",

@@ -29,7 +29,7 @@ _FIRST = {
     (0, 19, 0): "gemma4 gemma4_text",
     (0, 20, 0): "exaone4_5 hy_v3",
     (0, 23, 0): "gemma4_unified gemma4_unified_text",
-    (0, 24, 0): "minimax_m3_vl_text",
+    (0, 24, 0): "minimax_m3_vl minimax_m3_vl_text",
     (0, 28, 0): "bailing_hybrid",
 }
 # fmt: on

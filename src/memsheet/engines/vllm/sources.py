@@ -15,9 +15,7 @@ READ_IN: dict[str, tuple[str, ...]] = {
         f"v0.33.0 {_MODELS}/hy_v3_mtp.py:93",
     ),
     "trace.recordings.hand_over.TOP": ("v0.33.0 vllm/transformers_utils/config.py CONFIG_FIELD_ALIASES",),
-    "resolve.recorded_serving.KEEPS_MORE": (
-        "545393a vllm/models/minimax_m3/common/indexer.py:119-157: one vector a token and sparse layer",
-    ),
+    "readers.families.minimax_m3_vl": ("v0.33.0 vllm/models/minimax_m3/common/vision_tower.py:77-600",),
     "resolve.precision._served_in_place": (
         "v0.11.0 vllm/platforms/cuda.py current_platform.supported_dtypes: bf16, fp16, fp32",
     ),

@@ -31,9 +31,9 @@ def read(config: Fields) -> ModelSpec:
     layers = config.layers()
     first = config.count("first_k_dense_replace", default=0, low=0)
     bias, activation = config.flag("use_bias", default=False), config.text("hidden_act", default="silu")
-    mixer = _attention(config, hidden, bias=bias)
+    mixer = _joined_attention(config, hidden, bias=bias)
     dense = gated_mlp("mlp", hidden, config.count("intermediate_size"), activation, bias=bias)
-    experts = _experts(config, hidden, activation, bias=bias)
+    experts = _ling_experts(config, hidden, activation, bias=bias)
     norms = (rms_norm("input_layernorm", hidden), rms_norm("post_attention_layernorm", hidden))
 
     def make(routed: bool) -> Block:  # noqa: FBT001 - a layer's kind
@@ -67,7 +67,7 @@ def _generation(config: Fields) -> str:
     return SECOND if second else FIRST
 
 
-def _attention(config: Fields, hidden: int, *, bias: bool) -> Attention:
+def _joined_attention(config: Fields, hidden: int, *, bias: bool) -> Attention:
     heads = config.count("num_attention_heads")
     head_dim = config.count("head_dim", default=max(hidden // heads, 1))
     norms = norm_pair("attention", ("query_layernorm", "key_layernorm"), (head_dim, head_dim))
@@ -85,7 +85,7 @@ def _attention(config: Fields, hidden: int, *, bias: bool) -> Attention:
     )
 
 
-def _experts(config: Fields, hidden: int, activation: str, *, bias: bool) -> Moe:
+def _ling_experts(config: Fields, hidden: int, activation: str, *, bias: bool) -> Moe:
     count, width = config.count("num_experts"), config.count("moe_intermediate_size")
     shared = config.count("num_shared_experts", default=0, low=0)
     own = config.count("moe_shared_expert_intermediate_size", default=width)
