@@ -45,9 +45,26 @@ def scaled_dot_product_attention(
         attn_mask = _additive_mask(attn_mask, query.dtype)
     if query.size(1) == key.size(1) and query.size(-1) % (8 if query.dtype in HALF else 4) == 0:
         return _efficient_attention_output(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    return plain_attention_output(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def plain_attention_output(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """Plain operations, of operands that autocast's wrapper has cast; it is left meanwhile (aten
+    autocast_mode.h, WrapFunction_ with CastPolicy lower_precision_fp: an ExcludeDispatchKeyGuard).
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        result: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
     return result
 
 

@@ -255,10 +255,9 @@ def math_attention(
     again.
     """
     inside = not at.rotary_dim or own.rest is PartialRotary.NONE  # heads lie inside positions
-    low = _autocast_qkv(r, q, k, v, at.path)
+    low = _autocast_qkv(r, q, k, v, at.path)  # the wrapper has them until the call returns
     dtype = low[0].dtype
     q, k, v = (r.cast(t, FP32, f"{at.path}/{name}_fp32") for t, name in zip(low, "qkv", strict=True))
-    del low
     with r.without_autocast():  # which has cast the one call's operands
         out = (_multi_query_eager if own.joint is FusedQkvLayout.PICKED else _in_plain_operations)(
             r, q, k, v, at, how, several=how.several and inside

@@ -67,16 +67,14 @@ def block_numerics(block: Block, plan: Plan, shape: PassShape, how: RunConfig) -
         return replace(how, attention=kernel, mask=needs_mask(at, plan, shape, block.kind))
     if plan.before_ampere and compute is BF16:  # sdp_utils.cpp, less_than_sm80_mem_efficient_dtypes
         return replace(how, attention=AttentionKernel.MATH, mask=needs_mask(at, plan, shape, block.kind))
+    masked = needs_mask(at, plan, shape, block.kind)
+    unrepeated = has_grouped_kv_heads(at, block.kind) and (
+        not masked or family_traits(block.kind).always_masked
+    )
     if compute is FP32 or plan.before_ampere:  # check_flash_attention_hardware_support
-        return replace(
-            how,
-            attention=AttentionKernel.MATH
-            if has_grouped_kv_heads(at, block.kind) and not needs_mask(at, plan, shape, block.kind)
-            else AttentionKernel.EFFICIENT,
-            mask=needs_mask(at, plan, shape, block.kind),
-        )
-    if needs_mask(at, plan, shape, block.kind):
-        unrepeated = has_grouped_kv_heads(at, block.kind) and family_traits(block.kind).always_masked
+        kernel = AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT
+        return replace(how, attention=kernel, mask=masked)
+    if masked:
         return replace(
             how, attention=AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT, mask=True
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from memsheet.arith import agreed
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.transformers.blocks import unmodelled_block_reason
-from memsheet.formulas.model_code.transformers.chosen_kernels import has_grouped_kv_heads
 from memsheet.formulas.model_code.transformers.cross_attention import is_t5
 from memsheet.formulas.model_code.transformers.encoders import unmodelled_head
 from memsheet.formulas.model_code.transformers.ends import HEADS
@@ -272,19 +271,6 @@ def _unmodelled_kind_reason(block: Block, plan: Plan) -> str | None:
         return (
             "their branches follow one another, which was not compared with the real code; `memsheet "
             "trace` runs it"
-        )
-    broadcast = isinstance(at, Attention) and own.always_masked and has_grouped_kv_heads(at, block.kind)
-    if (
-        broadcast
-        and plan.attention is AttentionKind.SDPA
-        and engine_of(plan).autocast
-        and engine_of(plan).layers is None
-        and plan.precision.casts
-    ):
-        return (
-            "torch has no kernel for one head of keys under a mask, and its plain operations under "
-            "autocast were not compared; "
-            "`memsheet trace` runs them, and --attention eager is modelled"
         )
     if (
         isinstance(at, Attention)
