@@ -82,13 +82,15 @@ class RecordedRun:
 @dataclass(frozen=True, slots=True)
 class RecordedCache:
     """What a kind of layer keeps between tokens, in elements: of each token (the newest ``window`` of them
-    where there is one) in the cache's dtype, of each sequence in fp32 and as computed.
+    where there is one) in the cache's dtype, of each sequence in fp32 and as computed, and of each token that
+    an encoder read, as computed.
     """
 
     token_elements: int
     window: int | None = None
     state_elements: int = 0
     computed_elements: int = 0
+    memory_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -104,10 +106,13 @@ class RecordedGeneration:
     kept: tuple[int, ...]
 
 
+DECODER, ENCODER, ENCODER_DECODER = "decoder", "encoder", "encoder-decoder"
 FEWEST_RECORDED, MOST_RECORDED = 1024, 3584
 """Tokens of the shortest and longest sequences that a record is solved from."""
 GENERATES = "generates"
 """Of a way to run: a prompt is read and tokens are made, in place of a training step."""
+PROMPT = "prompt"
+"""Of a way to generate: tokens that an encoder read, where they are not as many as a decoder's."""
 BETWEEN = "between"
 """Of a way to run: of sequences of so many tokens or more, and of fewer than so many (None: any)."""
 RunKey = str
@@ -133,7 +138,8 @@ class Recording:
     ``projection``: the modules that look words up and that make logits. ``eager_only``: the library has no
     fused attention for it. ``given``: what its steps are given beside words, in words. ``runs``: None for a
     way to run that is no function of sequences and tokens, and is on record at single sizes. ``windows``:
-    lengths at which its code may act otherwise, which no function of size crosses.
+    lengths at which its code may act otherwise, which no function of size crosses. ``stacks``: decoder,
+    encoder (of which no tokens are made) or encoder-decoder.
 
     ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
     they were asked for; ``handing``: how a server would run the code, likewise.
@@ -153,6 +159,7 @@ class Recording:
     eager_only: bool = False
     given: str = ""
     windows: tuple[int, ...] = ()
+    stacks: str = DECODER
     runs: dict[RunKey, RecordedRun | RecordedGeneration | None] = field(default_factory=dict)
     make: Callable[[RunKey], RecordedRun | RecordedGeneration | None] | None = None
     caches: tuple[RecordedCache, ...] = ()
@@ -204,7 +211,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "layers": [[_parameter_row(one) for one in layer] for layer in recording.layers],
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
-        "given": recording.given, "windows": list(recording.windows),
+        "given": recording.given, "windows": list(recording.windows), "stacks": recording.stacks,
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
         "caches": cache_rows(recording.caches),
         "handing": recording.handing and handing_document(recording.handing),
@@ -244,6 +251,7 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             eager_only=bool(document["eager_only"]),
             given=str(document.get("given", "")),
             windows=tuple(map(_count, document["windows"])),
+            stacks=str(document.get("stacks", DECODER)),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
             caches=caches_from(document.get("caches", ())),
             handing=handing_from(document.get("handing"), len(document["layers"])),
@@ -371,7 +379,10 @@ def _count(value: Any) -> int:
 
 def cache_rows(caches: Iterable[RecordedCache]) -> list[list[int | None]]:
     """What layers keep, as JSON."""
-    return [[one.token_elements, one.window, one.state_elements, one.computed_elements] for one in caches]
+    return [
+        [one.token_elements, one.window, one.state_elements, one.computed_elements, one.memory_elements]
+        for one in caches
+    ]
 
 
 def caches_from(rows: Any) -> tuple[RecordedCache, ...]:
@@ -380,9 +391,9 @@ def caches_from(rows: Any) -> tuple[RecordedCache, ...]:
 
 
 def _cache_from(row: Any) -> RecordedCache:
-    tokens, window, states, computed = row
+    tokens, window, states, computed, *memory = row
     return RecordedCache(
-        _count(tokens), None if window is None else _count(window), _count(states), _count(computed)
+        _count(tokens), None if window is None else _count(window), *map(_count, (states, computed, *memory))
     )
 
 

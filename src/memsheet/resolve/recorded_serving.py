@@ -10,6 +10,7 @@ from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.plan.serving_facts import LibraryCode
 from memsheet.plan.speculative import version_of
+from memsheet.recording import DECODER
 
 
 def check_recorded_serving(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec) -> None:
@@ -83,7 +84,7 @@ def unserved_reason(engine: Engine, model: ModelSpec) -> str:
             f"has no code for {kind}, and transformers' does not let a server run its attention "
             f"({code.tag} refuses it)"
         )
-    if not handing.causal:
+    if not handing.causal or recording.stacks != DECODER:
         return f"serves decoders here, and {kind} attends both ways or reads an encoder: not modelled"
     if not own and code.asks_every_layer and None in handing.attention:
         return (

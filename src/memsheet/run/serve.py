@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from memsheet.errors import input_error
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
+from memsheet.run.dtypes import torch_dtype
+from memsheet.run.standard_inputs import with_standard_inputs
 
 BACKENDS = {"fp8": ("fp8", None), "int8": ("hqq", 8)}
 """The cache's format → (backend, bits) of transformers' QuantizedCache (cache_utils.py:2113): quanto has 2
@@ -54,10 +56,14 @@ def cache_kind(plan: Plan, asked: str | None) -> str:
 
 
 def build_cache(config: Any, plan: Plan, kind: str) -> Any:
-    """The library's own cache, empty. A static one holds ``max_model_len`` tokens."""
+    """The library's own cache, empty; an encoder-decoder's with another for what its encoder reads
+    (generation/utils.py:2327). A static one holds ``max_model_len`` tokens.
+    """
     import transformers
 
     text = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder and kind == "dynamic":
+        return transformers.EncoderDecoderCache(*(transformers.DynamicCache(config=text) for _ in range(2)))
     if kind == "static":
         return transformers.StaticCache(config=text, max_cache_len=int(plan.serving.max_model_len or 0))
     if kind == "dynamic":
@@ -108,21 +114,55 @@ def begin_generation(model: nn.Module, plan: Plan, cache: Any, device: str) -> G
     """
     config: Any = model.config
     _check_loop()
-    prompt = (
-        plan.serving.prompt_tokens if plan.serving.prompt_tokens is not None else plan.serving.max_model_len
-    )
-    shape = (int(plan.serving.max_sequences or 1), int(prompt or 0))
-    made = Generation(
-        model, plan, torch.randint(0, config.get_text_config().vocab_size, shape, device=device), cache
-    )
+    given = prompt_inputs(config, plan, device)
     takes = inspect.signature(model.forward).parameters
-    if "logits_to_keep" in takes:
-        made.arguments["logits_to_keep"] = 1
-    made.arguments["use_cache"] = True
+    last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    if config.is_encoder_decoder:
+        return _encoded_prompt(model, plan, cache, given, last)
+    ids = given.pop("input_ids")
+    made = Generation(model, plan, ids, cache, arguments={**given, **last, "use_cache": True})
     if "position_ids" in takes:
-        made.arguments["position_ids"] = _position_ids(shape, device)
+        made.arguments["position_ids"] = _position_ids((ids.shape[0], ids.shape[1]), device)
     made.prompt = (made.ids, *(value for value in made.arguments.values() if isinstance(value, Tensor)))
     return made
+
+
+def prompt_inputs(config: Any, plan: Plan, device: str) -> dict[str, Tensor]:
+    """What a model is given: prompts of ``prompt_tokens`` (of ``max_model_len`` where nobody says), the
+    standard picture where it cannot do without one, and the mask of an encoder's words, which ``generate``
+    drops for decoders alone (generation/utils.py:2897).
+    """
+    length = plan.serving.prompt_tokens
+    shape = (
+        int(plan.serving.max_sequences or 1),
+        int((plan.serving.max_model_len if length is None else length) or 0),
+    )
+    ids = torch.randint(0, config.get_text_config().vocab_size, shape, device=device)
+    dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
+    given = with_standard_inputs({"input_ids": ids, "labels": ids}, config, dtype)
+    del given["labels"]
+    if config.is_encoder_decoder and "input_ids" in given:
+        given["attention_mask"] = torch.ones(shape, dtype=torch.long, device=device)
+    return given
+
+
+def _encoded_prompt(
+    model: Any, plan: Plan, cache: Any, given: dict[str, Tensor], last: dict[str, int]
+) -> Generation:
+    """A prompt that the encoder has read, and the one token with which the decoder begins."""
+    name = model.main_input_name if model.main_input_name in given else next(iter(given))
+    read = given.pop(name)
+    arguments = model._maybe_prepare_encoder_kwargs_for_generation(
+        read, {**given, **last, "use_cache": True}, name, model.generation_config
+    )
+    ids = torch.zeros((len(read), 1), dtype=torch.long, device=read.device)
+    arguments.pop("input_ids", None)
+    return Generation(model, plan, ids, cache, prompt=(read,), arguments=arguments)
+
+
+def read_once(model: nn.Module, plan: Plan, device: str) -> Any:
+    """One forward of a model that generates nothing."""
+    return model(**prompt_inputs(model.config, plan, device), return_dict=True)
 
 
 def _check_loop() -> None:
@@ -164,12 +204,13 @@ def generate_next_token(generation: Generation, *, first: bool = False) -> None:
         **generation.arguments,
     )
     outputs = model(**inputs, return_dict=True)
+    grown = model._update_model_kwargs_for_generation(
+        outputs, dict(generation.arguments), is_encoder_decoder=model.config.is_encoder_decoder
+    )
+    generation.arguments = {name: grown[name] for name in generation.arguments}
     generation.logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
     token = torch.argmax(generation.logits, dim=-1)
     generation.ids = torch.cat([generation.ids, token[:, None]], dim=-1)
-    positions = generation.arguments.get("position_ids")
-    if positions is not None:
-        generation.arguments["position_ids"] = torch.cat([positions, positions[..., -1:] + 1], dim=-1)
 
 
 def for_decode(model: nn.Module) -> AbstractContextManager[Any]:
@@ -183,6 +224,12 @@ def for_decode(model: nn.Module) -> AbstractContextManager[Any]:
 def cache_layers(cache: Any) -> list[Any]:
     """The layers of a cache; of an encoder-decoder's, the decoder's own."""
     return list(getattr(cache, "self_attention_cache", cache).layers)
+
+
+def encoded_layers(cache: Any) -> list[Any]:
+    """The layers of a cache that hold what an encoder has read; none of a decoder's cache."""
+    read = getattr(cache, "cross_attention_cache", None)
+    return [] if read is None else list(read.layers)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

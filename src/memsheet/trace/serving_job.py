@@ -23,9 +23,11 @@ from memsheet.run.serve import (
     build_cache,
     cache_kind,
     cache_layers,
+    encoded_layers,
     for_decode,
     generate_next_token,
     jump_to_cached_tokens,
+    read_once,
     tensors_in,
 )
 from memsheet.run.step import autocast_region
@@ -34,6 +36,7 @@ from memsheet.timeline import Timeline, instant_peaks, live_storages
 from memsheet.trace.job import How, recorded_timeline, recording_context
 from memsheet.trace.modules import Modules, claim_parameters
 from memsheet.trace.recorder import Recorder, Row
+from memsheet.trace.values import with_values_if_asked
 
 DECODED = 2  # the first after the jump is not like those that follow it
 GROWING = {"keys": -2, "values": -2, "_quantized_keys": -2, "_quantized_values": -2, "indexer_keys": 1}
@@ -51,16 +54,18 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
     """
     _check_traceable_serving(plan)
     kind = cache_kind(plan, cache)
+    found: Timeline = with_values_if_asked(lambda how: _trace_cached(config, plan, how, kind), how)
+    return found
+
+
+def _trace_cached(config: Mapping[str, Any], plan: Plan, how: How, kind: str) -> Timeline:
     with recording_context(how) as recorder, torch.no_grad():
         settings = build_config(config, plan)
         modules = Modules(recorder)
         model = apply_served_adapters(apply_quantization(build_model(settings, plan, how.device), plan), plan)
-        if plan.serving.phase != "load" and not is_generating_decoder(model):
+        if settings.is_encoder_decoder and kind != "dynamic":
             raise input_error(
-                "model_type",
-                settings.model_type,
-                "is no decoder that generate takes",
-                'a plan with "phase": "load" traces its weights',
+                "cache", kind, "is no cache of an encoder-decoder's that is traced", "--cache dynamic"
             )
         modules.watch(model)
         claim_parameters(recorder, model)
@@ -68,7 +73,11 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
         slots = Slots(recorder)
         if plan.serving.phase != "load":
             with autocast_region(plan, how.device):
-                trace_generation(slots, model, plan, build_cache(settings, plan, kind), how.device)
+                if generates(model):
+                    trace_generation(slots, model, plan, build_cache(settings, plan, kind), how.device)
+                else:
+                    recorder.mark(Instant.PREFILL)
+                    read_once(model, plan, how.device)
         if recorder.end is None:
             recorder.stop()
     return slots.finished()
@@ -99,10 +108,10 @@ def _check_traceable_serving(plan: Plan) -> None:
         )
 
 
-def is_generating_decoder(model: nn.Module) -> bool:
+def generates(model: nn.Module) -> bool:
+    """Whether ``generate`` makes tokens of a model; encoders are read once and make none."""
     able: Any = getattr(model, "can_generate", None)
-    config: Any = model.config
-    return able is not None and able() and not config.is_encoder_decoder
+    return able is not None and bool(able())
 
 
 def trace_generation(slots: Slots, model: nn.Module, plan: Plan, cache: Any, device: str) -> None:
@@ -203,7 +212,8 @@ class Slots:
         self.recorder.claim(generation.ids, Component.INPUTS, "input_ids")
         for name, value in generation.arguments.items():
             self.recorder.claim(value, Component.INPUTS, name)
-        for number, layer in enumerate(cache_layers(generation.cache)):
+        layers = (*cache_layers(generation.cache), *encoded_layers(generation.cache))
+        for number, layer in enumerate(layers):
             for name, value in vars(layer).items():
                 for place, tensor in enumerate(tensors_in(value)):
                     self._claim((number, name, place), tensor)

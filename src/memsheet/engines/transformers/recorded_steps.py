@@ -9,6 +9,7 @@ from memsheet.formulas.recorded_lengths import side_words
 from memsheet.formulas.serving.recorded_generation import decode_peak, prefill_peak, recorded_generation
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.recording import ENCODER_DECODER
 from memsheet.references import TRANSFORMERS
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 
@@ -22,7 +23,10 @@ def recorded_working_items(spec: ModelSpec, plan: Plan) -> list[Item]:
     full: Count = 0 if plan.serving.max_model_len is None else plan.serving.max_model_len
     prompt = full if plan.serving.prompt_tokens is None else plan.serving.prompt_tokens
     sequences: Count = 1 if plan.serving.max_sequences is None else plan.serving.max_sequences
-    step, batch = _decode_bytes(spec, plan, sequences, full), _prefill_bytes(spec, plan, sequences, prompt)
+    step, batch = (
+        _decode_bytes(spec, plan, sequences, full, prompt),
+        _prefill_bytes(spec, plan, sequences, prompt),
+    )
     if plan.serving.prompt_tokens is not None:
         read = Bytes.exact(batch)
     else:
@@ -33,11 +37,11 @@ def recorded_working_items(spec: ModelSpec, plan: Plan) -> list[Item]:
 
 
 def recorded_step_bytes(spec: ModelSpec, plan: Plan, tokens: int) -> Count | None:
-    """What one sequence takes beside its cache while its last of ``tokens`` is made; None where that would
-    have to be run.
+    """What one sequence takes beside its cache while its last of ``tokens`` is made, of as long a prompt;
+    None where that would have to be run.
     """
     assert spec.recording is not None
-    return None if side_words(spec.recording, tokens) else _decode_bytes(spec, plan, 1, tokens)
+    return None if side_words(spec.recording, tokens) else _decode_bytes(spec, plan, 1, tokens, tokens)
 
 
 def _prefill_bytes(spec: ModelSpec, plan: Plan, sequences: Count, tokens: Count) -> Count:
@@ -46,9 +50,11 @@ def _prefill_bytes(spec: ModelSpec, plan: Plan, sequences: Count, tokens: Count)
     return prefill_peak(record, spec.recording.kinds, {"b": sequences, "s": tokens})
 
 
-def _decode_bytes(spec: ModelSpec, plan: Plan, sequences: Count, tokens: Count) -> Count:
+def _decode_bytes(spec: ModelSpec, plan: Plan, sequences: Count, tokens: Count, prompt: Count) -> Count:
     assert spec.recording is not None
-    record = recorded_generation(spec.recording, plan, _precision(plan), sequences, tokens)
+    alike = prompt is tokens or (isinstance(prompt, int) and isinstance(tokens, int) and prompt == tokens)
+    read = None if alike or spec.recording.stacks != ENCODER_DECODER else prompt
+    record = recorded_generation(spec.recording, plan, _precision(plan), sequences, tokens, read)
     return decode_peak(record, {"b": sequences, "s": tokens})
 
 

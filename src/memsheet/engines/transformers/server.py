@@ -32,6 +32,7 @@ from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.verified_families import TP_LATENT
+from memsheet.recording import ENCODER_DECODER
 from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 
@@ -137,7 +138,8 @@ def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
         "memory_tokens": _memory_tokens(spec, prompt),
         "states": plan.precision.compute,
     }
-    after = cache_bytes(spec, plan.cache.kv_dtype, prompt, sequences, whole=True, **common)
+    own = 1 if reads_encoded(spec) else prompt  # a decoder behind an encoder begins with one token
+    after = cache_bytes(spec, plan.cache.kv_dtype, own, sequences, whole=True, **common)
     late = cache_bytes(spec, plan.cache.kv_dtype, full, sequences, **common)
     known = (
         plan.serving.prompt_tokens is not None
@@ -160,9 +162,16 @@ def _prefill_cache_bytes(after: Count, late: Count, *, known: bool) -> Bytes:
     return Bytes.exact(after) if known else Bytes(minimum(after, late), after, after)
 
 
+def reads_encoded(spec: ModelSpec) -> bool:
+    """Whether prompts are an encoder's, and the decoder's own tokens are made one by one."""
+    recorded = spec.recording is not None and spec.recording.stacks == ENCODER_DECODER
+    roles = {stack.role for stack in spec.stacks}
+    return recorded or {"encoder", "decoder"} <= roles
+
+
 def _memory_tokens(spec: ModelSpec, prompt: Count) -> Count:
     """Length of the sequence that cross-attention reads: the encoder's input, or one image's tokens."""
-    if any(stack.role == "encoder" for stack in spec.stacks):
+    if any(stack.role == "encoder" for stack in spec.stacks) or reads_encoded(spec):
         return prompt
     return sum(tower.tokens_per_image or 0 for tower in spec.towers)
 

@@ -84,7 +84,7 @@ def state_elements(mixer: Mixer, tp: Count = 1, memory_tokens: Count = 0) -> Cou
         case StateSpace() | LinearAttention() | Recurrent():
             return mixer.conv_elements
         case RecordedMixer():
-            return mixer.cache.computed_elements
+            return mixer.cache.computed_elements + mixer.cache.memory_elements * memory_tokens
         case CrossAttention():
             return 2 * maximum(1, ceil_div(mixer.kv_heads, tp)) * mixer.head_dim * memory_tokens
         case _:

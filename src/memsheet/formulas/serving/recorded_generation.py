@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from memsheet.arith import Count, maximum
-from memsheet.errors import input_error
+from memsheet.errors import InputError, input_error
 from memsheet.formulas.recorded_lengths import side_words
 from memsheet.formulas.tapes.evaluate import terms_bytes
 from memsheet.plan.plan import Plan
 from memsheet.recording import (
     ALLOCATED,
     GENERATES,
+    PROMPT,
     RELEASED,
     RecordedGeneration,
     RecordedPass,
@@ -24,14 +26,21 @@ Axes = dict[str, Count]
 
 
 def recorded_generation(
-    recording: Recording, plan: Plan, precision: str | None, sequences: Count, tokens: Count
+    recording: Recording,
+    plan: Plan,
+    precision: str | None,
+    sequences: Count,
+    tokens: Count,
+    prompt: Count | None = None,
 ) -> RecordedGeneration:
-    """The record of prompts of so many ``tokens`` each, one of several. Raises InputError where it is one
-    size at a time and no single size is asked.
+    """The record of prompts of so many ``tokens`` each, one of several; ``prompt``: those that an encoder
+    read, where they are others. Raises InputError where it is one size at a time and no single size is asked.
     """
-    words = {GENERATES: True, "precision": precision, "attention": plan.attention.value}
+    words: dict[str, Any] = {GENERATES: True, "precision": precision, "attention": plan.attention.value}
     if plan.quantization is not None:
         words["quantize"] = plan.quantization.weights.name
+    if prompt is not None:
+        words[PROMPT] = _single_length(recording, prompt)
     sizes = (int(sequences), int(tokens)) if isinstance(sequences, int) and isinstance(tokens, int) else None
     several = sizes is None or sizes[0] > 1
     asked = {**words, **side_words(recording, tokens), **({"several": True} if several else {})}
@@ -40,11 +49,21 @@ def recorded_generation(
         at = {"sequences": sizes[0], "tokens": sizes[1]}
         found = recording.generation_of(json.dumps({**words, **at}, sort_keys=True))
     if found is None:
-        why = f"of {recording.model_type} is on record at one size at a time"
-        raise input_error(
-            "serving.max_model_len", None, why, "give --max-model-len and --sequences to `memsheet infer`"
-        )
+        raise _one_size_at_a_time(recording)
     return found
+
+
+def _single_length(recording: Recording, tokens: Count) -> int:
+    if not isinstance(tokens, int):
+        raise _one_size_at_a_time(recording)
+    return tokens
+
+
+def _one_size_at_a_time(recording: Recording) -> InputError:
+    why = f"of {recording.model_type} is on record at one size at a time"
+    return input_error(
+        "serving.max_model_len", None, why, "give --max-model-len and --sequences to `memsheet infer`"
+    )
 
 
 @formula(cites=TRANSFORMERS, at="the model's own code on record: its allocations, played", counts="int")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -15,24 +16,30 @@ from transformers import GenerationMixin
 from memsheet.plan.plan import Plan
 from memsheet.recording import ALLOCATED, RELEASED, RecordedCache
 from memsheet.run.adapters import apply_quantization
+from memsheet.run.model import layers_of
 from memsheet.run.serve import (
     Generation,
     begin_generation,
     build_cache,
     cache_layers,
+    encoded_layers,
     for_decode,
     generate_next_token,
     jump_to_cached_tokens,
+    read_once,
     tensors_in,
 )
 from memsheet.run.step import autocast_region
+from memsheet.sheet import Component
 from memsheet.trace.job import How, recording_context
 from memsheet.trace.modules import Modules, claim_parameters, fold_layer_indices
 from memsheet.trace.recorder import Recorder, Row
 from memsheet.trace.recordings.observe import NotRecordableError
 from memsheet.trace.recordings.parts import STANDS, Found, FoundPass
-from memsheet.trace.serving_job import GROWING, Slots, clear_prompt_cache, count_to, is_generating_decoder
+from memsheet.trace.serving_job import GROWING, Slots, clear_prompt_cache, count_to, generates
 
+GIVEN_WORDS = frozenset({"input_ids", "attention_mask", "position_ids", "mm_token_type_ids"})
+"""Inputs that are no part of a record: a few numbers a token. Pictures are."""
 LAST = 1  # the token before the last is made over the cache that follows a jump, and is not like the others
 
 
@@ -48,20 +55,26 @@ class FoundGeneration:
 
 
 def observe_generations(
-    build: Callable[[str], nn.Module], plan: Plan, how: How, sizes: Sequence[tuple[int, int]]
+    build: Callable[[str], nn.Module],
+    plan: Plan,
+    how: How,
+    sizes: Sequence[tuple[int, int]],
+    prompt: int | None = None,
 ) -> list[FoundGeneration]:
-    """A generation of each of ``sizes`` (sequences, tokens of each), of prompts as long and of the last of as
-    many tokens. Raises NotRecordableError for a model that generates nothing.
+    """A generation of each of ``sizes`` (sequences, tokens of each), of prompts as long (of ``prompt`` tokens
+    where that is said) and of the last of as many tokens; one forward of a model that generates nothing.
+    Raises NotRecordableError for a model that generates by code of its own.
     """
     with recording_context(how) as recorder, torch.no_grad():
         modules = Modules(recorder)
         model = apply_quantization(build(how.device), plan)
         config = model.config
-        _check_generates(model)
+        _check_followed(model)
         modules.watch(model)
         claim_parameters(recorder, model)
-        _observe_generation(recorder, model, config, _of_size(plan, *sizes[0]), how)  # what is made but once
-        return [_observe_generation(recorder, model, config, _of_size(plan, *size), how) for size in sizes]
+        observe = _observe_generation if generates(model) else _observe_reading
+        observe(recorder, model, config, _of_size(plan, *sizes[0], prompt), how)  # what is made but once
+        return [observe(recorder, model, config, _of_size(plan, *size, prompt), how) for size in sizes]
 
 
 def observe_caches(
@@ -73,43 +86,67 @@ def observe_caches(
     longer: int,
 ) -> tuple[RecordedCache, ...]:
     """What layers keep between tokens: of each kind (with the place of the layer that stands for it), after
-    prompts of two lengths. Raises NotRecordableError where that is not so much a token and so much a
-    sequence.
+    prompts of two lengths; nothing where it generates nothing. Raises NotRecordableError where that is not
+    so much a token and so much a sequence.
     """
     with recording_context(how), torch.no_grad():
         model, config = (made := build(how.device)), made.config
-        _check_generates(model)
+        _check_followed(model)
+        if not generates(model):
+            return tuple(RecordedCache(0) for _ in kinds)
         found = [_caches_after(model, config, _of_size(plan, 2, tokens), how) for tokens in (shorter, longer)]
-    if found[0] != found[1]:
-        raise NotRecordableError("what it caches does not grow by as much with every token")
-    return tuple(found[0][kinds[kind]] for kind in sorted(kinds))
+    several = [_growing_cache(first, second, (shorter, longer)) for first, second in zip(*found, strict=True)]
+    return tuple(several[kinds[kind]] for kind in sorted(kinds))
 
 
-def _check_generates(model: nn.Module) -> None:
-    """Raises NotRecordableError for a model that generates nothing, or not by the library's one loop."""
-    if not is_generating_decoder(model):
-        raise NotRecordableError("is no decoder that generate takes")
-    if getattr(type(model), "generate", None) is not GenerationMixin.generate:
+def _check_followed(model: nn.Module) -> None:
+    """Raises NotRecordableError for a model that generates, but not by the library's one loop."""
+    if generates(model) and getattr(type(model), "generate", None) is not GenerationMixin.generate:
         raise NotRecordableError(f"{type(model).__name__} has a generate of its own, which is not followed")
 
 
-def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:
+def _of_size(plan: Plan, sequences: int, tokens: int, prompt: int | None = None) -> Plan:
     return replace(
         plan,
-        workload=replace(plan.serving, max_sequences=sequences, prompt_tokens=tokens, max_model_len=tokens),
+        workload=replace(
+            plan.serving,
+            max_sequences=sequences,
+            prompt_tokens=tokens if prompt is None else prompt,
+            max_model_len=tokens,
+        ),
     )
 
 
 # ---- caches ------------------------------------------------------------------------------------------------
 
 
-def _caches_after(model: nn.Module, config: Any, plan: Plan, how: How) -> list[RecordedCache]:
+def _caches_after(model: nn.Module, config: Any, plan: Plan, how: How) -> list[tuple[RecordedCache, int]]:
+    """What each layer keeps, and beside it the elements that it keeps of what an encoder read, a sequence."""
     cache = build_cache(config, plan, "dynamic")
     with autocast_region(plan, how.device):
         generation = begin_generation(model, plan, cache, how.device)
+        sequences, tokens = generation.ids.shape
         generate_next_token(generation, first=True)
-    sequences, tokens = generation.prompt[0].shape
-    return [_layer_cache(layer, sequences, tokens) for layer in cache_layers(cache)]
+    own = [_layer_cache(layer, sequences, tokens) for layer in cache_layers(cache)]
+    read = [_held_elements(layer, sequences) for layer in encoded_layers(cache)]
+    return list(zip(own, read or [0] * len(own), strict=True))
+
+
+def _growing_cache(
+    first: tuple[RecordedCache, int], second: tuple[RecordedCache, int], tokens: tuple[int, int]
+) -> RecordedCache:
+    """A layer's cache, of what it keeps after prompts of as many ``tokens``."""
+    (cache, before), (again, after), (shorter, longer) = first, second, tokens
+    each, rest = divmod(after - before, longer - shorter)
+    fixed = before - each * shorter
+    if cache != again or rest or fixed < 0:
+        raise NotRecordableError("what it caches does not grow by as much with every token")
+    return replace(cache, computed_elements=cache.computed_elements + fixed, memory_elements=each)
+
+
+def _held_elements(layer: Any, sequences: int) -> int:
+    held = (tensor for value in vars(layer).values() for tensor in tensors_in(value) if tensor.dim())
+    return sum(_per(tensor, sequences) for tensor in held)
 
 
 def _layer_cache(layer: Any, sequences: int, tokens: int) -> RecordedCache:
@@ -132,6 +169,19 @@ def _per(tensor: Tensor, count: int) -> int:
 
 
 # ---- what is made ------------------------------------------------------------------------------------------
+
+
+def _observe_reading(
+    recorder: Recorder, model: nn.Module, config: Any, plan: Plan, how: How
+) -> FoundGeneration:
+    """One forward, after which nothing is kept."""
+    del config
+    begins = len(recorder.events)
+    with autocast_region(plan, how.device):
+        read_once(model, plan, how.device)
+    there = range(begins, len(recorder.events))
+    nothing = tuple(() for _ in layers_of(model) or ())
+    return FoundGeneration(_found_pass(recorder, set(), there, []), FoundPass(), nothing)
 
 
 def _observe_generation(
@@ -174,16 +224,17 @@ def _jump_to(recorder: Recorder, generation: Generation, tokens: int) -> None:
 
 def _cache_rows(recorder: Recorder, cache: Any) -> list[list[int]]:
     """The storages of each layer of a cache, each once."""
-    found = []
-    for layer in cache_layers(cache):
-        numbers = [
-            number
-            for value in vars(layer).values()
-            for tensor in tensors_in(value)
-            if tensor.dim() and (number := recorder.number_of(tensor)) is not None
-        ]
-        found.append(list(dict.fromkeys(numbers)))
-    return found
+    return [
+        list(dict.fromkeys(number for layer in both for number in _layer_rows(recorder, layer)))
+        for both in zip_longest(cache_layers(cache), encoded_layers(cache))
+    ]
+
+
+def _layer_rows(recorder: Recorder, layer: Any) -> Iterator[int]:
+    for value in vars(layer).values() if layer is not None else ():
+        for tensor in tensors_in(value):
+            if tensor.dim() and (number := recorder.number_of(tensor)) is not None:
+                yield number
 
 
 def _live(recorder: Recorder, span: range) -> set[int]:
@@ -197,15 +248,20 @@ def _live(recorder: Recorder, span: range) -> set[int]:
 
 def _events(recorder: Recorder, there: set[int], span: range) -> Iterator[tuple[str, int]]:
     """What is there, then what happens in a span to it and to what is made there."""
-    known = {row for row in there if recorder.rows[row].component not in STANDS}
+    known = {row for row in there if not _stands(recorder.rows[row])}
     yield from ((ALLOCATED, row) for row in sorted(known))
     for at in span:
         event = recorder.events[at]
-        if event >= 0 and recorder.rows[event].component not in STANDS:
+        if event >= 0 and not _stands(recorder.rows[event]):
             known.add(event)
             yield ALLOCATED, event
         elif event < 0 and ~event in known:
             yield RELEASED, ~event
+
+
+def _stands(row: Row) -> bool:
+    """Whether a storage is no part of a record: always there, or words that are given."""
+    return row.component in STANDS and (row.component is not Component.INPUTS or row.path in GIVEN_WORDS)
 
 
 def _numbers(recorder: Recorder, there: set[int], span: range) -> dict[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -23,8 +23,12 @@ from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.recording import (
     BETWEEN,
+    DECODER,
+    ENCODER,
+    ENCODER_DECODER,
     GENERATES,
     PLACES,
+    PROMPT,
     RecordedCache,
     RecordedGeneration,
     RecordedPass,
@@ -69,8 +73,10 @@ from memsheet.trace.recordings.sizes import (
     within_positions,
 )
 from memsheet.trace.recordings.solve import Size, solve_terms
+from memsheet.trace.serving_job import generates
 from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 
+Seen = TypeVar("Seen")
 CACHED = (24, 40)
 """Tokens of the prompts after which caches are looked at: fewer than any window."""
 OTHER_CACHE = "its cache has more layers, or fewer, than its stack"
@@ -90,13 +96,8 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key in request["ways"]:
         words = json.loads(key)
-        generates = words.pop(GENERATES, False)
-        record = record_generation if generates else record_run
         try:
-            sizes = _sizes_of(words, stack.positions)
-            made["runs"][key] = playable_document(
-                record(config, _plan_of(words, "infer" if generates else "train"), stack, sizes)
-            )
+            made["runs"][key] = playable_document(_record(config, words, stack))
         except NoFunctionError:
             made["runs"][key] = None
         except (InputError, NotRecordableError):
@@ -106,6 +107,17 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
                 raise
             made["runs"][key] = None  # the library's code refuses a size: it may take the one that is asked
     return made
+
+
+def _record(
+    config: Mapping[str, Any], words: dict[str, Any], stack: Layered
+) -> RecordedRun | RecordedGeneration:
+    """One way to run, as ``words`` say."""
+    sizes = _sizes_of(words, stack.positions)
+    if words.pop(GENERATES, False):
+        prompt = words.pop(PROMPT, None)
+        return record_generation(config, _plan_of(words, "infer"), stack, sizes, prompt)
+    return record_run(config, _plan_of(words), stack, sizes)
 
 
 def playable_document(run: RecordedRun | RecordedGeneration) -> dict[str, Any]:
@@ -125,15 +137,18 @@ def record_caches(config: Mapping[str, Any], stack: Layered) -> tuple[RecordedCa
     plan = _plan_of({"precision": "bf16-pure", "attention": "eager"}, "infer")
     build = partial(build_shallow_model, config, plan, stack.shallow)
     places = kind_representatives(stack.model.kinds, stack.shallow.kept)
-    return observe_caches(build, plan, How(scratch=False), places, *CACHED)
+    found: tuple[RecordedCache, ...] = with_values_if_asked(
+        lambda how: observe_caches(build, plan, how, places, *CACHED), How(scratch=False)
+    )
+    return found
 
 
 def record_generation(
-    config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size]
+    config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size], prompt: int | None = None
 ) -> RecordedGeneration:
     """A prompt and the last token. Raises NotRecordableError for what is no function of size."""
     build = partial(build_shallow_model, config, plan, stack.shallow)
-    found = observe_generations(build, plan, How(), sizes)
+    found = _followed(lambda how: observe_generations(build, plan, how, sizes, prompt), sizes)
     if len({one.places for one in found}) > 1:
         raise NoFunctionError("its cache is not the same at every size")
     if len(found[0].places) != len(stack.shallow.kept):
@@ -232,6 +247,7 @@ def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
         eager_only=not getattr(model, "_supports_sdpa", False),
         given=standard_input_words(settings),
         windows=acting_lengths(settings),
+        stacks=ENCODER_DECODER if settings.is_encoder_decoder else DECODER if generates(model) else ENCODER,
     )
 
 
@@ -295,15 +311,16 @@ def _solved_run(runs: Sequence[FoundRun], plan: Plan, stack: Layered, sizes: Seq
 def _observed(
     build: Callable[[str], nn.Module], plan: Plan, sizes: Sequence[Size], *, loops: bool = False
 ) -> list[Step]:
-    """Steps at all sizes. Raises NoFunctionError where the code asks for values of large tensors: which
-    expert gets which token is no function of their number.
+    """Steps at all sizes."""
+    return _followed(lambda how: observe_steps(build, plan, how, sizes, loops=loops), sizes)
+
+
+def _followed(observe: Callable[[How], list[Seen]], sizes: Sequence[Size]) -> list[Seen]:
+    """What is seen at all sizes, with values where the code asks for them. Raises NoFunctionError where it
+    asks for those of large tensors: which expert gets which token is no function of their number.
     """
-
-    def observe(how: How) -> list[Step]:
-        return observe_steps(build, plan, how, sizes, loops=loops)
-
     try:
-        found: list[Step] = with_values_if_asked(observe, How(), FEW if len(sizes) > 1 else MANY)
+        found: list[Seen] = with_values_if_asked(observe, How(), FEW if len(sizes) > 1 else MANY)
     except NEEDS_VALUES as error:
         if len(sizes) == 1:
             raise NotRecordableError("what it allocates depends on values that nobody knows") from error

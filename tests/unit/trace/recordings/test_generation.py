@@ -26,6 +26,12 @@ CONFIGS = {
     "lfm2": {**SMALL, "block_multiple_of": 32, "layer_types": ["conv", "conv", "full_attention"] * 2},
     "olmo3": {**SMALL, "sliding_window": 600, "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2},
     "llama": SMALL,
+    "camembert": {**SMALL, "max_position_embeddings": 4200},
+    "marian": {
+        "d_model": 256, "encoder_layers": 3, "decoder_layers": 4, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 704, "decoder_ffn_dim": 704, "vocab_size": 4000, "decoder_vocab_size": 4000, "pad_token_id": 0,
+        "max_position_embeddings": 8192,
+    },
 }  # fmt: skip
 OUTSIDE = (Component.ALLOCATOR_SLACK, Component.CONTEXT, Component.WORKSPACES)
 INPUT_BYTES = 4096 * 3 * 40  # ids, positions and their like, which a record leaves out
@@ -50,13 +56,15 @@ def served(model, *, real, **words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize(("sequences", "tokens"), [(1, 1800), (3, 4096)])
-def test_a_generation_on_record_is_as_its_trace_at_sizes_that_were_not_run(kind, sequences, tokens):
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "prompt"), [(1, 1800, 1800), (3, 4096, 4096), (2, 2100, 600)]
+)
+def test_a_generation_on_record_is_as_its_trace_at_sizes_that_were_not_run(kind, sequences, tokens, prompt):
     from memsheet.trace.job import How
     from memsheet.trace.serving_job import trace_serving
 
     config, recording = recorded(kind)
-    words = {"max_model_len": tokens, "prompt_tokens": tokens, "sequences": sequences, "attention": "sdpa"}
+    words = {"max_model_len": tokens, "prompt_tokens": prompt, "sequences": sequences, "attention": "sdpa"}
     model = model_from_recording(recording, config)
     sheet = account_rank(model, served(model, real=False, **words))
     timeline = trace_serving(config, served(None, real=True, **words), How(scratch=False))
@@ -80,6 +88,32 @@ def test_what_layers_keep_is_known_by_kind():
         (2 * 2 * 64, None, 0, 0),
     ]
     assert [one.window for one in recorded("olmo3")[1].caches] == [600, None]
+
+
+@pytest.mark.slow
+def test_an_encoder_is_read_once_and_keeps_nothing():
+    config, recording = recorded("camembert")
+    assert recording.stacks == "encoder"
+    assert [(one.token_elements, one.memory_elements) for one in recording.caches] == [(0, 0)]
+    sheet = account_rank(
+        model := model_from_recording(recording, config),
+        served(model, real=False, max_model_len=512, prompt_tokens=512, sequences=2),
+    )
+    logits = 2 * 512 * 4000 * 2  # of every word, in bf16
+    at = {
+        i: sum(x.at[i].value for x in sheet.items if x.component is Component.TEMPORARIES)
+        for i in Instant
+        if all(i in x.at for x in sheet.items if x.component is Component.TEMPORARIES)
+    }
+    assert at[Instant.PREFILL] >= logits
+    assert at[Instant.DECODE] == 0
+
+
+@pytest.mark.slow
+def test_a_decoder_keeps_what_its_encoder_read():
+    recording = recorded("marian")[1]
+    assert recording.stacks == "encoder-decoder"
+    assert [(one.token_elements, one.memory_elements) for one in recording.caches] == [(512, 512)]
 
 
 def test_a_record_of_a_generation_is_the_same_after_json():

@@ -11,7 +11,7 @@ from torch import nn
 
 from memsheet.recording import RecordedGeneration, RecordedPass, RecordedStorage
 from memsheet.run.model import layers_of
-from memsheet.trace.recordings.generation import _check_generates
+from memsheet.trace.recordings.generation import _check_followed
 from memsheet.trace.recordings.observe import NotRecordableError
 from memsheet.trace.recordings.record import playable_document
 
@@ -55,7 +55,7 @@ class OwnLoop(nn.Module):
 
 def test_a_generate_of_its_own_is_not_taken_for_the_librarys():
     with pytest.raises(NotRecordableError, match="OwnLoop has a generate of its own"):
-        _check_generates(OwnLoop())
+        _check_followed(OwnLoop())
 
 
 def test_what_draws_pictures_is_no_stack_of_layers():
