@@ -71,11 +71,11 @@ def changes_of(name: str) -> Mapping[str, Any]:
     return changes
 
 
-def tokens_of(config: Mapping[str, Any]) -> int:
-    """Tokens a sequence: fewer where a model has fewer positions."""
+def tokens_of(config: Mapping[str, Any], wanted: int = TOKENS) -> int:
+    """Tokens a sequence: fewer than ``wanted`` where a model has fewer positions."""
     parts = (config, *(config.get(name) or {} for name in ("text_config", "decoder")))
     most = [value for part in parts for key in POSITIONS if isinstance(value := part.get(key), int)]
-    return min(TOKENS, *((n - OFFSET) // 8 * 8 for n in most if 8 < n - OFFSET < TOKENS), TOKENS)
+    return min(wanted, *((n - OFFSET) // 8 * 8 for n in most if 8 < n - OFFSET < wanted), wanted)
 
 
 def ask(config: Mapping[str, Any], way: str) -> Row:

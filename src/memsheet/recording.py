@@ -115,6 +115,8 @@ PROMPT = "prompt"
 """Of a way to generate: tokens that an encoder read, where they are not as many as a decoder's."""
 BETWEEN = "between"
 """Of a way to run: of sequences of so many tokens or more, and of fewer than so many (None: any)."""
+CASTS_ARGUMENTS = "casts_arguments"
+"""Of a way to run: every layer's floating arguments are cast to the dtype that is computed in."""
 RunKey = str
 """A way to run: the plan of one GPU as JSON, without what changes nothing inside a layer."""
 

@@ -13,7 +13,8 @@ from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import dataclass
-from memsheet.plan.dtypes import BF16, DType
+from memsheet.plan.dtypes import BF16, FP32, DType
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Mixer, Role, Weight
 from memsheet.plan.plan import AdapterKind, AttentionKind, Plan, Quantization
 
@@ -106,6 +107,12 @@ class RunConfig:
     mask: bool = (
         False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
     )
+
+
+def casts_arguments(plan: Plan) -> bool:
+    """Whether every layer's floating arguments are cast to a lower dtype before it runs."""
+    engine = engine_of(plan)
+    return engine.sharding.casts_arguments and plan.precision.compute is not FP32 and not engine.autocast
 
 
 def run_checkpointed(

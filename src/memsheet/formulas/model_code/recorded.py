@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from memsheet.arith import Count, agreed
 from memsheet.errors import Problem, input_error
 from memsheet.formulas.model_code import ModelCode
-from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.numerics import RunConfig, casts_arguments
 from memsheet.formulas.recorded_lengths import side_words
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.evaluate import terms_bytes
@@ -22,7 +22,14 @@ from memsheet.plan.dtypes import BF16, FP16, FP32, DType
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, Plan, RecomputeMode
 from memsheet.plan.workload import PassShape
-from memsheet.recording import FEWEST_RECORDED, MOST_RECORDED, RecordedPart, RecordedRun, Recording
+from memsheet.recording import (
+    CASTS_ARGUMENTS,
+    FEWEST_RECORDED,
+    MOST_RECORDED,
+    RecordedPart,
+    RecordedRun,
+    Recording,
+)
 from memsheet.sheet import Component
 
 PRECISIONS: dict[tuple[DType, DType | None], str] = {
@@ -42,6 +49,8 @@ def run_key(plan: Plan, how: RunConfig) -> str:
         "precision": PRECISIONS.get((how.parameters, how.autocast)),
         "attention": plan.attention.value,
     }
+    if how.handed_low:
+        words[CASTS_ARGUMENTS] = True
     if plan.loss.value != "plain":
         words["loss"] = plan.loss.value
     if plan.dropout:
@@ -60,6 +69,7 @@ def run_key(plan: Plan, how: RunConfig) -> str:
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """The way to run, as a recording names it."""
+    how = replace(how, handed_low=casts_arguments(plan))
     return replace(how, run=run_key(plan, how))
 
 

@@ -48,7 +48,8 @@ class Step:
     ``entered``, ``left``: a layer's forward; ``returned``: its output's gradient was there; ``reached``: its
     input's; ``projected``: logits were there; ``unprojected``: their gradient; ``again``: its forward ran
     again in backward. ``inputs``, ``outputs``: the storage that a layer was handed, and its own; ``logits``:
-    the storage of those; ``gradients``: (event, storage) when a parameter's gradient was there, with the
+    the storage of those; ``handed_back``: the storage of the gradient of a layer's output, and, by the number
+    of layers, of the first one's input; ``gradients``: (event, storage) when a parameter's gradient was there, with the
     parameter's name and bytes an element.
     """
 
@@ -65,6 +66,7 @@ class Step:
     again: dict[int, tuple[int, int]] = field(default_factory=dict)
     inputs: dict[int, int] = field(default_factory=dict)
     outputs: dict[int, int] = field(default_factory=dict)
+    handed_back: dict[int, int] = field(default_factory=dict)
     gradients: list[tuple[int, int, str, int]] = field(default_factory=list)
     projected: int | None = None
     unprojected: int | None = None
@@ -200,6 +202,12 @@ class Borders:
     def now(self) -> int:
         return len(self.recorder.events)
 
+    def hand_back(self, number: int, gradient: torch.Tensor) -> None:
+        """Note the storage of a gradient between two parts."""
+        found = self.recorder.number_of(gradient)
+        if found is not None:
+            self.step.handed_back.setdefault(number, found)
+
 
 def _watch_borders(model: nn.Module, noted: Borders) -> None:
     layers = list(layers_of(model) or ())
@@ -236,11 +244,14 @@ def _projection_note(noted: Borders) -> Callable[[nn.Module, Any, Any], None]:
 
 
 def _watch_layer(layer: nn.Module, number: int, noted: Borders) -> None:
-    def note_reached(_: torch.Tensor) -> None:
+    def note_reached(gradient: torch.Tensor) -> None:
         noted.step.reached.setdefault(number, noted.now())
+        if number == 0:
+            noted.hand_back(noted.layers, gradient)
 
-    def note_returned(_: torch.Tensor) -> None:
+    def note_returned(gradient: torch.Tensor) -> None:
         noted.step.returned.setdefault(number, noted.now())
+        noted.hand_back(number, gradient)
 
     def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
         step, at = noted.step, noted.now()

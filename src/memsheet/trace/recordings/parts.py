@@ -232,12 +232,15 @@ class _Cutter:
                 made.lingering.append(place)
 
     def _backward(self, made: FoundPass, number: dict[int, int], window: int, spans: Sequence[range]) -> None:
-        """The log of a backward: what arrives, what is made, what is left."""
+        """The log of a backward: what arrives, what is made, what is left. A gradient that layers add to in
+        place comes from further away than the part before.
+        """
+        handed = self._handed_back(window)
         arriving = (
             [
                 row
                 for row, at in enumerate(self.made)
-                if self._loss_back <= at == window - 1
+                if (self._loss_back <= at == window - 1 or (row == handed and at < window))
                 and self.gone[row] >= window
                 and row not in self.claimed
             ]
@@ -259,6 +262,11 @@ class _Cutter:
                     made.backward.append((MADE_GRADIENT, place))  # it waits for another: a tied table's
                 else:
                     made.backward.append((RELEASED, place))
+
+    def _handed_back(self, window: int) -> int | None:
+        """The storage of the gradient that a window of backward begins with."""
+        number = self.layers if window == self._end_back else self._backward_of(window)
+        return self.step.handed_back.get(number) if number >= 0 else None
 
     def _run_again(self, layer: int, into: int | None) -> FoundPass:
         """A layer whose forward runs again in backward: that forward, and what comes of it."""

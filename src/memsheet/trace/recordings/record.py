@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from memsheet.errors import InputError
 from memsheet.handing import Handing, handing_document
@@ -23,6 +24,7 @@ from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.recording import (
     BETWEEN,
+    CASTS_ARGUMENTS,
     DECODER,
     ENCODER,
     ENCODER_DECODER,
@@ -41,6 +43,8 @@ from memsheet.recording import (
     run_from,
 )
 from memsheet.resolve import resolve_request
+from memsheet.run.dtypes import torch_dtype
+from memsheet.run.fsdp2 import embeddings_norm_head
 from memsheet.run.model import build_config, build_model, layers_of
 from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
@@ -117,7 +121,8 @@ def _record(
     if words.pop(GENERATES, False):
         prompt = words.pop(PROMPT, None)
         return record_generation(config, _plan_of(words, "infer"), stack, sizes, prompt)
-    return record_run(config, _plan_of(words), stack, sizes)
+    casts = words.pop(CASTS_ARGUMENTS, False)
+    return record_run(config, _plan_of(words), stack, sizes, casts=casts)
 
 
 def playable_document(run: RecordedRun | RecordedGeneration) -> dict[str, Any]:
@@ -251,13 +256,36 @@ def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
     )
 
 
-def record_run(config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size]) -> RecordedRun:
+def record_run(
+    config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size], *, casts: bool = False
+) -> RecordedRun:
     """One way to run. Raises NotRecordableError for what is no function of size."""
     build = partial(build_shallow_model, config, plan, stack.shallow)
+    if casts:
+        build = partial(_build_casting, build, torch_dtype(plan.precision.compute))
     try:
         return _solved_run([cut_step(step) for step in _observed(build, plan, sizes)], plan, stack, sizes)
     except LoopsError:
         return _record_loops(build, plan, stack, sizes)
+
+
+def _build_casting(build: Callable[[str], nn.Module], dtype: torch.dtype, device: str) -> nn.Module:
+    """A model whose layers, and the norm behind them, are handed their floating arguments in ``dtype``, as
+    fully_shard hands them (torch 2.13 _fsdp_state.py:240-250).
+    """
+
+    def lowered(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating else value
+
+    def cast(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map(lowered, args), tree_map(lowered, kwargs)
+
+    model = build(device)
+    _, norm, _ = embeddings_norm_head(model)
+    for module in (*(layers_of(model) or ()), *((norm,) if norm is not None else ())):
+        module.register_forward_pre_hook(cast, with_kwargs=True)
+    return model
 
 
 def _record_loops(

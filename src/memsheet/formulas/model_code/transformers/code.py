@@ -47,10 +47,8 @@ from memsheet.formulas.model_code.transformers.shared_tables import (
     mask_and_rotary_bytes,
     shared_tables,
 )
-from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.numerics import RunConfig, casts_arguments
 from memsheet.formulas.tapes.evaluate import with_products
-from memsheet.plan.dtypes import FP32
-from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.plan.torch_versions import softmax_keeps_input
@@ -151,14 +149,8 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
         how,
         keeps_scores=softmax_keeps_input(plan.engine_version),
         asks_grad=asks,
-        handed_low=_hands_on_low(plan),
+        handed_low=casts_arguments(plan),
     )
-
-
-def _hands_on_low(plan: Plan) -> bool:
-    """Whether every layer's arguments are cast to a lower dtype before it runs."""
-    engine = engine_of(plan)
-    return engine.sharding.casts_arguments and plan.precision.compute is not FP32 and not engine.autocast
 
 
 CODE = ModelCode(
