@@ -1,12 +1,12 @@
 """Records of the library's own code, beside a fresh trace of it, and beside the layers that are written down.
 
-    python benchmarks/recorded_layers.py [--against trace | layers] [--only WORDS] [--families 40] [--plans 20]
-                                         [--seed 0] [--workers 2] [--json]
+    python benchmarks/recorded_layers.py [--against trace | layers] [--only WORDS] [--families 40]
+                                         [--plans 20] [--seed 0] [--workers 2] [--json]
 
-Against ``trace``: families without a reader, default configurations, plans drawn at random (sequences, tokens,
-precision, attention, recompute, optimizer, adapter, engine) at sizes that no record was solved from. Against
-``layers``: every family whose layers are written down, put on record all the same. A row is a plan: the two
-peaks and how far they are apart. Nothing is asserted. It needs the ``trace`` extra.
+Against ``trace``: families without a reader, default configurations, plans drawn at random (sequences,
+tokens, precision, attention, recompute, optimizer, adapter, engine) at sizes that no record was solved from.
+Against ``layers``: every family whose layers are written down, put on record all the same. A row is a plan:
+the two peaks and how far they are apart. Nothing is asserted. It needs the ``trace`` extra.
 """
 
 from __future__ import annotations

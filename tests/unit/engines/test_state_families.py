@@ -119,10 +119,19 @@ UNSERVED = [
 ]
 
 
+SIZES = {
+    "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512, "num_experts": 4,
+    "moe_intermediate_size": 128, "num_experts_per_tok": 2, "vocab_size": 1000,
+}  # fmt: skip
+"""Of families whose configurations have no defaults."""
+WITHOUT_DEFAULTS = ("bailing_moe", "bailing_moe_v2")
+
+
 @pytest.mark.parametrize(("engine", "family"), UNSERVED)
 def test_a_family_without_code_is_refused_by_name(engine, family):
+    config = {"model_type": family, **(SIZES if family in WITHOUT_DEFAULTS else {})}
     with pytest.raises(InputError, match=f"does not serve {family}"):
-        infer({"model_type": family}, gpus="8xH200", engine=engine, max_model_len=2048)
+        infer(config, gpus="8xH200", engine=engine, max_model_len=2048)
 
 
 def test_releases_before_a_family_was_taken_out_serve_it():

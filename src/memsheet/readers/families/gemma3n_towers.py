@@ -58,7 +58,7 @@ def _vision_tower(config: Fields, hidden: int) -> Tower:
         path=VISION,
         stack=Stack(path=f"{at}.blocks", hidden=SEES, runs=(), role="vision"),
         embeddings=tuple(_mobile_net(at)),
-        projector=_embedder("model.embed_vision", vision, width, hidden),
+        projector=_embedder_weights("model.embed_vision", vision, width, hidden),
         tokens_per_image=config.count("vision_soft_tokens_per_image", default=256),
         widest=LARGEST * SIDE * SIDE,
     )
@@ -67,49 +67,49 @@ def _vision_tower(config: Fields, hidden: int) -> Tower:
 def _mobile_net(at: str) -> Iterator[Weight]:
     yield Weight(path=f"{at}.conv_stem.conv.weight", shape=(STEM, 3, 3, 3), role=Role.LINEAR)
     yield Weight(path=f"{at}.conv_stem.conv.bias", shape=(STEM,), role=Role.BIAS)
-    yield _scale(f"{at}.conv_stem.bn", STEM)
+    yield _channel_scale(f"{at}.conv_stem.bn", STEM)
     for number, (into, out) in enumerate(EDGES):
         block, inner = f"{at}.blocks.0.{number}", EDGE_EXPANSION * into
-        yield from _convolution(f"{block}.conv_exp", f"{block}.bn1", inner, into, 3)
-        yield from _convolution(f"{block}.conv_pwl", f"{block}.bn2", out, inner, 1)
+        yield from _convolution_weights(f"{block}.conv_exp", f"{block}.bn1", inner, into, 3)
+        yield from _convolution_weights(f"{block}.conv_pwl", f"{block}.bn2", out, inner, 1)
     for stage, (into, out, (before, inside, expansion), others, attention) in BOTTLENECKS.items():
         root = f"{at}.blocks.{stage}"
-        yield from _bottleneck(f"{root}.0", into, out, before, inside, expansion)
+        yield from _bottleneck_weights(f"{root}.0", into, out, before, inside, expansion)
         for number, (kernel, times) in enumerate(others, start=1):
-            yield from _bottleneck(f"{root}.{number}", out, out, kernel, 0, times)
+            yield from _bottleneck_weights(f"{root}.{number}", out, out, kernel, 0, times)
         if attention:
             pairs, heads, head_dim, shrinks = attention
             for pair in range(pairs):
                 place = len(others) + 1 + 2 * pair
                 yield from _attention(f"{root}.{place}", out, heads, head_dim, shrinks=bool(shrinks))
-                yield from _bottleneck(f"{root}.{place + 1}", out, out, 0, 0, 2)
+                yield from _bottleneck_weights(f"{root}.{place + 1}", out, out, 0, 0, 2)
     joined = sum(BOTTLENECKS[stage][1] for stage in (2, 3))
-    yield from _bottleneck(f"{at}.msfa.ffn", joined, SEES, 0, 0, 2, scaled=False)
-    yield _scale(f"{at}.msfa.norm", SEES)
+    yield from _bottleneck_weights(f"{at}.msfa.ffn", joined, SEES, 0, 0, 2, scaled=False)
+    yield _channel_scale(f"{at}.msfa.norm", SEES)
 
 
-def _scale(path: str, channels: int, name: str = "weight") -> Weight:
+def _channel_scale(path: str, channels: int, name: str = "weight") -> Weight:
     return Weight(path=f"{path}.{name}", shape=(channels,), role=Role.NORM)
 
 
-def _convolution(path: str, norm: str, out: int, into: int, kernel: int) -> Iterator[Weight]:
+def _convolution_weights(path: str, norm: str, out: int, into: int, kernel: int) -> Iterator[Weight]:
     yield Weight(path=f"{path}.weight", shape=(out, into, kernel, kernel), role=Role.LINEAR)
-    yield _scale(norm, out)
+    yield _channel_scale(norm, out)
 
 
-def _bottleneck(
+def _bottleneck_weights(
     path: str, into: int, out: int, before: int, inside: int, expansion: int, *, scaled: bool = True
 ) -> Iterator[Weight]:
     """Expansion and projection by 1 x 1, perhaps with one convolution a channel before and between them."""
     inner = into * expansion
     if before:
-        yield from _convolution(f"{path}.dw_start.conv", f"{path}.dw_start.bn", into, 1, before)
-    yield from _convolution(f"{path}.pw_exp.conv", f"{path}.pw_exp.bn", inner, into, 1)
+        yield from _convolution_weights(f"{path}.dw_start.conv", f"{path}.dw_start.bn", into, 1, before)
+    yield from _convolution_weights(f"{path}.pw_exp.conv", f"{path}.pw_exp.bn", inner, into, 1)
     if inside:
-        yield from _convolution(f"{path}.dw_mid.conv", f"{path}.dw_mid.bn", inner, 1, inside)
-    yield from _convolution(f"{path}.pw_proj.conv", f"{path}.pw_proj.bn", out, inner, 1)
+        yield from _convolution_weights(f"{path}.dw_mid.conv", f"{path}.dw_mid.bn", inner, 1, inside)
+    yield from _convolution_weights(f"{path}.pw_proj.conv", f"{path}.pw_proj.bn", out, inner, 1)
     if scaled:
-        yield _scale(f"{path}.layer_scale", out, "gamma")
+        yield _channel_scale(f"{path}.layer_scale", out, "gamma")
 
 
 def _attention(path: str, width: int, heads: int, head_dim: int, *, shrinks: bool) -> Iterator[Weight]:
@@ -118,18 +118,18 @@ def _attention(path: str, width: int, heads: int, head_dim: int, *, shrinks: boo
     def projection(name: str, out: int, into: int) -> Weight:
         return Weight(path=f"{path}.attn.{name}.proj.weight", shape=(out, into, 1, 1), role=Role.LINEAR)
 
-    yield _scale(f"{path}.norm", width)
+    yield _channel_scale(f"{path}.norm", width)
     yield projection("query", heads * head_dim, width)
     for name in ("key", "value"):
         if shrinks:
             at = f"{path}.attn.{name}"
-            yield from _convolution(f"{at}.down_conv", f"{at}.norm", width, 1, 3)
+            yield from _convolution_weights(f"{at}.down_conv", f"{at}.norm", width, 1, 3)
         yield projection(name, head_dim, width)
     yield projection("output", width, heads * head_dim)
-    yield _scale(f"{path}.layer_scale", width, "gamma")
+    yield _channel_scale(f"{path}.layer_scale", width, "gamma")
 
 
-def _embedder(path: str, own: Fields, width: int, hidden: int) -> tuple[Weight, ...]:
+def _embedder_weights(path: str, own: Fields, width: int, hidden: int) -> tuple[Weight, ...]:
     """A table of a few words of its own, a norm for those and one for what the tower makes, a projection."""
     words = own.count("vocab_size", default=128)
     return (
@@ -150,13 +150,13 @@ def _audio_tower(config: Fields, hidden: int) -> Tower:
             path=f"{AUDIO}.conformer", hidden=own, runs=(Run(pattern=(block,), count=layers),), role="vision"
         ),
         embeddings=tuple(_sound_convolutions(config, own)),
-        projector=_embedder("model.embed_audio", config, own, hidden),
+        projector=_embedder_weights("model.embed_audio", config, own, hidden),
     )
 
 
 def _sound_convolutions(config: Fields, own: int) -> Iterable[Weight]:
     """Two convolutions that shrink time and frequency, and what brings them to the tower's width."""
-    channels = _pair(config, "sscp_conv_channel_size", (128, 32))
+    channels = _pair_of(config, "sscp_conv_channel_size", (128, 32))
     kernels, strides = (
         [_inner_pair(config, key, i, default) for i in range(2)]
         for key, default in (("sscp_conv_kernel_size", 3), ("sscp_conv_stride_size", 2))
@@ -166,12 +166,12 @@ def _sound_convolutions(config: Fields, own: int) -> Iterable[Weight]:
     for i, (out, (height, across), (_, step)) in enumerate(zip(channels, kernels, strides, strict=True)):
         shape = (out, into, height, across)
         found.append(Weight(path=f"{at}.conv_{i}.conv.weight", shape=shape, role=Role.LINEAR))
-        found.append(_scale(f"{at}.conv_{i}.norm", out))
+        found.append(_channel_scale(f"{at}.conv_{i}.norm", out))
         into, width = out, max((width + 2 - across) // max(step, 1) + 1, 1)
     return (*found, *linear_weights(f"{at}.input_proj_linear", own, into * width))
 
 
-def _pair(config: Fields, key: str, default: tuple[int, int]) -> tuple[int, int]:
+def _pair_of(config: Fields, key: str, default: tuple[int, int]) -> tuple[int, int]:
     given = config.counts(key, default, low=1)
     if len(given) != 2:
         config.wrong(key, list(given), "does not name two convolutions")
@@ -185,7 +185,7 @@ def _inner_pair(config: Fields, key: str, place: int, default: int) -> tuple[int
     if given is None:
         return default, default
     inner = given[place] if isinstance(given, list) and len(given) == 2 else None
-    return _pair(Fields({key: inner}, config.where, config.problems), key, (default, default))
+    return _pair_of(Fields({key: inner}, config.where, config.problems), key, (default, default))
 
 
 def _audio_block(config: Fields, own: int) -> Block:

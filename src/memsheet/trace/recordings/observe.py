@@ -49,8 +49,8 @@ class Step:
     input's; ``projected``: logits were there; ``unprojected``: their gradient; ``again``: its forward ran
     again in backward. ``inputs``, ``outputs``: the storage that a layer was handed, and its own; ``logits``:
     the storage of those; ``handed_back``: the storage of the gradient of a layer's output, and, by the number
-    of layers, of the first one's input; ``gradients``: (event, storage) when a parameter's gradient was there, with the
-    parameter's name and bytes an element.
+    of layers, of the first one's input; ``gradients``: (event, storage) when a parameter's gradient was
+    there, with the parameter's name and bytes an element.
     """
 
     rows: list[Row] = field(default_factory=list)

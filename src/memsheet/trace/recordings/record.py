@@ -101,7 +101,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     for key in request["ways"]:
         words = json.loads(key)
         try:
-            made["runs"][key] = playable_document(_record(config, words, stack))
+            made["runs"][key] = playable_document(_record_way(config, words, stack))
         except NoFunctionError:
             made["runs"][key] = None
         except (InputError, NotRecordableError):
@@ -113,7 +113,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _record(
+def _record_way(
     config: Mapping[str, Any], words: dict[str, Any], stack: Layered
 ) -> RecordedRun | RecordedGeneration:
     """One way to run, as ``words`` say."""
