@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import input_error
@@ -27,6 +26,7 @@ from memsheet.run.step import mark_loss, train_step
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Storage, Timeline
 from memsheet.trace import fake_cuda
+from memsheet.trace.dispatch_cache import CachedFakeMode
 from memsheet.trace.fold import Depth, NotUniformError, Shallow, extend_timeline_layers
 from memsheet.trace.hidden import watch_kernels
 from memsheet.trace.modules import (
@@ -71,7 +71,7 @@ def recording_context(how: How) -> Iterator[Recorder]:
             stack.enter_context(apply_patches((*FAKE, *UNPADDED)))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if how.fake:
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
+            stack.enter_context(CachedFakeMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
             if how.values:
                 stack.enter_context(HostValues(how.values))
         recorder = Recorder(how.device)
