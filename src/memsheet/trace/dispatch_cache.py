@@ -26,6 +26,9 @@ TAGS = frozenset(
     {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 )  # fmt: skip
 """Of operations whose outputs follow values, or that change how an operand lies."""
+_ATEN = torch.ops.aten
+ABSOLUTE = frozenset({_ATEN.as_strided.default, _ATEN.as_strided_.default, _ATEN.as_strided_copy.default})
+"""Operations that are given a place in memory and do not begin at their operand's."""
 LEAVES = frozenset(
     {
         bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout,
@@ -47,7 +50,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An output in memory of its own, or (``view_of``) in that of the operand of a place."""
+    """An output in memory of its own, or (``view_of``) in that of the operand of a place, ``offset`` elements
+    behind where that begins.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -107,7 +112,7 @@ class CachedFakeMode(FakeTensorMode):
 
     def _key(self, func: Any, args: Any, kwargs: Mapping[str, Any] | None) -> Key | None:
         """All that decides what an operation makes; None where that is not known."""
-        if type(func) is not OpOverload or func.namespace not in NAMESPACES:
+        if type(func) is not OpOverload or func.namespace not in NAMESPACES or func in ABSOLUTE:
             return None
         parts = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         if not self._add_operands(parts, args):
@@ -125,10 +130,8 @@ class CachedFakeMode(FakeTensorMode):
             if kind is FakeTensor:
                 if one.fake_mode is not self or one.constant is not None:
                     return False
-                parts += (
-                    one.dtype, one.shape, one.stride(), one.storage_offset(), one._fake_device,
-                    _dispatch_keys(one).raw_repr(),
-                )  # fmt: skip
+                keys = _dispatch_keys(one).raw_repr()
+                parts += (one.dtype, one.shape, one.stride(), one._fake_device, keys)
             elif kind in LEAVES:
                 parts += (kind, one)
             elif kind is list or kind is tuple:
@@ -173,6 +176,7 @@ class CachedFakeMode(FakeTensorMode):
             raise _NotKeptError
         owners.setdefault(memory, None)
         shape, offset = tuple(map(int, one.shape)), int(one.storage_offset())
+        offset -= 0 if view_of is None else int(args[view_of].storage_offset())
         made = Made(shape, one.stride(), offset, one.dtype, one.fake_device, view_of)
         again = self._again(made, args)
         alike = _dispatch_keys(again).raw_repr() == _dispatch_keys(one).raw_repr()
@@ -188,8 +192,9 @@ class CachedFakeMode(FakeTensorMode):
             return args[output.place]
         made = torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=_META)
         if output.view_of is not None:
-            memory = args[output.view_of].untyped_storage()
-            made.set_(memory, output.offset, output.shape, output.stride)
+            operand = args[output.view_of]
+            offset = operand.storage_offset() + output.offset
+            made.set_(operand.untyped_storage(), offset, output.shape, output.stride)
         return self._fake(made, output.device)
 
     def _fake(self, made: Tensor, device: torch.device) -> Tensor:

@@ -29,6 +29,7 @@ FEW, MANY = 2**12, 2**25
 """Elements beyond which no values of a tensor are followed: what code asks for is mostly a length or a flag,
 and else the choice of experts.
 """
+_HOST = torch.device("cpu")
 _READ = _ATEN._local_scalar_dense.default
 _INDEX = (_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default)
 _OF_VALUES = frozenset(
@@ -105,14 +106,28 @@ class HostValues(TorchDispatchMode):
         return tensor if isinstance(tensor, Tensor) and tensor.device.type == "cpu" else None
 
     def _all_known(self, *given: Any) -> bool:
-        return all(self._value_of(one) is not None for one in tree_iter(given) if isinstance(one, Tensor))
+        for one in given:
+            if isinstance(one, Tensor):
+                if self._value_of(one) is None:
+                    return False
+            elif isinstance(one, list | tuple | dict):
+                if not self._all_known(*(one.values() if isinstance(one, dict) else one)):
+                    return False
+        return True
 
     def _real(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation on values."""
-        args, kwargs = tree_map_only(Tensor, self._value_of, (args, kwargs))
-        args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
+        args, kwargs = self._on_host(args), {name: self._on_host(one) for name, one in kwargs.items()}
         with torch.no_grad(), _disable_current_modes():
             return func(*args, **kwargs)
+
+    def _on_host(self, one: Any) -> Any:
+        """An operand with values in place of fake tensors."""
+        if isinstance(one, Tensor):
+            return self._value_of(one)
+        if isinstance(one, list | tuple):
+            return type(one)(map(self._on_host, one))
+        return _HOST if isinstance(one, torch.device) else one
 
     def _of_size(self, func: Any, args: Any, kwargs: Any) -> Any:
         device = next(one.device for one in tree_iter((args, kwargs)) if isinstance(one, Tensor))

@@ -250,7 +250,8 @@ class _Cutter:
         for row in arriving:
             self._add(made, number, row, "/gradient")
             made.backward.append((ALLOCATED, number[row]))
-        early = [place for place in made.saved if self.gone[self._row(number, place)] < window]
+        rows = {place: row for row, place in number.items()}
+        early = [place for place in made.saved if self.gone[rows[place]] < window]
         made.backward += [(RELEASED, place) for place in early]
         for span in spans:
             self._log(made.backward, made, number, span, backward=True)
@@ -337,9 +338,6 @@ class _Cutter:
     def _add(self, made: FoundPass, number: dict[int, int], row: int, path: str = "") -> None:
         number[row] = len(made.storages)
         made.storages.append(self._found(row, path))
-
-    def _row(self, number: dict[int, int], place: int) -> int:
-        return next(row for row, at in number.items() if at == place)
 
     def _found(self, row: int, path: str = "") -> Found:
         found = self.rows[row]
