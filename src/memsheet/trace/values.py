@@ -106,14 +106,14 @@ class HostValues(TorchDispatchMode):
         return tensor if isinstance(tensor, Tensor) and tensor.device.type == "cpu" else None
 
     def _all_known(self, *given: Any) -> bool:
-        for one in given:
-            if isinstance(one, Tensor):
-                if self._value_of(one) is None:
-                    return False
-            elif isinstance(one, list | tuple | dict):
-                if not self._all_known(*(one.values() if isinstance(one, dict) else one)):
-                    return False
-        return True
+        return all(map(self._is_known, given))
+
+    def _is_known(self, one: Any) -> bool:
+        """Of an operand: whether it is no tensor, or one with values."""
+        if isinstance(one, Tensor):
+            return self._value_of(one) is not None
+        within = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+        return all(map(self._is_known, within))
 
     def _real(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation on values."""
