@@ -1,7 +1,7 @@
 """Fake tensors whose operations are looked up: what an operation makes of operands of one dtype and layout is
 worked out once, and made again from what was seen.
 
-It answers before torch's own cache (torch 2.13 torch/_subclasses/fake_tensor.py,
+It stands in the place of torch's own cache (torch 2.13 torch/_subclasses/fake_tensor.py,
 FakeTensorMode._cached_dispatch_impl), which takes several times as long to look up, and keeps nothing of
 operations that return lists (``split``) or that reshape a product (``_unsafe_view``).
 """
@@ -28,7 +28,10 @@ TAGS = frozenset(
 """Of operations whose outputs follow values, or that change how an operand lies."""
 _ATEN = torch.ops.aten
 ABSOLUTE = frozenset({_ATEN.as_strided.default, _ATEN.as_strided_.default, _ATEN.as_strided_copy.default})
-"""Operations that are given a place in memory and do not begin at their operand's."""
+"""Operations that may be given a place in memory, and do not begin at their operand's."""
+_INDEX = _ATEN.index.Tensor
+_MASKS = (torch.bool, torch.uint8, torch.int8)
+"""Indices whose values say how many rows there are; of others their shape does."""
 LEAVES = frozenset(
     {
         bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout,
@@ -62,8 +65,8 @@ class Made:
     view_of: int | None
 
 
-Output = Given | Made | None
-"""None: an operation that returns nothing there."""
+Output = Given | Made | int | None
+"""A number stands for itself, as None does: nothing is returned there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class CachedFakeMode(FakeTensorMode):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
+        self.cache_enabled = False  # torch's own: it would keep the same once more
         self._alike: dict[torch.device, dict[str, Any]] = {}
 
     @classmethod
@@ -104,7 +108,8 @@ class CachedFakeMode(FakeTensorMode):
             return again[0] if found.kind is None else found.kind(again)
         out = super().__torch_dispatch__(func, types, args, kwargs or {})
         if key not in _seen:
-            _forget_if_full()
+            if len(_seen) >= MOST:
+                _seen.clear()
             _seen[key] = self._outputs(func, args, kwargs, out)
         return out
 
@@ -112,9 +117,11 @@ class CachedFakeMode(FakeTensorMode):
 
     def _key(self, func: Any, args: Any, kwargs: Mapping[str, Any] | None) -> Key | None:
         """All that decides what an operation makes; None where that is not known."""
-        if type(func) is not OpOverload or func.namespace not in NAMESPACES or func in ABSOLUTE:
+        if type(func) is not OpOverload or func.namespace not in NAMESPACES:
             return None
         parts = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        if func in ABSOLUTE:
+            parts.append(args[0].storage_offset())
         if not self._add_operands(parts, args):
             return None
         if kwargs:
@@ -146,7 +153,7 @@ class CachedFakeMode(FakeTensorMode):
 
     def _outputs(self, func: Any, args: Any, kwargs: Any, out: Any) -> Outputs | None:
         """What an operation made, to be made again; None where that cannot be."""
-        if not TAGS.isdisjoint(func.tags) or func in self.lift_fns:
+        if func in self.lift_fns or (not TAGS.isdisjoint(func.tags) and not _indexes_by_number(func, args)):
             return None
         several = type(out) in (list, tuple)
         owners: dict[int, int | None] = {
@@ -163,8 +170,8 @@ class CachedFakeMode(FakeTensorMode):
         """``owners``: of memory that is there already, the place of the operand that has it; None of one
         within a list, of a named one and of another output.
         """
-        if one is None:
-            return None
+        if one is None or type(one) is int:
+            return one
         for place, operand in enumerate(args):
             if operand is one:
                 return Given(place)
@@ -186,10 +193,10 @@ class CachedFakeMode(FakeTensorMode):
 
     def _again(self, output: Output, args: Any) -> Any:
         """An output as it was made before."""
-        if output is None:
-            return None
         if isinstance(output, Given):
             return args[output.place]
+        if not isinstance(output, Made):
+            return output
         made = torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=_META)
         if output.view_of is not None:
             operand = args[output.view_of]
@@ -216,8 +223,6 @@ def _memory_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _forget_if_full() -> None:
-    """Torch's own cache holds the same operations, and grows as fast."""
-    if len(_seen) >= MOST:
-        _seen.clear()
-        FakeTensorMode.cache_clear()
+def _indexes_by_number(func: Any, args: Any) -> bool:
+    """Whether an operation is an index without masks, whose output's shape no value decides."""
+    return func is _INDEX and all(one is None or one.dtype not in _MASKS for one in args[1])

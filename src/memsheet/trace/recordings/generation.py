@@ -242,7 +242,10 @@ def _live(recorder: Recorder, span: range) -> set[int]:
     live: set[int] = set()
     for at in span:
         event = recorder.events[at]
-        live = live | {event} if event >= 0 else live - {~event}
+        if event >= 0:
+            live.add(event)
+        else:
+            live.discard(~event)
     return live
 
 

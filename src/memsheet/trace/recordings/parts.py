@@ -8,6 +8,7 @@ loss's backward, the head's, each layer's, and what is before them.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -84,6 +85,9 @@ class _Cutter:
                 self.made[event] = self._window(at)
             else:
                 self.gone[~event] = self._window(at)
+        self.windows = defaultdict[int, list[int]](list)  # what each made
+        for row, window in enumerate(self.made):
+            self.windows[window].append(row)
         self.after = len(self.cuts)
         self.gone = [self.after if window < 0 else window for window in self.gone]
         self.claimed = {row: (at, name, width) for at, row, name, width in step.gradients}
@@ -235,18 +239,7 @@ class _Cutter:
         """The log of a backward: what arrives, what is made, what is left. A gradient that layers add to in
         place comes from further away than the part before.
         """
-        handed = self._handed_back(window)
-        arriving = (
-            [
-                row
-                for row, at in enumerate(self.made)
-                if (self._loss_back <= at == window - 1 or (row == handed and at < window))
-                and self.gone[row] >= window
-                and row not in self.claimed
-            ]
-            if window > self._loss_back
-            else []
-        )
+        arriving = self._arriving(window) if window > self._loss_back else []
         for row in arriving:
             self._add(made, number, row, "/gradient")
             made.backward.append((ALLOCATED, number[row]))
@@ -263,6 +256,16 @@ class _Cutter:
                     made.backward.append((MADE_GRADIENT, place))  # it waits for another: a tied table's
                 else:
                     made.backward.append((RELEASED, place))
+
+    def _arriving(self, window: int) -> list[int]:
+        """What a window of backward begins with: what the one before it made and left, and the gradient that
+        it is handed.
+        """
+        handed = self._handed_back(window)
+        found = set(self.windows[window - 1] if window - 1 >= self._loss_back else ())
+        if handed is not None and self.made[handed] < window:
+            found.add(handed)
+        return sorted(row for row in found if self.gone[row] >= window and row not in self.claimed)
 
     def _handed_back(self, window: int) -> int | None:
         """The storage of the gradient that a window of backward begins with."""
@@ -294,7 +297,10 @@ class _Cutter:
         live = {row for row in number if number[row] >= before and self.made[row] < window}
         for at in range(span.start, start):
             event = self.events[at]
-            live = live | {event} if event >= 0 else live - {~event}
+            if event >= 0:
+                live.add(event)
+            else:
+                live.discard(~event)
         made.waiting = sorted(number[row] for row in live if row in number)
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import combinations
 
 from memsheet.recording import Terms
@@ -18,6 +19,12 @@ def solve_terms(sizes: Sequence[Size], bytes_at: Sequence[int]) -> Terms | None:
     """The sum of fewest terms that gives ``bytes_at`` at all ``sizes``; None where there is none with fewer
     terms than sizes.
     """
+    return _solved_terms(tuple(sizes), tuple(bytes_at))
+
+
+@lru_cache(maxsize=4096)
+def _solved_terms(sizes: tuple[Size, ...], bytes_at: tuple[int, ...]) -> Terms | None:
+    """As ``solve_terms``: a layer's storages are of few sizes."""
     for count in range(1, min(len(sizes), 4)):
         for powers in combinations(POWERS, count):
             factors = _factors(sizes, bytes_at, powers)
