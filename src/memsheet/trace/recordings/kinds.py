@@ -53,7 +53,7 @@ def representative_layers(
 ) -> tuple[tuple[int, ...], Shallow]:
     """The kinds of all layers, and the layers that are run: of each kind one that has neighbours; all where
     they are few, or where what is around them grows with their number. The model is cut down where it can be
-    built in no other way.
+    built in no other way, and where its config has one number for an encoder's layers and a decoder's.
     """
     kinds, around = layer_kinds(model), shapes_around(model)
     every = Shallow(tuple(range(len(kinds))), whole=True)
@@ -65,7 +65,9 @@ def representative_layers(
             except Exception:  # noqa: BLE001, S112 - a library's own check of a config of few layers
                 continue
             if shapes_around(built) != around:
-                return kinds, every
+                if built_whole or not model.config.is_encoder_decoder:  # type: ignore[union-attr]
+                    return kinds, every
+                break
             if layer_kinds(built) == _renumbered(kinds[number] for number in kept):
                 return kinds, shallow
     return kinds, every

@@ -140,8 +140,8 @@ def record_caches(config: Mapping[str, Any], stack: Layered) -> tuple[RecordedCa
     nothing.
     """
     plan = _plan_of({"precision": "bf16-pure", "attention": "eager"}, "infer")
-    build = partial(build_shallow_model, config, plan, stack.shallow)
-    places = kind_representatives(stack.model.kinds, stack.shallow.kept)
+    build = partial(build_shallow_model, config, plan, stack.served)
+    places = kind_representatives(stack.model.kinds, stack.served.kept)
     found: tuple[RecordedCache, ...] = with_values_if_asked(
         lambda how: observe_caches(build, plan, how, places, *CACHED), How(scratch=False)
     )
@@ -152,11 +152,11 @@ def record_generation(
     config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size], prompt: int | None = None
 ) -> RecordedGeneration:
     """A prompt and the last token. Raises NotRecordableError for what is no function of size."""
-    build = partial(build_shallow_model, config, plan, stack.shallow)
+    build = partial(build_shallow_model, config, plan, stack.served)
     found = _followed(lambda how: observe_generations(build, plan, how, sizes, prompt), sizes)
     if len({one.places for one in found}) > 1:
         raise NoFunctionError("its cache is not the same at every size")
-    if len(found[0].places) != len(stack.shallow.kept):
+    if len(found[0].places) != len(stack.served.kept):
         raise NotRecordableError(OTHER_CACHE)
     if any(storage.hidden for one in found for storage in one.prefill.storages):
         found = [without_kernels(one) for one in found]
@@ -164,7 +164,7 @@ def record_generation(
         prefill=_solved([one.prefill for one in found], sizes),
         decode=_solved([one.decode for one in found], sizes),
         places=found[0].places,
-        kept=stack.shallow.kept,
+        kept=stack.served.kept,
     )
 
 
@@ -200,6 +200,15 @@ class Layered:
     shallow: Shallow
     positions: int | None
     handing: Handing
+
+    @property
+    def served(self) -> Shallow:
+        """The layers that are run where tokens are made: all behind an encoder whose config has one number
+        for both stacks, since their caches count layers by it.
+        """
+        if self.shallow.built_whole and self.model.stacks == ENCODER_DECODER:
+            return Shallow(tuple(range(len(self.model.kinds))), whole=True)
+        return self.shallow
 
 
 @lru_cache(maxsize=4)

@@ -16,6 +16,8 @@ from memsheet.run.model import build_config, build_model, layers_of, without_lay
 
 NUMBERED = re.compile(r"(^|_)(idx|id|number)$|^block_idx$")
 """What layers call their own place, which makes none another kind."""
+DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
+"""How configs of two stacks call the number of the second's layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ def cut_down(model: nn.Module, kept: Collection[int]) -> nn.Module:
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
     if text.num_hidden_layers == len(layers):
         without_layers(model.config, set(range(len(layers))) - set(kept))
+    for name in DECODER_LAYERS:
+        if getattr(model.config, name, None) == len(layers):
+            setattr(model.config, name, len(kept))
     path = next(name for name, module in model.named_modules() if module is layers)
     for place, number in enumerate(kept):
         _renumber_layer(layers[number], number, place)
