@@ -214,7 +214,10 @@ class CachedFakeMode(FakeTensorMode):
         fake: Tensor = Tensor._make_subclass(
             FakeTensor, made, False, dispatch_device=True, device_for_backend_keys=device
         )
-        torch._C._set_throw_on_mutable_data_ptr(fake)
+        if self._allow_unsafe_data_ptr_access:  # copy.deepcopy asks for a pointer
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(fake)
         vars(fake).update(alike)
         return fake
 

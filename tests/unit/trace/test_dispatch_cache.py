@@ -78,3 +78,14 @@ def test_all_is_forgotten_when_there_is_much(monkeypatch):
         for size in range(1, 9):
             torch.empty(size) + 1
             assert len(dispatch_cache._seen) <= 3
+
+
+def test_a_pointer_may_be_asked_for_where_torch_allows_it():
+    with torch._functorch.config.patch(fake_tensor_allow_unsafe_data_ptr_access=True), CachedFakeMode():
+        x = torch.empty(3, 5, 7)
+        assert [x.clone().data_ptr() for _ in range(2)] == [0, 0]
+    with torch._functorch.config.patch(fake_tensor_allow_unsafe_data_ptr_access=False), CachedFakeMode():
+        x = torch.empty(3, 5, 7)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="data pointer"):
+                x.clone().data_ptr()
