@@ -124,7 +124,7 @@ RunKey = str
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedParameter:
     """One tensor. ``path`` within its layer (or the model); ``kind``: the module's that holds it (linear,
-    embedding, norm, bias, expert, other; or buffer); ``dtype``: where the code fixes it.
+    conv1d, embedding, norm, bias, expert, other; or buffer); ``dtype``: where the code fixes it.
     """
 
     path: str

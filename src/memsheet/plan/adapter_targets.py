@@ -17,6 +17,9 @@ INTO_STATES = "in_proj"
 """Of state spaces the one projection that runs as a module: peft refuses out_proj and conv1d (0.21.2
 tuners/tuners_utils.py:145), and their kernels take the others' weights alone.
 """
+NOT_OF_STATE_SPACES = ("out_proj", "conv1d")
+STATE_SPACES = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})
+"""What peft refuses, and of which model types."""
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules)."""
 
@@ -130,6 +133,8 @@ def _attention_linears(model: ModelSpec, but: frozenset[str] = frozenset()) -> t
             weight.path for block in model.blocks() for weight in block.weights if weight.role is Role.LINEAR
         ]
         paths = [path for path in linears if ATTENTION.search(path)] or linears
+    if model.model_type in STATE_SPACES:
+        but = but.union(NOT_OF_STATE_SPACES)
     names = dict.fromkeys(path.removesuffix(".weight").rpartition(".")[2] for path in paths)
     return tuple(name for name in names if name not in but)
 

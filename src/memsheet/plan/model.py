@@ -38,7 +38,8 @@ class Weight:
     ``cut``: the dimension that tensor parallelism may split (expert tensor parallelism for experts), or None
     where every rank keeps a copy (norms, routers, latent down-projections). ``units``: how many indivisible
     pieces lie along that dimension (heads); 0 when elements may be split freely. ``padded``: a vocabulary
-    dimension that an engine may pad.
+    dimension that an engine may pad. ``transposed``: a linear layer's that is kept as (in, out), as
+    transformers' Conv1D keeps it.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Weight:
     cut: int | None = None
     units: int = 0
     padded: bool = False
+    transposed: bool = False
     copies: int = 1
     dtype: str | None = None  # fixed by the model's code whatever the run's precision
     adapter: bool = (

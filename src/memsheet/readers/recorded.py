@@ -27,7 +27,7 @@ from memsheet.readers.recorded_parts import recorded_layer_parts, vocabulary
 from memsheet.recording import RecordedParameter, RecordedPart, Recording
 
 ROLES = {
-    "linear": Role.LINEAR, "embedding": Role.EMBEDDING, "norm": Role.NORM, "bias": Role.BIAS, "expert": Role.EXPERT,
+    "linear": Role.LINEAR, "conv1d": Role.LINEAR, "embedding": Role.EMBEDDING, "norm": Role.NORM, "bias": Role.BIAS, "expert": Role.EXPERT,
     "buffer": Role.BUFFER, "other": Role.OTHER,
 }  # fmt: skip
 
@@ -134,4 +134,10 @@ def _split_ends(
 
 
 def _weight(one: RecordedParameter) -> Weight:
-    return Weight(path=one.path, shape=one.shape, role=ROLES.get(one.kind, Role.OTHER), dtype=one.dtype)
+    return Weight(
+        path=one.path,
+        shape=one.shape,
+        role=ROLES.get(one.kind, Role.OTHER),
+        dtype=one.dtype,
+        transposed=one.kind == "conv1d",
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from transformers.pytorch_utils import Conv1D
 
 from memsheet.errors import input_error
 from memsheet.plan.dtypes import FP32
@@ -121,6 +122,8 @@ def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
     made = STAND_INS.get(how.weights.name.partition("-")[0])
     if made is None:
         raise input_error("quantize", how.weights.name, "has no stand-in on fake tensors", "nf4, fp4 or int8")
+    if any(isinstance(module, Conv1D) for module in model.modules()):
+        raise input_error("quantize", how.weights.name, "of Conv1D has no stand-in on fake tensors", "bf16")
     head, real = model.get_output_embeddings(), can_quantize(model) and made is Linear4bit  # type: ignore[operator]
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head and not _is_unquantized_module(name, how):

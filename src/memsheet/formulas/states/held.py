@@ -93,7 +93,7 @@ def tensors_on_rank(
         return
     name = path.split(".")[-2]
     if weight.role is Role.LINEAR and name in adapter.targets:
-        yield from _lora_matrices(path, shape, plan, times)
+        yield from _lora_matrices(path, shape[::-1] if weight.transposed else shape, plan, times)
     if (
         name in adapter.full_modules
     ):  # peft utils/other.py, ModulesToSaveWrapper.update: a deep copy, which is trained

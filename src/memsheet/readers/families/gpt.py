@@ -339,7 +339,9 @@ def _feed_forward(gpt: Gpt) -> Dense:
 def _transpose_conv1d_weights(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """GPT-2 keeps its matrices as (in, out)."""
     return tuple(
-        replace(w, shape=w.shape[::-1], cut=None if w.cut is None else 1 - w.cut) if len(w.shape) == 2 else w
+        replace(w, shape=w.shape[::-1], cut=None if w.cut is None else 1 - w.cut, transposed=True)
+        if len(w.shape) == 2
+        else w
         for w in weights
     )
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.recording import RecordedParameter
 from memsheet.run.model import layers_of
 from memsheet.trace.recordings.shallow import NUMBERED, Shallow, build_shallow_model
 
 PLAIN = (bool, int, float, str, type(None))
+ADAPTED = ("linear", "conv1d")
+"""Kinds of modules that an adapter of every type stands beside."""
 
 
 def layer_signature(layer: nn.Module) -> tuple[Any, ...]:
@@ -106,15 +110,59 @@ def _first_inside(kinds: tuple[int, ...], kind: int) -> int:
     return next((n for n, each in enumerate(kinds) if n and each == kind), 0)
 
 
-def kind_representatives(kinds: tuple[int, ...], kept: tuple[int, ...]) -> dict[int, int]:
+def kind_representatives(
+    kinds: tuple[int, ...], kept: tuple[int, ...], first: int | None = None
+) -> dict[int, int]:
     """For each kind the place among the ``kept`` layers that stands for it: in the midst where there is
-    one.
+    one. Where adapters are, behind the ``first`` layer that trains.
     """
     places: dict[int, list[int]] = {}
     for place, number in enumerate(kept):
         places.setdefault(kinds[number], []).append(place)
-    inside = range(1, len(kept) - 1)
-    return {kind: next((p for p in found if p in inside), found[0]) for kind, found in places.items()}
+    begin = kept.index(first or 0)
+    inside = range(begin + 1, len(kept) - 1)
+    behind = range(begin + (first is not None), len(kept))
+    return {
+        kind: next((p for among in (inside, behind) for p in found if p in among), found[0])
+        for kind, found in places.items()
+    }
+
+
+def first_trained_layer(
+    kinds: tuple[int, ...], layers: Sequence[Sequence[RecordedParameter]], plan: Plan
+) -> int:
+    """The number of the first layer that an adapter stands in, before which no gradient comes; 0 where
+    gradients are asked for before all layers (peft, under recompute).
+    """
+    if plan.adapter is None or plan.recompute.mode is not RecomputeMode.NONE:
+        return 0
+    targets = {f".{target}.weight" for target in plan.adapter.targets}
+    trained = [
+        any(f".{one.path}".endswith(tuple(targets)) and one.kind in ADAPTED for one in layer)
+        for layer in layers
+    ]
+    return next((number for number, kind in enumerate(kinds) if trained[kind]), 0)
+
+
+def layers_behind(
+    config: Mapping[str, Any], plan: Plan, kinds: tuple[int, ...], shallow: Shallow, first: int
+) -> Shallow:
+    """The layers to run where those before ``first`` train nothing: of each kind one before it, and one
+    behind it.
+    """
+    if first == 0 or shallow.whole:
+        return shallow
+    leading = {kinds.index(kind) for kind in kinds[:first]}
+    inside = {kinds.index(kind, first + 1) for kind in kinds[first + 1 :]}
+    behind = min(max(inside | {first}) + 1, len(kinds) - 1)
+    kept = tuple(sorted({0, *leading, first, *inside, behind, len(kinds) - 1}))
+    for built_whole in dict.fromkeys((shallow.built_whole, True)):
+        found = Shallow(kept, built_whole=built_whole)
+        with suppress(Exception):  # a library's own check of a config of few layers
+            built = build_shallow_model(config, plan, found, "meta")
+            if layer_kinds(built) == _renumbered(kinds[number] for number in kept):
+                return found
+    return Shallow(tuple(range(len(kinds))), whole=True)
 
 
 def recorded_parameters(
@@ -158,6 +206,8 @@ def _module_kind(owner: nn.Module, name: str, dimensions: int) -> str:
         return "bias"
     if isinstance(owner, nn.Linear):
         return "linear"
+    if isinstance(owner, Conv1D):
+        return "conv1d"
     if isinstance(owner, nn.Embedding):
         return "embedding"
     if "norm" in type(owner).__name__.lower() or isinstance(owner, nn.LayerNorm):

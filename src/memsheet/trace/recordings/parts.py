@@ -65,18 +65,20 @@ class FoundRun:
     named: tuple[Found, ...]
 
 
-def cut_step(step: Step) -> FoundRun:
-    """The parts of a step. Raises NotRecordableError where its layers do not run one after another."""
-    return _Cutter(step).cut()
+def cut_step(step: Step, untrained: int = 0) -> FoundRun:
+    """The parts of a step, of whose layers the first ``untrained`` get no gradient. Raises
+    NotRecordableError where its layers do not run one after another.
+    """
+    return _Cutter(step, untrained).cut()
 
 
 class _Cutter:
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, untrained: int) -> None:
         self.step, self.rows, self.events = step, step.rows, step.events
         n = self.layers = step.layers
         if not n or set(step.entered) != set(range(n)):
             raise NotRecordableError("its layers do not each run once")
-        if len(step.returned) < n:
+        if set(step.returned) != set(range(untrained, n)):
             raise NotRecordableError("not every layer hands on one tensor that backward comes back through")
         self.cuts = self._cuts()
         self.made, self.gone = [-1] * len(self.rows), [-1] * len(self.rows)
@@ -104,7 +106,7 @@ class _Cutter:
             step.backward if step.projected is None else self._handed_on(step.projected, step.backward)
         )
         back = step.backward if step.unprojected is None else step.unprojected
-        backward = [step.backward, back, *(step.returned[i] for i in reversed(range(n)))]
+        backward = [step.backward, back, *(step.returned.get(i, step.ends) for i in reversed(range(n)))]
         backward.append(step.reached.get(0, step.ends))
         cuts = [*forward, *backward, step.ends]
         if cuts != sorted(cuts):

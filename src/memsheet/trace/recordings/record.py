@@ -51,7 +51,9 @@ from memsheet.trace.job import How
 from memsheet.trace.recordings.generation import FoundGeneration, observe_caches, observe_generations
 from memsheet.trace.recordings.hand_over import observe_handing
 from memsheet.trace.recordings.kinds import (
+    first_trained_layer,
     kind_representatives,
+    layers_behind,
     layers_share_weights,
     recorded_parameters,
     representative_layers,
@@ -122,7 +124,16 @@ def _record_way(
         prompt = words.pop(PROMPT, None)
         return record_generation(config, _plan_of(words, "infer"), stack, sizes, prompt)
     casts = words.pop(CASTS_ARGUMENTS, False)
-    return record_run(config, _plan_of(words), stack, sizes, casts=casts)
+    plan = _plan_of(words)
+    return record_run(config, plan, _adapted_stack(config, plan, stack), sizes, casts=casts)
+
+
+def _adapted_stack(config: Mapping[str, Any], plan: Plan, stack: Layered) -> Layered:
+    """The layers to run where adapters stand in some of them alone."""
+    kinds, layers = stack.model.kinds, stack.model.layers
+    first = first_trained_layer(kinds, layers, plan)
+    shallow = layers_behind(config, plan, kinds, stack.shallow, first)
+    return replace(stack, shallow=shallow, first=first)
 
 
 def playable_document(run: RecordedRun | RecordedGeneration) -> dict[str, Any]:
@@ -194,12 +205,20 @@ def _sizes_of(words: dict[str, Any], positions: int | None) -> tuple[Size, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Layered:
-    """A model's description, and the layers of it that are run."""
+    """A model's description, and the layers of it that are run; ``first``: the number of the first of them
+    that trains.
+    """
 
     model: Recording
     shallow: Shallow
     positions: int | None
     handing: Handing
+    first: int = 0
+
+    @property
+    def untrained(self) -> int:
+        """How many of the layers that are run come before that."""
+        return self.shallow.kept.index(self.first)
 
     @property
     def served(self) -> Shallow:
@@ -273,7 +292,9 @@ def record_run(
     if casts:
         build = partial(_build_casting, build, torch_dtype(plan.precision.compute))
     try:
-        return _solved_run([cut_step(step) for step in _observed(build, plan, sizes)], plan, stack, sizes)
+        return _solved_run(
+            [cut_step(step, stack.untrained) for step in _observed(build, plan, sizes)], plan, stack, sizes
+        )
     except LoopsError:
         return _record_loops(build, plan, stack, sizes)
 
@@ -306,7 +327,8 @@ def _record_loops(
     for unit, counts in LOOPED:
         few = looped_sizes(sizes, stack.model.windows, unit, counts)
         with suppress(NoFunctionError):
-            runs = [_without_turns(cut_step(step)) for step in _observed(build, plan, few, loops=True)]
+            steps = _observed(build, plan, few, loops=True)
+            runs = [_without_turns(cut_step(step, stack.untrained)) for step in steps]
             every = 1 if unit == LOOPED[0][0] else unit
             return replace(_solved_run(runs, plan, stack, few), every=every, least=few[0][1])
     raise NoFunctionError("its code loops over tokens")
@@ -327,7 +349,8 @@ def _without_turns(run: FoundRun) -> FoundRun:
 def _solved_run(runs: Sequence[FoundRun], plan: Plan, stack: Layered, sizes: Sequence[Size]) -> RecordedRun:
     """Steps at several sizes as functions of size."""
     kinds, kept = stack.model.kinds, stack.shallow.kept
-    places = kind_representatives(kinds, kept)
+    places = kind_representatives(kinds, kept, stack.first if plan.adapter else None)
+    entering = {kinds[kept[place]]: place for place in reversed(range(stack.untrained + 1))}
     return RecordedRun(
         embeddings=_solved([run.embeddings for run in runs], sizes),
         head=_solved([run.head for run in runs], sizes),
@@ -338,7 +361,9 @@ def _solved_run(runs: Sequence[FoundRun], plan: Plan, stack: Layered, sizes: Seq
             for kind, place in places.items()
             if runs[0].light[place] is not None
         },
-        entry={kinds[kept[0]]: _solved([run.layers[0] for run in runs], sizes)} if plan.adapter else {},
+        entry={kind: _solved([run.layers[place] for run in runs], sizes) for kind, place in entering.items()}
+        if plan.adapter
+        else {},
         shared=tuple(_solved_each([run.shared for run in runs], sizes)),
         masks=tuple(_solved_each([run.masks for run in runs], sizes)),
         named=tuple(_solved_each([run.named for run in runs], sizes)),
