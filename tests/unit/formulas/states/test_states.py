@@ -149,3 +149,14 @@ def test_bitsandbytes_leaves_experts_that_are_one_parameter():
     parameters = answer.sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD).value
     assert 2 * experts < parameters < 2 * experts * 1.03
     assert any("bitsandbytes leaves" in note for note in answer.sheets[0].notes)
+
+
+def test_an_adapter_of_conv1d_reads_what_the_layer_reads() -> None:
+    """transformers' Conv1D keeps its matrix as (in, out)."""
+    answer = memsheet.train("gpt2", seq_len=8, lora_rank=4, lora_targets=["c_attn"])
+    found = {
+        one.path.rpartition("c_attn.")[2]: one.shape
+        for one in held_tensors(answer.model, answer.plan)
+        if ".lora_" in one.path
+    }
+    assert found == {"lora_A.weight": (4, 768), "lora_B.weight": (3 * 768, 4)}
