@@ -31,7 +31,5 @@ _FIRST = {
 # fmt: on
 SERVED_SINCE = {family: release for release, names in _FIRST.items() for family in names.split()}
 """By model type, the release of which a file in python/sglang/srt/models first has the family's
-architecture as its
-EntryClass, of those from v0.4.3.post4 on; what that release has is left out. Posts count with their
-release. A
-text model alone counts from when its whole model does."""
+architecture as its EntryClass, of those from v0.4.3.post4 on; what that release has is left out. Posts
+count with their release. A text model alone counts from when its whole model does."""

@@ -35,6 +35,5 @@ _FIRST = {
 # fmt: on
 SERVED_SINCE = {family: release for release, names in _FIRST.items() for family in names.split()}
 """By model type, the release whose model_executor/models/registry.py first names the family's
-architecture, of those
-from v0.6.4.post1 on; what that release names is left out. A text model alone counts from when its whole model
-does."""
+architecture, of those from v0.6.4.post1 on; what that release names is left out. A text model alone
+counts from when its whole model does."""
