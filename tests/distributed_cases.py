@@ -105,7 +105,7 @@ def folded(config=SEVEN, mesh=None, rank=0, schedule=None, **short):
     """A trace of all layers beside one in which a layer stands for its like."""
     spec, plan = planned(config, mesh, **{**FSDP, **short})
     plan = replace(plan, schedule=schedule or plan.schedule)
-    depth = depth_of(spec.stacks[0].layers, [(len(run.pattern), run.count) for run in spec.stacks[0].runs])
+    depth = depth_of(spec.stacks[0])
     written = []
     deepen = distributed_job.extend_timeline_layers
     with patch.object(
@@ -299,7 +299,9 @@ CASES = {
     "pipeline of replicas": lambda: pipeline(Schedule.ONE_F_ONE_B, 0, microbatches=8, dp_replicate=2),
     "tied pipeline 1": lambda: pipeline(Schedule.ONE_F_ONE_B, 1, {**FOUR, "tie_word_embeddings": True}),
     "large": lambda: {
-        **sharded(LLAMA_8B, depth=Depth(layers=32, start=0, period=1, count=32), seq_len=2048),
+        **sharded(
+            LLAMA_8B, depth=Depth(path="model.layers", layers=32, start=0, period=1, count=32), seq_len=2048
+        ),
         "events": [],
     },
     "large tracker": lambda: tracker(LLAMA_8B, 2048),

@@ -23,12 +23,20 @@ GEMMA = {
     "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 500, "sliding_window_pattern": 2, "sliding_window": 32,
     "layer_types": ["sliding_attention", "full_attention"] * 6,
 }  # fmt: skip
+LLAVA = {
+    "model_type": "llava", "text_config": LLAMA, "image_token_index": 499, "vision_feature_layer": -2,
+    "vision_config": {
+        "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 7,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14, "projection_dim": 32,
+    },
+}  # fmt: skip
 CASES = {
     "pure foreach": (LLAMA, {"precision": "bf16-pure", "optimizer_implementation": "foreach"}),
     "pure eager recomputed": (LLAMA, {"precision": "bf16-pure", "attention": "eager", "recompute": "full"}),
     "fp32 momentum": (LLAMA, {"precision": "fp32", "optimizer": "sgd_momentum"}),
     "accumulating": (LLAMA, {"precision": "bf16-pure", "microbatch": 2, "global_batch": 8}),
     "lora": (LLAMA, {"precision": "bf16-pure", "lora_rank": 8}),
+    "beside a tower": (LLAVA, {"precision": "bf16-pure"}),
     "windowed": (GEMMA, {"precision": "bf16-pure", "attention": "eager"}),
 }
 
@@ -38,7 +46,7 @@ def case(config, short):
     spec = read_hf_config(config)
     plan = resolve_request({**request_from({"seq_len": 64, **short}), "task": "train"}, spec, real=True).plan
     stack = spec.stacks[-1]
-    depth = depth_of(stack.layers, [(len(run.pattern), run.count) for run in stack.runs])
+    depth = depth_of(stack)
     full, folded = (trace_training(config, plan, How(scratch=False), d) for d in (None, depth))
     try:
         predicted = {i.value: account_rank(spec, plan).at(i).value for i in account_rank(spec, plan).instants}

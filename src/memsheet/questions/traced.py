@@ -132,8 +132,7 @@ def repeated_layer_depth(spec: ModelSpec | None) -> dict[str, int] | None:
     """Which layers may stand for others; None where the stack is short, several, or not known."""
     if spec is None or len(spec.stacks) != 1:
         return None
-    stack = spec.stacks[0]
-    depth = depth_of(stack.layers, [(len(run.pattern), run.count) for run in stack.runs])
+    depth = depth_of(spec.stacks[0])
     return asdict(depth) if depth else None
 
 

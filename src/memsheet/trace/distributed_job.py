@@ -50,7 +50,7 @@ def trace_rank(
     if folds is not None:
         with suppress(NotUniformError):
             recorder = _record_fake_rank(config, _shortened_stage_plan(plan, rank, folds), how, rank, folds)
-            return extend_timeline_layers(tag_recorded_layers(recorder, folds.period), folds)
+            return extend_timeline_layers(tag_recorded_layers(recorder, folds), folds)
     return recorded_timeline(_record_fake_rank(config, plan, how, rank, None))
 
 

@@ -12,10 +12,11 @@ not, the caller traces every layer instead.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from memsheet.plan.model import Stack
 from memsheet.timeline import Mark, Storage, Timeline
 
 SIDES = 2  # periods traced before and after the one that is repeated: its neighbours must be ordinary too
@@ -23,10 +24,11 @@ SIDES = 2  # periods traced before and after the one that is repeated: its neigh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """A stack's layers: those that repeat begin at ``start``, with a pattern of ``period`` layers, ``count``
-    times.
+    """Layers of the stack whose modules are named ``path.N``: those that repeat begin at ``start``, with a
+    pattern of ``period`` layers, ``count`` times.
     """
 
+    path: str
     layers: int
     start: int
     period: int
@@ -89,14 +91,13 @@ def extend_timeline_layers(shallow: Shallow, depth: Depth) -> Timeline:
 
 def _check_alike(shallow: Shallow, depth: Depth) -> None:
     """The middle and the period after it make the same events, in the same places of the step; and they and
-    the period before it own the same storages, in the same order.
+    the period before it own the same storages, in the same order. A middle that owns nothing was not found.
     """
     middle = depth.middle
     before, after = (range(middle.start + by, middle.stop + by) for by in (-depth.period, depth.period))
     owned = [_layer_storages(shallow, layers) for layers in (before, middle, after)]
-    if _layer_event_keys(shallow, middle) != _layer_event_keys(shallow, after) or owned != [owned[0]] * len(
-        owned
-    ):
+    alike = _layer_event_keys(shallow, middle) == _layer_event_keys(shallow, after)
+    if not alike or owned != [owned[0]] * len(owned) or not any(owned[0]):
         raise NotUniformError
 
 
@@ -230,13 +231,13 @@ def _storage_layer_indices(shallow: Shallow) -> Iterator[tuple[int, tuple[int, i
             yield number, (layer, counts[layer])
 
 
-def depth_of(layers: int, runs: Sequence[tuple[int, int]]) -> Depth | None:
-    """The longest run of a stack that is worth folding. ``runs``: (layers of the pattern, how often) in
-    order.
-    """
+def depth_of(stack: Stack) -> Depth | None:
+    """The longest run of a stack that is worth folding."""
     start, found = 0, list[Depth]()
-    for period, count in runs:
-        found.append(Depth(layers=layers, start=start, period=period, count=count))
-        start += period * count
+    for run in stack.runs:
+        found.append(
+            Depth(path=stack.path, layers=stack.layers, start=start, period=len(run.pattern), count=run.count)
+        )
+        start += len(run.pattern) * run.count
     best = max(found, key=lambda depth: len(depth.left_out), default=None)
-    return best if best is not None and best.worthwhile and start == layers else None
+    return best if best is not None and best.worthwhile else None

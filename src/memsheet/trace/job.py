@@ -88,7 +88,7 @@ def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth
     if depth is not None and plan.recompute.layers is None and not plan.recompute.stretched:
         with suppress(NotUniformError):
             return extend_timeline_layers(
-                tag_recorded_layers(_recorded(config, plan, how, depth), depth.period), depth
+                tag_recorded_layers(_recorded(config, plan, how, depth), depth), depth
             )
     return recorded_timeline(_recorded(config, plan, how, None))
 
@@ -177,14 +177,16 @@ def run_traced_steps(
     recorder.stop()
 
 
-def tag_recorded_layers(recorder: Recorder, period: int) -> Shallow:
+def tag_recorded_layers(recorder: Recorder, depth: Depth) -> Shallow:
     """What was recorded, with the layer that each event and each storage belongs to."""
-    layers = tuple(layer_of(row.owner) for row in recorder.rows)
+    layers = tuple(layer_of(row.owner, depth.path) for row in recorder.rows)
     tags: list[int] = []
     for event, context in zip(recorder.events, recorder.contexts, strict=True):
-        layer = layer_of(context)
+        layer = layer_of(context.removeprefix(STEPPED), depth.path)
         if context.startswith(STEPPED):
-            layer = _optimizer_event_layer(event, layer, layers[event if event >= 0 else ~event], period)
+            layer = _optimizer_event_layer(
+                event, layer, layers[event if event >= 0 else ~event], depth.period
+            )
         elif layer < 0 and event < 0 and tags:  # the model lets go between two layers
             layer = tags[-1]
         tags.append(layer)

@@ -27,9 +27,12 @@ def fold_layer_indices(path: str) -> str:
     return _INDEX.sub(".*", _WRAPPERS.sub("", path).lstrip("."))
 
 
-def layer_of(path: str) -> int:
-    """The index of the layer that a module belongs to, -1 for none: the first number in its name."""
-    found = _INDEX.search(path)
+def layer_of(path: str, stack: str) -> int:
+    """The index of the layer of the stack at ``stack`` that a module belongs to, -1 for none: a tower's
+    layers are not the decoder's.
+    """
+    name = _WRAPPERS.sub("", path).lstrip(".")
+    found = _INDEX.match(name, len(stack)) if name.startswith(stack) else None
     return int(found[0][1:]) if found else -1
 
 
