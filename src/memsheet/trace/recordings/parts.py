@@ -251,7 +251,12 @@ class _Cutter:
         for span in spans:
             self._log(made.backward, made, number, span, backward=True)
         for row, place in number.items():
-            if row in self.claimed or place in made.lingering:
+            if place in made.lingering:
+                continue
+            if row in self.claimed:
+                arrives = (MADE_GRADIENT, place)
+                if arrives not in made.backward and (ALLOCATED, place) in made.backward:
+                    made.backward.append(arrives)  # when another is added to it: a tied table's
                 continue
             if self.gone[row] > window and self.made[row] >= self._loss_back:
                 if self.gone[row] > window + 1 and self.rows[row].bytes == self.step.tied_bytes:
