@@ -88,6 +88,15 @@ def text_model(text: Fields, default_type: str) -> ModelSpec:
     return spec
 
 
+def tied_by_either(config: Fields, nested: Fields) -> bool:
+    """Whether the words' table is the head's too, where the library takes it from the text's config as well
+    (transformers 5.23 configuration_llava.py:86 and kin).
+    """
+    return config.flag("tie_word_embeddings", default=False) or nested.flag(
+        "tie_word_embeddings", default=False
+    )
+
+
 def causal_head(vocab: int, hidden: int, *, tied: bool, path: str = "lm_head") -> Head:
     """A language-model head without bias."""
     return Head(

@@ -46,6 +46,7 @@ from memsheet.readers.sparse_parts import (
     stacked_experts,
 )
 
+MOST_DIGITS = 7  # of a layer's number
 PATTERN = 6  # every so many layers one sees every token
 WIDE = NormKind.RMS_FP32_SCALE
 _CLASSES = {
@@ -148,7 +149,7 @@ def _overridden(config: Fields, given: object, number: int, form: _Layer, plain:
     if not isinstance(given, Mapping):
         config.wrong("per_layer_config", given, "is not an object of layers")
         return form
-    own = given.get(str(number), given.get(number, {}))
+    own = next((value for key, value in given.items() if _layer_number(key) == number), {})
     if not isinstance(own, Mapping):
         config.wrong("per_layer_config", own, f"says nothing of layer {number} that is an object")
         return form
@@ -157,6 +158,12 @@ def _overridden(config: Fields, given: object, number: int, form: _Layer, plain:
         head_dim=fields.count("head_dim", default=plain[0]),
         kv_heads=fields.count("num_key_value_heads", default=plain[1]),
     )
+
+
+def _layer_number(key: object) -> int | None:
+    """The layer that a key of ``per_layer_config`` names: the library pads numbers to one width ("05")."""
+    text = str(key)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < MOST_DIGITS else None
 
 
 def _decoder_block(

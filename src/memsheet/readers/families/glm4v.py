@@ -19,6 +19,7 @@ from memsheet.readers.nested import (
     of_kind,
     rename_path_roots,
     text_model,
+    tied_by_either,
 )
 from memsheet.readers.parts import (
     embedding_table,
@@ -55,14 +56,11 @@ def read(config: Fields) -> ModelSpec:
     )
     name = f"{_CLASSES[kind]}ForConditionalGeneration"
     model_class_name(config, (name,), name)
-    tied = config.flag("tie_word_embeddings", default=False) or nested.flag(
-        "tie_word_embeddings", default=False
-    )
     text = of_kind(text_model(fields, code), kind)
     return replace(
         rename_path_roots(text, {"model": "model.language_model"}),
         model_type=kind,
-        head=causal_head(text.vocab, text.hidden, tied=tied),
+        head=causal_head(text.vocab, text.hidden, tied=tied_by_either(config, nested)),
         towers=(_glm_vision_tower(config.sub("vision_config")),),
     )
 

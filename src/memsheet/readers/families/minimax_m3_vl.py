@@ -12,7 +12,7 @@ from dataclasses import replace
 from memsheet.plan.model import Arrangement, Block, ModelSpec, Role, Run, Stack, Tower, Weight
 from memsheet.readers.families.minimax_m3 import read as text_spec
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import causal_head, model_class_name, rename_path_roots
+from memsheet.readers.nested import causal_head, model_class_name, rename_path_roots, tied_by_either
 from memsheet.readers.parts import layer_norm, linear_weights, plain_mlp, separate_qkv_attention
 
 WHOLE_MODEL = "MiniMaxM3SparseForConditionalGeneration"
@@ -23,11 +23,10 @@ def read(config: Fields) -> ModelSpec:
     model_class_name(config, (WHOLE_MODEL,), WHOLE_MODEL)
     nested = config.sub("text_config")
     text = text_spec(Fields(nested.data, nested.where, config.problems))
-    tied = config.flag("tie_word_embeddings", default=nested.flag("tie_word_embeddings", default=False))
     return replace(
         rename_path_roots(text, {"model": "model.language_model"}),
         model_type="minimax_m3_vl",
-        head=causal_head(text.vocab, text.hidden, tied=tied),
+        head=causal_head(text.vocab, text.hidden, tied=tied_by_either(config, nested)),
         towers=(_picture_tower(config, text.hidden),),
     )
 

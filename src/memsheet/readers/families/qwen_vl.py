@@ -26,6 +26,7 @@ from memsheet.readers.nested import (
     of_kind,
     rename_path_roots,
     text_model,
+    tied_by_either,
 )
 from memsheet.readers.parts import (
     fused_attention,
@@ -52,15 +53,12 @@ def read(config: Fields) -> ModelSpec:
     name = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration"}.get(kind, "Qwen2VLForConditionalGeneration")
     model_class_name(config, (name,), name)
     nested = config.sub("text_config")
-    tied = config.flag("tie_word_embeddings", default=False) or nested.flag(
-        "tie_word_embeddings", default=False
-    )
     text = text_model(_text_fields(config, nested), "qwen2")
     vision = config.sub("vision_config")
     return replace(
         of_kind(rename_path_roots(text, {"model": "model.language_model"}), kind),
         model_type=kind,
-        head=causal_head(text.vocab, text.hidden, tied=tied),
+        head=causal_head(text.vocab, text.hidden, tied=tied_by_either(config, nested)),
         towers=(_qwen2_vision_tower(vision) if kind == "qwen2_vl" else qwen2_5_vision_tower(vision),),
     )
 

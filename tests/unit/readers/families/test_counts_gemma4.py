@@ -47,6 +47,7 @@ PERTURBED: list[tuple[str, dict[str, Any]]] = [
     (ALONE, {"model_type": "gemma4_text", **TEXT, **ROUTED, "num_global_key_value_heads": 1}),
     (ALONE, {"model_type": "gemma4_text", **TEXT, "layer_types": TURNS, "use_bidirectional_attention": "all",
              "per_layer_config": {str(layer): {"head_dim": 44, "num_key_value_heads": 1} for layer in (1, 3, 5, 7)}}),
+    (ALONE, {"model_type": "gemma4_text", **TEXT, "per_layer_config": {f"{layer:02}": {"head_dim": 44} for layer in (5, 7)}}),
     (SEEING, {"model_type": "gemma4", "text_config": {**TEXT, **ROUTED, **SHARED, "attention_k_eq_v": True, "num_global_key_value_heads": 2},
               "vision_config": {**VISION, "standardize": True, "use_clipped_linears": True},
               "audio_config": {**AUDIO, "use_clipped_linears": False}, "tie_word_embeddings": False}),

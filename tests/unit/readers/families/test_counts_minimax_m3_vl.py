@@ -38,6 +38,12 @@ def test_names_and_shapes(more: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_the_words_are_tied_where_either_config_says_so(here: bool) -> None:
+    config = {"model_type": "minimax_m3_vl", "vision_config": VISION, "tie_word_embeddings": here}
+    assert_same_model(WHOLE, {**config, "text_config": {**TEXT, "tie_word_embeddings": not here}})
+
+
 @pytest.mark.slow
 def test_default_names_and_shapes() -> None:
     assert_same_model(WHOLE, {"model_type": "minimax_m3_vl", "text_config": {"num_hidden_layers": 2}})
