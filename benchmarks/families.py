@@ -2,17 +2,18 @@
 many parameters it has, and what a step of it holds by the sheet and by a trace.
 
     python benchmarks/families.py [--only WORDS] [--ways train,fsdp2,lora,infer] [--workers 2]
-                                  [--meta] [--trace] [--all] [--json]
+                                  [--meta] [--trace] [--all] [--moved] [--json]
 
 Types are those for text and for pictures and text; ``--all`` adds encoders and pairs of sequences. ``--meta``
-counts parameters on the meta device too, ``--trace`` runs the library's own code beside the sheet. Nothing is
-asserted.
+counts parameters on the meta device too, ``--trace`` runs the library's own code beside the sheet. ``--moved``
+changes every configuration's counts: the same families at sizes that nobody released. Nothing is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 import warnings
@@ -31,6 +32,12 @@ HEADS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPP
 MORE_HEADS = ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
 CHANGES = Path(__file__).parent / "data" / "family_changes.json"
 """The smallest change that makes a default configuration run, where the library's own cannot."""
+MOVED_WIDTHS = frozenset({
+    "vocab_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim", "n_inner", "encoder_ffn_dim",
+    "decoder_ffn_dim",
+})  # fmt: skip
+MOVED_EXPERTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts"})
+MOVED_FLAGS = frozenset({"attention_bias", "mlp_bias", "tie_word_embeddings"})
 TOKENS = 1024
 POSITIONS = ("max_position_embeddings", "n_positions")
 OFFSET = 2  # positions that roberta and its kin begin with
@@ -69,6 +76,21 @@ def changes_of(name: str) -> Mapping[str, Any]:
     """What is changed in a default configuration, by its path."""
     changes: Mapping[str, Any] = json.loads(CHANGES.read_text())["changes"].get(name, {})
     return changes
+
+
+def moved_config(config: Mapping[str, Any], draw: random.Random) -> dict[str, Any]:
+    """A configuration, and those inside it, with other words, widths, experts, biases and ties."""
+    return {key: _moved_value(key, value, draw) for key, value in config.items()}
+
+
+def _moved_value(key: str, value: Any, draw: random.Random) -> Any:
+    if isinstance(value, dict):
+        return moved_config(value, draw)
+    if type(value) is bool:
+        return value ^ (key in MOVED_FLAGS and draw.random() < 0.5)
+    if type(value) is not int or value < 2:
+        return value
+    return value + 64 * draw.randint(1, 5) if key in MOVED_WIDTHS else value * (1 + (key in MOVED_EXPERTS))
 
 
 def tokens_of(config: Mapping[str, Any], wanted: int = TOKENS) -> int:
@@ -124,12 +146,15 @@ def meta_parameters(config: Mapping[str, Any]) -> int | None:
         return None
 
 
-def row_of(name: str, ways: list[str], *, meta: bool = False, trace: bool = False) -> Row:
+def row_of(
+    name: str, ways: list[str], *, meta: bool = False, trace: bool = False, moved: bool = False
+) -> Row:
     """All questions about one type."""
     warnings.simplefilter("ignore")
     row: Row = {"family": name, "reader": name in FAMILIES, "changes": changes_of(name)}
     try:
         config = default_config(name)
+        config = moved_config(config, random.Random(name)) if moved else config
     except Exception as error:  # noqa: BLE001 - a default that the library itself rejects is none of the types
         return {**row, "none": type(error).__name__}
     row |= {way: ask(config, way) for way in ways}
@@ -173,7 +198,7 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--ways", default="train,fsdp2,lora")
     parser.add_argument("--workers", type=int, default=2)
-    for flag in ("--all", "--meta", "--trace", "--json"):
+    for flag in ("--all", "--meta", "--trace", "--moved", "--json"):
         parser.add_argument(flag, action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -185,7 +210,8 @@ def main() -> int:
         if not wanted or name in wanted
     ]
     counts: Counter[str] = Counter()
-    for row in rows_of(names, ways, given.workers, meta=given.meta, trace=given.trace):
+    also = {"meta": given.meta, "trace": given.trace, "moved": given.moved}
+    for row in rows_of(names, ways, given.workers, **also):
         if "none" in row:
             counts["without a default configuration"] += 1
             continue
