@@ -6,8 +6,9 @@
 
 Names are facts: data/model_names.json keeps them with how often each project's examples name it, and with the
 bundled model that it is of where somebody has looked (``of``). Nothing else of the examples is kept. The
-rules for names were written beside the first set; other_model_names.json keeps names of projects that they
-were not written for, taken whole before any was looked up.
+rules for names were written beside the first set; the others keep names of projects that they were not
+written for, taken whole before any was looked up. The fourth is only counted: rules and catalogue are
+written without a look at what is missing in it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ READ_OF: dict[str, dict[str, tuple[str, ...]]] = {
         "OpenRLHF/OpenRLHF": ("README.md", "examples"), "allenai/open-instruct": ("docs", "scripts"),
         "modelscope/ms-swift": ("examples",), "pytorch/torchtune": ("recipes",), "unslothai/notebooks": ("nb",),
         "vllm-project/llm-compressor": ("examples",), "volcengine/verl": ("docs", "examples"),
+    },
+    "third_model_names": {
+        "Lightning-AI/litgpt": ("config_hub", "tutorials"), "NVIDIA/Megatron-LM": ("docs", "examples"),
+        "NVIDIA/Model-Optimizer": ("docs", "examples"), "NVIDIA/NeMo": ("docs", "examples", "tutorials"),
+        "deepspeedai/DeepSpeedExamples": ("applications", "benchmarks", "inference", "training"),
+        "huggingface/peft": ("docs", "examples"), "ml-explore/mlx-lm": ("README.md", "mlx_lm"),
+        "sgl-project/sgl-cookbook": ("docs",),
+    },
+    "fourth_model_names": {
+        "InternLM/lmdeploy": ("README.md", "docs"), "InternLM/xtuner": ("docs", "examples"),
+        "NVIDIA-NeMo/Megatron-Bridge": ("docs", "examples", "tutorials"), "NovaSky-AI/SkyRL": ("docs", "examples"),
+        "huggingface/alignment-handbook": ("recipes",),
+        "huggingface/text-generation-inference": ("README.md", "docs"),
     },
 }  # fmt: skip
 """Set of names → project → the folders and files that are read."""

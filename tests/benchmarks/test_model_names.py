@@ -14,7 +14,7 @@ from model_names import DATA, READ_OF, data_text, extracted, ids_in, is_resolved
 
 FILES = {name: DATA / f"{name}.json" for name in READ_OF}
 HELD = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
-FEWEST = {"model_names": 500, "other_model_names": 150}
+FEWEST = {"model_names": 500, "other_model_names": 150, "third_model_names": 200, "fourth_model_names": 100}
 LOOKED_AT = [row for held in HELD.values() for row in held["names"] if "of" in row]
 
 
