@@ -22,7 +22,7 @@ STANDS = frozenset({Component.BUFFERS, Component.INPUTS, Component.WORKSPACES})
 """What is there after a step, whenever it was made."""
 
 
-WORDS = frozenset({"input_ids", "decoder_input_ids", "labels"})
+WORDS = frozenset({"input_ids", "labels"})
 """Inputs that every step has, which are no part of a record."""
 
 
@@ -81,7 +81,8 @@ class _Cutter:
         if set(step.returned) != set(range(untrained, n)):
             raise NotRecordableError("not every layer hands on one tensor that backward comes back through")
         self.cuts = self._cuts()
-        self.made, self.gone = [-1] * len(self.rows), [-1] * len(self.rows)
+        self.after = len(self.cuts)
+        self.made, self.gone = [-1] * len(self.rows), [self.after] * len(self.rows)
         for at, event in enumerate(self.events):
             if event >= 0:
                 self.made[event] = self._window(at)
@@ -90,8 +91,6 @@ class _Cutter:
         self.windows = defaultdict[int, list[int]](list)  # what each made
         for row, window in enumerate(self.made):
             self.windows[window].append(row)
-        self.after = len(self.cuts)
-        self.gone = [self.after if window < 0 else window for window in self.gone]
         self.claimed = {row: (at, name, width) for at, row, name, width in step.gradients}
 
     # ---- windows -------------------------------------------------------------------------------------------
@@ -171,9 +170,9 @@ class _Cutter:
         )
 
     def _inputs(self) -> Iterable[Found]:
-        """What the step is given beside words and labels."""
-        for row in self.rows:
-            if row.component is Component.INPUTS and row.path not in WORDS:
+        """What this step is given beside words and labels."""
+        for row, gone in zip(self.rows, self.gone, strict=True):
+            if row.component is Component.INPUTS and row.path not in WORDS and gone >= 0:
                 yield Found(row.path, row.bytes)
 
     def _of_all(self, belongs: object) -> Iterable[Found]:
