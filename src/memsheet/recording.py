@@ -14,7 +14,7 @@ from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.handing import Handing, handing_document, handing_from
 
-SCHEMA = "memsheet/recording/1"
+SCHEMA = "memsheet/recording/2"
 Term = tuple[int, int, int]
 """(factor, power of sequences, power of tokens a sequence)."""
 Terms = tuple[Term, ...]
@@ -121,16 +121,24 @@ RunKey = str
 """A way to run: the plan of one GPU as JSON, without what changes nothing inside a layer."""
 
 
+TRAINED, IDLE, FROZEN = GRADED = "trained", "idle", "frozen"
+"""Of a tensor: a step leaves a gradient of it; it would take one, and the step that was run leaves none; its
+code asks for none.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedParameter:
     """One tensor. ``path`` within its layer (or the model); ``kind``: the module's that holds it (linear,
-    conv1d, embedding, norm, bias, expert, other; or buffer); ``dtype``: where the code fixes it.
+    conv1d, embedding, norm, bias, expert, other; or buffer); ``dtype``: where the code fixes it; ``graded``:
+    one of ``GRADED``.
     """
 
     path: str
     shape: tuple[int, ...]
     kind: str
     dtype: str | None = None
+    graded: str = TRAINED
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -400,14 +408,15 @@ def _cache_from(row: Any) -> RecordedCache:
 
 
 def _parameter_row(one: RecordedParameter) -> list[Any]:
-    return [one.path, list(one.shape), one.kind, one.dtype]
+    return [one.path, list(one.shape), one.kind, one.dtype, one.graded]
 
 
 def _parameter_from(row: Any) -> RecordedParameter:
-    path, shape, kind, dtype = row
+    path, shape, kind, dtype, graded = row
     return RecordedParameter(
         path=str(path),
         shape=tuple(map(_count, shape)),
         kind=str(kind),
         dtype=None if dtype is None else str(dtype),
+        graded=GRADED[GRADED.index(graded)],
     )

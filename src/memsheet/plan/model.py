@@ -31,6 +31,16 @@ class Role(Enum):
     __hash__ = object.__hash__  # see sheet.Component
 
 
+class Graded(Enum):
+    """Whether a step leaves a gradient of a parameter."""
+
+    TRAINED = "trained"
+    IDLE = "idle"  # it would take one, and no step of words alone reaches it
+    FROZEN = "frozen"  # the model's code asks for none
+
+    __hash__ = object.__hash__
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
     """One parameter tensor.
@@ -54,6 +64,7 @@ class Weight:
     adapter: bool = (
         False  # an adapter's own by the model's code: trains beside a frozen base, in the adapter's dtype
     )
+    graded: Graded = Graded.TRAINED
 
     @property
     def elements(self) -> int:

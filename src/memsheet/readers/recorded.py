@@ -11,6 +11,7 @@ from memsheet.plan.model import (
     Arrangement,
     Block,
     Embeddings,
+    Graded,
     Head,
     ModelSpec,
     Norm,
@@ -140,4 +141,5 @@ def _weight(one: RecordedParameter) -> Weight:
         role=ROLES.get(one.kind, Role.OTHER),
         dtype=one.dtype,
         transposed=one.kind == "conv1d",
+        graded=Graded(one.graded),
     )

@@ -22,9 +22,9 @@ GENERATION = {
     "places": [[0]], "kept": [1],
 }  # fmt: skip
 MODEL = {
-    "schema": "memsheet/recording/1", "model_type": "a_family_of_tomorrow", "versions": {"torch": "1"}, "hidden": 8, "vocab": 16,
-    "stack": "m.layers", "kinds": [0, 0, 0], "layers": [[["w.weight", [8, 8], "linear", None]]],
-    "others": [["m.words.weight", [16, 8], "embedding", None]], "table": "m.words", "projection": "", "tied": True, "eager_only": False, "windows": [], "runs": {},
+    "schema": "memsheet/recording/2", "model_type": "a_family_of_tomorrow", "versions": {"torch": "1"}, "hidden": 8, "vocab": 16,
+    "stack": "m.layers", "kinds": [0, 0, 0], "layers": [[["w.weight", [8, 8], "linear", None, "trained"]]],
+    "others": [["m.words.weight", [16, 8], "embedding", None, "trained"]], "table": "m.words", "projection": "", "tied": True, "eager_only": False, "windows": [], "runs": {},
 }  # fmt: skip
 HANDING = {
     "architecture": "TomorrowForCausalLM", "declares": False, "dispatches": False, "plan_words": [], "causal": True, "latent": False,
@@ -90,6 +90,8 @@ def test_a_record_of_other_versions_or_of_another_config_is_not_used(asked, monk
         json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "storages": [["w", [[64, 1, 1]], 2]]}}}}),
         json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "storages": [["w", [[64, 0, 0]], 3]]}}}}), json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "forward": [[0, 5]]}}}}),
         json.dumps({**MODEL, "runs": {"k": {**RUN, "head": {**PASS, "forward": [[1, 0]]}}}}),
+        json.dumps({**MODEL, "others": [["m.words.weight", [16, 8], "embedding", None]]}), json.dumps({**MODEL, "others": [["w", [8], "other", None, "mostly"]]}),
+        json.dumps({**MODEL, "schema": "memsheet/recording/1"}),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("asked")
@@ -164,7 +166,9 @@ def test_what_a_record_does_not_hold_is_refused(options, field):
     ],
 )
 def test_adapters_of_a_model_on_record_stand_beside_attention_or_every_layer(monkeypatch, paths, found):
-    monkeypatch.setitem(MODEL, "layers", [[[f"{path}.weight", [8, 8], "linear", None] for path in paths]])
+    monkeypatch.setitem(
+        MODEL, "layers", [[[f"{path}.weight", [8, 8], "linear", None, "trained"] for path in paths]]
+    )
     answer = memsheet.train(CONFIG, gpus="1xH100-80GB", seq_len=64, lora_rank=4, fix=False)
     assert answer.plan.adapter.targets == found
     assert any("adapter.targets" in line for line in answer.assumed)
@@ -245,3 +249,32 @@ def test_a_sheet_says_that_its_layers_are_on_record_and_of_which_versions():
 def test_pictures_are_refused_not_left_out():
     with pytest.raises(InputError, match="image_tokens"):
         memsheet.train(CONFIG, gpus="1xH100-80GB", seq_len=64, image_tokens=16)
+
+
+def states(monkeypatch, graded, **options):
+    """The optimizer's states, (value, high end) in bytes, beside a further tensor of 8 M elements."""
+    monkeypatch.setitem(MODEL, "others", [*MODEL["others"][:1], ["w", [2**20, 8], "other", None, graded]])
+    monkeypatch.setenv("MEMSHEET_CACHE", "off")
+    forget(monkeypatch)
+    plan = {"gpus": "2xH200", "seq_len": 64, "optimizer": "adamw", "fix": False, **options}
+    items = memsheet.train(CONFIG, **plan).sheets[0].items
+    rows = [item.at[memsheet.Instant.LOAD] for item in items if item.component.value == "optimizer_states"]
+    return sum(row.value for row in rows), sum(row.high for row in rows)
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(
+    ("graded", "options", "value", "high"),
+    [
+        ("idle", {"engine": "fsdp2"}, 0, 3 * 4 * 2**22),  # a rank's half, with its gradient
+        ("frozen", {"engine": "fsdp2"}, 0, 0),
+        ("idle", {"engine": "deepspeed", "zero": 3}, 2 * 4 * 2**22, 2 * 4 * 2**22),  # it steps all that may train
+        ("frozen", {"engine": "deepspeed", "zero": 3}, 0, 0),
+    ],
+)  # fmt: skip
+def test_what_gets_no_gradient_has_no_states(monkeypatch, graded, options, value, high):
+    before = states(monkeypatch, "frozen", **options)
+    after = states(monkeypatch, graded, **options)
+    assert [new - old for new, old in zip(after, before, strict=True)] == pytest.approx([value, high], abs=64)
+    trained = states(monkeypatch, "trained", **options)
+    assert trained[0] - before[0] == pytest.approx(2 * 4 * 2**22, abs=64)

@@ -24,7 +24,7 @@ from memsheet.formulas.states.gradients import (
     master_copy_step_moments,
 )
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
-from memsheet.formulas.states.idle_towers import NOTE, WITH_PICTURES, idle_tower_bytes
+from memsheet.formulas.states.idle_towers import IDLE, idle_bytes
 from memsheet.formulas.states.optimizers import (
     adam_mini_problems,
     fused_backward_step,
@@ -72,8 +72,8 @@ def _tensor_state(
     if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
         raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
     kept = _state_on_device(how, model, plan, engine, stage, parameters, shards)
-    if model.towers:
-        kept = _with_idle_towers(how, kept, model, plan)
+    if model.towers or engine.trains_towers:
+        kept = _with_idle(how, _beside_towers(how, kept, model, plan), model, plan)
     if how.offloaded is not None and (plan.offload.parameters or plan.offload.optimizer):
         kept = how.offloaded(kept, plan, stage, parameters)
     return with_added_states(kept, microbatch_inputs(model, plan))
@@ -151,22 +151,29 @@ def _training_step_notes(plan: Plan, engine: Engine, unsynced: Mapping[Key, obje
         )
 
 
-def _with_idle_towers(how: Division, kept: ResidentState, model: ModelSpec, plan: Plan) -> ResidentState:
-    """With what towers that nothing passes add to it."""
-    block = head_elements(model)
-    low, high = idle_tower_bytes(
-        model, plan, how.shard, lambda one, elements: optimizer_bytes(one, elements, plan, block)
-    )
-    around = kept.around
-    if how.idle_towers is not None:
-        around = replace(
-            around, through=merge_moment([(1, around.through), (1, how.idle_towers(model, plan))])
+def _with_idle(how: Division, kept: ResidentState, model: ModelSpec, plan: Plan) -> ResidentState:
+    """With what parameters that get no gradient add to it."""
+    block, found = head_elements(model), kept
+    for key, note, listed in IDLE:
+        if next(listed(model), None) is None:
+            continue
+        low, high = idle_bytes(
+            model, plan, how.shard, lambda one, elements: optimizer_bytes(one, elements, plan, block), listed
         )
-    waiting = BytesByPath.of([(WITH_PICTURES, low)] if high else [])
-    return replace(
-        kept,
-        around=around,
-        states=merge_moment([(1, kept.states), (1, waiting)]),
-        notes=(*kept.notes, NOTE),
-        ranges={**kept.ranges, WITH_PICTURES: (low, high)} if high else kept.ranges,
-    )
+        waiting = BytesByPath.of([(key, low)] if high else [])
+        found = replace(
+            found,
+            states=merge_moment([(1, found.states), (1, waiting)]),
+            notes=(*found.notes, note),
+            ranges={**found.ranges, key: (low, high)} if high else found.ranges,
+        )
+    return found
+
+
+def _beside_towers(how: Division, kept: ResidentState, model: ModelSpec, plan: Plan) -> ResidentState:
+    """With what of towers stands around layers."""
+    if how.idle_towers is None or not model.towers:
+        return kept
+    around = kept.around
+    through = merge_moment([(1, around.through), (1, how.idle_towers(model, plan))])
+    return replace(kept, around=replace(around, through=through))

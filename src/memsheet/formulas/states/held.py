@@ -24,7 +24,8 @@ from memsheet.plan.dtypes import (
     DType,
     dtype_named,
 )
-from memsheet.plan.model import LatentAttention, ModelSpec, Role, Weight
+from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.model import Graded, LatentAttention, ModelSpec, Role, Weight
 from memsheet.plan.plan import AdapterKind, Mesh, Plan, Quantization
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
@@ -80,6 +81,24 @@ def tensors_on_rank(
     path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False
 ) -> Iterator[Held]:
     """One tensor as a rank holds it, and the adapter matrices beside it."""
+    found = _tensor_and_adapters(path, weight, times, plan, uncut=uncut)
+    return (replace(one, trains=False) for one in found) if gets_no_gradient(weight, plan) else found
+
+
+def gets_no_gradient(weight: Weight, plan: Plan) -> bool:
+    """Whether a step leaves no gradient of a parameter, nor of adapters beside it: those of a frozen one
+    train. Engines that were not compared beside idle parameters train them.
+    """
+    match weight.graded:
+        case Graded.TRAINED:
+            return False
+        case Graded.IDLE:
+            return engine_of(plan).trains_towers
+        case Graded.FROZEN:
+            return plan.adapter is None
+
+
+def _tensor_and_adapters(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool) -> Iterator[Held]:
     shape = held_shape(weight, WHOLE if uncut else plan.mesh, plan.vocab_multiple)
     shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
     if plan.adapter and weight.adapter:

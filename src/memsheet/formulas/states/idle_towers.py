@@ -1,8 +1,8 @@
-"""Vision towers of a model that is trained on text alone: their parameters are there, and nothing passes
-through them.
+"""Vision towers of a model that is trained on text alone, and what else nothing passes through by a model's
+own code: their parameters are there.
 
 In such a step they get no gradients, so the optimizer makes no states for them (torch optim skips what has no
-gradient). A batch with pictures gives them both: the high end.
+gradient). A batch that reaches them gives them both: the high end.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from memsheet.arith import Count
 from memsheet.formulas.states.held import Held, gradient_dtype, tensors_on_rank
 from memsheet.formulas.states.optimizers import states_without_gradient
-from memsheet.formulas.states.params import tower_tensors
+from memsheet.formulas.states.params import tower_tensors, unreached_tensors
 from memsheet.formulas.tapes.bytes_by_path import Key
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import ModelSpec, Weight
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_OPTIM, formula
 from memsheet.sheet import Component
@@ -26,34 +26,52 @@ NOTE = (
     "optimizer states, as a batch with pictures leaves them"
 )
 
+UNREACHED: Key = (Component.OPTIMIZER_STATES, "unreached")
+UNREACHED_NOTE = (
+    "no gradient reached some parameters when the model's own code was on record: they are counted without "
+    "gradients and optimizer states; the high end has both"
+)
+
+Listed = Callable[[ModelSpec], Iterator[tuple[str, Weight, int]]]
+IDLE: tuple[tuple[Key, str, Listed], ...] = (
+    (WITH_PICTURES, NOTE, tower_tensors),
+    (UNREACHED, UNREACHED_NOTE, unreached_tensors),
+)
+"""What gets no gradient: the row that it adds to the states, what is said of it, and its tensors."""
 Shard = Callable[[Held, Plan], Count]
 Made = Callable[[Held, Count], Count]
 """Bytes of an optimizer's states for a tensor of so many elements on a rank."""
 
 
-def idle_tower_bytes(model: ModelSpec, plan: Plan, shard: Shard, states: Made) -> tuple[Count, Count]:
-    """What the optimizer keeps of towers without pictures, and what a batch with pictures would leave."""
+def idle_bytes(
+    model: ModelSpec, plan: Plan, shard: Shard, states: Made, listed: Listed
+) -> tuple[Count, Count]:
+    """What the optimizer keeps of parameters without gradients, and what a batch that reaches them would
+    leave.
+    """
     if plan.adapter:
         return 0, 0
     made = (
         one.times * states_without_gradient(one, elements, plan)
-        for one, elements in _vision_tower_tensors(model, plan, shard)
+        for one, elements in _idle_tensors(model, plan, shard, listed)
     )
-    return sum(made), trained_bytes(model, plan, shard, states)
+    return sum(made), trained_bytes(model, plan, shard, states, listed)
 
 
 @formula(cites=TORCH_OPTIM, at="_init_group: states are made for parameters that have a gradient")
-def trained_bytes(model: ModelSpec, plan: Plan, shard: Shard, states: Made) -> Count:
-    """Gradients, master weights and optimizer states of the towers on a rank, had they been trained."""
+def trained_bytes(
+    model: ModelSpec, plan: Plan, shard: Shard, states: Made, listed: Listed = tower_tensors
+) -> Count:
+    """Gradients, master weights and optimizer states of such parameters on a rank, had they been trained."""
     total: Count = 0
     master = plan.precision.master_weights
-    for one, elements in _vision_tower_tensors(model, plan, shard):
+    for one, elements in _idle_tensors(model, plan, shard, listed):
         own = gradient_dtype(one, plan).nbytes(elements) + (master.nbytes(elements) if master else 0)
         total = total + one.times * (own + states(one, elements))
     return total
 
 
-def _vision_tower_tensors(model: ModelSpec, plan: Plan, shard: Shard) -> Iterator[tuple[Held, Count]]:
-    for path, weight, times in tower_tensors(model):
+def _idle_tensors(model: ModelSpec, plan: Plan, shard: Shard, listed: Listed) -> Iterator[tuple[Held, Count]]:
+    for path, weight, times in listed(model):
         for one in tensors_on_rank(path, weight, times, plan):
             yield one, shard(one, plan)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from memsheet.plan.model import Block, Embeddings, ModelSpec, Moe, Norm, Role, Stack, Tower, Weight
+from memsheet.plan.model import Block, Embeddings, Graded, ModelSpec, Moe, Norm, Role, Stack, Tower, Weight
 
 START, JOIN = "start", "join"
 """Roles of the two ends of a vision tower that pictures pass through: modules by themselves, not lists of
@@ -63,6 +63,11 @@ def tower_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
         for entry in chain(*map(_vision_tower_weights, spec.towers), extras)
         if entry[1].role is not Role.BUFFER
     )
+
+
+def unreached_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    """The parameter tensors that would take a gradient and get none, listed likewise."""
+    return (entry for entry in parameter_tensors(spec) if entry[1].graded is Graded.IDLE)
 
 
 def buffer_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:

@@ -11,8 +11,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from memsheet.plan.plan import Plan, RecomputeMode
-from memsheet.recording import RecordedParameter
+from memsheet.recording import FROZEN, RecordedParameter
 from memsheet.run.model import layers_of
+from memsheet.trace.recordings.graded import Reached, graded_as
 from memsheet.trace.recordings.shallow import NUMBERED, Shallow, build_shallow_model
 
 PLAIN = (bool, int, float, str, type(None))
@@ -166,22 +167,27 @@ def layers_behind(
 
 
 def recorded_parameters(
-    module: nn.Module, *, without: str = "", first: str = ""
+    module: nn.Module, *, without: str = "", first: str = "", reached: Reached = None
 ) -> tuple[RecordedParameter, ...]:
     """Every tensor of a module once, outside the submodule ``without``, with what kind of module holds it.
-    One that several modules hold is the submodule's ``first``.
+    One that several modules hold is the submodule's ``first``. ``reached``: the names of those of which a
+    step leaves a gradient.
     """
     owners = dict(module.named_modules())
     named = sorted(
         module.named_parameters(remove_duplicate=False), key=lambda pair: not pair[0].startswith(f"{first}.")
     )
     once = {id(tensor): name for name, tensor in reversed(named)}
+    names: dict[int, list[str]] = {}
+    for name, tensor in named:
+        names.setdefault(id(tensor), []).append(name)
     found = [
         RecordedParameter(
             path=name,
             shape=tuple(tensor.shape),
             kind=_module_kind(owners[name.rpartition(".")[0]], name, tensor.dim()),
             dtype="fp32" if str(tensor.dtype) == "torch.float32" else None,
+            graded=graded_as(names[id(tensor)], tensor, reached),
         )
         for name, tensor in named
         if once[id(tensor)] == name and not (without and name.startswith(f"{without}."))
@@ -194,6 +200,7 @@ def recorded_parameters(
             dtype={"torch.float32": "fp32", "torch.int64": "int64", "torch.bool": "bool"}.get(
                 str(tensor.dtype)
             ),
+            graded=FROZEN,
         )
         for name, tensor in module.named_buffers()
         if not (without and name.startswith(f"{without}."))

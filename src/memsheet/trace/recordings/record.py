@@ -49,6 +49,7 @@ from memsheet.run.model import build_config, build_model, layers_of
 from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
 from memsheet.trace.recordings.generation import FoundGeneration, observe_caches, observe_generations
+from memsheet.trace.recordings.graded import TOKENS, Reached, reached_below, reached_parameters
 from memsheet.trace.recordings.hand_over import observe_handing
 from memsheet.trace.recordings.kinds import (
     first_trained_layer,
@@ -89,7 +90,7 @@ OTHER_CACHE = "its cache has more layers, or fewer, than its stack"
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"recording": memsheet/recording/1 without runs}`` and ``{"runs": {key: run}}`` for each way that is
+    """``{"recording": memsheet/recording/2 without runs}`` and ``{"runs": {key: run}}`` for each way that is
     asked.
     """
     config = request["config"]
@@ -237,9 +238,12 @@ def _stack_of(config: str) -> Layered:
     plan = _plan_of({"precision": "bf16-pure", "attention": "eager"})
     model = build_model(build_config(found, plan), plan, "meta")
     kinds, shallow = representative_layers(found, plan, model)
-    return Layered(
-        describe_model(model, kinds), shallow, most_positions(model.config), observe_handing(model, kinds)
-    )
+    checked_layers(model)
+    positions = most_positions(model.config)
+    ((_, tokens),) = within_positions(((1, TOKENS),), positions)
+    reached = reached_parameters(partial(build_shallow_model, found, plan, shallow), plan, tokens)
+    described = describe_model(model, kinds, kind_representatives(kinds, shallow.kept), reached)
+    return Layered(described, shallow, positions, observe_handing(model, kinds))
 
 
 def _plan_of(words: Mapping[str, Any], task: str = "train") -> Plan:
@@ -249,16 +253,23 @@ def _plan_of(words: Mapping[str, Any], task: str = "train") -> Plan:
     return resolve_request({**request_from(asked), "task": task}, None, real=True).plan
 
 
-def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
-    """The model's tensors: of each kind of layer, and of what is around them. Raises NotRecordableError for a
-    model without layers.
-    """
-    settings = model.config
+def checked_layers(model: nn.Module) -> nn.ModuleList:
+    """The model's layers. Raises NotRecordableError for a model without them, or whose layers share."""
     layers = layers_of(model)
     if layers is None:
         raise NotRecordableError(f"{type(model).__name__} has no list of layers")
     if layers_share_weights(layers):
         raise NotRecordableError("its layers share weights, whose gradients wait for all of them")
+    return layers
+
+
+def describe_model(
+    model: Any, kinds: tuple[int, ...], places: Mapping[int, int], reached: Reached = None
+) -> Recording:
+    """The model's tensors: of each kind of layer, and of what is around them. ``reached``: what a step of
+    few layers reaches, of which those at ``places`` stand for their kinds.
+    """
+    settings, layers = model.config, checked_layers(model)
     stack = next(name for name, module in model.named_modules() if module is layers)
     text = settings.get_text_config()
     into, out = model.get_input_embeddings(), model.get_output_embeddings()
@@ -270,8 +281,13 @@ def describe_model(model: Any, kinds: tuple[int, ...]) -> Recording:
         vocab=int(getattr(text, "vocab_size", 0) or 0),
         stack=stack,
         kinds=kinds,
-        layers=tuple(recorded_parameters(layers[kinds.index(kind)]) for kind in dict.fromkeys(kinds)),
-        others=recorded_parameters(model, without=stack, first=table),
+        layers=tuple(
+            recorded_parameters(
+                layers[kinds.index(kind)], reached=reached_below(reached, f"{stack}.{places[kind]}")
+            )
+            for kind in dict.fromkeys(kinds)
+        ),
+        others=recorded_parameters(model, without=stack, first=table, reached=reached),
         table=table,
         projection=next((name for name, module in model.named_modules() if module is out), "")
         if out is not None
