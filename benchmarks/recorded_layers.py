@@ -17,54 +17,68 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any
 
 from families import HEADS, default_config, tokens_of, type_names
 
 import memsheet
-from memsheet.account import account_rank
 from memsheet.errors import InputError
-from memsheet.plan.words import request_from
+from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
+from memsheet.questions.accounted import answer_for_model
+from memsheet.questions.question_parts import parse_question
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.recorded import model_from_recording
 from memsheet.readers.registry import FAMILIES
 from memsheet.recording import recording_from, run_from
-from memsheet.resolve import resolve_request
 from memsheet.trace.recordings.process import ask_recorder
 
 Row = dict[str, Any]
 Options = dict[str, Any]
 BAR = 0.001
 MOST_SEQUENCES, FEWEST_TOKENS, MOST_TOKENS = 4, 128, 3000
-PLACES: tuple[Options, ...] = (
-    {},
-    {"lora_rank": 8},
-    {"engine": "fsdp2", "gpus": "8xH200"},
-    {"engine": "deepspeed", "zero": 3, "gpus": "8xH200"},
-)
+PLACES: tuple[Options, ...] = ({}, {"lora_rank": 8}, {"engine": "fsdp2", "gpus": "8xH200"})
+DEEPSPEED: Options = {"engine": "deepspeed", "zero": 3, "gpus": "8xH200", "optimizer": "adamw"}
 PRECISIONS = ("fp32", "bf16-autocast", "bf16-pure")
 ATTENTIONS = ("sdpa", "eager")
 RECOMPUTES = ("none", "full")
-OPTIMIZERS = ("adamw", "sgd", "sgd_momentum", "adamw8bit")
+OPTIMIZERS = ("adamw", "sgd", "sgd_momentum")
+EIGHT_BIT = "adamw8bit"
 
 
-def drawn_plan(draw: random.Random, most_tokens: int) -> Options:
-    """One plan of a training step. Engines of several GPUs choose their own precision."""
-    place = draw.choice(PLACES)
+def runs_here(package: str) -> bool:
+    """Whether a trace can run a package's own code."""
+    return find_spec(package) is not None
+
+
+def drawn_plan(draw: random.Random, most_tokens: int, *, traced: bool) -> Options:
+    """One plan of a training step that both authors know. Engines of several GPUs choose their own
+    precision.
+    """
+    place = draw.choice((*PLACES, DEEPSPEED) if not traced or runs_here("deepspeed") else PLACES)
+    eights = (EIGHT_BIT,) if not traced or runs_here("bitsandbytes") else ()
     plan = {
         "gpus": "1xH200",
         "microbatch": draw.randint(1, MOST_SEQUENCES),
         "seq_len": draw.randint(min(FEWEST_TOKENS, most_tokens), min(MOST_TOKENS, most_tokens)),
         "attention": draw.choice(ATTENTIONS),
         "recompute": draw.choice(RECOMPUTES),
-        "optimizer": draw.choice(OPTIMIZERS),
+        "optimizer": draw.choice((*OPTIMIZERS, *eights)),
         **place,
     }
     return plan if "engine" in place else {**plan, "precision": draw.choice(PRECISIONS)}
+
+
+def or_eager(row: Callable[[Options], Row], plan: Options) -> Row:
+    """A plan's row; with eager attention where the family has no other."""
+    found = row(plan)
+    eager = "attention: does not exist" in found.get("refused", "") and plan["attention"] != "eager"
+    return row({**plan, "attention": "eager"}) if eager else found
 
 
 def against_trace(family: str, seed: int, plans: int) -> list[Row]:
@@ -73,7 +87,8 @@ def against_trace(family: str, seed: int, plans: int) -> list[Row]:
     config = default_config(family)
     draw = random.Random(f"{seed} {family}")
     most = tokens_of(config, MOST_TOKENS)
-    return [traced_row(family, config, drawn_plan(draw, most)) for _ in range(plans)]
+    drawn = [drawn_plan(draw, most, traced=True) for _ in range(plans)]
+    return [or_eager(partial(traced_row, family, config), plan) for plan in drawn]
 
 
 def traced_row(family: str, config: Mapping[str, Any], plan: Options) -> Row:
@@ -83,7 +98,7 @@ def traced_row(family: str, config: Mapping[str, Any], plan: Options) -> Row:
     for name, call, more in (("predicted", memsheet.train, {"fix": False}), ("other", memsheet.trace, {})):
         try:
             answer = call(dict(config), **plan, **more)
-            row[name] = max(int(sheet.allocated.value) for sheet in answer.sheets)
+            row[name] = peak_bytes(answer)
         except InputError as error:
             return {**row, "refused": f"{name}: {error.problems[0].field}: {error.problems[0].reason}"}
         except Exception as error:  # noqa: BLE001 - a defect of ours is a row of the table
@@ -96,12 +111,15 @@ def against_layers(family: str, seed: int, plans: int) -> list[Row]:
     warnings.simplefilter("ignore")
     config = default_config(family)
     draw = random.Random(f"{seed} {family}")
-    asked = [drawn_plan(draw, tokens_of(config, MOST_TOKENS)) for _ in range(plans)]
+    asked = [drawn_plan(draw, tokens_of(config, MOST_TOKENS), traced=False) for _ in range(plans)]
     try:
-        recorded, written = recorded_model(config), read_hf_config(config)
+        written = read_hf_config(config)
+        if not has_written_layers(written):
+            return []  # its weights and caches alone are: a recording answers for it
+        recorded = recorded_model(config)
     except InputError as error:
         return [{"family": family, "plan": {}, "refused": error.problems[0].reason}]
-    return [layers_row(family, recorded, written, plan) for plan in asked]
+    return [or_eager(partial(layers_row, family, recorded, written), plan) for plan in asked]
 
 
 def recorded_model(config: Mapping[str, Any]) -> Any:
@@ -116,21 +134,23 @@ def recorded_model(config: Mapping[str, Any]) -> Any:
 
 
 def layers_row(family: str, recorded: Any, written: Any, plan: Options) -> Row:
-    """One plan by both authors: the step's peak in bytes on the first rank."""
-    gpus = int(plan["gpus"].partition("x")[0])
-    mesh = {"mesh.dp_shard": gpus} if gpus > 1 else {}
-    words = request_from({key: value for key, value in plan.items() if key != "gpus"})
+    """One plan by both authors, as ``train`` answers it: the step's peak in bytes."""
     row: Row = {"family": family, "plan": plan}
     start = time.perf_counter()
     for name, model in (("other", written), ("predicted", recorded)):
         try:
-            asked = resolve_request({**words, **mesh, "task": "train"}, model, None).plan
-            row[name] = int(account_rank(model, asked).peak.value)
+            _, request, cluster, _ = parse_question("train", None, dict(plan))
+            row[name] = peak_bytes(answer_for_model(model, request, cluster, fix=False))
         except InputError as error:
             return {**row, "refused": f"{name}: {error.problems[0].field}: {error.problems[0].reason}"}
         except Exception as error:  # noqa: BLE001 - likewise
             return {**row, "refused": f"{name}: DEFECT {type(error).__name__}: {error}"}
     return {**row, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def peak_bytes(answer: Any) -> int:
+    """What PyTorch has allocated at the peak of an answer, on the rank that has most."""
+    return max(int(sheet.allocated.value) for sheet in answer.sheets)
 
 
 def rows_of(names: list[str], against: str, seed: int, plans: int, workers: int) -> Iterator[Row]:
