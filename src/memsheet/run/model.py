@@ -125,15 +125,29 @@ def build_model(config: Any, plan: Plan, device: str) -> nn.Module:
     """The model on ``device`` in the plan's dtype, in training mode, tied weights tied. Its values are
     whatever memory held.
     """
-    with (
-        default_dtype(torch_dtype(plan.precision.parameters, "precision.parameters")),
-        _as_it_is(),
-        torch.device(device),
-    ):
+    dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
+    with default_dtype(dtype), _as_it_is(), torch.device(device):
         model = _build_from_config(config, plan)
+    _bring_home(model, device, dtype)
     model.tie_weights()
     result: nn.Module = model.train() if isinstance(plan.workload, Training) else model.eval()
     return result
+
+
+def _bring_home(model: nn.Module, device: str, dtype: torch.dtype) -> None:
+    """What torch's old constructors made on the host in fp32, wherever the model is (transformers 5.23
+    modeling_xlnet.py, XLNetRelativeAttention: ``torch.FloatTensor``), to where and what the model is, as
+    loading weights into it does.
+    """
+    kind = torch.device(device).type
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.device.type != kind:
+                there = torch.empty_like(parameter, device=device, dtype=dtype, requires_grad=False)
+                module._parameters[name] = nn.Parameter(there, requires_grad=parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device.type != kind:
+                module._buffers[name] = buffer.to(device)
 
 
 def _as_it_is() -> AbstractContextManager[None]:
