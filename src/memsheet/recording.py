@@ -146,7 +146,8 @@ class Recording:
     """A model's own code on record. ``stack``: the path of its layers; ``kinds``: of each layer its kind, a
     place in ``layers``, which holds the parameters of each kind; ``others``: those of no layer. ``table``,
     ``projection``: the modules that look words up and that make logits. ``eager_only``: the library has no
-    fused attention for it. ``given``: what its steps are given beside words, in words. ``runs``: None for a
+    fused attention for it. ``units``: what else than layers the library says is never split, as paths with
+    indices folded. ``given``: what its steps are given beside words, in words. ``runs``: None for a
     way to run that is no function of sequences and tokens, and is on record at single sizes. ``windows``:
     lengths at which its code may act otherwise, which no function of size crosses. ``stacks``: decoder,
     encoder (of which no tokens are made) or encoder-decoder.
@@ -170,6 +171,7 @@ class Recording:
     given: str = ""
     windows: tuple[int, ...] = ()
     stacks: str = DECODER
+    units: tuple[str, ...] = ()
     runs: dict[RunKey, RecordedRun | RecordedGeneration | None] = field(default_factory=dict)
     make: Callable[[RunKey], RecordedRun | RecordedGeneration | None] | None = None
     caches: tuple[RecordedCache, ...] = ()
@@ -221,7 +223,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "layers": [[_parameter_row(one) for one in layer] for layer in recording.layers],
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
-        "given": recording.given, "windows": list(recording.windows), "stacks": recording.stacks,
+        "given": recording.given, "windows": list(recording.windows), "stacks": recording.stacks, "units": list(recording.units),
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
         "caches": cache_rows(recording.caches),
         "handing": recording.handing and handing_document(recording.handing),
@@ -262,6 +264,7 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             given=str(document.get("given", "")),
             windows=tuple(map(_count, document["windows"])),
             stacks=str(document.get("stacks", DECODER)),
+            units=tuple(map(str, document["units"])),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
             caches=caches_from(document.get("caches", ())),
             handing=handing_from(document.get("handing"), len(document["layers"])),

@@ -35,7 +35,7 @@ def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> No
     resharded = {**given, "reshard_after_forward": plan.reshard_after_forward}
     if plan.mesh.ep > 1:
         shard_experts(model, plan, given)
-    for layer in _fsdp_wrapped_modules(model):
+    for layer in fsdp_wrapped_modules(model):
         fully_shard(layer, **resharded)
     embeddings, norm, head = embeddings_norm_head(model)
     if embeddings is not None and not has_tied_embeddings(model):
@@ -81,7 +81,7 @@ def _mixed_precision_policy(plan: Plan) -> MixedPrecisionPolicy:
     )
 
 
-def _fsdp_wrapped_modules(model: Any) -> Iterator[nn.Module]:
+def fsdp_wrapped_modules(model: Any) -> Iterator[nn.Module]:
     """What the library says is never split (accelerate's default, ``_no_split_modules``), from the inside
     out.
     """

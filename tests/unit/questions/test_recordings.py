@@ -24,7 +24,7 @@ GENERATION = {
 MODEL = {
     "schema": "memsheet/recording/2", "model_type": "a_family_of_tomorrow", "versions": {"torch": "1"}, "hidden": 8, "vocab": 16,
     "stack": "m.layers", "kinds": [0, 0, 0], "layers": [[["w.weight", [8, 8], "linear", None, "trained"]]],
-    "others": [["m.words.weight", [16, 8], "embedding", None, "trained"]], "table": "m.words", "projection": "", "tied": True, "eager_only": False, "windows": [], "runs": {},
+    "others": [["m.words.weight", [16, 8], "embedding", None, "trained"]], "table": "m.words", "projection": "", "tied": True, "eager_only": False, "windows": [], "units": ["tower.layers.*"], "runs": {},
 }  # fmt: skip
 HANDING = {
     "architecture": "TomorrowForCausalLM", "declares": False, "dispatches": False, "plan_words": [], "causal": True, "latent": False,
@@ -278,3 +278,16 @@ def test_what_gets_no_gradient_has_no_states(monkeypatch, graded, options, value
     assert [new - old for new, old in zip(after, before, strict=True)] == pytest.approx([value, high], abs=64)
     trained = states(monkeypatch, "trained", **options)
     assert trained[0] - before[0] == pytest.approx(2 * 4 * 2**22, abs=64)
+
+
+@pytest.mark.usefixtures("asked")
+def test_what_is_in_no_unit_of_its_own_is_gathered_with_the_root(monkeypatch):
+    def gathered(path):
+        rest = [MODEL["others"][0], [path, [2**20, 8], "other", None, "idle"]]
+        monkeypatch.setitem(MODEL, "others", rest)
+        monkeypatch.setenv("MEMSHEET_CACHE", "off")
+        forget(monkeypatch)
+        sheet = memsheet.train(CONFIG, gpus="2xH200", engine="fsdp2", seq_len=64, fix=False).sheets[0]
+        return sheet.of(memsheet.Component.UNSHARDED_PARAMETERS, instant=memsheet.Instant.FORWARD).value
+
+    assert gathered("tower.patches.weight") - gathered("tower.layers.0.mlp.weight") == 2 * 2**23  # bf16

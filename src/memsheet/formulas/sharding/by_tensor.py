@@ -72,8 +72,10 @@ def _tensor_state(
     if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
         raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
     kept = _state_on_device(how, model, plan, engine, stage, parameters, shards)
+    if how.root_weights is not None and (model.towers or model.recording):
+        kept = _beside_root(kept, how.root_weights(model, plan))
     if model.towers or engine.trains_towers:
-        kept = _with_idle(how, _beside_towers(how, kept, model, plan), model, plan)
+        kept = _with_idle(how, kept, model, plan)
     if how.offloaded is not None and (plan.offload.parameters or plan.offload.optimizer):
         kept = how.offloaded(kept, plan, stage, parameters)
     return with_added_states(kept, microbatch_inputs(model, plan))
@@ -170,10 +172,7 @@ def _with_idle(how: Division, kept: ResidentState, model: ModelSpec, plan: Plan)
     return found
 
 
-def _beside_towers(how: Division, kept: ResidentState, model: ModelSpec, plan: Plan) -> ResidentState:
-    """With what of towers stands around layers."""
-    if how.idle_towers is None or not model.towers:
-        return kept
-    around = kept.around
-    through = merge_moment([(1, around.through), (1, how.idle_towers(model, plan))])
-    return replace(kept, around=replace(around, through=through))
+def _beside_root(kept: ResidentState, rooted: BytesByPath) -> ResidentState:
+    """With what stands around the layers because no group of its own holds it."""
+    through = merge_moment([(1, kept.around.through), (1, rooted)])
+    return replace(kept, around=replace(kept.around, through=through))

@@ -30,7 +30,7 @@ class Division:
     of them, as they stand before the optimizer's step. ``waiting``: bytes of whole gradients, where they may
     wait for the last micro-batch. ``gathered``: elements of a tensor that stays whole from forward to
     backward. ``offloaded``: what is left of a state whose parameters or optimizer are on the host.
-    ``idle_towers``: what stands around the layers of towers that nothing passes. ``accumulates_whole``: to
+    ``root_weights``: what stands around the layers in no group of its own. ``accumulates_whole``: to
     gradients that autograd made. ``raises_gradients``: to the copies' precision, before those are stepped.
     ``keeps_reduced``: gradients that went to the host stay on the device until backward is over.
     """
@@ -41,7 +41,7 @@ class Division:
     waiting: Callable[[tuple[Held, ...], Plan], Count] | None = None
     gathered: Callable[[Held, Plan], Count] | None = None
     offloaded: Callable[[ResidentState, Plan, StageLayers, tuple[Held, ...]], ResidentState] | None = None
-    idle_towers: Callable[[ModelSpec, Plan], BytesByPath] | None = None
+    root_weights: Callable[[ModelSpec, Plan], BytesByPath] | None = None
     accumulates_whole: bool = False
     raises_gradients: bool = False
     keeps_reduced: bool = False

@@ -340,7 +340,7 @@ ALGORITHM = algorithm_by_tensor(
         waiting=unsynced_gradient_bytes,
         gathered=lambda held, plan: dim0_gathered(held.shape, plan.mesh.sharded),
         offloaded=_offloaded,
-        idle_towers=root_group_tensors,
+        root_weights=root_group_tensors,
     ),
     Traffic(copies_gathered=True),  # _fsdp_collectives.py, split_with_sizes_copy
 )

@@ -4,6 +4,8 @@ together.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.overhead import single_row
@@ -12,7 +14,7 @@ from memsheet.formulas.states.held_shapes import elements_of
 from memsheet.formulas.states.params import fold_path_indices, tower_tensors
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
-from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
@@ -140,13 +142,20 @@ def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     ),
 )
 def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
-    """What of the towers is in no layer, in the compute dtype."""
-    layers = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
-    layers += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
+    """What is in no group of its own, in the compute dtype: of towers, and of a model's own code on record."""
     sizes = (
         plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
-        for path, weight, times in tower_tensors(model)
-        if not path.startswith(layers)
+        for path, weight, times in _root_weights(model)
         for one in tensors_on_rank(path, weight, times, plan)
     )
     return single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
+
+
+def _root_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    units = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
+    units += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
+    yield from (one for one in tower_tensors(model) if not one[0].startswith(units))
+    if model.recording is not None:
+        own = tuple(f"{unit}." for unit in model.recording.units)
+        extras = ((fold_path_indices(weight.path), weight, 1) for weight in model.extras)
+        yield from (one for one in extras if one[1].role is not Role.BUFFER and not one[0].startswith(own))

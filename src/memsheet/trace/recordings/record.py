@@ -44,10 +44,11 @@ from memsheet.recording import (
 )
 from memsheet.resolve import resolve_request
 from memsheet.run.dtypes import torch_dtype
-from memsheet.run.fsdp2 import embeddings_norm_head
+from memsheet.run.fsdp2 import embeddings_norm_head, fsdp_wrapped_modules
 from memsheet.run.model import build_config, build_model, layers_of
 from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
+from memsheet.trace.modules import fold_layer_indices
 from memsheet.trace.recordings.generation import FoundGeneration, observe_caches, observe_generations
 from memsheet.trace.recordings.graded import TOKENS, Reached, reached_below, reached_parameters
 from memsheet.trace.recordings.hand_over import observe_handing
@@ -296,8 +297,20 @@ def describe_model(
         eager_only=not getattr(model, "_supports_sdpa", False),
         given=standard_input_words(settings),
         windows=acting_lengths(settings),
+        units=_unsplit_units(model, stack),
         stacks=ENCODER_DECODER if settings.is_encoder_decoder else DECODER if generates(model) else ENCODER,
     )
+
+
+def _unsplit_units(model: nn.Module, stack: str) -> tuple[str, ...]:
+    """What the library never splits, beside the layers at ``stack``."""
+    units = {id(module) for module in fsdp_wrapped_modules(model)}
+    beside = (
+        name
+        for name, module in model.named_modules()
+        if id(module) in units and not f"{stack}.".startswith(f"{name}.") and not name.startswith(f"{stack}.")
+    )
+    return tuple(dict.fromkeys(map(fold_layer_indices, beside)))
 
 
 def record_run(
