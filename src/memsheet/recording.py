@@ -112,7 +112,7 @@ FEWEST_RECORDED, MOST_RECORDED = 1024, 3584
 GENERATES = "generates"
 """Of a way to run: a prompt is read and tokens are made, in place of a training step."""
 PROMPT = "prompt"
-"""Of a way to generate: tokens that an encoder read, where they are not as many as a decoder's."""
+"""Of a way to generate: tokens of a prompt that is held, where they are not as many as a full sequence's."""
 BETWEEN = "between"
 """Of a way to run: of sequences of so many tokens or more, and of fewer than so many (None: any)."""
 CASTS_ARGUMENTS = "casts_arguments"
@@ -150,7 +150,8 @@ class Recording:
     indices folded. ``given``: what its steps are given beside words, in words. ``runs``: None for a
     way to run that is no function of sequences and tokens, and is on record at single sizes. ``windows``:
     lengths at which its code may act otherwise, which no function of size crosses. ``stacks``: decoder,
-    encoder (of which no tokens are made) or encoder-decoder.
+    encoder (of which no tokens are made) or encoder-decoder. ``holds_prompt``: whether what it made of a
+    prompt's words is there while tokens are made.
 
     ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
     they were asked for; ``handing``: how a server would run the code, likewise.
@@ -172,6 +173,7 @@ class Recording:
     windows: tuple[int, ...] = ()
     stacks: str = DECODER
     units: tuple[str, ...] = ()
+    holds_prompt: bool = False
     runs: dict[RunKey, RecordedRun | RecordedGeneration | None] = field(default_factory=dict)
     make: Callable[[RunKey], RecordedRun | RecordedGeneration | None] | None = None
     caches: tuple[RecordedCache, ...] = ()
@@ -224,6 +226,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
         "given": recording.given, "windows": list(recording.windows), "stacks": recording.stacks, "units": list(recording.units),
+        "holds_prompt": recording.holds_prompt,
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
         "caches": cache_rows(recording.caches),
         "handing": recording.handing and handing_document(recording.handing),
@@ -265,6 +268,7 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             windows=tuple(map(_count, document["windows"])),
             stacks=str(document.get("stacks", DECODER)),
             units=tuple(map(str, document["units"])),
+            holds_prompt=bool(document.get("holds_prompt", False)),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
             caches=caches_from(document.get("caches", ())),
             handing=handing_from(document.get("handing"), len(document["layers"])),

@@ -88,7 +88,7 @@ class Generation:
     prompt is read.
 
     ``logits``: the newest, in fp32, which ``_sample`` holds on to until it has the next; ``prompt``: what
-    ``generate`` began with.
+    ``generate`` began with; ``given``: what a model's own, around it, was given.
     """
 
     model: nn.Module
@@ -100,6 +100,7 @@ class Generation:
     arguments: dict[str, Any] = field(
         default_factory=dict
     )  # of the model's forward, that stay or grow by a token
+    given: dict[str, Any] = field(default_factory=dict)
 
     @property
     def cache_name(self) -> str:
@@ -107,22 +108,23 @@ class Generation:
         return "cache_params" if "mamba" in type(self.model).__name__.lower() else "past_key_values"
 
 
-def begin_generation(model: nn.Module, plan: Plan, cache: Any, device: str) -> Generation:
-    """Prompts of ``prompt_tokens`` (of ``max_model_len`` where nobody says), ready to be read.
+def begin_generation(model: nn.Module, plan: Plan, cache: Any, given: dict[str, Any]) -> Generation:
+    """The prompts ``given``, ready to be read. A decoder's mask of ones is dropped, what an encoder reads is
+    read.
 
     Raises InputError for a library whose ``generate`` is not the one that is followed here.
     """
     config: Any = model.config
     _check_loop()
-    given = prompt_inputs(config, plan, device)
     takes = inspect.signature(model.forward).parameters
     last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
     if config.is_encoder_decoder:
         return _encoded_prompt(model, plan, cache, given, last)
     ids = given.pop("input_ids")
+    given.pop("attention_mask", None)
     made = Generation(model, plan, ids, cache, arguments={**given, **last, "use_cache": True})
     if "position_ids" in takes:
-        made.arguments["position_ids"] = _position_ids((ids.shape[0], ids.shape[1]), device)
+        made.arguments["position_ids"] = _position_ids((ids.shape[0], ids.shape[1]), str(ids.device))
     made.prompt = (made.ids, *(value for value in made.arguments.values() if isinstance(value, Tensor)))
     return made
 

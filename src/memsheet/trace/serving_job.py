@@ -17,10 +17,9 @@ from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_quantization, apply_served_adapters
 from memsheet.run.model import build_config, build_model
+from memsheet.run.own_generate import run_generation
 from memsheet.run.serve import (
     Generation,
-    begin_generation,
-    build_cache,
     cache_kind,
     cache_layers,
     encoded_layers,
@@ -74,7 +73,7 @@ def _trace_cached(config: Mapping[str, Any], plan: Plan, how: How, kind: str) ->
         if plan.serving.phase != "load":
             with autocast_region(plan, how.device):
                 if generates(model):
-                    trace_generation(slots, model, plan, build_cache(settings, plan, kind), how.device)
+                    trace_generation(slots, model, plan, kind, how.device)
                 else:
                     recorder.mark(Instant.PREFILL)
                     read_once(model, plan, how.device)
@@ -114,11 +113,15 @@ def generates(model: nn.Module) -> bool:
     return able is not None and bool(able())
 
 
-def trace_generation(slots: Slots, model: nn.Module, plan: Plan, cache: Any, device: str) -> None:
-    """The prompt, the jump to the end, the last tokens."""
-    recorder, full = slots.recorder, int(plan.serving.max_model_len or 0)
-    recorder.mark(Instant.PREFILL)
-    generation = begin_generation(model, plan, cache, device)
+def trace_generation(slots: Slots, model: nn.Module, plan: Plan, kind: str, device: str) -> None:
+    """The prompt, the jump to the end, the last tokens, over a cache of the ``kind``."""
+    slots.recorder.mark(Instant.PREFILL)
+    run_generation(model, plan, kind, device, lambda generation: _trace_tokens(slots, generation))
+
+
+def _trace_tokens(slots: Slots, generation: Generation) -> None:
+    recorder, cache = slots.recorder, generation.cache
+    full = int(generation.plan.serving.max_model_len or 0)
     slots.claim(generation)
     generate_next_token(generation, first=True)
     slots.claim(generation)
@@ -130,7 +133,7 @@ def trace_generation(slots: Slots, model: nn.Module, plan: Plan, cache: Any, dev
     count_to(cache, start)
     jump_to_cached_tokens(generation, start)
     slots.claim(generation)
-    with for_decode(model):
+    with for_decode(generation.model):
         for _ in range(full - start):
             generate_next_token(generation)
             slots.claim(generation)
@@ -210,7 +213,7 @@ class Slots:
     def claim(self, generation: Generation) -> None:
         """Name the inputs and the cache. A scalar is a counter or a scale."""
         self.recorder.claim(generation.ids, Component.INPUTS, "input_ids")
-        for name, value in generation.arguments.items():
+        for name, value in (*generation.given.items(), *generation.arguments.items()):
             self.recorder.claim(value, Component.INPUTS, name)
         layers = (*cache_layers(generation.cache), *encoded_layers(generation.cache))
         for number, layer in enumerate(layers):

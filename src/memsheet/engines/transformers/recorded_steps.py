@@ -9,7 +9,6 @@ from memsheet.formulas.recorded_lengths import side_words
 from memsheet.formulas.serving.recorded_generation import decode_peak, prefill_peak, recorded_generation
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.recording import ENCODER_DECODER
 from memsheet.references import TRANSFORMERS
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 
@@ -53,7 +52,7 @@ def _prefill_bytes(spec: ModelSpec, plan: Plan, sequences: Count, tokens: Count)
 def _decode_bytes(spec: ModelSpec, plan: Plan, sequences: Count, tokens: Count, prompt: Count) -> Count:
     assert spec.recording is not None
     alike = prompt is tokens or (isinstance(prompt, int) and isinstance(tokens, int) and prompt == tokens)
-    read = None if alike or spec.recording.stacks != ENCODER_DECODER else prompt
+    read = prompt if spec.recording.holds_prompt and not alike else None
     record = recorded_generation(spec.recording, plan, _precision(plan), sequences, tokens, read)
     return decode_peak(record, {"b": sequences, "s": tokens})
 

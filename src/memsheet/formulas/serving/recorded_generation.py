@@ -33,8 +33,8 @@ def recorded_generation(
     tokens: Count,
     prompt: Count | None = None,
 ) -> RecordedGeneration:
-    """The record of prompts of so many ``tokens`` each, one of several; ``prompt``: those that an encoder
-    read, where they are others. Raises InputError where it is one size at a time and no single size is asked.
+    """The record of prompts of so many ``tokens`` each, one of several; ``prompt``: those of a prompt that is
+    held, where they are others. Raises InputError where it is one size at a time and no single size is asked.
     """
     words: dict[str, Any] = {GENERATES: True, "precision": precision, "attention": plan.attention.value}
     if plan.quantization is not None:

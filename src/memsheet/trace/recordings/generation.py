@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 
 from memsheet.plan.plan import Plan
 from memsheet.recording import ALLOCATED, RELEASED, RecordedCache
 from memsheet.run.adapters import apply_quantization
 from memsheet.run.model import layers_of
+from memsheet.run.own_generate import run_generation
 from memsheet.run.serve import (
     Generation,
-    begin_generation,
-    build_cache,
     cache_layers,
     encoded_layers,
     for_decode,
@@ -63,18 +61,16 @@ def observe_generations(
 ) -> list[FoundGeneration]:
     """A generation of each of ``sizes`` (sequences, tokens of each), of prompts as long (of ``prompt`` tokens
     where that is said) and of the last of as many tokens; one forward of a model that generates nothing.
-    Raises NotRecordableError for a model that generates by code of its own.
+    Raises InputError for a model that generates by code of its own.
     """
     with recording_context(how) as recorder, torch.no_grad():
         modules = Modules(recorder)
         model = apply_quantization(build(how.device), plan)
-        config = model.config
-        _check_followed(model)
         modules.watch(model)
         claim_parameters(recorder, model)
         observe = _observe_generation if generates(model) else _observe_reading
-        observe(recorder, model, config, _of_size(plan, *sizes[0], prompt), how)  # what is made but once
-        return [observe(recorder, model, config, _of_size(plan, *size, prompt), how) for size in sizes]
+        observe(recorder, model, _of_size(plan, *sizes[0], prompt), how)  # what is made but once
+        return [observe(recorder, model, _of_size(plan, *size, prompt), how) for size in sizes]
 
 
 def observe_caches(
@@ -90,19 +86,12 @@ def observe_caches(
     so much a token and so much a sequence.
     """
     with recording_context(how), torch.no_grad():
-        model, config = (made := build(how.device)), made.config
-        _check_followed(model)
+        model = build(how.device)
         if not generates(model):
             return tuple(RecordedCache(0) for _ in kinds)
-        found = [_caches_after(model, config, _of_size(plan, 2, tokens), how) for tokens in (shorter, longer)]
+        found = [_caches_after(model, _of_size(plan, 2, tokens), how) for tokens in (shorter, longer)]
     several = [_growing_cache(first, second, (shorter, longer)) for first, second in zip(*found, strict=True)]
     return tuple(several[kinds[kind]] for kind in sorted(kinds))
-
-
-def _check_followed(model: nn.Module) -> None:
-    """Raises NotRecordableError for a model that generates, but not by the library's one loop."""
-    if generates(model) and getattr(type(model), "generate", None) is not GenerationMixin.generate:
-        raise NotRecordableError(f"{type(model).__name__} has a generate of its own, which is not followed")
 
 
 def _of_size(plan: Plan, sequences: int, tokens: int, prompt: int | None = None) -> Plan:
@@ -120,16 +109,18 @@ def _of_size(plan: Plan, sequences: int, tokens: int, prompt: int | None = None)
 # ---- caches ------------------------------------------------------------------------------------------------
 
 
-def _caches_after(model: nn.Module, config: Any, plan: Plan, how: How) -> list[tuple[RecordedCache, int]]:
+def _caches_after(model: nn.Module, plan: Plan, how: How) -> list[tuple[RecordedCache, int]]:
     """What each layer keeps, and beside it the elements that it keeps of what an encoder read, a sequence."""
-    cache = build_cache(config, plan, "dynamic")
-    with autocast_region(plan, how.device):
-        generation = begin_generation(model, plan, cache, how.device)
-        sequences, tokens = generation.ids.shape
+
+    def kept(generation: Generation) -> list[tuple[RecordedCache, int]]:
+        (sequences, tokens), cache = generation.ids.shape, generation.cache
         generate_next_token(generation, first=True)
-    own = [_layer_cache(layer, sequences, tokens) for layer in cache_layers(cache)]
-    read = [_held_elements(layer, sequences) for layer in encoded_layers(cache)]
-    return list(zip(own, read or [0] * len(own), strict=True))
+        own = [_layer_cache(layer, sequences, tokens) for layer in cache_layers(cache)]
+        read = [_held_elements(layer, sequences) for layer in encoded_layers(cache)]
+        return list(zip(own, read or [0] * len(own), strict=True))
+
+    with autocast_region(plan, how.device):
+        return run_generation(model, plan, "dynamic", how.device, kept)
 
 
 def _growing_cache(
@@ -171,11 +162,8 @@ def _per(tensor: Tensor, count: int) -> int:
 # ---- what is made ------------------------------------------------------------------------------------------
 
 
-def _observe_reading(
-    recorder: Recorder, model: nn.Module, config: Any, plan: Plan, how: How
-) -> FoundGeneration:
+def _observe_reading(recorder: Recorder, model: nn.Module, plan: Plan, how: How) -> FoundGeneration:
     """One forward, after which nothing is kept."""
-    del config
     begins = len(recorder.events)
     with autocast_region(plan, how.device):
         read_once(model, plan, how.device)
@@ -184,29 +172,33 @@ def _observe_reading(
     return FoundGeneration(_found_pass(recorder, set(), there, []), FoundPass(), nothing)
 
 
-def _observe_generation(
-    recorder: Recorder, model: nn.Module, config: Any, plan: Plan, how: How
-) -> FoundGeneration:
-    slots, cache = Slots(recorder), build_cache(config, plan, "dynamic")
-    full, begins = int(plan.serving.max_model_len or 0), len(recorder.events)
+def _observe_generation(recorder: Recorder, model: nn.Module, plan: Plan, how: How) -> FoundGeneration:
+    begins = len(recorder.events)
     with autocast_region(plan, how.device):
-        generation = begin_generation(model, plan, cache, how.device)
-        slots.claim(generation)
-        generate_next_token(generation, first=True)
-        prompted, places = len(recorder.events), _cache_rows(recorder, cache)
-        slots.claim(generation)
-        prefill = _found_pass(
-            recorder, set(), range(begins, prompted), [row for layer in places for row in layer]
+        return run_generation(
+            model, plan, "dynamic", how.device, lambda one: _observe_tokens(recorder, one, begins)
         )
-        numbers = _numbers(recorder, set(), range(begins, prompted))
-        _jump_to(recorder, generation, full - LAST - 1)
-        with for_decode(model):
-            generate_next_token(generation)
-            slots.claim(generation)
-            there, start = _live(recorder, range(begins, len(recorder.events))), len(recorder.events)
-            before = [row for layer in _cache_rows(recorder, cache) for row in layer]
-            generate_next_token(generation)
-            slots.claim(generation)
+
+
+def _observe_tokens(recorder: Recorder, generation: Generation, begins: int) -> FoundGeneration:
+    """The prompt and the last token, of what there is since the event ``begins``."""
+    slots, cache = Slots(recorder), generation.cache
+    slots.claim(generation)
+    generate_next_token(generation, first=True)
+    prompted, places = len(recorder.events), _cache_rows(recorder, cache)
+    slots.claim(generation)
+    prefill = _found_pass(
+        recorder, set(), range(begins, prompted), [row for layer in places for row in layer]
+    )
+    numbers = _numbers(recorder, set(), range(begins, prompted))
+    _jump_to(recorder, generation, int(generation.plan.serving.max_model_len or 0) - LAST - 1)
+    with for_decode(generation.model):
+        generate_next_token(generation)
+        slots.claim(generation)
+        there, start = _live(recorder, range(begins, len(recorder.events))), len(recorder.events)
+        before = [row for layer in _cache_rows(recorder, cache) for row in layer]
+        generate_next_token(generation)
+        slots.claim(generation)
     return FoundGeneration(
         prefill,
         _found_pass(recorder, there, range(start, len(recorder.events)), before),

@@ -46,6 +46,7 @@ from memsheet.resolve import resolve_request
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.fsdp2 import embeddings_norm_head, fsdp_wrapped_modules
 from memsheet.run.model import build_config, build_model, layers_of
+from memsheet.run.own_generate import has_own_generate
 from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
 from memsheet.trace.modules import fold_layer_indices
@@ -299,6 +300,7 @@ def describe_model(
         windows=acting_lengths(settings),
         units=_unsplit_units(model, stack),
         stacks=ENCODER_DECODER if settings.is_encoder_decoder else DECODER if generates(model) else ENCODER,
+        holds_prompt=settings.is_encoder_decoder or has_own_generate(model),
     )
 
 

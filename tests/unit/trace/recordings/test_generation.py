@@ -32,6 +32,12 @@ CONFIGS = {
         "encoder_ffn_dim": 704, "decoder_ffn_dim": 704, "vocab_size": 4000, "decoder_vocab_size": 4000, "pad_token_id": 0,
         "max_position_embeddings": 8192,
     },
+    "kosmos-2": {  # reads a picture in a generate of its own, and asks its words' model for the rest
+        "text_config": {
+            "embed_dim": 256, "ffn_dim": 704, "layers": 4, "attention_heads": 4, "vocab_size": 4000, "max_position_embeddings": 8192,
+        },
+        "vision_config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+    },
 }  # fmt: skip
 OUTSIDE = (Component.ALLOCATOR_SLACK, Component.CONTEXT, Component.WORKSPACES)
 INPUT_BYTES = 4096 * 3 * 40  # ids, positions and their like, which a record leaves out
@@ -77,6 +83,14 @@ def test_a_generation_on_record_is_as_its_trace_at_sizes_that_were_not_run(kind,
             if instant in item.at and item.component not in OUTSIDE
         )
         assert ours == pytest.approx(peak.bytes, rel=1e-3, abs=INPUT_BYTES), instant
+
+
+def test_a_picture_that_a_models_own_generate_has_read_is_held_while_tokens_are_made():
+    _, recording = recorded("kosmos-2")
+    words = {"precision": "bf16-pure", "attention": "sdpa", "generates": True, "sequences": 1, "tokens": 512}
+    made = recording.generation_of(json.dumps(words, sort_keys=True))
+    held = {made.decode.storages[place].path for what, place in made.decode.forward if what == "alloc"}
+    assert {"pixel_values/aten.zeros", "image_embeds/aten.addmm"} <= held
 
 
 def test_what_layers_keep_is_known_by_kind():

@@ -9,9 +9,10 @@ pytest.importorskip("transformers")
 
 from torch import nn
 
+from memsheet.errors import InputError
 from memsheet.recording import RecordedGeneration, RecordedPass, RecordedStorage
+from memsheet.run import own_generate
 from memsheet.run.model import layers_of
-from memsheet.trace.recordings.generation import _check_followed
 from memsheet.trace.recordings.observe import NotRecordableError
 from memsheet.trace.recordings.record import playable_document
 
@@ -53,9 +54,10 @@ class OwnLoop(nn.Module):
         return None
 
 
-def test_a_generate_of_its_own_is_not_taken_for_the_librarys():
-    with pytest.raises(NotRecordableError, match="OwnLoop has a generate of its own"):
-        _check_followed(OwnLoop())
+def test_a_generate_of_its_own_is_not_taken_for_the_librarys(monkeypatch):
+    monkeypatch.setattr(own_generate, "prompt_inputs", lambda *_: {})
+    with pytest.raises(InputError, match="OwnLoop: has a generate of its own"):
+        own_generate.run_generation(OwnLoop(), None, "dynamic", "cpu", lambda _: None)
 
 
 def test_what_draws_pictures_is_no_stack_of_layers():
