@@ -5,7 +5,7 @@ from elsewhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -17,6 +17,7 @@ from memsheet.errors import input_error
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.plan.workload import Serving, Training
 from memsheet.run.dtypes import torch_dtype
+from memsheet.run.standard_inputs import STANDARD
 
 ATTENTION = {
     AttentionKind.EAGER: "eager",
@@ -36,6 +37,7 @@ JanusVQVAE).
 """
 _BARE = "AutoModel"
 _HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMaskedLM", _BARE)
+_LISTS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
 _SEQ2SEQ_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 
 
@@ -184,7 +186,8 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
             "name one in the config's architectures",
         )
     try:
-        return made._from_config(config) if _named_class(config) else made.from_config(config)
+        build = getattr(made, "from_config", None) or made._from_config  # an auto class has the first alone
+        return build(config)
     except ValueError as error:
         if "attention implementation" not in str(error):
             raise
@@ -232,6 +235,20 @@ def _model_class(config: Any) -> Any:
         auto = getattr(transformers, head)
         if type(config) in auto._model_mapping:
             return auto
+    return _listed_class(config)
+
+
+def _listed_class(config: Any) -> Any:
+    """The class of a type that the library's own tables name but do not find by its config, since two types
+    have one (transformers 5.23 auto_factory.py, _LazyAutoMapping.__contains__: evolla). Raises InputError for
+    a type that no table has.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    for table in _LISTS:
+        if name := getattr(modeling_auto, table, {}).get(config.model_type):
+            return getattr(transformers, name)
     raise input_error("model_type", config.model_type, "has no model that this transformers can build")
 
 
@@ -243,6 +260,8 @@ def _auto_model_classes(config: Any) -> tuple[str, ...]:
         return _SEQ2SEQ_HEADS + _HEADS
     if getattr(config.get_text_config(), "vocab_size", None) is None:
         return ("AutoModelForImageClassification", _BARE)
+    if config.model_type in STANDARD:  # with a picture, which the head for words alone leaves out (mllama)
+        return ("AutoModelForImageTextToText", *_HEADS)
     both_ways = "is_decoder" in vars(config) and not config.is_decoder
     return ("AutoModelForMaskedLM", *_HEADS) if both_ways else _HEADS
 
@@ -283,13 +302,22 @@ def layers_of(model: nn.Module) -> nn.ModuleList | None:
     return max(outer, key=weight_of)[1]
 
 
+def word_table(model: Any) -> nn.Module | None:
+    """The module that looks words up: of the model, else of what the library calls its decoder; None where it
+    names none.
+    """
+    found: nn.Module | None = None
+    with suppress(AttributeError, NotImplementedError):
+        found = model.get_decoder().get_input_embeddings()
+    with suppress(AttributeError, NotImplementedError):
+        found = model.get_input_embeddings()
+    return found
+
+
 def _home_of_words(model: nn.Module) -> str:
     """The path, with a dot, of the module that looks words up and so runs the layers behind them; empty where
     it is the model itself, or not known.
     """
-    try:
-        table = model.get_input_embeddings()  # type: ignore[operator]
-    except (AttributeError, NotImplementedError):
-        return ""
+    table = word_table(model)
     name = next((name for name, module in model.named_modules() if module is table), "")
     return f"{parent}." if (parent := name.rpartition(".")[0]) else ""

@@ -7,6 +7,7 @@ Models that run on words alone are given words alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ FRAMES = 4
 PATCHES = 2048
 """Of a page (transformers 5.23, image_processing_pix2struct.py:156)."""
 BOX = 4  # left, top, right, bottom
+RESIDUES = 1024
+"""Of a protein at most (transformers 5.23, processing_evolla.py:28)."""
 
 
 def with_standard_inputs(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
@@ -82,6 +85,34 @@ def _with_marked_picture(batch: Batch, config: Any, dtype: torch.dtype) -> Batch
     return {**_with_picture(batch, config, dtype), "image_embeds_position_mask": places}
 
 
+def _with_tiled_picture(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    """Mllama: a picture padded to as many tiles as there may be, and which of them each word sees
+    (transformers 5.23, image_processing_mllama.py:242-290, processing_mllama.py:222).
+    """
+    ids, tiles = batch["input_ids"], config.vision_config.max_num_tiles
+    pictures = _pictures(batch, config, dtype, 1, tiles)
+    ones = partial(torch.ones, dtype=torch.int64, device=ids.device)
+    return {
+        **batch,
+        "pixel_values": pictures,
+        "aspect_ratio_ids": ones(len(ids), 1),
+        "aspect_ratio_mask": ones(len(ids), 1, tiles),
+        "cross_attention_mask": ones(*ids.shape, 1, tiles),
+    }
+
+
+def _with_protein(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    """Evolla: what a sequence is about, as residues."""
+    del config, dtype
+    ids = batch["input_ids"]
+    shape = (len(ids), RESIDUES)
+    return {
+        **batch,
+        "protein_input_ids": torch.zeros(shape, dtype=torch.int64, device=ids.device),
+        "protein_attention_mask": torch.ones(shape, dtype=torch.int64, device=ids.device),
+    }
+
+
 def _picture_for_words(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
     return {"pixel_values": _pictures(batch, config, dtype), "labels": batch["labels"]}
 
@@ -109,13 +140,16 @@ _PICTURE = "one picture a sequence"
 STANDARD: Mapping[str, tuple[Callable[[Batch, Any, torch.dtype], Batch], str]] = {
     "blip": (_with_picture, _PICTURE),
     "blip-2": (_with_picture, _PICTURE),
+    "evolla": (_with_protein, f"a protein of {RESIDUES} residues a sequence"),
     "git": (_with_picture, _PICTURE),
     "idefics": (_with_one_of_pictures, _PICTURE),
     "instructblip": (_with_picture_and_question, _PICTURE),
     "instructblipvideo": (_with_clip_and_question, f"a clip of {FRAMES} pictures a sequence"),
     "kosmos-2": (_with_marked_picture, _PICTURE),
+    "mllama": (_with_tiled_picture, _PICTURE),
     "molmo2": (_with_kinds_of_tokens, ""),
     "pix2struct": (_patches_for_words, f"one page of {PATCHES} patches a sequence"),
+    "pp_formulanet": (_with_picture, _PICTURE),
     "udop": (_with_boxes, "a box for each word"),
     "vision-encoder-decoder": (_picture_for_words, _PICTURE),
 }

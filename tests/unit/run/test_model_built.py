@@ -5,8 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from memsheet.run.model import build_config, build_model
-from memsheet.trace.recordings import record
+from torch import nn  # noqa: E402
+
+from memsheet.run.model import build_config, build_model, word_table  # noqa: E402
+from memsheet.trace.recordings import record  # noqa: E402
 
 XLNET = {
     "model_type": "xlnet",
@@ -19,7 +21,7 @@ XLNET = {
 }
 
 
-@pytest.mark.parametrize("precision, dtype", [("fp32", torch.float32), ("bf16-pure", torch.bfloat16)])
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16-pure", torch.bfloat16)])
 def test_tensors_of_old_constructors_are_where_the_model_is(precision, dtype):
     plan = record._plan_of({"precision": precision, "attention": "eager"})
     model = build_model(build_config(XLNET, plan), plan, "meta")
@@ -33,3 +35,25 @@ def test_what_is_where_it_belongs_is_left_alone():
     plan = record._plan_of({"precision": "fp32", "attention": "eager"})
     model = build_model(build_config(XLNET, plan), plan, "cpu")
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_a_type_whose_config_two_types_have_is_built_all_the_same():
+    plan = record._plan_of({"precision": "bf16-pure", "attention": "eager"})
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = build_model(
+        build_config({"model_type": "evolla", "vocab_size": 100, **small}, plan), plan, "meta"
+    )
+    assert type(model).__name__ == "EvollaForProteinText2Text"
+
+
+def test_a_type_that_is_given_a_picture_has_the_head_that_takes_one():
+    plan = record._plan_of({"precision": "bf16-pure", "attention": "eager"})
+    model = build_model(build_config({"model_type": "mllama"}, plan), plan, "meta")
+    assert type(model).__name__ == "MllamaForConditionalGeneration"
+
+
+def test_a_table_of_words_is_the_decoders_where_the_model_names_none():
+    plan = record._plan_of({"precision": "bf16-pure", "attention": "eager"})
+    model = build_model(build_config({"model_type": "pp_formulanet"}, plan), plan, "meta")
+    assert word_table(model) is model.model.decoder.embed_tokens
+    assert word_table(nn.Linear(1, 1)) is None

@@ -21,7 +21,7 @@ def test_every_sequence_gets_its_own_and_the_words_stay(kind):
     assert all(one.numel() for one in batch.values())
     assert batch["labels"].shape == ids.shape
     assert set(batch) - {"input_ids", "labels"}
-    seen = {name for name in batch if "pixel" in name or "patches" in name or name == "bbox"}
+    seen = {name for name in batch if name.startswith(("pixel", "flattened_patches", "bbox", "protein"))}
     assert bool(seen) == bool(standard_input_words(config))
 
 

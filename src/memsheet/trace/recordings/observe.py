@@ -13,7 +13,7 @@ from torch import nn
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.loss import apply_loss
-from memsheet.run.model import layers_of
+from memsheet.run.model import layers_of, word_table
 from memsheet.run.recompute import apply_recompute
 from memsheet.run.step import autocast_region, random_token_batch
 from memsheet.sheet import Component, Instant
@@ -150,7 +150,7 @@ def _bounded_operations(recorder: Recorder, most: int | None) -> Iterator[None]:
 
 def _tied_bytes(model: Any) -> int | None:
     """Bytes of the table that makes logits too, if one does: its gradients wait for one another."""
-    into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    into, out = word_table(model), model.get_output_embeddings()
     table: Any = getattr(into, "weight", None)
     tied = table is not None and getattr(out, "weight", None) is table
     return int(table.numel() * table.element_size()) if tied and table.requires_grad else None

@@ -45,7 +45,7 @@ from memsheet.recording import (
 from memsheet.resolve import resolve_request
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.fsdp2 import embeddings_norm_head, fsdp_wrapped_modules
-from memsheet.run.model import build_config, build_model, layers_of
+from memsheet.run.model import build_config, build_model, layers_of, word_table
 from memsheet.run.own_generate import has_own_generate
 from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
@@ -274,7 +274,7 @@ def describe_model(
     settings, layers = model.config, checked_layers(model)
     stack = next(name for name, module in model.named_modules() if module is layers)
     text = settings.get_text_config()
-    into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    into, out = word_table(model), model.get_output_embeddings()
     table = next((name for name, module in model.named_modules() if module is into), "")
     return Recording(
         model_type=settings.model_type,
