@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import recorded_layers  # noqa: E402
-from recorded_layers import DEEPSPEED, EIGHT_BIT, drawn_plan, or_eager  # noqa: E402
+import recorded_layers
+from recorded_layers import DEEPSPEED, EIGHT_BIT, drawn_plan, or_eager
 
 
 def drawn_plans(*, traced: bool) -> list[dict[str, object]]:
