@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import select
 import subprocess
 from collections.abc import Mapping
@@ -71,7 +72,7 @@ def _started() -> subprocess.Popen[str]:
     global _running  # noqa: PLW0603 - one process for this one
     if _running is None or _running.poll() is not None:
         _running = subprocess.Popen(  # noqa: S603 - our own interpreter, our own module
-            [*PYTHON, "-m", "memsheet.trace.recordings.worker"],
+            [*PYTHON, "-m", "memsheet.trace.recordings.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,5 +1,5 @@
 """The process that records: a request a line on stdin, an answer a line on stdout. What libraries print goes
-to stderr.
+to stderr. Its argument is the process that asks, which may be gone before this one has begun.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     limit_process_memory(MEMORY_BYTES)
-    Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     for line in sys.stdin:
         print(json.dumps(_answer_request(json.loads(line))), file=answers, flush=True)
     os._exit(0)

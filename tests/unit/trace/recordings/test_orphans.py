@@ -6,9 +6,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 ASKER = """
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-m", "memsheet.trace.recordings.worker"], stdin=subprocess.PIPE, start_new_session=True)
+child = subprocess.Popen([sys.executable, "-m", "memsheet.trace.recordings.worker", str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True)
 print(child.pid, flush=True)
 os.read(0, 1)
 os.kill(os.getpid(), 9)
@@ -24,7 +26,8 @@ def is_alive(number):
         return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_it_ends_with_the_process_that_started_it_though_its_input_stays_open():
+@pytest.mark.parametrize("late", [0, 0.5])
+def test_it_ends_with_the_process_that_started_it_though_its_input_stays_open(late):
     reading, writing = os.pipe()  # held open by a third process
     asker = subprocess.Popen(
         [sys.executable, "-c", ASKER.replace("stdin=subprocess.PIPE", f"stdin={reading}")],
@@ -35,10 +38,10 @@ def test_it_ends_with_the_process_that_started_it_though_its_input_stays_open():
     )
     number = int(asker.stdout.readline())
     assert is_alive(number)
-    time.sleep(0.5)
+    time.sleep(late)
     asker.kill()
     asker.wait()
-    for _ in range(60):
+    for _ in range(240):
         if not is_alive(number):
             break
         time.sleep(0.25)
