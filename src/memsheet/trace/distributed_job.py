@@ -13,7 +13,7 @@ from memsheet.plan.engine import Runner
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.run.mesh import build_mesh
-from memsheet.run.model import build_config, without_layers
+from memsheet.run.model import build_config
 from memsheet.run.pipeline import layers_of_stage, stages_of
 from memsheet.run.ranks import check_rank_plan, rank_job
 from memsheet.sheet import Instant
@@ -26,6 +26,7 @@ from memsheet.trace.job import (
     MICRO,
     STEPS,
     How,
+    leave_out_layers,
     recorded_timeline,
     recording_context,
     refuse_pictures,
@@ -104,7 +105,7 @@ def _record_fake_rank(
 ) -> Recorder:
     settings = build_config(config, plan)
     if depth is not None:
-        without_layers(settings, depth.left_out)
+        leave_out_layers(settings, depth)
     with fake_process_group(int(plan.mesh.gpus), rank, how.device) as streams:
         mesh = build_mesh(plan, how.device)
         with recording_context(how) as recorder:

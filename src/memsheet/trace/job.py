@@ -98,6 +98,15 @@ def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | No
     return found
 
 
+def leave_out_layers(settings: Any, depth: Depth) -> None:
+    """Take the layers out of a config, in place, for which others stand. Raises NotUniformError for an
+    encoder-decoder's, whose number of layers is not its decoder's alone.
+    """
+    if settings.is_encoder_decoder:
+        raise NotUniformError
+    without_layers(settings, depth.left_out)
+
+
 def refuse_pictures(plan: Plan) -> None:
     """Raises InputError for pictures: where they lie among the words is a question of values, which fake
     tensors have none of.
@@ -117,7 +126,7 @@ def _record_shallow_model(config: Mapping[str, Any], plan: Plan, how: How, depth
     with recording_context(how) as recorder:
         settings = build_config(config, plan)
         if depth is not None:
-            without_layers(settings, depth.left_out)
+            leave_out_layers(settings, depth)
         modules = Modules(recorder)
         model = build_model(settings, plan, how.device)
         if not how.fake:
