@@ -291,3 +291,24 @@ def test_what_is_in_no_unit_of_its_own_is_gathered_with_the_root(monkeypatch):
         return sheet.of(memsheet.Component.UNSHARDED_PARAMETERS, instant=memsheet.Instant.FORWARD).value
 
     assert gathered("tower.patches.weight") - gathered("tower.layers.0.mlp.weight") == 2 * 2**23  # bf16
+
+
+@pytest.mark.usefixtures("asked")
+def test_the_gradients_of_what_lies_beside_layers_are_there_at_the_step(monkeypatch):
+    def gradients(graded, **options):
+        rest = [MODEL["others"][0], ["encoder.layers.0.w", [2**20, 8], "other", None, graded]]
+        monkeypatch.setitem(MODEL, "others", rest)
+        monkeypatch.setenv("MEMSHEET_CACHE", "off")
+        forget(monkeypatch)
+        plan = {"gpus": "2xH200", "engine": "fsdp2", "seq_len": 64, "fix": False, **options}
+        sheet = memsheet.train(CONFIG, **plan).sheets[0]
+        at = (memsheet.Instant.FORWARD, memsheet.Instant.OPTIMIZER_STEP)
+        return [sheet.of(memsheet.Component.GRADIENTS, instant=instant).value for instant in at]
+
+    def added(**options):
+        pairs = zip(gradients("trained", **options), gradients("frozen", **options), strict=True)
+        return [trained - frozen for trained, frozen in pairs]
+
+    half = 4 * 2**22  # fp32, a rank's
+    assert added() == [0, half]
+    assert added(global_batch=8) == [half, half]  # earlier micro-batches' stay

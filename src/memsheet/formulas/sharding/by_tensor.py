@@ -74,6 +74,8 @@ def _tensor_state(
     kept = _state_on_device(how, model, plan, engine, stage, parameters, shards)
     if how.root_weights is not None and (model.towers or model.recording):
         kept = _beside_root(kept, how.root_weights(model, plan))
+    if how.beside_gradients is not None and model.recording and not plan.optimizer_in_backward:
+        kept = _with_gradients(kept, how.beside_gradients(model, plan))
     if model.towers or engine.trains_towers:
         kept = _with_idle(how, kept, model, plan)
     if how.offloaded is not None and (plan.offload.parameters or plan.offload.optimizer):
@@ -170,6 +172,17 @@ def _with_idle(how: Division, kept: ResidentState, model: ModelSpec, plan: Plan)
             ranges={**found.ranges, key: (low, high)} if high else found.ranges,
         )
     return found
+
+
+def _with_gradients(kept: ResidentState, more: BytesByPath) -> ResidentState:
+    """With gradients that are there whenever those of all layers are."""
+    adds = kept.resident is not EMPTY
+    return replace(
+        kept,
+        resident=merge_moment([(1, kept.resident), (1, more)]) if adds else kept.resident,
+        at_step=merge_moment([(1, kept.at_step), (1, more)]),
+        gradients=merge_moment([(1, kept.gradients), (1, more)]),
+    )
 
 
 def _beside_root(kept: ResidentState, rooted: BytesByPath) -> ResidentState:

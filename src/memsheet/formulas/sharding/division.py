@@ -30,7 +30,8 @@ class Division:
     of them, as they stand before the optimizer's step. ``waiting``: bytes of whole gradients, where they may
     wait for the last micro-batch. ``gathered``: elements of a tensor that stays whole from forward to
     backward. ``offloaded``: what is left of a state whose parameters or optimizer are on the host.
-    ``root_weights``: what stands around the layers in no group of its own. ``accumulates_whole``: to
+    ``root_weights``: what stands around the layers in no group of its own; ``beside_gradients``: gradients
+    of what is in no part of a model that its code tells apart. ``accumulates_whole``: to
     gradients that autograd made. ``raises_gradients``: to the copies' precision, before those are stepped.
     ``keeps_reduced``: gradients that went to the host stay on the device until backward is over.
     """
@@ -42,6 +43,7 @@ class Division:
     gathered: Callable[[Held, Plan], Count] | None = None
     offloaded: Callable[[ResidentState, Plan, StageLayers, tuple[Held, ...]], ResidentState] | None = None
     root_weights: Callable[[ModelSpec, Plan], BytesByPath] | None = None
+    beside_gradients: Callable[[ModelSpec, Plan], BytesByPath] | None = None
     accumulates_whole: bool = False
     raises_gradients: bool = False
     keeps_reduced: bool = False

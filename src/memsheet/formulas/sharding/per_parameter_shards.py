@@ -25,6 +25,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
     dim0_shard,
     gathered_bytes,
+    gradients_beside_layers,
     last_gradient_row,
     reduce_input_bytes,
     root_group_tensors,
@@ -341,6 +342,7 @@ ALGORITHM = algorithm_by_tensor(
         gathered=lambda held, plan: dim0_gathered(held.shape, plan.mesh.sharded),
         offloaded=_offloaded,
         root_weights=root_group_tensors,
+        beside_gradients=gradients_beside_layers,
     ),
     Traffic(copies_gathered=True),  # _fsdp_collectives.py, split_with_sizes_copy
 )

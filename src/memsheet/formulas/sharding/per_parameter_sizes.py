@@ -151,6 +151,20 @@ def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
     return single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
 
 
+def gradients_beside_layers(model: ModelSpec, plan: Plan) -> BytesByPath:
+    """Sharded gradients of what a model on record has beside its layers and their ends: an encoder's. They
+    are reduced shards as those of every unit (``sharded_gradients``).
+    """
+    sizes = (
+        one.times * gradient_dtype(one, plan).nbytes(dim0_shard(one.shape, plan.mesh.sharded))
+        for weight in model.extras
+        if weight.role is not Role.BUFFER
+        for one in tensors_on_rank(fold_path_indices(weight.path), weight, 1, plan)
+        if one.trains
+    )
+    return single_row(Component.GRADIENTS, "beside layers", sum(sizes))
+
+
 def _root_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     units = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
     units += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
