@@ -42,6 +42,8 @@ LEAVES = frozenset(
 MOST = 2**17
 """Operations that are kept, some hundreds of bytes each; then all are forgotten."""
 _META = torch.device("meta")
+UNSEEN = object()
+"""What a look-up finds where nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +103,27 @@ class CachedFakeMode(FakeTensorMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         key = self._key(func, args, kwargs)
-        if key is None:
-            return super().__torch_dispatch__(func, types, args, kwargs or {})
-        if (found := _seen.get(key)) is not None:
-            again = [self._again(one, args) for one in found.each]
-            return again[0] if found.kind is None else found.kind(again)
+        if key is not None and (found := _seen.get(key)) is not None:
+            return self._found(found, args)
         out = super().__torch_dispatch__(func, types, args, kwargs or {})
-        if key not in _seen:
+        if key is not None and key not in _seen:
             if len(_seen) >= MOST:
                 _seen.clear()
             _seen[key] = self._outputs(func, args, kwargs, out)
         return out
+
+    def look_up(self, func: Any, args: Any, kwargs: Mapping[str, Any] | None) -> Any:
+        """What an operation makes, without a way through torch's dispatcher; ``UNSEEN`` where it has to take
+        that.
+        """
+        key = self._key(func, args, kwargs)
+        found = None if key is None else _seen.get(key)
+        return UNSEEN if found is None else self._found(found, args)
+
+    def _found(self, found: Outputs, args: Any) -> Any:
+        with torch._C._DisableTorchDispatch():
+            again = [self._again(one, args) for one in found.each]
+        return again[0] if found.kind is None else found.kind(again)
 
     # ---- what decides --------------------------------------------------------------------------------------
 

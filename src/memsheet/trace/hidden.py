@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from memsheet.sheet import Component, Instant
-from memsheet.trace.recorder import Recorder
+from memsheet.trace.recorder import Recorder, operation_name
 from memsheet.trace.scratch import cublas_workspace, operation_scratch
 
 CAPABILITY = (9, 0)  # that of an H100, as trace/patches.py tells libraries
@@ -25,9 +25,8 @@ def watch_kernels(recorder: Recorder) -> None:
         if found is not None and key not in kept:
             kept.add(key)
             recorder.hidden(found.name, found.bytes, Component.WORKSPACES)
-        name = func._overloadpacket._qualified_op_name.replace("::", ".")
         release = [
-            recorder.hidden(f"{name}/{s.name}", s.bytes)
+            recorder.hidden(f"{operation_name(func)}/{s.name}", s.bytes)
             for s in operation_scratch(func, args, kwargs, outputs)
             if s.bytes
         ]

@@ -70,11 +70,14 @@ def recording_context(how: How) -> Iterator[Recorder]:
             stack.enter_context(register_cuda_kernels())
             stack.enter_context(apply_patches((*FAKE, *UNPADDED)))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        if how.fake:
-            stack.enter_context(CachedFakeMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
-            if how.values:
-                stack.enter_context(HostValues(how.values))
         recorder = Recorder(how.device)
+        if how.fake:
+            mode = CachedFakeMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+            stack.enter_context(mode)
+            if how.values:
+                stack.enter_context(HostValues(how.values, mode.look_up))
+            else:
+                recorder.look_up = mode.look_up
         if how.scratch and how.device == "cuda":
             watch_kernels(recorder)
         stack.enter_context(recorder)

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_iter
 
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark
+from memsheet.trace.dispatch_cache import UNSEEN
 
 _ADD = torch.ops.aten.add.Tensor
 _FILL = {
@@ -106,6 +108,7 @@ class Recorder(TorchDispatchMode):
         self.after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = (
             None  # what kernels hide
         )
+        self.look_up: Callable[[Any, Any, Any], Any] | None = None  # what the mode below this one knows
         self._at: dict[int, int] = {}  # address of a storage → its row
         self._references: dict[int, Any] = {}
         self._emptied: dict[
@@ -253,16 +256,17 @@ class Recorder(TorchDispatchMode):
             return args[0]
         if func in _FILL and self._in_backward() and _calling_function_name(sys._getframe(1)) == _ENGINE:
             func = _FILL[func]
-        name = func._overloadpacket._qualified_op_name.replace("::", ".")
+        name = operation_name(func)
         try:
-            out = func(*args, **(kwargs or {}))
+            out = UNSEEN if self.look_up is None else self.look_up(func, args, kwargs)
+            out = func(*args, **(kwargs or {})) if out is UNSEEN else out
         except (MemoryError, RuntimeError) as error:  # whoever catches it may ask what was there
             error.stop = self._stopped(name)  # type: ignore[union-attr]
             raise
         if func is _DEVICE:
             return out
         self.operations += 1
-        for place, tensor in enumerate(tree_iter(out)):
+        for place, tensor in enumerate((out,) if type(out) is FakeTensor else tree_iter(out)):
             if not self.where():
                 self._for = self._owner(args, place)
             self._notice(tensor, name)
@@ -317,6 +321,13 @@ class Recorder(TorchDispatchMode):
         super().__exit__(kind, error, trace)
 
 
+@cache
+def operation_name(func: Any) -> str:
+    """What an operation is called, all its overloads alike: ``aten.add``."""
+    name: str = func._overloadpacket._qualified_op_name.replace("::", ".")
+    return name
+
+
 def _calling_function_name(frame: FrameType | None) -> str:
     """The function that called an operation, past torch's own wrappers of a mode's handler
     (torch/_compile.py).
@@ -328,6 +339,8 @@ def _calling_function_name(frame: FrameType | None) -> str:
 
 def _backing_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that has memory: a DTensor's own shard, an asynchronous collective's result."""
+    if type(tensor) is FakeTensor:
+        return tensor
     for name in ("_local_tensor", "elem"):
         inner = getattr(tensor, name, None)
         if isinstance(inner, torch.Tensor):
