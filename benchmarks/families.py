@@ -39,7 +39,7 @@ MOVED_WIDTHS = frozenset({
 MOVED_EXPERTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts"})
 MOVED_FLAGS = frozenset({"attention_bias", "mlp_bias", "tie_word_embeddings"})
 TOKENS = 1024
-POSITIONS = ("max_position_embeddings", "n_positions")
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 OFFSET = 2  # positions that roberta and its kin begin with
 WAYS: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
     "train": (memsheet.train, {"gpus": "1xH200", "microbatch": 2, "fix": False}),
