@@ -312,3 +312,33 @@ def test_the_gradients_of_what_lies_beside_layers_are_there_at_the_step(monkeypa
     half = 4 * 2**22  # fp32, a rank's
     assert added() == [0, half]
     assert added(global_batch=8) == [half, half]  # earlier micro-batches' stay
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(("instant", "gathered"), [("forward", 2), ("backward", 0)])
+def test_the_root_is_gone_when_embeddings_of_a_group_of_their_own_are_reduced(monkeypatch, instant, gathered):
+    words = [
+        "m.words.weight",
+        [2**22, 8],
+        "embedding",
+        None,
+        "trained",
+    ]  # its reduction is the most of backward
+    monkeypatch.setitem(MODEL, "tied", False)
+    monkeypatch.setenv("MEMSHEET_CACHE", "off")
+
+    def total(*more):
+        monkeypatch.setitem(MODEL, "others", [words, *more])
+        forget(monkeypatch)
+        answer = memsheet.train(CONFIG, gpus="2xH200", engine="fsdp2", seq_len=64, fix=False)
+        items = answer.sheets[0].items
+        own = [
+            item.at.get(memsheet.Instant(instant))
+            for item in items
+            if item.component.value != "allocator_slack"
+        ]
+        return sum(found.value for found in own if found)
+
+    elements = 2**19
+    rooted = total(["tower.patches.weight", [2**16, 8], "other", None, "idle"]) - total()
+    assert rooted == 4 * elements // 2 + gathered * elements  # a rank's half in fp32, and all in bf16

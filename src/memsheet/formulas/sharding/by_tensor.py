@@ -11,7 +11,7 @@ from functools import partial
 from memsheet.arith import Count, agreed
 from memsheet.errors import raise_if_problems
 from memsheet.formulas.grad_scaler import grad_unscale_rows, scaler_states
-from memsheet.formulas.groups import StageLayers, walk_stage_layers
+from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
 from memsheet.formulas.inputs import microbatch_inputs
 from memsheet.formulas.sharding.algorithm import Algorithm, Traffic
 from memsheet.formulas.sharding.bare_by_tensor import bare_ranges, bare_states, offloaded_bare_host
@@ -73,7 +73,8 @@ def _tensor_state(
         raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
     kept = _state_on_device(how, model, plan, engine, stage, parameters, shards)
     if how.root_weights is not None and (model.towers or model.recording):
-        kept = _beside_root(kept, how.root_weights(model, plan))
+        alone = None if stage.tied or plan.adapter else stage.embeddings
+        kept = _beside_root(kept, how.root_weights(model, plan), alone)
     if how.beside_gradients is not None and model.recording and not plan.optimizer_in_backward:
         kept = _with_gradients(kept, how.beside_gradients(model, plan))
     if model.towers or engine.trains_towers:
@@ -185,7 +186,16 @@ def _with_gradients(kept: ResidentState, more: BytesByPath) -> ResidentState:
     )
 
 
-def _beside_root(kept: ResidentState, rooted: BytesByPath) -> ResidentState:
-    """With what stands around the layers because no group of its own holds it."""
-    through = merge_moment([(1, kept.around.through), (1, rooted)])
-    return replace(kept, around=replace(kept.around, through=through))
+def _beside_root(kept: ResidentState, rooted: BytesByPath, embeddings: Group | None) -> ResidentState:
+    """With what stands around the layers because no group of its own holds it. It is gone when the
+    ``embeddings`` of a group of their own leave: what they look up needs no gradient, so that both wait for
+    the end of backward, where the root comes first (torch 2.13 _fsdp_state.py:405-415).
+    """
+    around = kept.around
+
+    def leaving(before: Group | None, group: Group) -> BytesByPath:
+        found = around.leaving(before, group)
+        return merge_moment([(1, found), (-1, rooted)]) if group is embeddings else found
+
+    through = merge_moment([(1, around.through), (1, rooted)])
+    return replace(kept, around=replace(around, through=through, leaving=leaving))
