@@ -13,11 +13,11 @@ from memsheet.formulas.activations import block_part, end_parts, run_config_of
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.states.held import Held, tensors_on_rank
-from memsheet.formulas.states.params import JOIN, START, stack_prefix
+from memsheet.formulas.states.params import JOIN, START, fold_path_indices, stack_prefix
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
 from memsheet.formulas.tapes.evaluate import Part, Release
 from memsheet.plan.engine import Engine
-from memsheet.plan.model import Block, ModelSpec, Norm, Stack, Weight
+from memsheet.plan.model import Block, ModelSpec, Norm, Role, Stack, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode
 
 
@@ -51,7 +51,7 @@ class Layers:
 class StageLayers:
     """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the
     first run of layers that words pass through; those before it are a tower's. ``end``: masks that are there
-    when backward comes to the embeddings.
+    when backward comes to the embeddings. ``rest``: parameters of no group that a step of words uses.
     """
 
     embeddings: Group | None
@@ -61,6 +61,7 @@ class StageLayers:
     tied: bool
     entry: int = 0
     end: BytesByPath = EMPTY
+    rest: tuple[Held, ...] = ()
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
@@ -189,7 +190,21 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
         tied=tied,
         entry=entry,
         end=let_go.end,
+        rest=tuple(_parameters_around(spec, plan)),
     )
+
+
+def _parameters_around(spec: ModelSpec, plan: Plan) -> Iterator[Held]:
+    """What neither layers nor ends have, beside what only pictures reach. Of another stack's layers it is
+    what lies around them: those are groups of their own, as a record says.
+    """
+    towers = tuple(f"{tower.path}." for tower in spec.towers)
+    units = None if spec.recording is None else tuple(f"{unit}." for unit in spec.recording.units)
+    for weight in spec.extras:
+        path = fold_path_indices(weight.path)
+        of_layer = path.partition(".*.")[2].count(".") > 0 if units is None else path.startswith(units)
+        if weight.role is not Role.BUFFER and not of_layer and not path.startswith(towers):
+            yield from tensors_on_rank(path, weight, 1, plan)
 
 
 def _bridge_between_stacks(bridge: Layers, gone: LetGo, *, counted: bool) -> Layers:

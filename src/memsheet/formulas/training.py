@@ -51,6 +51,8 @@ def _forward_moments(step: Step) -> Iterator[Moment]:
             (1, around.forward(None, walk.embeddings)),
             (1, step.masks),
         ]
+        if walk.rest:
+            yield [(1, around.entering(None, walk.embeddings))]
     for group, run, repetition, place in walk.visits():
         if agreed(repetition > 0) and agreed(repetition < walk.layers[run].count - 1):
             continue  # the last one has the same neighbours, and more is kept

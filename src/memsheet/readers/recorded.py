@@ -54,7 +54,7 @@ def model_from_recording(
         )
         for number, part in enumerate(parts)
     )
-    before, behind, others = _split_ends(recording)
+    before, behind, norms, others = _split_ends(recording)
     fields = Fields(config)
     return ModelSpec(
         name=name or recording.model_type,
@@ -67,18 +67,14 @@ def model_from_recording(
                 path=stack,
                 hidden=recording.hidden,
                 runs=_runs(blocks, recording.kinds),
-                final_norms=tuple(
-                    Norm(path=weight.path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,))
-                    for weight in behind
-                    if weight.role is Role.NORM
-                ),
+                final_norms=norms,
             ),
         ),
         head=Head(
             kind="causal_lm",
             width=recording.vocab,
             tied=recording.tied,
-            weights=tuple(weight for weight in behind if weight.role is not Role.NORM),
+            weights=behind,
         ),
         extras=others,
         dtype=_text(config, "dtype") or _text(config, "torch_dtype"),
@@ -117,9 +113,11 @@ def _runs(blocks: tuple[Block, ...], kinds: tuple[int, ...]) -> tuple[Run, ...]:
 
 def _split_ends(
     recording: Recording,
-) -> tuple[tuple[Weight, ...], tuple[Weight, ...], tuple[Weight, ...]]:
-    """Tensors of no layer: the look-up's, those behind the layers, the rest."""
+) -> tuple[tuple[Weight, ...], tuple[Weight, ...], tuple[Norm, ...], tuple[Weight, ...]]:
+    """Tensors of no layer: the look-up's, those that make logits, norms beside the layers, the rest."""
     parent = recording.stack.rpartition(".")[0]
+    owners = dict.fromkeys(one.path.rpartition(".")[0] for one in recording.others if one.kind == "norm")
+    norms = {owner: list[Weight]() for owner in owners if owner.rpartition(".")[0] == parent}
     before, behind, others = list[Weight](), list[Weight](), list[Weight]()
     for one in recording.others:
         weight, owner = _weight(one), one.path.rpartition(".")[0]
@@ -127,11 +125,16 @@ def _split_ends(
             before.append(weight)
         elif one.kind != "buffer" and recording.projection and owner == recording.projection:
             behind.append(replace(weight, role=Role.HEAD) if one.kind == "linear" else weight)
-        elif one.kind == "norm" and owner.rpartition(".")[0] == parent:
-            behind.append(weight)
+        elif one.kind != "buffer" and owner in norms:
+            norms[owner].append(weight)
         else:
             others.append(weight)
-    return vocabulary(before), vocabulary(behind), tuple(others)
+    return vocabulary(before), vocabulary(behind), tuple(map(_norm, norms.values())), tuple(others)
+
+
+def _norm(weights: list[Weight]) -> Norm:
+    path, size = weights[0].path.rpartition(".")[0], weights[0].shape[0]
+    return Norm(path=path, kind=NormKind.RMS, size=size, weights=tuple(weights))
 
 
 def _weight(one: RecordedParameter) -> Weight:

@@ -46,6 +46,7 @@ class Units:
     embeddings: Group | None
     head: Group | None
     last: Group | None  # of the layers
+    rest: tuple[Held, ...] = ()  # the root's own, of no group
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -53,7 +54,8 @@ class Units:
 
     @cached_property
     def root(self) -> tuple[Held, ...]:
-        held = tuple(h for group in self.rooted if group for h in group.parameters)
+        ends = tuple(h for group in self.rooted if group for h in group.parameters)
+        held = (*ends, *self.rest)
         return held[:1] if self.wrapping.table_apart else held
 
     @cached_property
@@ -194,6 +196,7 @@ def flat_shard_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
         walk.embeddings,
         walk.head,
         walk.layers[-1].pattern[-1] if walk.layers else None,
+        walk.rest,
     )
     return ShardingOverhead(
         always=of.named,

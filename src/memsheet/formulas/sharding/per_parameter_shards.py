@@ -25,9 +25,12 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
     dim0_shard,
     gathered_bytes,
+    gathered_size,
     gradients_beside_layers,
     last_gradient_row,
     reduce_input_bytes,
+    reduced_rest,
+    reduced_size,
     root_group_tensors,
     sharded_gradients,
     unsynced_gradient_bytes,
@@ -51,6 +54,8 @@ class Groups:
     tied: bool
     joined: bool = False  # embeddings and head are the root's own group, though each has its table
     last: Group | None = None  # a last layer that stays gathered until its backward
+    rest: tuple[Held, ...] = ()  # the root's own, of no group
+    reduced_rest: tuple[Held, ...] = ()  # of which backward makes gradients
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -62,9 +67,14 @@ class Groups:
         return not self.plan.reshard_after_forward
 
     @cached_property
+    def ends(self) -> Count:
+        """Bytes of embeddings and head that are gathered once."""
+        return sum(gathered_bytes(group, self.plan) for group in self.rooted if group)
+
+    @cached_property
     def root(self) -> Count:
         """Bytes of what is gathered once."""
-        return sum(gathered_bytes(group, self.plan) for group in self.rooted if group)
+        return self.ends + gathered_size(self.rest, self.plan)
 
     @cached_property
     def whole(self) -> Callable[[Group | None], Count]:
@@ -101,17 +111,18 @@ class Groups:
 
     def arrived(self, group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output."""
-        return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self._sent(
+        return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self.sent(
             self.whole(group)
         )
 
     def came(self, group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output in forward, where a tied root group is gathered first of all."""
         if self.rooted and group is self.embeddings:
-            return (Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather"), self._sent(self.root)
+            apart = self.root if self.joined else self.ends  # the root's own come by themselves
+            return (Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather"), self.sent(apart)
         return self.arrived(group)
 
-    def _sent(self, size: Count) -> Count:
+    def sent(self, size: Count) -> Count:
         """A rank alone copies its shards into the parameters and needs no buffer
         (_fsdp_param_group.py:392-402, 437-461).
         """
@@ -131,13 +142,26 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
     wrapped = fsdp_wrapping(plan)
     stays = wrapped.last_stays and plan.reshard_after_forward and walk.layers
     last = walk.layers[-1].pattern[-1] if stays else None
-    return Groups(plan, walk.embeddings, walk.head, walk.tied, joined=wrapped.joined, last=last)
+    return Groups(
+        plan,
+        walk.embeddings,
+        walk.head,
+        walk.tied,
+        joined=wrapped.joined,
+        last=last,
+        rest=walk.rest,
+        reduced_rest=reduced_rest(walk),
+    )
 
 
 def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
     """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
     of = _fsdp_groups(plan, walk)
-    through = single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.rooted else EMPTY
+    through = (
+        single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root)
+        if of.rooted or of.rest
+        else EMPTY
+    )
     kept = ShardingOverhead(
         through=through,
         entering=partial(_pre_forward_all_gather, of),
@@ -161,8 +185,12 @@ def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> Shar
 
 def _pre_forward_all_gather(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """The all-gather before is only let go when the copy-out into the parameters is done
-    (_fsdp_param_group.py:429-462: a local name still refers to it).
+    (_fsdp_param_group.py:429-462: a local name still refers to it). Before the embeddings comes the root's.
     """
+    if before is None and group is of.embeddings:
+        root = of.came(group)
+        own = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/own"), of.sent(gathered_size(of.rest, of.plan))
+        return BytesByPath.of([own, root, of.unsharded(group)])
     return BytesByPath.of([of.came(before), of.arrived(group), of.unsharded(group)])
 
 
@@ -218,6 +246,8 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
     plan = of.plan
     if of.joined and not of.tied and group is of.embeddings:
         return _root_leaving(of, group)
+    if of.reduced_rest and group is of.embeddings:
+        return _rest_leaving(of, group)
     shard = ceil_div(of.reduced(group)[1], plan.mesh.sharded)
     casts = plan.precision.reduce is not plan.precision.gradients
     own = (
@@ -229,10 +259,32 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
     cast = of.leaves(group).held.items() if casts else ()
     waits = of.arrived(None if of.keeps else before), of.reduced(group)
     copied, gone = (
-        BytesByPath.of([*waits, *group.gradients.held.items()]),
-        BytesByPath.of([*waits, own, *cast, last_gradient_row(group, plan)]),
+        BytesByPath.of([*waits, *group.gradients.held.items(), *_root_left(of, group)]),
+        BytesByPath.of([*waits, own, *cast, last_gradient_row(group, plan), *_root_left(of, group)]),
     )
     return largest_moment_rows([[(1, copied)], [(1, gone)]])
+
+
+def _root_left(of: Groups, group: Group) -> list[tuple[Key, Count]]:
+    """The root's own, gone when the embeddings of a group of their own are reduced: what they look up needs
+    no gradient, so that both wait for the end of backward, where the root comes first (torch 2.13
+    _fsdp_state.py:405-415).
+    """
+    if group is not of.embeddings or of.tied or of.plan.adapter:
+        return []
+    return [((Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -gathered_size(of.rest, of.plan))]
+
+
+def _rest_leaving(of: Groups, group: Group) -> BytesByPath:
+    """The end of backward, where the root's own gradients are reduced, first of all that wait for it: those
+    of the embeddings are still whole (_fsdp_state.py, _root_post_backward_final_callback). Of a tied table
+    there is one gradient by then.
+    """
+    buffer = (Component.COMMUNICATION, f"{ROOT}/reduce_scatter"), reduced_size(of.reduced_rest, of.plan)
+    gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -gathered_size(of.rest, of.plan)
+    waited = of.head.gradients.held.items() if of.head and of.tied else ()
+    joined = ((key, -size) for key, size in waited if key[0] is Component.TEMPORARIES)
+    return BytesByPath.of([buffer, gone, of.unsharded(group), *group.gradients.held.items(), *joined])
 
 
 def _root_leaving(of: Groups, group: Group) -> BytesByPath:

@@ -4,12 +4,12 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.overhead import single_row
-from memsheet.formulas.states.held import Held, gradient_dtype, tensors_on_rank
+from memsheet.formulas.states.held import Held, gradient_dtype, module_of, tensors_on_rank
 from memsheet.formulas.states.held_shapes import elements_of
 from memsheet.formulas.states.params import fold_path_indices, tower_tensors
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
@@ -49,16 +49,20 @@ def trainable_parameters(group: Group) -> tuple[Held, ...]:
     return tuple(h for h in group.parameters if h.trains)
 
 
+def gathered_size(parameters: Iterable[Held], plan: Plan) -> Count:
+    """Parameters gathered whole, in the compute dtype (frozen or quantized ones as stored), in bytes."""
+    return sum(
+        mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, plan.mesh.sharded)) for h in parameters
+    )
+
+
 @formula(
     cites=TORCH_FSDP2,
     at="_fsdp_collectives.py:328-360 all-gather output; _fsdp_param.py:616-628 unsharded parameters",
 )
 def gathered_bytes(group: Group, plan: Plan) -> Count:
-    """A group's parameters gathered whole, in the compute dtype (frozen or quantized ones as stored)."""
-    return sum(
-        mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, plan.mesh.sharded))
-        for h in group.parameters
-    )
+    """A group's parameters gathered whole."""
+    return gathered_size(group.parameters, plan)
 
 
 def mixed_precision_dtype(h: Held, plan: Plan) -> DType:
@@ -81,10 +85,18 @@ def mixed_precision_dtype(h: Held, plan: Plan) -> DType:
 )
 def reduce_input_bytes(group: Group, plan: Plan) -> Count:
     """The buffer in which a group's whole gradients are reduced."""
-    return sum(
-        plan.precision.reduce.nbytes(dim0_gathered(h.shape, plan.mesh.sharded))
-        for h in trainable_parameters(group)
-    )
+    return reduced_size(trainable_parameters(group), plan)
+
+
+def reduced_size(parameters: Iterable[Held], plan: Plan) -> Count:
+    """The buffer in which whole gradients are reduced, in bytes."""
+    return sum(plan.precision.reduce.nbytes(dim0_gathered(h.shape, plan.mesh.sharded)) for h in parameters)
+
+
+def reduced_rest(stage: StageLayers) -> tuple[Held, ...]:
+    """The root's own parameters that a step gives gradients."""
+    made = {path for end in (stage.embeddings, stage.head) if end for _, path in end.gradients.held}
+    return tuple(h for h in stage.rest if h.trains and module_of(h.path) in made)
 
 
 @formula(
@@ -120,7 +132,15 @@ def all_sharded_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
         if end
     ]
     layers = [(run.count, sharded_gradients(group, plan)) for run in stage.layers for group in run.pattern]
-    return merge_moment([*((1, end) for end in ends), *layers])
+    return merge_moment([*((1, end) for end in (*ends, _rest_gradients(stage, plan))), *layers])
+
+
+def _rest_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
+    """Those of the root's own parameters."""
+    sizes = (
+        gradient_dtype(h, plan).nbytes(dim0_shard(h.shape, plan.mesh.sharded)) for h in reduced_rest(stage)
+    )
+    return single_row(Component.GRADIENTS, ROOT, sum(sizes))
 
 
 @formula(
@@ -142,7 +162,7 @@ def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     ),
 )
 def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
-    """What is in no group of its own, in the compute dtype: of towers, and of a model's own code on record."""
+    """What of the towers is in no group of its own, in the compute dtype."""
     sizes = (
         plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
         for path, weight, times in _root_weights(model)
@@ -152,13 +172,14 @@ def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
 
 
 def gradients_beside_layers(model: ModelSpec, plan: Plan) -> BytesByPath:
-    """Sharded gradients of what a model on record has beside its layers and their ends: an encoder's. They
-    are reduced shards as those of every unit (``sharded_gradients``).
+    """Sharded gradients of the layers that a model on record has beside its own: an encoder's. They are
+    reduced shards as those of every unit (``sharded_gradients``).
     """
+    units = tuple(f"{unit}." for unit in model.recording.units) if model.recording else ()
     sizes = (
         one.times * gradient_dtype(one, plan).nbytes(dim0_shard(one.shape, plan.mesh.sharded))
         for weight in model.extras
-        if weight.role is not Role.BUFFER
+        if weight.role is not Role.BUFFER and fold_path_indices(weight.path).startswith(units)
         for one in tensors_on_rank(fold_path_indices(weight.path), weight, 1, plan)
         if one.trains
     )
@@ -168,8 +189,4 @@ def gradients_beside_layers(model: ModelSpec, plan: Plan) -> BytesByPath:
 def _root_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     units = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
     units += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
-    yield from (one for one in tower_tensors(model) if not one[0].startswith(units))
-    if model.recording is not None:
-        own = tuple(f"{unit}." for unit in model.recording.units)
-        extras = ((fold_path_indices(weight.path), weight, 1) for weight in model.extras)
-        yield from (one for one in extras if one[1].role is not Role.BUFFER and not one[0].startswith(own))
+    return (one for one in tower_tensors(model) if not one[0].startswith(units))
