@@ -169,13 +169,14 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
 
 def _recorded_end_parts(recording: Recording, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a recorded model."""
-    from memsheet.formulas.model_code.recorded import axes, recorded_ends, sized_numerics
+    from memsheet.formulas.model_code.recorded import axes, recomputes_fully, recorded_ends, sized_numerics
 
     shape = plan.training.shape
     how = sized_numerics(recording, shape, run_config_of(plan, engine))
     found, one = list[tuple[Part, ...]](), isinstance(shape.sequences, int)
     for several in (shape.sequences > 1,) if one else (False, True):
-        tapes = recorded_ends(recording, replace(how, several=bool(several)))
+        sized = replace(how, several=bool(several))
+        tapes = recorded_ends(recording, sized, recompute=recomputes_fully(plan))
         found.append(
             tuple(evaluate_tape(tape, axes(None, plan, shape), "", release=release) for tape in tapes)
         )

@@ -154,6 +154,11 @@ def _holds_at(run: RecordedRun, how: RunConfig) -> bool:
     return how.at is not None and how.at[1] >= run.least and how.at[1] % run.every == 0
 
 
+def recomputes_fully(plan: Plan) -> bool:
+    """Whether a model's layers run again in backward."""
+    return plan.recompute.mode is RecomputeMode.FULL
+
+
 def recorded_block(part: RecordedPart, how: RunConfig, *, saving: bool, recomputed: bool) -> Tape:
     """The tape of a kind of layer: as it runs, or the forward that saves nothing, or the one that runs
     again.
@@ -166,9 +171,11 @@ def recorded_block(part: RecordedPart, how: RunConfig, *, saving: bool, recomput
     return layer_tape(found, part.recording.stack)
 
 
-def recorded_ends(recording: Recording, how: RunConfig) -> tuple[Tape, Tape, Tape]:
-    """The tapes of what lies before the layers, of what makes logits, and of the loss."""
-    run = recorded_run(recording, how, several=how.several)
+def recorded_ends(recording: Recording, how: RunConfig, *, recompute: bool) -> tuple[Tape, Tape, Tape]:
+    """The tapes of what lies before the layers, of what makes logits, and of the loss. ``recompute``: where
+    layers run again, an encoder's do, and what all layers are handed is let go later.
+    """
+    run = recorded_run(recording, how, several=how.several, recompute=recompute)
     return tape_of_pass(run.embeddings), tape_of_pass(run.head), tape_of_pass(run.loss)
 
 
@@ -178,7 +185,7 @@ def _of_model(
     def bytes_of(model: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
         assert model.recording is not None
         several = not isinstance(shape.sequences, int) or shape.sequences > 1
-        again = plan.recompute.mode is RecomputeMode.FULL
+        again = recomputes_fully(plan)
         sized = sized_numerics(model.recording, shape, how)
         run = recorded_run(model.recording, sized, several=several, recompute=again)
         found = getattr(run, name)

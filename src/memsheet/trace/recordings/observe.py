@@ -50,7 +50,7 @@ class Step:
     again in backward. ``inputs``, ``outputs``: the storage that a layer was handed, and its own; ``logits``:
     the storage of those; ``handed_back``: the storage of the gradient of a layer's output, and, by the number
     of layers, of the first one's input; ``gradients``: (event, storage) when a parameter's gradient was
-    there, with the parameter's name and bytes an element.
+    there, with the parameter's name and bytes an element; ``around``: the names of parameters of no layer.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -72,6 +72,7 @@ class Step:
     unprojected: int | None = None
     logits: int | None = None
     tied_bytes: int | None = None
+    around: frozenset[str] = frozenset()
 
 
 def observe_steps(
@@ -106,7 +107,7 @@ def observe_steps(
             _run_forward(modules, model, config, _of_size(plan, *longer), how, noted)
         first, found = recorder.operations - before, list[Step]()
         for sequences, tokens in sizes:
-            noted.step = Step(layers=noted.layers, tied_bytes=_tied_bytes(model))
+            noted.step = Step(layers=noted.layers, tied_bytes=_tied_bytes(model), around=_names_around(model))
             before = recorder.operations
             loss = _run_forward(modules, model, config, _of_size(plan, sequences, tokens), how, noted)
             if not found and len(sizes) > 1:
@@ -146,6 +147,12 @@ def _bounded_operations(recorder: Recorder, most: int | None) -> Iterator[None]:
         yield
     finally:
         recorder.after = hidden
+
+
+def _names_around(model: nn.Module) -> frozenset[str]:
+    """The names of the parameters of no layer."""
+    inside = {id(one) for layer in layers_of(model) or () for one in layer.parameters()}
+    return frozenset(name for name, one in model.named_parameters() if id(one) not in inside)
 
 
 def _tied_bytes(model: Any) -> int | None:

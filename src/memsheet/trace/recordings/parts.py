@@ -106,11 +106,24 @@ class _Cutter:
         )
         back = step.backward if step.unprojected is None else step.unprojected
         backward = [step.backward, back, *(step.returned.get(i, step.ends) for i in reversed(range(n)))]
-        backward.append(step.reached.get(0, step.ends))
+        backward.append(self._first_layer_done(step.returned.get(0, step.ends)))
         cuts = [*forward, *backward, step.ends]
         if cuts != sorted(cuts):
             raise NotRecordableError("its layers do not run one after another")
         return cuts
+
+    def _first_layer_done(self, begins: int) -> int:
+        """Where the first layer's backward ends: its input's gradient is there. What every layer is handed
+        beside it goes back before that, behind the layer's own parameters: its nodes were made first, and
+        autograd takes the newest of those that are ready.
+        """
+        step = self.step
+        reached = step.reached.get(0, step.ends)
+        there = [(at, name in step.around) for at, _, name, _ in step.gradients if begins <= at < reached]
+        first = next((at for at, around in there if around), None)
+        if first is None:
+            return reached
+        return max((at for at, around in there if not around and at <= first), default=begins)
 
     def _handed_on(self, left: int, entered: int) -> int:
         """Between two layers, what is let go still belongs to the first, what is made to the second."""

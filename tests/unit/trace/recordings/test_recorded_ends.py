@@ -1,0 +1,40 @@
+"""What lies before and around the layers on record, beside a trace of the same code."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import memsheet
+
+NO_MORE_THAN = 1e-3
+STEP = {"attention": "eager", "optimizer": "sgd", "microbatch": 2, "seq_len": 160}
+ONE = {**STEP, "gpus": "1xH200", "recompute": "full"}
+EIGHT = {**STEP, "gpus": "8xH200", "engine": "fsdp2"}
+PER_LAYER = {
+    "model_type": "gemma4_text", "vocab_size": 20_000, "vocab_size_per_layer_input": 30_000, "hidden_size": 512,
+    "intermediate_size": 1024, "num_hidden_layers": 12,
+}  # fmt: skip
+POSITIONS = {
+    "model_type": "biogpt",
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 4096,
+    "vocab_size": 4096,
+}
+ENCODED = {"model_type": "blenderbot-small", "encoder_layers": 6, "decoder_layers": 3, "vocab_size": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [
+        (PER_LAYER, {**ONE, "precision": "bf16-pure"}),  # a table whose gradients come behind the first layer
+        pytest.param(PER_LAYER, {**EIGHT, "recompute": "full"}, marks=pytest.mark.slow),  # the root's own
+        (POSITIONS, EIGHT),
+        (ENCODED, {**ONE, "precision": "bf16-autocast"}),  # an encoder, whose layers run again too
+    ],
+)
+def test_a_record_says_at_the_peak_what_a_trace_says(config, plan):
+    (told,), (seen,) = (ask(config, **plan).sheets for ask in (memsheet.train, memsheet.trace))
+    assert told.allocated.value == pytest.approx(seen.allocated.value, rel=NO_MORE_THAN)
+    assert told.peak_instant is seen.peak_instant
