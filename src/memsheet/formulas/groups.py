@@ -51,7 +51,8 @@ class Layers:
 class StageLayers:
     """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the
     first run of layers that words pass through; those before it are a tower's. ``end``: masks that are there
-    when backward comes to the embeddings. ``rest``: parameters of no group that a step of words uses.
+    when backward comes to the embeddings. ``rest``: parameters of no group that a step of words uses;
+    ``graded``: it is known of each whether a step gives it a gradient.
     """
 
     embeddings: Group | None
@@ -62,6 +63,7 @@ class StageLayers:
     entry: int = 0
     end: BytesByPath = EMPTY
     rest: tuple[Held, ...] = ()
+    graded: bool = False
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
@@ -191,6 +193,7 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
         entry=entry,
         end=let_go.end,
         rest=tuple(_parameters_around(spec, plan)),
+        graded=spec.recording is not None,
     )
 
 

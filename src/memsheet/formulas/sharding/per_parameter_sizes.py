@@ -96,7 +96,7 @@ def reduced_size(parameters: Iterable[Held], plan: Plan) -> Count:
 def reduced_rest(stage: StageLayers) -> tuple[Held, ...]:
     """The root's own parameters that a step gives gradients."""
     made = {path for end in (stage.embeddings, stage.head) if end for _, path in end.gradients.held}
-    return tuple(h for h in stage.rest if h.trains and module_of(h.path) in made)
+    return tuple(h for h in stage.rest if h.trains and (stage.graded or module_of(h.path) in made))
 
 
 @formula(
