@@ -167,7 +167,7 @@ class CachedFakeMode(FakeTensorMode):
         """What an operation made, to be made again; None where that cannot be."""
         if func in self.lift_fns or (not TAGS.isdisjoint(func.tags) and not _indexes_by_number(func, args)):
             return None
-        several = type(out) in (list, tuple)
+        several = isinstance(out, list | tuple)  # torch's own decompositions return tuples with names
         owners: dict[int, int | None] = {
             _memory_of(one): None for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)
         }
@@ -176,7 +176,7 @@ class CachedFakeMode(FakeTensorMode):
             each = tuple(self._output(one, args, owners) for one in (out if several else (out,)))
         except _NotKeptError:
             return None
-        return Outputs(each, type(out) if several else None)
+        return Outputs(each, (list if isinstance(out, list) else tuple) if several else None)
 
     def _output(self, one: Any, args: Any, owners: dict[int, int | None]) -> Output:
         """``owners``: of memory that is there already, the place of the operand that has it; None of one

@@ -58,6 +58,34 @@ def test_what_was_seen_is_not_worked_out_again(monkeypatch):
     assert {one.untyped_storage()._cdata for one in again} == {x.untyped_storage()._cdata}
 
 
+def test_an_operation_that_torch_decomposes_is_worked_out_once(monkeypatch):
+    """Its outputs come in a tuple with names."""
+    with CachedFakeMode():
+        x, w = torch.empty(7, 11, 13), torch.empty(13)
+        once = torch.native_layer_norm(x, (13,), w, w, 1e-5)
+        monkeypatch.delattr(FakeTensorMode, "_dispatch_impl")
+        again = torch.native_layer_norm(x, (13,), w, w, 1e-5)
+    assert [(one.shape, one.stride(), one.dtype) for one in again] == [
+        (one.shape, one.stride(), one.dtype) for one in once
+    ]
+
+
+def test_a_look_up_finds_what_was_seen_and_nothing_else():
+    with CachedFakeMode() as mode:
+        x = torch.empty(7, 11, 17)
+        add = torch.ops.aten.add.Tensor
+        assert mode.look_up(add, (x, 3.5), {}) is dispatch_cache.UNSEEN
+        once = x + 3.5
+    found = mode.look_up(add, (x, 3.5), {})
+    assert (found.shape, found.stride(), found.dtype, found.device) == (
+        once.shape,
+        once.stride(),
+        once.dtype,
+        once.device,
+    )
+    assert found.untyped_storage()._cdata not in {once.untyped_storage()._cdata, x.untyped_storage()._cdata}
+
+
 def test_operands_of_other_values_and_types_are_told_apart():
     with CachedFakeMode():
         x = torch.empty(4, dtype=torch.int64)
