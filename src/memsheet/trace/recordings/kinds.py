@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ from memsheet.trace.recordings.graded import Reached, graded_as
 from memsheet.trace.recordings.shallow import NUMBERED, Shallow, build_shallow_model
 
 PLAIN = (bool, int, float, str, type(None))
+INITIAL = re.compile(r"_init$")
+"""What layers call the value that a weight begins with, which decides nothing of what they allocate."""
 ADAPTED = ("linear", "conv1d")
 """Kinds of modules that an adapter of every type stands beside."""
 
@@ -38,7 +41,7 @@ def layer_signature(layer: nn.Module) -> tuple[Any, ...]:
 def _plain_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in sorted(vars(module).items()):
         if isinstance(value, PLAIN) and not NUMBERED.search(name):
-            yield name, value
+            yield name, type(value) if INITIAL.search(name) else value
 
 
 def layer_kinds(model: nn.Module) -> tuple[int, ...]:

@@ -21,11 +21,9 @@ from memsheet.trace.job import How, recording_context
 from memsheet.trace.modules import Modules, claim_parameters, watch_gradients
 from memsheet.trace.recorder import Recorder, Row
 
-LONGER = 2
-"""The first forward is longer than the next by this part of what lies between the shortest and longest."""
 LOOPS = 1.1
-"""A forward of twice the tokens that does a tenth more operations loops over them: no sizes are solved from
-it.
+"""A forward of several times the tokens that does a tenth more operations loops over them: no sizes are solved
+from it.
 """
 
 
@@ -168,9 +166,8 @@ def _of_size(plan: Plan, sequences: int, tokens: int) -> Plan:
 
 
 def _first_size(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """A little longer than the first of several sizes, within the longest."""
-    (sequences, tokens), longest = sizes[0], max(tokens for _, tokens in sizes)
-    return sequences, tokens + (longest - tokens) // LONGER
+    """Of several sizes the longest, whose operations will be known when it is run again."""
+    return max(sizes, key=lambda size: size[1])
 
 
 def _take_step_back(modules: Modules, loss: Any, noted: Borders) -> None:

@@ -14,8 +14,8 @@ from memsheet.frozen import dataclass
 from memsheet.plan.plan import Plan
 from memsheet.run.model import build_config, build_model, layers_of, without_layers
 
-NUMBERED = re.compile(r"(^|_)(idx|id|number)$|^block_idx$")
-"""What layers call their own place, which makes none another kind."""
+NUMBERED = re.compile(r"(^|_)(idx|id|number)$|^(block_idx|layer_num|seed)$")
+"""What layers call their own place, or make of it to draw by, which makes none another kind."""
 DECODER_LAYERS = ("decoder_layers", "num_decoder_layers")
 """How configs of two stacks call the number of the second's layers."""
 

@@ -49,10 +49,12 @@ def test_lists_of_layer_numbers_follow_the_layers():
     assert len(settings.layers_block_type) == settings.num_hidden_layers == 9
 
 
-def test_layers_that_say_their_own_place_in_any_words_are_of_one_kind():
-    config = {"model_type": "beam", "num_hidden_layers": 8}
+@pytest.mark.parametrize("kind", ["beam", "big_bird", "diffllama"])
+def test_layers_that_say_their_own_place_in_any_words_are_of_one_kind(kind):
+    config = {"model_type": kind, "num_hidden_layers": 8}
     found = record._stack_of(json.dumps(config))
     assert len(set(found.model.kinds)) < 8
+    assert len(found.shallow.kept) < 8
 
 
 def test_layers_that_share_weights_are_refused_and_not_counted_twice():
