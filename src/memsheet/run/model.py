@@ -35,6 +35,8 @@ PICTURE_TOKENIZER = "vqmodel."
 """Whose decoder draws pictures and is no stack of layers (transformers 5.23 modeling_janus.py,
 JanusVQVAE).
 """
+WORDS = "input_ids"
+"""What the library calls a model's main input, where it is words."""
 _BARE = "AutoModel"
 _HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMaskedLM", _BARE)
 _LISTS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
@@ -293,11 +295,12 @@ def layers_of(model: nn.Module) -> nn.ModuleList | None:
     ]
     if not outer:
         return None
-    home = _home_of_words(model)
+    home, towers = _home_of_words(model), _tower_paths(model)
 
-    def weight_of(pair: tuple[str, nn.ModuleList]) -> tuple[bool, bool, int]:
+    def weight_of(pair: tuple[str, nn.ModuleList]) -> tuple[bool, bool, bool, int]:
         name, stack = pair
-        return "decoder" in name, name.startswith(home), sum(p.numel() for p in stack.parameters())
+        own = name.startswith(home), not name.startswith(towers)
+        return "decoder" in name, *own, sum(p.numel() for p in stack.parameters())
 
     return max(outer, key=weight_of)[1]
 
@@ -312,6 +315,16 @@ def word_table(model: Any) -> nn.Module | None:
     with suppress(AttributeError, NotImplementedError):
         found = model.get_input_embeddings()
     return found
+
+
+def _tower_paths(model: nn.Module) -> tuple[str, ...]:
+    """The paths, with a dot, of models within one that looks words up, which are handed no words."""
+    home = _home_of_words(model)
+    return tuple(
+        f"{name}."
+        for name, module in model.named_modules()
+        if name and getattr(module, "main_input_name", WORDS) != WORDS and not home.startswith(f"{name}.")
+    )
 
 
 def _home_of_words(model: nn.Module) -> str:

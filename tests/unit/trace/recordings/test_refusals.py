@@ -67,3 +67,13 @@ def test_what_draws_pictures_is_no_stack_of_layers():
     model.vqmodel.decoder.up = nn.ModuleList([nn.Linear(64, 64)])
     model.language_model.layers = nn.ModuleList([nn.Linear(4, 4)])
     assert layers_of(model) is model.language_model.layers
+
+
+def test_what_reads_pictures_is_no_stack_of_words():
+    model, tower, words = nn.Module(), nn.Module(), nn.Module()
+    model.tower, model.words, model.table = tower, words, nn.Embedding(4, 4)
+    tower.layers, words.layers = nn.ModuleList([nn.Linear(64, 64)]), nn.ModuleList([nn.Linear(4, 4)])
+    model.get_input_embeddings = lambda: model.table
+    assert layers_of(model) is tower.layers
+    tower.main_input_name = "pixel_values"
+    assert layers_of(model) is words.layers
