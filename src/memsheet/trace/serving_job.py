@@ -42,6 +42,7 @@ GROWING = {"keys": -2, "values": -2, "_quantized_keys": -2, "_quantized_values":
 """What a layer of a dynamic cache holds for every token, and along which axis (cache_utils.py: DynamicLayer,
 BaseQuantizedLayer, DynamicIndexedLayer).
 """
+QUANTIZED = ("_quantized_keys", "_quantized_values")
 _HOME = "transformers.cache_utils"
 
 
@@ -125,7 +126,7 @@ def _trace_tokens(slots: Slots, generation: Generation) -> None:
     slots.claim(generation)
     generate_next_token(generation, first=True)
     slots.claim(generation)
-    missing = list(clear_prompt_cache(recorder, cache))
+    missing = list(clear_prompt_cache(recorder, generation))
     recorder.mark(Instant.DECODE)
     start = max(full - DECODED, 1)
     for fill in missing:
@@ -143,11 +144,12 @@ def _trace_tokens(slots: Slots, generation: Generation) -> None:
 # ---- the jump ----------------------------------------------------------------------------------------------
 
 
-def clear_prompt_cache(recorder: Recorder, cache: Any) -> Iterator[_Fill]:
+def clear_prompt_cache(recorder: Recorder, generation: Generation) -> Iterator[_Fill]:
     """Take the prompt's keys out of a cache that grows. Raises InputError for layers that a model brings with
     it.
     """
-    for layer in cache_layers(cache):
+    prompt = generation.ids.shape[1] - 1
+    for layer in cache_layers(generation.cache):
         if type(layer).__module__ != _HOME:
             raise input_error(
                 "cache",
@@ -158,8 +160,10 @@ def clear_prompt_cache(recorder: Recorder, cache: Any) -> Iterator[_Fill]:
         for name in GROWING if not hasattr(layer, "max_cache_len") else ():
             value = getattr(layer, name, None)
             tensor = value[0] if isinstance(value, tuple) else value  # quantized states come with their scale
-            if isinstance(tensor, Tensor) and tensor.numel():
-                yield _Fill(recorder, layer, name, tensor)
+            if (
+                isinstance(tensor, Tensor) and tensor.dim() > 1
+            ):  # of no elements too: keys without a rotated part
+                yield _Fill(recorder, layer, name, tensor, prompt)
                 del tensor, value
 
 
@@ -175,13 +179,17 @@ def count_to(cache: Any, tokens: int) -> None:
 
 
 class _Fill:
-    """A tensor that is taken out of a cache, to be made again at another length."""
+    """A tensor that is taken out of a cache after a ``prompt`` of so many tokens, to be made again at another
+    length, and longer by what it held ahead of the prompt: a picture's keys, or a learned prefix's.
+    """
 
-    def __init__(self, recorder: Recorder, layer: Any, name: str, tensor: Tensor) -> None:
+    def __init__(self, recorder: Recorder, layer: Any, name: str, tensor: Tensor, prompt: int) -> None:
         row = recorder.row_of(tensor)
         self.recorder, self.path = recorder, row.path if row is not None else ""
         self.layer, self.name = layer, name
         self.shape, self.dtype, self.device = list(tensor.shape), tensor.dtype, tensor.device
+        plain = name not in QUANTIZED and getattr(layer, "sliding_window", None) is None
+        self.ahead = self.shape[GROWING[name]] - prompt if plain else 0
         self._put(None)
 
     def at(self, tokens: int) -> None:
@@ -189,7 +197,7 @@ class _Fill:
         (DynamicSlidingWindowLayer.update).
         """
         window = getattr(self.layer, "sliding_window", None)
-        self.shape[GROWING[self.name]] = min(tokens, window) if window else tokens
+        self.shape[GROWING[self.name]] = min(tokens, window) if window else tokens + self.ahead
         made = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         self.recorder.claim(made, Component.KV_CACHE, self.path)
         self._put(made[..., 1:, :] if window and tokens >= window else made)

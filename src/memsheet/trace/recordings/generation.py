@@ -38,6 +38,11 @@ from memsheet.trace.serving_job import GROWING, Slots, clear_prompt_cache, count
 
 GIVEN_WORDS = frozenset({"input_ids", "attention_mask", "position_ids", "mm_token_type_ids"})
 """Inputs that are no part of a record: a few numbers a token. Pictures are."""
+CACHED = (24, 40)
+"""Tokens of the prompts after which caches are looked at: fewer than any window."""
+PROVING = 296
+"""Of the one that proves what is kept ahead of tokens: more than layers compress into one."""
+UNEVEN = "what it caches does not grow by as much with every token"
 LAST = 1  # the token before the last is made over the cache that follows a jump, and is not like the others
 
 
@@ -74,24 +79,21 @@ def observe_generations(
 
 
 def observe_caches(
-    build: Callable[[str], nn.Module],
-    plan: Plan,
-    how: How,
-    kinds: Mapping[int, int],
-    shorter: int,
-    longer: int,
+    build: Callable[[str], nn.Module], plan: Plan, how: How, kinds: Mapping[int, int]
 ) -> tuple[RecordedCache, ...]:
-    """What layers keep between tokens: of each kind (with the place of the layer that stands for it), after
-    prompts of two lengths; nothing where it generates nothing. Raises NotRecordableError where that is not
-    so much a token and so much a sequence.
+    """What layers keep between tokens: of each kind (with the place of the layer that stands for it); nothing
+    where it generates nothing. Raises NotRecordableError where that is not so much a token and so much a
+    sequence.
     """
     with recording_context(how), torch.no_grad():
         model = build(how.device)
         if not generates(model):
             return tuple(RecordedCache(0) for _ in kinds)
-        found = [_caches_after(model, _of_size(plan, 2, tokens), how) for tokens in (shorter, longer)]
-    several = [_growing_cache(first, second, (shorter, longer)) for first, second in zip(*found, strict=True)]
-    return tuple(several[kinds[kind]] for kind in sorted(kinds))
+        found = [_kept_after(model, _of_size(plan, 2, tokens), how) for tokens in CACHED]
+        several = [_growing_cache(*layer) for layer in zip(*found, strict=True)]
+        if any(ahead for _, ahead in several):
+            _check_ahead(several, _kept_after(model, _of_size(plan, 2, PROVING), how))
+    return tuple(several[kinds[kind]][0] for kind in sorted(kinds))
 
 
 def _of_size(plan: Plan, sequences: int, tokens: int, prompt: int | None = None) -> Plan:
@@ -109,30 +111,60 @@ def _of_size(plan: Plan, sequences: int, tokens: int, prompt: int | None = None)
 # ---- caches ------------------------------------------------------------------------------------------------
 
 
-def _caches_after(model: nn.Module, plan: Plan, how: How) -> list[tuple[RecordedCache, int]]:
-    """What each layer keeps, and beside it the elements that it keeps of what an encoder read, a sequence."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Elements that a layer of a cache keeps of a sequence: of its ``tokens`` (the newest ``window`` of them
+    where there is one), of states in fp32 and as computed, and of what an encoder ``read``.
+    """
 
-    def kept(generation: Generation) -> list[tuple[RecordedCache, int]]:
-        (sequences, tokens), cache = generation.ids.shape, generation.cache
+    tokens: int
+    fp32: int
+    computed: int
+    window: int | None
+    read: int = 0
+
+
+def _kept_after(model: nn.Module, plan: Plan, how: How) -> list[Kept]:
+    """What each layer keeps after a prompt."""
+
+    def kept(generation: Generation) -> list[Kept]:
+        sequences, cache = len(generation.ids), generation.cache
         generate_next_token(generation, first=True)
-        own = [_layer_cache(layer, sequences, tokens) for layer in cache_layers(cache)]
-        read = [_held_elements(layer, sequences) for layer in encoded_layers(cache)]
-        return list(zip(own, read or [0] * len(own), strict=True))
+        own = [_layer_kept(layer, sequences) for layer in cache_layers(cache)]
+        read = [_held_elements(layer, sequences) for layer in encoded_layers(cache)] or [0] * len(own)
+        return [replace(layer, read=elements) for layer, elements in zip(own, read, strict=True)]
 
     with autocast_region(plan, how.device):
         return run_generation(model, plan, "dynamic", how.device, kept)
 
 
-def _growing_cache(
-    first: tuple[RecordedCache, int], second: tuple[RecordedCache, int], tokens: tuple[int, int]
-) -> RecordedCache:
-    """A layer's cache, of what it keeps after prompts of as many ``tokens``."""
-    (cache, before), (again, after), (shorter, longer) = first, second, tokens
+def _growing_cache(first: Kept, second: Kept) -> tuple[RecordedCache, int]:
+    """A layer's cache, of what it keeps after prompts of two lengths, and the elements among it that it keeps
+    of each sequence ahead of its tokens: of a picture, of a prefix that is learned.
+    """
+    of_token, ahead = _each_and_fixed(first.tokens, second.tokens)
+    read, fixed = _each_and_fixed(first.read, second.read)
+    states = (first.fp32, first.computed, first.window)
+    if states != (second.fp32, second.computed, second.window) or (ahead and first.window):
+        raise NotRecordableError(UNEVEN)
+    kept = first.computed + fixed + ahead
+    return RecordedCache(of_token, first.window, first.fp32, kept, read), ahead
+
+
+def _each_and_fixed(before: int, after: int) -> tuple[int, int]:
+    """Elements of each token, and beside them, where there are ``before`` and ``after`` at the two lengths."""
+    shorter, longer = CACHED
     each, rest = divmod(after - before, longer - shorter)
-    fixed = before - each * shorter
-    if cache != again or rest or fixed < 0:
-        raise NotRecordableError("what it caches does not grow by as much with every token")
-    return replace(cache, computed_elements=cache.computed_elements + fixed, memory_elements=each)
+    if rest or before < each * shorter:
+        raise NotRecordableError(UNEVEN)
+    return each, before - each * shorter
+
+
+def _check_ahead(several: list[tuple[RecordedCache, int]], kept: list[Kept]) -> None:
+    """Raises NotRecordableError where what is kept ahead of tokens is more for a longer prompt."""
+    for (cache, ahead), layer in zip(several, kept, strict=True):
+        if ahead and layer.tokens != cache.token_elements * PROVING + ahead:
+            raise NotRecordableError(UNEVEN)
 
 
 def _held_elements(layer: Any, sequences: int) -> int:
@@ -140,22 +172,20 @@ def _held_elements(layer: Any, sequences: int) -> int:
     return sum(_per(tensor, sequences) for tensor in held)
 
 
-def _layer_cache(layer: Any, sequences: int, tokens: int) -> RecordedCache:
-    """What a layer of a cache keeps of each token, and of each sequence."""
+def _layer_kept(layer: Any, sequences: int) -> Kept:
+    """What a layer of a cache keeps of each sequence."""
     made = {"tokens": 0, "fp32": 0, "computed": 0}
     for name, value in vars(layer).items():
         for tensor in tensors_in(value):
-            if name in GROWING and tensor.numel():
-                made["tokens"] += _per(tensor, sequences * tokens)
-            elif tensor.dim():
-                made["fp32" if tensor.dtype is torch.float32 else "computed"] += _per(tensor, sequences)
-    window = getattr(layer, "sliding_window", None)
-    return RecordedCache(made["tokens"], int(window) if window else None, made["fp32"], made["computed"])
+            if tensor.dim():
+                state = "fp32" if tensor.dtype is torch.float32 else "computed"
+                made["tokens" if name in GROWING else state] += _per(tensor, sequences)
+    return Kept(**made, window=getattr(layer, "sliding_window", None) or None)
 
 
 def _per(tensor: Tensor, count: int) -> int:
     if tensor.numel() % count:
-        raise NotRecordableError("what it caches is not so much for each token")
+        raise NotRecordableError("what it caches is not so much for each sequence")
     return tensor.numel() // count
 
 
@@ -207,7 +237,7 @@ def _observe_tokens(recorder: Recorder, generation: Generation, begins: int) -> 
 
 
 def _jump_to(recorder: Recorder, generation: Generation, tokens: int) -> None:
-    missing = list(clear_prompt_cache(recorder, generation.cache))
+    missing = list(clear_prompt_cache(recorder, generation))
     for fill in missing:
         fill.at(tokens)
     count_to(generation.cache, tokens)

@@ -86,8 +86,6 @@ from memsheet.trace.serving_job import generates
 from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 
 Seen = TypeVar("Seen")
-CACHED = (24, 40)
-"""Tokens of the prompts after which caches are looked at: fewer than any window."""
 OTHER_CACHE = "its cache has more layers, or fewer, than its stack"
 
 
@@ -157,7 +155,7 @@ def record_caches(config: Mapping[str, Any], stack: Layered) -> tuple[RecordedCa
     build = partial(build_shallow_model, config, plan, stack.served)
     places = kind_representatives(stack.model.kinds, stack.served.kept)
     found: tuple[RecordedCache, ...] = with_values_if_asked(
-        lambda how: observe_caches(build, plan, how, places, *CACHED), How(scratch=False)
+        lambda how: observe_caches(build, plan, how, places), How(scratch=False)
     )
     return found
 

@@ -22,6 +22,8 @@ SMALL = {
     "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4000,
     "num_hidden_layers": 6, "max_position_embeddings": 8192,
 }  # fmt: skip
+TOWER = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
+EAGER = ("git", "cpmant")
 CONFIGS = {
     "lfm2": {**SMALL, "block_multiple_of": 32, "layer_types": ["conv", "conv", "full_attention"] * 2},
     "olmo3": {**SMALL, "sliding_window": 600, "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2},
@@ -32,11 +34,17 @@ CONFIGS = {
         "encoder_ffn_dim": 704, "decoder_ffn_dim": 704, "vocab_size": 4000, "decoder_vocab_size": 4000, "pad_token_id": 0,
         "max_position_embeddings": 8192,
     },
+    "git": {  # keeps a picture's keys ahead of a prompt's
+        **SMALL, "num_hidden_layers": 3, "vision_config": {**TOWER, "image_size": 64, "num_hidden_layers": 4},
+    },
+    "cpmant": {  # and here a learned prefix's
+        "hidden_size": 256, "dim_ff": 704, "num_attention_heads": 4, "dim_head": 64, "num_hidden_layers": 3, "vocab_size": 4000,
+    },
     "kosmos-2": {  # reads a picture in a generate of its own, and asks its words' model for the rest
         "text_config": {
             "embed_dim": 256, "ffn_dim": 704, "layers": 4, "attention_heads": 4, "vocab_size": 4000, "max_position_embeddings": 8192,
         },
-        "vision_config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+        "vision_config": {**TOWER, "num_hidden_layers": 2},
     },
 }  # fmt: skip
 OUTSIDE = (Component.ALLOCATOR_SLACK, Component.CONTEXT, Component.WORKSPACES)
@@ -70,7 +78,8 @@ def test_a_generation_on_record_is_as_its_trace_at_sizes_that_were_not_run(kind,
     from memsheet.trace.serving_job import trace_serving
 
     config, recording = recorded(kind)
-    words = {"max_model_len": tokens, "prompt_tokens": prompt, "sequences": sequences, "attention": "sdpa"}
+    words = {"max_model_len": tokens, "prompt_tokens": prompt, "sequences": sequences}
+    words["attention"] = "eager" if kind in EAGER else "sdpa"
     model = model_from_recording(recording, config)
     sheet = account_rank(model, served(model, real=False, **words))
     timeline = trace_serving(config, served(None, real=True, **words), How(scratch=False))
@@ -102,6 +111,10 @@ def test_what_layers_keep_is_known_by_kind():
         (2 * 2 * 64, None, 0, 0),
     ]
     assert [one.window for one in recorded("olmo3")[1].caches] == [600, None]
+    picture = 1 + (64 // 16) ** 2
+    assert [(one.token_elements, one.computed_elements) for one in recorded("git")[1].caches] == [
+        (512, 512 * picture)
+    ]
 
 
 @pytest.mark.slow
