@@ -48,7 +48,8 @@ class Weight:
     ``cut``: the dimension that tensor parallelism may split (expert tensor parallelism for experts), or None
     where every rank keeps a copy (norms, routers, latent down-projections). ``units``: how many indivisible
     pieces lie along that dimension (heads); 0 when elements may be split freely. ``padded``: a vocabulary
-    dimension that an engine may pad. ``transposed``: a linear layer's that is kept as (in, out), as
+    dimension that an engine may pad. ``repeated``: elements along the cut that lie in ``groups``, which ranks
+    that outnumber those repeat. ``transposed``: a linear layer's that is kept as (in, out), as
     transformers' Conv1D keeps it.
     """
 
@@ -57,6 +58,8 @@ class Weight:
     role: Role
     cut: int | None = None
     units: int = 0
+    repeated: int = 0
+    groups: int = 0
     padded: bool = False
     transposed: bool = False
     copies: int = 1
@@ -439,6 +442,7 @@ class ModelSpec:
     towers: tuple[Tower, ...] = ()
     max_positions: int | None = None
     scaled_positions: int | None = None  # that rope_scaling gives beyond those
+    windows_rotate_apart: bool = False  # layers with a window turn by other angles than those without
     dtype: str | None = None  # dtype of the released weights
     quantization: StoredQuantization | None = None
     router_loss: bool = False  # training adds a loss of the routers' own (output_router_logits)

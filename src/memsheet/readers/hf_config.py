@@ -14,7 +14,7 @@ from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
 from memsheet.readers.recorded import model_from_recording
 from memsheet.readers.registry import FAMILIES
-from memsheet.readers.rope_lengths import scaled_positions
+from memsheet.readers.rope_lengths import scaled_positions, windows_rotate_apart
 from memsheet.recording import Recording
 
 AHEAD = {"qwen3_next": 1}
@@ -73,6 +73,7 @@ def read_hf_config(
         ahead=ahead or spec.ahead,
         source=replace(where, notes=where.notes + _code_notes(data)),
         scaled_positions=scaled_positions(data, spec.max_positions),
+        windows_rotate_apart=windows_rotate_apart(data),
     )
 
 

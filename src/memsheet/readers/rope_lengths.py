@@ -35,6 +35,26 @@ def scaled_positions(config: Mapping[str, Any], positions: int | None) -> int | 
     return found if found > positions else None
 
 
+LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta", "local_base_freq")
+APART = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
+"""Keys that name a base of windows' own, and types whose configs have one where none is named (Gemma3TextConfig,
+Gemma3nTextConfig: 10,000 beside 1,000,000).
+"""
+
+
+def windows_rotate_apart(config: Mapping[str, Any]) -> bool:
+    """Whether layers with a window turn by other angles than the layers without one."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    kinds = text.get("rope_parameters")
+    if isinstance(kinds, Mapping) and isinstance(kinds.get("sliding_attention"), Mapping):
+        return bool(kinds["sliding_attention"] != kinds.get("full_attention"))
+    named = [text[key] for key in LOCAL_BASES if text.get(key) is not None]
+    return any(base != text.get("rope_theta") for base in named) or (
+        not named and text.get("model_type") in APART
+    )
+
+
 def _positive_number_or_zero(value: Any) -> float:
     usable = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if usable and isfinite(value) and 0 < value <= MOST else 0.0

@@ -7,6 +7,8 @@ width, not one less.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memsheet.plan.model import Role, StateSpace, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import linear_weights
@@ -80,10 +82,14 @@ def mamba2_mixer(
     """Mamba 2: gate, inputs, B, C and steps from one projection, a state of ``head_dim`` by ``state`` a head,
     a gated norm.
 
-    ``units`` are the heads; an engine whose ranks outnumber ``groups`` repeats B and C, which is not said
-    here.
+    ``units`` are the heads; ranks that outnumber ``groups`` repeat B and C.
     """
-    conv = inner + 2 * groups * state
+    both = 2 * groups * state
+    conv = inner + both
+    joined = (
+        *causal_conv(f"{path}.conv1d", conv, kernel, bias=conv_bias, units=heads),
+        *linear_weights(f"{path}.in_proj", inner + conv + heads, hidden, bias=bias, cut="out", units=heads),
+    )
     return StateSpace(
         path=path,
         kind="mamba2",
@@ -100,10 +106,7 @@ def mamba2_mixer(
                 Weight(path=f"{path}.{name}", shape=(heads,), role=Role.OTHER, cut=0, units=heads)
                 for name in ("dt_bias", "A_log", "D")
             ),
-            *causal_conv(f"{path}.conv1d", conv, kernel, bias=conv_bias, units=heads),
-            *linear_weights(
-                f"{path}.in_proj", inner + conv + heads, hidden, bias=bias, cut="out", units=heads
-            ),
+            *(replace(weight, repeated=both, groups=groups) for weight in joined),
             Weight(path=f"{path}.norm.weight", shape=(inner,), role=Role.NORM, cut=0, units=heads),
             *linear_weights(f"{path}.out_proj", hidden, inner, bias=bias, cut="in", units=heads),
         ),

@@ -176,10 +176,11 @@ def usual_options(
     """What a server with a pool of pages takes where the plan says nothing; empty for engines without one."""
     if engine.served is None:
         return {}
-    mixers = model.mixers() if model else []
-    latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    latents = [mixer for mixer in model.mixers() if isinstance(mixer, LatentAttention)] if model else []
+    sparse = any(mixer.index_dim for mixer in latents)
     rules_of(engine.name).check_start(gaps, model)
-    return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
+    device = cluster.device if cluster else None
+    return engine.served(gaps.request, device, mesh, latent=bool(latents), sparse=sparse)
 
 
 def workload_groups(

@@ -8,6 +8,7 @@ from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.engines.sglang.facts import group_graphs_mib
+from memsheet.engines.sglang.loaded import WAYS
 from memsheet.engines.sglang.options import sglang_options
 from memsheet.formulas.serving.dp_attention import SENT, forward_paths, group_plan
 from memsheet.formulas.serving.loaded import loaded_tensors
@@ -36,8 +37,10 @@ def grouped_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
     feed-forward layers over all, the output matrix over all unless each group has its own.
     """
     if not parts_ways(plan):
-        return loaded_tensors(part, plan)
-    inside, of_all, uncut = (loaded_tensors(part, one) for one in (group_plan(plan), plan, alone_plan(plan)))
+        return loaded_tensors(part, plan, WAYS)
+    inside, of_all, uncut = (
+        loaded_tensors(part, one, WAYS) for one in (group_plan(plan), plan, alone_plan(plan))
+    )
     shared, whole = _shared_cut_predicate(part, plan), _replicated_weight_paths(part, plan)
     rows = zip((weight for _, weight, _ in parameter_tensors(part)), inside, of_all, uncut, strict=True)
     return tuple(

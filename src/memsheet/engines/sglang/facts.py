@@ -194,7 +194,12 @@ def graph_sequences(release: Release, device: Device | None, tp: int) -> int:
 
 
 def sglang_defaults(
-    request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, latent: bool
+    request: Mapping[str, Any],
+    device: Device | None,
+    mesh: Mesh,
+    *,
+    latent: bool,
+    sparse: bool = False,  # noqa: ARG001  (its pages do not depend on it)
 ) -> Mapping[str, Any]:
     """What the server takes where nobody says."""
     version, method = request.get("engine_version"), request.get("speculative.method")

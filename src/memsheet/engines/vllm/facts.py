@@ -76,9 +76,11 @@ def release_of(version: str | None) -> Release:
 
 
 LARGE_CARD, LARGEST_CARD = 70 * GIB, 160 * GIB
-BLOCK, LATENT_BLOCK = 16, 64
+BLOCK, LATENT_BLOCK, BLACKWELL_LATENT_BLOCK, PICKED_SINCE = 16, 64, 32, (0, 18)
 """CacheConfig.block_size where nobody says, and what FlashMLA makes of it (v0.11.0 platforms/cuda.py:127,
-165).
+165); what FlashInfer's least is, and from when on the size is the backend's own: FlashAttention's on Hopper, which
+takes 16 (v0.18.0 platforms/cuda.py:77, interface.py:427; v0.33.0 v1/attention/backends/mla/flashattn_mla.py:49,
+flashinfer_mla.py:204, flashmla_sparse.py:165).
 """
 LONG = 32 * 1024
 V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
@@ -88,7 +90,7 @@ config.py:1110-1118).
 
 
 def vllm_serve_defaults(
-    request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool
+    request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool, sparse: bool = False
 ) -> Mapping[str, Any]:
     """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the
     card's memory, A100 excepted).
@@ -97,8 +99,18 @@ def vllm_serve_defaults(
     length = request.get("serving.max_model_len") or request.get("seq_len") or 0
     return {
         "serving.max_sequences": _default_max_sequences(release, device), "serving.max_batched_tokens": _default_batched_tokens(release, device, length),
-        "serving.page_tokens": LATENT_BLOCK if latent else BLOCK, "serving.memory_fraction": release.memory_fraction,
+        "serving.page_tokens": _latent_block(release, device, sparse=sparse) if latent else BLOCK, "serving.memory_fraction": release.memory_fraction,
     }  # fmt: skip
+
+
+def _latent_block(release: Release, device: Device | None, *, sparse: bool) -> int:
+    """Tokens of a block of latents: of FlashMLA's and of what picks some tokens, of FlashInfer's on Blackwell, else
+    what anything has.
+    """
+    if sparse or release.since < PICKED_SINCE or (device is not None and device.vendor != "NVIDIA"):
+        return LATENT_BLOCK
+    blackwell = device is not None and (device.compute_capability or "").startswith("10.")
+    return BLACKWELL_LATENT_BLOCK if blackwell else BLOCK
 
 
 def _is_large_card(release: Release, device: Device | None) -> bool:

@@ -88,7 +88,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
         vendor = cluster.device.vendor if cluster else None
         check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
         built = as_built(part, release_of(plan.engine_version))
-        held = loaded_items(built, plan, loaded_tensors(built, plan), LOADED, WAYS)
+        held = loaded_items(built, plan, loaded_tensors(built, plan, WAYS), LOADED, WAYS)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_for(release_of(plan.engine_version), plan)
@@ -113,7 +113,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     vendor = cluster.device.vendor if cluster else None
     check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
     built = as_built(part, release)
-    loaded = loaded_items(built, plan, loaded_tensors(built, plan), EVERY, WAYS)
+    loaded = loaded_items(built, plan, loaded_tensors(built, plan, WAYS), EVERY, WAYS)
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
     loaded += [*deepstack_items(part, plan), *layer_embedding_items(part, plan, release)]

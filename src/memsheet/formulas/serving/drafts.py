@@ -156,7 +156,7 @@ def draft_weights(draft: Draft, instants: Sequence[Instant], ways: Ways) -> list
     """What the draft has of its own once loaded. A checkpoint's own layers rotate by the model's table."""
     how = draft.plan.speculative
     rotates = how is not None and how.method is not SpeculativeMethod.MTP
-    items = loaded_items(draft.own, draft.plan, loaded_tensors(draft.own, draft.plan), instants, ways)
+    items = loaded_items(draft.own, draft.plan, loaded_tensors(draft.own, draft.plan, ways), instants, ways)
     return prefix_draft_items([item for item in items if rotates or item.path != "rotary_emb"])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
@@ -26,12 +26,14 @@ SGLang v0.5.23 the same).
 class Ways:
     """How a server loads. ``rope``: the dtype of the tables of rotary positions, None for the model's;
     ``absorbs``: latent attention copies its projections whether they are quantized or not; ``refines``: bytes
-    by module path of experts that are cut inside a block of elements with one scale.
+    by module path of experts that are cut inside a block of elements with one scale; ``wide``: ends of the
+    paths of parameters that are made in fp32 whatever the model's dtype, by type of model.
     """
 
     rope: DType | None
     absorbs: bool
     refines: Callable[[ModelSpec, Plan], dict[str, Bytes]] = lambda *_: {}
+    wide: Mapping[str, tuple[str, ...]]
     table: Evidence
     rotary: Evidence
     absorbed: Evidence
@@ -46,39 +48,20 @@ SCALED = FromCode(
 )
 
 
-def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
+def loaded_tensors(part: ModelSpec, plan: Plan, ways: Ways) -> tuple[Held, ...]:
     """Every parameter of a stage as a rank holds it: latent projections whole, heads and experts cut, the
-    vocabulary padded.
+    vocabulary padded, and some in fp32.
     """
-    built = _with_wide_scales(_with_value_matrices(part))
-    return tuple(held_tensors(built, replace(plan, vocab_multiple=VOCABULARY)))
+    wide = (*DECAYS, *ways.wide.get(part.model_type, ()))
+    held = held_tensors(_with_value_matrices(part), replace(plan, vocab_multiple=VOCABULARY))
+    return tuple(replace(one, dtype=FP32) if one.path.endswith(wide) else one for one in held)
 
 
-WIDE_SCALES = {"gemma3n_text": "correct_output_scale"}
-"""Parameters that servers make in fp32 whatever the model's dtype, by a layer's kind."""
-
-
-@formula(
-    cites=PAGED_SERVER_CODE,
-    at=(
-        "v0.33.0 model_executor/models/gemma3n.py:122 correct_output_scale; SGLang v0.5.23 "
-        "models/gemma3n_causal.py:183 the same"
-    ),
-)
-def _with_wide_scales(part: ModelSpec) -> ModelSpec:
-    """The model with what servers keep in fp32."""
-    if not any(block.kind in WIDE_SCALES for block in part.blocks()):
-        return part
-
-    def block_of(block: Block) -> Block:
-        name = WIDE_SCALES.get(block.kind)
-        wide = (
-            replace(weight, dtype="fp32") if name and weight.path.endswith(name) else weight
-            for weight in block.extras
-        )
-        return replace(block, extras=tuple(wide))
-
-    return with_blocks(part, block_of)
+DECAYS = (".A_log",)
+"""Ends of paths of what servers make in fp32 of every state space (vLLM v0.33.0
+model_executor/layers/mamba/mamba_mixer.py:145, mamba_mixer2.py:484, gdn/qwen_gdn_linear_attn.py:652; SGLang
+v0.5.23 layers/attention/mamba/mamba1.py:168, mamba.py:409).
+"""
 
 
 def with_blocks(part: ModelSpec, change: Callable[[Block], Block]) -> ModelSpec:
@@ -229,14 +212,18 @@ def _mixer_layer_counts(part: ModelSpec) -> Iterable[tuple[Mixer, int]]:
 )
 def rope_bytes(part: ModelSpec, dtype: DType) -> Count:
     """Bytes of the tables of rotary positions, up to the longest the model was made for. Layers with and
-    without a window that rotate alike share one, which is how they are counted.
+    without a window share one unless they turn by other angles.
     """
     rotated = dict.fromkeys(
-        mixer.qk_rope_head_dim * mixer.rotates if isinstance(mixer, LatentAttention) else mixer.rotary_dim
+        (_rotated_elements(mixer), part.windows_rotate_apart and getattr(mixer, "window", None) is not None)
         for mixer, _ in _mixer_layer_counts(part)
         if isinstance(mixer, Attention | LatentAttention)
     )
-    return sum(dtype.nbytes((part.max_positions or 0) * size) for size in rotated)
+    return sum(dtype.nbytes((part.max_positions or 0) * size) for size, _ in rotated)
+
+
+def _rotated_elements(mixer: Attention | LatentAttention) -> int:
+    return mixer.qk_rope_head_dim * mixer.rotates if isinstance(mixer, LatentAttention) else mixer.rotary_dim
 
 
 @formula(

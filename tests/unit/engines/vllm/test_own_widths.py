@@ -1,0 +1,68 @@
+"""What servers keep wider, repeat and page otherwise than the library: each by the engine's own code."""
+
+import pytest
+
+import memsheet
+
+
+def held(name: str, path: str, tp: int = 1, engine: str = "vllm") -> int:
+    """Bytes of the items whose path ends so."""
+    sheet = memsheet.infer(name, engine=engine, tp=tp, max_model_len=1024, fix=False).to_dict()
+    items = sheet["ranks"][0]["items"]
+    return sum(int(item["bytes"]) for item in items if item["path"].endswith(path))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_router_that_the_engine_makes_in_fp32_takes_twice_the_bytes(engine: str) -> None:
+    assert held("glm-4.7", ".mlp.gate", engine=engine) == 89 * 160 * 5120 * 4
+
+
+def test_a_router_that_the_engine_leaves_is_as_wide_as_the_model() -> None:
+    assert held("qwen3-30b-a3b", ".mlp.gate") == 48 * 128 * 2048 * 2
+    assert held("step-3.5-flash", ".mlp.gate", engine="sglang") == held("step-3.5-flash", ".mlp.gate") // 2
+
+
+def test_decays_of_a_state_are_fp32() -> None:
+    layers, inner, state = 48, 3072, 16
+    assert held("mamba-790m", ".mixer") == layers * inner * (
+        4 * state + 2
+    )  # A in fp32, D in the model's dtype
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_the_one_group_of_a_state_space_is_on_every_rank(tp: int) -> None:
+    layers, hidden, inner, state, heads = 36, 1024, 1536, 128, 24
+    rows = (2 * inner + heads) // tp + 2 * state
+    assert held("falcon-h1-0.5b", ".mamba.in_proj", tp) == layers * rows * hidden * 2
+
+
+def test_as_many_groups_as_ranks_are_cut_like_everything_else() -> None:
+    whole = held("nemotron-nano-9b-v2", ".mixer.in_proj")
+    assert held("nemotron-nano-9b-v2", ".mixer.in_proj", 8) * 8 == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "size"),
+    [("gemma-3-4b", 2, 131072 * 256), ("mimo-v2-flash", 2, 262144 * 64), ("qwen3-8b", 1, 40960 * 128)],
+)
+def test_windows_that_turn_by_other_angles_have_a_table_of_their_own(
+    name: str, tables: int, size: int
+) -> None:
+    assert held(name, "rotary_emb") == tables * size * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "version", "tokens"),
+    [
+        ("deepseek-v2", "8xH100-80GB", "0.33.0", 16), ("deepseek-v2", "8xB200", "0.33.0", 32),
+        ("deepseek-v2", "8xH100-80GB", "0.11.0", 64), ("deepseek-v3.2", "8xH200", "0.33.0", 64),
+        ("qwen3-8b", "1xH100-80GB", "0.33.0", 16),
+    ],
+)  # fmt: skip
+def test_a_block_of_latents_is_as_long_as_the_backend_says(
+    name: str, gpus: str, version: str, tokens: int
+) -> None:
+    asked = memsheet.infer(
+        name, engine="vllm", gpus=gpus, tp=int(gpus[0]), engine_version=version, max_model_len=1024, fix=False
+    )
+    assert asked.to_dict()["serving"]["page_tokens"] == tokens
