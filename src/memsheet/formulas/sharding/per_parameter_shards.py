@@ -25,12 +25,10 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
     dim0_shard,
     gathered_bytes,
-    gathered_size,
     gradients_beside_layers,
     last_gradient_row,
     reduce_input_bytes,
     reduced_rest,
-    reduced_size,
     root_group_tensors,
     sharded_gradients,
     unsynced_gradient_bytes,
@@ -54,8 +52,8 @@ class Groups:
     tied: bool
     joined: bool = False  # embeddings and head are the root's own group, though each has its table
     last: Group | None = None  # a last layer that stays gathered until its backward
-    rest: tuple[Held, ...] = ()  # the root's own, of no group
-    reduced_rest: tuple[Held, ...] = ()  # of which backward makes gradients
+    rest: Group | None = None  # the root's own, which nothing else has
+    reduced_rest: Group | None = None  # of which backward makes gradients
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -74,7 +72,7 @@ class Groups:
     @cached_property
     def root(self) -> Count:
         """Bytes of what is gathered once."""
-        return self.ends + gathered_size(self.rest, self.plan)
+        return self.ends + (gathered_bytes(self.rest, self.plan) if self.rest else 0)
 
     @cached_property
     def whole(self) -> Callable[[Group | None], Count]:
@@ -141,17 +139,21 @@ def fsdp_wrapping(plan: Plan) -> UnitWrapping:
 def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
     wrapped = fsdp_wrapping(plan)
     stays = wrapped.last_stays and plan.reshard_after_forward and walk.layers
-    last = walk.layers[-1].pattern[-1] if stays else None
     return Groups(
         plan,
         walk.embeddings,
         walk.head,
         walk.tied,
         joined=wrapped.joined,
-        last=last,
-        rest=walk.rest,
-        reduced_rest=reduced_rest(walk),
+        last=walk.layers[-1].pattern[-1] if stays else None,
+        rest=_root_group(walk.embeddings, walk.rest),
+        reduced_rest=_root_group(walk.embeddings, reduced_rest(walk)),
     )
+
+
+def _root_group(embeddings: Group | None, parameters: tuple[Held, ...]) -> Group | None:
+    """Parameters of no other group, whose forward comes with the embeddings'."""
+    return replace(embeddings, name=ROOT, parameters=parameters) if embeddings and parameters else None
 
 
 def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
@@ -189,7 +191,7 @@ def _pre_forward_all_gather(of: Groups, before: Group | None, group: Group) -> B
     """
     if before is None and group is of.embeddings:
         root = of.came(group)
-        own = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/own"), of.sent(gathered_size(of.rest, of.plan))
+        own = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/own"), of.sent(of.root - of.ends)
         return BytesByPath.of([own, root, of.unsharded(group)])
     return BytesByPath.of([of.came(before), of.arrived(group), of.unsharded(group)])
 
@@ -247,7 +249,7 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
     if of.joined and not of.tied and group is of.embeddings:
         return _root_leaving(of, group)
     if of.reduced_rest and group is of.embeddings:
-        return _rest_leaving(of, group)
+        return _rest_leaving(of, group, of.reduced_rest)
     shard = ceil_div(of.reduced(group)[1], plan.mesh.sharded)
     casts = plan.precision.reduce is not plan.precision.gradients
     own = (
@@ -272,16 +274,16 @@ def _root_left(of: Groups, group: Group) -> list[tuple[Key, Count]]:
     """
     if group is not of.embeddings or of.tied or of.plan.adapter:
         return []
-    return [((Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -gathered_size(of.rest, of.plan))]
+    return [((Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), of.ends - of.root)]
 
 
-def _rest_leaving(of: Groups, group: Group) -> BytesByPath:
+def _rest_leaving(of: Groups, group: Group, rest: Group) -> BytesByPath:
     """The end of backward, where the root's own gradients are reduced, first of all that wait for it: those
     of the embeddings are still whole (_fsdp_state.py, _root_post_backward_final_callback). Of a tied table
     there is one gradient by then.
     """
-    buffer = (Component.COMMUNICATION, f"{ROOT}/reduce_scatter"), reduced_size(of.reduced_rest, of.plan)
-    gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -gathered_size(of.rest, of.plan)
+    buffer = (Component.COMMUNICATION, f"{ROOT}/reduce_scatter"), reduce_input_bytes(rest, of.plan)
+    gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), of.ends - of.root
     waited = of.head.gradients.held.items() if of.head and of.tied else ()
     joined = ((key, -size) for key, size in waited if key[0] is Component.TEMPORARIES)
     return BytesByPath.of([buffer, gone, of.unsharded(group), *group.gradients.held.items(), *joined])

@@ -4,7 +4,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
@@ -49,20 +49,16 @@ def trainable_parameters(group: Group) -> tuple[Held, ...]:
     return tuple(h for h in group.parameters if h.trains)
 
 
-def gathered_size(parameters: Iterable[Held], plan: Plan) -> Count:
-    """Parameters gathered whole, in the compute dtype (frozen or quantized ones as stored), in bytes."""
-    return sum(
-        mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, plan.mesh.sharded)) for h in parameters
-    )
-
-
 @formula(
     cites=TORCH_FSDP2,
     at="_fsdp_collectives.py:328-360 all-gather output; _fsdp_param.py:616-628 unsharded parameters",
 )
 def gathered_bytes(group: Group, plan: Plan) -> Count:
-    """A group's parameters gathered whole."""
-    return gathered_size(group.parameters, plan)
+    """A group's parameters gathered whole, in the compute dtype (frozen or quantized ones as stored)."""
+    return sum(
+        mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, plan.mesh.sharded))
+        for h in group.parameters
+    )
 
 
 def mixed_precision_dtype(h: Held, plan: Plan) -> DType:
@@ -85,12 +81,10 @@ def mixed_precision_dtype(h: Held, plan: Plan) -> DType:
 )
 def reduce_input_bytes(group: Group, plan: Plan) -> Count:
     """The buffer in which a group's whole gradients are reduced."""
-    return reduced_size(trainable_parameters(group), plan)
-
-
-def reduced_size(parameters: Iterable[Held], plan: Plan) -> Count:
-    """The buffer in which whole gradients are reduced, in bytes."""
-    return sum(plan.precision.reduce.nbytes(dim0_gathered(h.shape, plan.mesh.sharded)) for h in parameters)
+    return sum(
+        plan.precision.reduce.nbytes(dim0_gathered(h.shape, plan.mesh.sharded))
+        for h in trainable_parameters(group)
+    )
 
 
 def reduced_rest(stage: StageLayers) -> tuple[Held, ...]:

@@ -28,8 +28,8 @@ def test_the_first_layers_backward_gathers_embeddings_ahead(zero: int, arrives: 
 
 
 def test_what_no_group_has_stays_gathered_and_is_reduced_at_last() -> None:
-    """Five rows of four on four ranks: two rows each. It is the root's own, which torch does not reshard after
-    forward (_fully_shard.py); a parameter that the step gives no gradient has none to reduce.
+    """Five rows of four on four ranks: two rows each. It is the root's own, which torch does not reshard
+    after forward (_fully_shard.py); a parameter that the step gives no gradient has none to reduce.
     """
     held = {
         name: Held(path=f"{name}.weight", shape=(5, 4), dtype=FP32, trains=True, role=Role.OTHER, times=1)
