@@ -65,6 +65,7 @@ SAYS = re.compile(
 PLACEHOLDERS = re.compile(
     r"^(?:path|your|org|username|outputs?|saves|models|data|my|user|tmp)[\w-]*/"
     r"|^(?:checkpoints?|runs|examples|community)[\w-]*/|^(?:i|inputs?|loading|training)/[a-z]+$|^azure/"
+    r"|^(?:export|model|name|original|out|provider|save|some|trained|weights)/|^vit-[a-z]/\d+$|/base_model$"
     r"|/checkpoint-\d+$|^Qwen/Qwen$|\.(?:py|sh|md|json|ya?ml|html|jinja)$",
     re.IGNORECASE,
 )

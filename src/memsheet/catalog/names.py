@@ -120,7 +120,16 @@ def other_kind(text: str) -> tuple[str, str]:
     if drafted is not None:
         found = bundled_match(drafted) if drafted else None
         return "draft", found.name if found else held_name(text)
-    return ("adapter", held_name(text)) if is_adapter_name(bare) else ("", "")
+    return ("adapter", held_name(text) or _adapted_model(bare)) if is_adapter_name(bare) else ("", "")
+
+
+def _adapted_model(bare: str) -> str:
+    """The bundled model, perhaps of no size, that an adapter's name holds beside the words of adapters."""
+    rest = "-".join(word for word in bare.split("-") if not is_adapter_name(word))
+    held = held_model(rest, (*(key for key in _canonical_index() if "-" in key), *_stated_index()))
+    if held is None:
+        return ""
+    return _canonical_index().get(held.key) or _stated_index()[held.key][1].model
 
 
 def matching_names(words: str) -> tuple[str, ...]:

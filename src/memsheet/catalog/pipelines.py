@@ -12,6 +12,7 @@ from memsheet.errors import InputError, input_error
 _PIPELINE = "a pipeline of diffusers: several models for pictures, video or sound"
 _SPEECH = "a speech generator, a language model with a codec that no engine here runs"
 _CODEC = "a codec of sound"
+_NEMO = "a speech model in NeMo's own file, which no engine here reads"
 _OMNI = "vllm-project/recipes at 8959cf6, models"
 
 # who published it and how its names begin → what it is, and the page of huggingface/diffusers
@@ -24,7 +25,18 @@ _SERIES = (
     (r"black-forest-labs/flux\..*", _PIPELINE, "flux.md at caa8c423a95d, flux2.md at 743764f8092b"),
     (r"zai-org/glm-image(?:-.*)?", _PIPELINE, "glm_image.md at 743764f8092b"),
     (r"meituan-longcat/longcat-image(?:-.*)?", _PIPELINE, "longcat_image.md at d9d82da91ed2"),
-    (r"lightricks/ltx-.*", _PIPELINE, "ltx.md at 5f185cd2c147"),
+    (r"lightricks/ltxv?-.*", _PIPELINE, "ltx.md at 5f185cd2c147"),
+    (
+        r"tongyi-mai/z-image.*",
+        _PIPELINE,
+        "z_image.md",
+    ),
+    (
+        r"(?:runwayml|compvis|stable-diffusion-v1-5)/stable-diffusion-.*",
+        _PIPELINE,
+        "stable_diffusion/overview.md",
+    ),
+    (r"openmoss-team/mova-.*", _PIPELINE, "sgl-project/sgl-cookbook 7b5bd9c docs/diffusion/MOVA"),
     (r"[^/]+/[^/]+-diffusers", _PIPELINE, "what publishers end the names of such copies with"),
     (r"minimaxai/minimax-h3", _PIPELINE, f"{_OMNI}/MiniMaxAI/MiniMax-H3.yaml: two diffusion transformers"),
     (r"nvidia/cosmos3-.*", _PIPELINE, f"{_OMNI}/nvidia/Cosmos3-Nano.yaml: world models, vLLM-Omni alone"),
@@ -41,7 +53,18 @@ _SERIES = (
         f"{_OMNI}/OpenMOSS-Team/MOSS-TTS.yaml",
     ),
     (r"inclusionai/ming-omni-tts-.*", _SPEECH, f"{_OMNI}/inclusionAI/Ming-omni-tts-0.5B.yaml"),
+    (
+        r"(?:sesame|unsloth)/csm-1b",
+        _SPEECH,
+        "SesameAILabs/csm README: Llama, and a decoder of Mimi's codes",
+    ),
     (r"hubertsiuzdak/snac.*", _CODEC, "hubertsiuzdak/snac: a multi-scale neural audio codec"),
+    (
+        r"nvidia/(?:canary-(?:1b|1b-flash|180m-flash)|(?:diar|tts|stt)-.*)",
+        _NEMO,
+        "NVIDIA/NeMo 8cfedd7 docs/source/asr, docs/source/tts",
+    ),
+    (r"nvidia/audio-codec-.*", _CODEC, "NVIDIA/NeMo 8cfedd7 docs/source/tts"),
 )
 _NAMES = tuple((re.compile(pattern), what) for pattern, what, _ in _SERIES)
 

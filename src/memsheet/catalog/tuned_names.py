@@ -21,6 +21,8 @@ DRAFTS = re.compile(
 _ASSISTANT = re.compile(r"^(?P<of>(?:gemma-4|muse-glimmer)-.+)-assistant$")
 """Models whose publisher calls their drafts so (transformers: gemma4_assistant, muse_glimmer_assistant)."""
 ADAPTERS = frozenset(("lora", "qlora", "dora", "adapter", "adapters", "peft"))
+_RANKED = re.compile(r"q?lora(?:-?r)?\d+")
+"""An adapter's word with its rank."""
 REWARDS = frozenset(("reward", "rewards", "rm", "prm", "orm"))
 _SIZED = re.compile(r"(?:^|-)(?:\d+x)?e?\d+(?:\.\d+)?[bm](?:-|$)")
 _NUMBERS = re.compile(r"\d[\d.]*[a-z][\w.]*|[aexqw]\d[\w.]*")
@@ -150,7 +152,7 @@ def drafted_name(name: str) -> str | None:
 
 
 def is_adapter_name(name: str) -> bool:
-    return bool(ADAPTERS & set(name.split("-")))
+    return any(word in ADAPTERS or _RANKED.fullmatch(word) for word in name.split("-"))
 
 
 _COMMON = frozenset(

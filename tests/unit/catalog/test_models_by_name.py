@@ -226,6 +226,10 @@ def test_a_draft_is_told_with_the_model_that_it_is_for(word: str) -> None:
 
 def test_an_adapter_is_told_with_its_base() -> None:
     assert other_kind("trl-lib/Qwen3-4B-Reward-LoRA") == ("adapter", "qwen3-4b")
+    assert other_kind("somebody/roberta-large-peft-p-tuning") == ("adapter", "roberta-large")
+    assert other_kind("alignment-handbook/zephyr-7b-sft-lora") == ("adapter", "mistral-7b")
+    assert other_kind("somebody/Qwen3-8B-metamath-lora64") == ("adapter", "qwen3-8b")
+    assert other_kind("somebody/mistral_lora_with_words") == ("adapter", "")
     with pytest.raises(InputError, match="an adapter for qwen3-4b"):
         read_model("Qwen3-4B-LoRA", catalog=bundled_entry)
 
@@ -258,7 +262,7 @@ def test_a_stated_base_is_bundled_sourced_and_said(repo: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "nvidia/Llama-3.1-Nemotron-8B", "Llama-3.1-8B-eagle3", "Llama-3.1-Minitron-4B-Width-Base", "llava-hf/llava-v1.6-mistral-7b-hf", "mistral-7b-v0.9",
+        "nvidia/Llama-3.1-Nemotron-8B", "Llama-3.1-8B-eagle3", "Llama-3.1-Minitron-4B-Width-Base", "somebody/llava-med-v1.5-mistral-7b", "mistral-7b-v0.9",
         "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16", "microsoft/Phi-4-multimodal-instruct", "gradientai/Llama-3-8B-Instruct-262k", "Qwen3-8B-Llama-3.1-8B",
         "google/gemma-4-31B-it-assistant", "Llama-3.1-8B-LoRA", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "llama3-1.8b", "qwen3-8b:foo", "qwen-38b",
         "Qwen3-30B", "qwen3-3b", "gemma-3-2b", "mistral", "llama", "8b", "-Instruct", ":Q4_K_M", "GGUF", "unsloth/GGUF", "x:y:z",
@@ -371,6 +375,7 @@ def test_a_form_that_cannot_be_trained_names_the_model_that_can(name: str) -> No
     [
         "Qwen/Qwen-Image", "qwen/qwen_image-edit-2511", "https://huggingface.co/Wan-AI/Wan2.2-T2V-A14B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers@main",
         "stabilityai/stable-diffusion-3.5-large", "black-forest-labs/FLUX.1-dev", "zai-org/GLM-Image", "meituan-longcat/LongCat-Image-Edit",
+        "Tongyi-MAI/Z-Image-Turbo", "runwayml/stable-diffusion-v1-5", "OpenMOSS-Team/MOVA-720p", "Lightricks/ltxv-spatial-upscaler-0.9.7",
     ],
 )  # fmt: skip
 def test_a_pipeline_of_diffusers_is_refused_by_its_name_where_nobody_can_be_asked(name: str) -> None:
@@ -378,6 +383,14 @@ def test_a_pipeline_of_diffusers_is_refused_by_its_name_where_nobody_can_be_aske
         bundled_match(name)
     with pytest.raises(InputError, match="pipeline of diffusers"):
         memsheet.train(name, gpus="1xH100-80GB")
+
+
+@pytest.mark.parametrize("name", ["nvidia/canary-1b", "nvidia/tts_hifigan", "nvidia/diar_sortformer_4spk-v1"])
+def test_a_speech_model_of_nemo_is_refused_and_what_transformers_has_is_not(name: str) -> None:
+    with pytest.raises(InputError, match="NeMo"):
+        bundled_match(name)
+    assert not generator_kind("nvidia/parakeet-rnnt-0.6b")
+    assert not generator_kind("nvidia/canary-1b-v2")
 
 
 def test_no_bundled_model_has_a_pipelines_name() -> None:
