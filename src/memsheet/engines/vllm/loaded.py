@@ -19,7 +19,8 @@ glm4_moe.py:145, which glm4_moe_lite.py and glm4_1v.py take theirs from, minimax
 step3p5.py:343, hy_v3.py:159, afmoe.py:90).
 """
 WAYS = Ways(
-    rope=None, absorbs=False, refines=refined_experts, wide=WIDE, table=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/vocab_parallel_embedding.py", 227),
+    rope=None, absorbs=False, refines=refined_experts, wide=WIDE, turns_wide=frozenset({"gpt_oss"}),  # v0.33.0 model_executor/models/gpt_oss.py:114
+    table=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/vocab_parallel_embedding.py", 227),
     rotary=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/rotary_embedding/base.py", 45),
     absorbed=FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 1084),
 )  # fmt: skip

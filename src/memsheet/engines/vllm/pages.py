@@ -46,19 +46,25 @@ v1/kv_cache_interface.py CrossAttentionSpec). The others that crossed went with 
 model_executor/models/registry.py, _PREVIOUSLY_SUPPORTED_MODELS).
 """
 
+CHUNKS_SINCE = (0, 18)
+"""Since when layers that attend within chunks have blocks of their own where nobody says (v0.18.0 envs.py:1440
+VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, v0.33.0 :1931).
+"""
+
 
 class Kept(Enum):
     """What a layer keeps of a sequence."""
 
     ALL = "all tokens"
     WINDOW = "a window"
+    CHUNK = "a chunk"
     STATE = "a state"
     MEMORY = "what an encoder made"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Layers that keep the same. ``reach``: tokens of the window or of the encoder; ``page_bytes``: of one
+    """Layers that keep the same. ``reach``: tokens of the window, the chunk or the encoder; ``page_bytes``: of one
     block in one layer; ``alignment``: tokens that a block beside states is a multiple of; ``checkpoints``:
     states that a prompt leaves inside a pass.
     """
@@ -164,10 +170,10 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                         layers=layers,
                         page_bytes=index * plan.cache.page_tokens,
                     )
-                window = mixer.window if isinstance(mixer, Attention) and release.window_pages else None
+                kept, reach = _kept_reach(mixer, release)
                 yield Kind(
-                    kept=Kept.WINDOW if window else Kept.ALL,
-                    reach=window or 0,
+                    kept=kept,
+                    reach=reach,
                     block_tokens=plan.cache.page_tokens,
                     layers=layers,
                     page_bytes=page_bytes(mixer, plan.cache.kv_dtype, plan.cache.page_tokens, plan.mesh.tp),
@@ -190,6 +196,16 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                     layers=layers,
                     checkpoints=release.mamba2_checkpoints if mamba2 else 0,
                 )
+
+
+def _kept_reach(mixer: Attention | LatentAttention, release: Release) -> tuple[Kept, int]:
+    """What a layer of attention keeps, and tokens of its window or chunk."""
+    if isinstance(mixer, Attention) and release.window_pages:
+        if mixer.window:
+            return Kept.WINDOW, mixer.window
+        if mixer.chunk and release.since >= CHUNKS_SINCE:
+            return Kept.CHUNK, mixer.chunk
+    return Kept.ALL, 0
 
 
 def layout_of(kinds: tuple[Kind, ...], release: Release) -> Layout:
@@ -273,7 +289,7 @@ def _group_size(layers: list[int], release: Release) -> int:
     cites=PAGED_SERVER_CODE,
     at=(
         "v1/kv_cache_interface.py max_memory_usage_bytes: a window may begin inside a block, and holds "
-        "what is in flight; v0.11.0 config/vllm.py: an encoder's output counts as long as it is"
+        "what is in flight; a chunk of v0.33.0 (:874) both; v0.11.0 config/vllm.py: an encoder's output counts as long as it is"
     ),
 )
 def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1) -> Count:
@@ -285,6 +301,8 @@ def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1
             return ceil_div(tokens, group.block_tokens)
         case Kept.WINDOW:
             return ceil_div(minimum(group.reach - 1 + in_flight, tokens), group.block_tokens) + 1
+        case Kept.CHUNK:
+            return ceil_div(minimum(group.reach + in_flight, tokens), group.block_tokens)
         case Kept.STATE:
             return release.state_pages + group.checkpoints
         case Kept.MEMORY:

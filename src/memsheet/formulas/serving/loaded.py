@@ -27,13 +27,15 @@ class Ways:
     """How a server loads. ``rope``: the dtype of the tables of rotary positions, None for the model's;
     ``absorbs``: latent attention copies its projections whether they are quantized or not; ``refines``: bytes
     by module path of experts that are cut inside a block of elements with one scale; ``wide``: ends of the
-    paths of parameters that are made in fp32 whatever the model's dtype, by type of model.
+    paths of parameters that are made in fp32 whatever the model's dtype, by type of model;
+    ``turns_wide``: types whose tables of rotary positions are fp32.
     """
 
     rope: DType | None
     absorbs: bool
     refines: Callable[[ModelSpec, Plan], dict[str, Bytes]] = lambda *_: {}
     wide: Mapping[str, tuple[str, ...]]
+    turns_wide: frozenset[str] = frozenset()
     table: Evidence
     rotary: Evidence
     absorbed: Evidence
@@ -152,7 +154,7 @@ def loaded_items(
         for (component, path), size in sizes.items()
     ]
     besides = (
-        ("rotary_emb", rope_bytes(part, ways.rope or plan.precision.compute), ways.rotary),
+        ("rotary_emb", rope_bytes(part, _rope_dtype(part, plan, ways)), ways.rotary),
         ("absorbed", mla_absorbed_projection_bytes(part, plan, always=ways.absorbs), ways.absorbed),
     )
     items += [
@@ -220,6 +222,10 @@ def rope_bytes(part: ModelSpec, dtype: DType) -> Count:
         if isinstance(mixer, Attention | LatentAttention)
     )
     return sum(dtype.nbytes((part.max_positions or 0) * size) for size, _ in rotated)
+
+
+def _rope_dtype(part: ModelSpec, plan: Plan, ways: Ways) -> DType:
+    return FP32 if part.model_type in ways.turns_wide else ways.rope or plan.precision.compute
 
 
 def _rotated_elements(mixer: Attention | LatentAttention) -> int:

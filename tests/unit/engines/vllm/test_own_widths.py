@@ -41,6 +41,29 @@ def test_as_many_groups_as_ranks_are_cut_like_everything_else() -> None:
     assert held("nemotron-nano-9b-v2", ".mixer.in_proj", 8) * 8 == whole
 
 
+def test_tables_of_some_families_are_fp32() -> None:
+    assert held("gpt-oss-20b", "rotary_emb") == 131072 * 64 * 4
+
+
+def test_layers_that_attend_within_chunks_keep_no_more_than_one() -> None:
+    def blocks(length: int, version: str) -> int:
+        asked = memsheet.infer(
+            "llama-4-scout",
+            engine="vllm",
+            tp=8,
+            max_model_len=length,
+            engine_version=version,
+            sequences=1,
+            fix=False,
+        )
+        return int(asked.to_dict()["serving"]["kv_bytes_per_sequence"])
+
+    assert blocks(8192, "0.33.0") == blocks(8192, "0.11.0")
+    full, within, page = 12, 36, 2 * 8 * 128 * 2 * 16
+    assert blocks(131072, "0.33.0") == full * page * 8192 + within * page * -(-8193 // 16)
+    assert blocks(131072, "0.11.0") == (full + within) * page * 8192
+
+
 @pytest.mark.parametrize(
     ("name", "tables", "size"),
     [("gemma-3-4b", 2, 131072 * 256), ("mimo-v2-flash", 2, 262144 * 64), ("qwen3-8b", 1, 40960 * 128)],
