@@ -62,8 +62,8 @@ class RecordedRun:
     """A model's parts as they run in one way. ``layers``: by kind of layer; ``light``: the forward of layers
     that are run again in backward, which saves nothing; ``entry``: a kind as the first layer, whose input
     needs no gradient. Of no layer, as (path, bytes): ``shared``, kept until backward is through; ``masks``,
-    there until the model's forward ends; ``named``, from the loss to the end of the step. It holds for
-    ``least`` tokens a sequence and more, in whole multiples of ``every``.
+    there until the last layer has run; ``until_loss``, until the loss is there (autocast's copies of an
+    encoder's weights); ``named``, from the loss to the end of the step. It holds for ``least`` tokens a sequence and more, in whole multiples of ``every``.
     """
 
     embeddings: RecordedPass
@@ -74,6 +74,7 @@ class RecordedRun:
     entry: Mapping[int, RecordedPass] = field(default_factory=dict)
     shared: tuple[tuple[str, Terms], ...] = ()
     masks: tuple[tuple[str, Terms], ...] = ()
+    until_loss: tuple[tuple[str, Terms], ...] = ()
     named: tuple[tuple[str, Terms], ...] = ()
     every: int = 1
     least: int = 0
@@ -288,7 +289,7 @@ def run_document(run: RecordedRun | RecordedGeneration) -> dict[str, Any]:
     return {
         "embeddings": _pass_document(run.embeddings), "head": _pass_document(run.head), "loss": _pass_document(run.loss),
         **{name: {str(kind): _pass_document(one) for kind, one in getattr(run, name).items()} for name in ("layers", "light", "entry")},
-        **{name: [[path, [list(term) for term in terms]] for path, terms in getattr(run, name)] for name in ("shared", "masks", "named")},
+        **{name: [[path, [list(term) for term in terms]] for path, terms in getattr(run, name)] for name in OF_NO_LAYER},
         "every": run.every, "least": run.least,
     }  # fmt: skip
 
@@ -319,8 +320,8 @@ def run_from(document: Mapping[str, Any] | None) -> RecordedRun | RecordedGenera
             for name in ("layers", "light", "entry")
         },
         **{  # type: ignore[arg-type]
-            name: tuple((str(path), _terms_from(terms)) for path, terms in document[name])
-            for name in ("shared", "masks", "named")
+            name: tuple((str(path), _terms_from(terms)) for path, terms in document.get(name, ()))
+            for name in OF_NO_LAYER
         },
         every=max(1, _count(document.get("every", 1))),
         least=_count(document.get("least", 0)),
@@ -329,6 +330,8 @@ def run_from(document: Mapping[str, Any] | None) -> RecordedRun | RecordedGenera
 
 PLACES = ("saved", "cached", "handed", "outputs", "lingering", "waiting")
 """The fields of a pass that name storages by their places."""
+OF_NO_LAYER = ("shared", "masks", "until_loss", "named")
+"""The fields of a run that hold storages of no part."""
 _WHAT = (ALLOCATED, RELEASED, MADE_GRADIENT)
 
 

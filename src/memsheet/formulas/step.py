@@ -246,11 +246,13 @@ def _chunk_step(
         resident_gradients=kept.resident,
         shared=code.shared(model, plan, plan.training.shape, how),
         masks=code.masks(model, plan, plan.training.shape, how),
+        until_loss=code.until_loss(model, plan, plan.training.shape, how),
         named=code.named(model, plan, plan.training.shape, how),
         beside=code.beside(model, plan, how),
         plan=plan,
         stretches=recompute_segments(chunk, plan),
         keeps_masks=code.keeps_masks(model, plan),
+        masks_inside=code.masks_inside,
     )
 
 

@@ -49,7 +49,7 @@ def _forward_moments(step: Step) -> Iterator[Moment]:
         yield [
             (1, _looked_up(walk, walk.embeddings)),
             (1, around.forward(None, walk.embeddings)),
-            (1, step.masks),
+            (1, EMPTY if step.masks_inside else step.masks),
         ]
         if walk.rest:
             yield [(1, around.entering(None, walk.embeddings))]
@@ -58,7 +58,7 @@ def _forward_moments(step: Step) -> Iterator[Moment]:
             continue  # the last one has the same neighbours, and more is kept
         before, _ = walk.around(run, repetition, place)
         sofar = bundle_moment([
-            (1, step.shared), (1, step.masks), *earlier_layer_activations(step, run, repetition, place), *cached_forward_tensors(walk, run, repetition, place),
+            (1, step.shared), (1, step.masks), (1, step.until_loss), *earlier_layer_activations(step, run, repetition, place), *cached_forward_tensors(walk, run, repetition, place),
             *embedding_output(step, run, repetition, place), *tower_resident_tensors(step, run), *segment_inputs(step, run, repetition, place),
         ])  # fmt: skip
         yield [*sofar, (1, group.part.forward), (1, around.forward(before, group))]
@@ -105,6 +105,7 @@ def _loss_moments(step: Step) -> Iterator[Moment]:
     if walk.head and walk.loss:
         cached = [
             (1, step.kept_masks),
+            (1, step.until_loss),
             *((layers.count, group.part.cached) for layers in walk.layers for group in layers.pattern),
         ]
         inside = _inside_forward(step)

@@ -23,8 +23,10 @@ class Step:
     masks: BytesByPath  # through the model's forward
     plan: Plan
     keeps_masks: bool = False
+    masks_inside: bool = False  # the embeddings' own forward holds them
     stretches: RecomputeSegments | None = None  # layers that are recomputed together
     others: BytesByPath = EMPTY  # what other micro-batches keep for their backward, in a pipeline
+    until_loss: BytesByPath = EMPTY  # besides masks, and on until the loss is there
     named: BytesByPath = EMPTY  # what the training loop still names from the loss to the end of the step
     beside: Beside = NOTHING  # what forward names of a tower that pictures pass through
 

@@ -51,7 +51,8 @@ class ModelCode:
     named by. ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``:
     from the last hidden states to what the loss takes, whose shape and dtype ``loss_input`` gives; ``loss``:
     from there to a number. ``shared``: what all layers keep together; ``masks``: what lives through the
-    model's forward, and ``keeps_masks``: through its backward too. ``let_go``: what is gone when backward
+    model's forward, and ``keeps_masks``: through its backward too; ``until_loss``: what lives until the loss
+    is there; ``masks_inside``: the embeddings' own forward holds both. ``let_go``: what is gone when backward
     comes to what lies between two stacks and has passed it; ``made_again``: when it has come to a stack's
     first layer, which is run again. ``stream``: what blocks hand on. ``named``: what the training loop names
     from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
@@ -75,9 +76,11 @@ class ModelCode:
     shared: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
     plan_numerics: Callable[[Plan, RunConfig], RunConfig] = lambda _, how: how
     masks: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
+    until_loss: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
     let_go: Callable[[ModelSpec, Plan, RunConfig], LetGo] = lambda *_: LetGo()
     made_again: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
+    masks_inside: bool = False
     named: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
     at_ends: Callable[[RunConfig], RunConfig] = lambda how: how

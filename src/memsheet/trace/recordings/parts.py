@@ -62,6 +62,7 @@ class FoundRun:
     light: tuple[FoundPass | None, ...]
     shared: tuple[Found, ...]
     masks: tuple[Found, ...]
+    until_loss: tuple[Found, ...]
     named: tuple[Found, ...]
 
 
@@ -174,7 +175,8 @@ class _Cutter:
             layers=tuple(plain for plain, _ in layers),
             light=tuple(light for _, light in layers),
             shared=(*self._of_all(lambda gone: self._loss_back <= gone < self._end_back), *self._inputs()),
-            masks=tuple(self._of_all(lambda gone: 1 < gone <= self._loss)),
+            masks=tuple(self._of_all(lambda gone: 1 < gone < self._loss)),
+            until_loss=tuple(self._of_all(lambda gone: gone == self._loss)),
             named=tuple(
                 self._found(row)
                 for row, window in enumerate(self.made)

@@ -29,6 +29,7 @@ from memsheet.recording import (
     ENCODER,
     ENCODER_DECODER,
     GENERATES,
+    OF_NO_LAYER,
     PLACES,
     PROMPT,
     RecordedCache,
@@ -393,9 +394,7 @@ def _solved_run(runs: Sequence[FoundRun], plan: Plan, stack: Layered, sizes: Seq
         entry={kind: _solved([run.layers[place] for run in runs], sizes) for kind, place in entering.items()}
         if plan.adapter
         else {},
-        shared=tuple(_solved_each([run.shared for run in runs], sizes)),
-        masks=tuple(_solved_each([run.masks for run in runs], sizes)),
-        named=tuple(_solved_each([run.named for run in runs], sizes)),
+        **{name: tuple(_solved_each([getattr(run, name) for run in runs], sizes)) for name in OF_NO_LAYER},
     )
 
 

@@ -7,6 +7,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import memsheet
+from memsheet.sheet import Component, Instant
 from memsheet.trace.recordings import record
 
 TEXT = {
@@ -34,3 +36,20 @@ def test_pictures_are_on_record_once(size):
     a_sequence = 2 * TILES * POINTS
     assert pictures == [((a_sequence, 1, 0),) if "several" in size else ((3 * a_sequence, 0, 0),)]
     assert len(run.layers) == 2  # that attend to words, and to the picture
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_tower_before_the_layers_is_run_again_as_they_are(recompute):
+    """Instant by instant: what the tower keeps, autocast's copies of its weights, and what goes with each."""
+    plan = {"seq_len": 320, "precision": "bf16-autocast", "attention": "eager", "recompute": recompute}
+    predicted, traced = (ask(MLLAMA, microbatch=2, **plan) for ask in (memsheet.train, memsheet.trace))
+    for instant in (Instant.FORWARD, Instant.LOSS, Instant.BACKWARD):
+        said, seen = (tensor_bytes(answer.sheets[0], instant) for answer in (predicted, traced))
+        assert said == pytest.approx(seen, rel=2e-3), instant
+
+
+def tensor_bytes(sheet, instant):
+    """Of all tensors of a model: the answers are of no device, whose libraries have memory of their own."""
+    own = {Component.WORKSPACES, Component.CONTEXT, Component.ALLOCATOR_SLACK}
+    held = (one for one in sheet.items if one.component not in own)
+    return sum(int(one.at[instant].value) for one in held if instant in one.at)
