@@ -26,7 +26,9 @@ import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.machinery import ModuleSpec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,27 @@ MODELS = HERE.parent / "src" / "memsheet" / "catalog" / "models"
 RESULTS = HERE / "data" / "served_families.json"
 Row = dict[str, Any]
 MAX_MODEL_LEN = 4096
-LEFT_OUT: dict[str, Row] = {"kimi-linear-48b-a3b": {"mla_use_nope": True}}
+LEFT_OUT: dict[str, Row] = {
+    "hy3": {"first_k_dense_replace": 1},
+    "mistral-small-4-119b": {"architectures": ["Mistral3ForConditionalGeneration"]},
+    "kimi-linear-48b-a3b": {
+        "mla_use_nope": True,
+        "linear_attn_config": {
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+            "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+        },
+    },
+    "lfm2.5-350m": {
+        "conv_dim": 1024,
+        "block_dim": 1024,
+        "block_ff_dim": 4608,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+    },
+}
 """What a bundled configuration leaves out of the published one, where the engine asks for it."""
 EXTENSIONS = (
     "_C_stable_libtorch", "_moe_C_stable_libtorch", "_C", "_moe_C", "_flashmla_C", "_flashmla_extension_C",
@@ -180,13 +202,14 @@ def held_bytes(named: Iterator[tuple[str, Any]], seen: set[int]) -> Counter[str]
 
 
 def loose_tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """Tensors on the device that modules keep without registering them."""
+    """Tensors on the device that modules keep without registering them, alone or in lists."""
     import torch
 
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if isinstance(value, torch.Tensor) and value.is_meta:
-                yield f"{path}.{name}", value
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                    yield f"{path}.{name}", tensor
 
 
 def planned_cache(vllm_config: Any) -> Row:
@@ -246,18 +269,17 @@ def served_row(config: Row, tp: int, paths: bool) -> Row:
 
 
 def model_rows(words: list[str], degrees: list[int], paths: bool) -> Iterator[tuple[str, Row]]:
-    """Rows by model, in order of name; one a degree."""
+    """Rows by model, in order of name; one a degree. Each is built in a process of its own, since configurations
+    of one model leave traces in classes that another shares.
+    """
     for file in sorted(MODELS.glob("*.json")):
         record = json.loads(file.read_text())
         if "config" not in record or (words and file.stem not in words):
             continue
-        yield (
-            file.stem,
-            {
-                str(tp): served_row({**record["config"], **LEFT_OUT.get(file.stem, {})}, tp, paths)
-                for tp in degrees
-            },
-        )
+        config = {**record["config"], **LEFT_OUT.get(file.stem, {})}
+        with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+            asked = [(str(tp), pool.submit(served_row, config, tp, paths)) for tp in degrees]
+            yield file.stem, {tp: row.result() for tp, row in asked}
 
 
 def main() -> None:
@@ -276,6 +298,9 @@ def main() -> None:
     pretend_card()
     pretend_ranks()
     import vllm
+    from vllm.model_executor import model_loader  # noqa: F401  (once, not in every process)
+    from vllm.model_executor.models import deepseek_v2, llama, qwen2_vl  # noqa: F401
+    from vllm.v1.worker.gpu import attn_utils  # noqa: F401
 
     kept = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {"models": {}}
     kept["source"] = f"vLLM {vllm.__version__}"

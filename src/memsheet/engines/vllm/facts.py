@@ -47,7 +47,7 @@ RELEASES = (
     Release(tag="v0.24.0", since=(0, 24), **GRAPHS, lines="by_length", other=Sampler.COPIED, families=COUNTING_24),
     Release(tag="v0.27.0", since=(0, 27), **GRAPHS, lines="by_length", other=Sampler.PLAIN, families=COUNTING_27, in_flight=2),
     Release(tag="v0.30.0", since=(0, 30), **{**GRAPHS, "sampler": Sampler.PLAIN}, lines="joined", in_flight=2),
-    Release(tag="v0.33.0", since=(0, 33), **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2, mamba2_checkpoints=1),
+    Release(tag="v0.33.0", since=(0, 33), **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2, checkpoints=1),
 )  # fmt: skip
 """Memory that is used or its growth: v0.6.4.post1 worker/worker.py:174, v0.8.5 v1/worker/gpu_worker.py:186,
 v0.11.0 :240 and utils/__init__.py:2783. Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs:

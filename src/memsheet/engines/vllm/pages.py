@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from functools import reduce
+from math import lcm
 
 from memsheet.arith import Count, ceil_div, maximum, minimum, round_up, where
 from memsheet.engines.vllm.releases import Release
@@ -25,6 +26,7 @@ from memsheet.plan.model import (
     Attention,
     CrossAttention,
     LatentAttention,
+    LinearAttention,
     Mixer,
     ModelSpec,
     Recurrent,
@@ -33,9 +35,10 @@ from memsheet.plan.model import (
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED, PAGED_SERVER_CODE, formula
 
-STATE_ALIGNMENT, LATENT_ALIGNMENT, NEAR = 16, 128, 1.5
+STATE_ALIGNMENT, LATENT_ALIGNMENT, GATED_ALIGNMENT, NEAR = 16, 128, 64, 1.5
 """Tokens that attention's block is a multiple of beside recurrent states (v0.11.0
-model_executor/models/config.py:367), that of latents (v0.33.0 platforms/interface.py:1090), and how many more
+model_executor/models/config.py:367), that of latents (v0.33.0 platforms/interface.py:1090), that beside gated delta
+nets (:1083), and how many more
 layers one kind may have for groups to take its size (v0.21.0 v1/core/kv_cache_utils.py:1139).
 """
 
@@ -188,14 +191,25 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                 )
             case _:
                 size = state_page_bytes(mixer, plan.precision.compute, plan.mesh.tp)
-                mamba2 = isinstance(mixer, StateSpace) and mixer.kind == "mamba2"
                 yield Kind(
                     kept=Kept.STATE,
                     block_tokens=0,
                     page_bytes=size,
                     layers=layers,
-                    checkpoints=release.mamba2_checkpoints if mamba2 else 0,
+                    checkpoints=release.checkpoints if _exports_states(mixer) else 0,
+                    alignment=GATED_ALIGNMENT if release.checkpoints and _is_gated_delta(mixer) else 1,
                 )
+
+
+def _is_gated_delta(mixer: Mixer) -> bool:
+    return isinstance(mixer, LinearAttention) and mixer.kind == "gated_delta_net"
+
+
+def _exports_states(mixer: Mixer) -> bool:
+    """Whether a layer's kernels hand out a state inside a prompt: Mamba 2's, and FlashInfer's of gated delta nets,
+    which run on Hopper and later (v0.33.0 layers/mamba/gdn/qwen_gdn_linear_attn.py:248, 746).
+    """
+    return _is_gated_delta(mixer) or (isinstance(mixer, StateSpace) and mixer.kind == "mamba2")
 
 
 def _kept_reach(mixer: Attention | LatentAttention, release: Release) -> tuple[Kept, int]:
@@ -243,14 +257,21 @@ def _beside_states(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
     if not states:
         return kinds
     largest = max(states)
-    return tuple(kind if kind.kept is Kept.STATE else _enlarge_page_to_state(kind, largest) for kind in kinds)
+    grid = min(kind.alignment for kind in kinds if kind.kept is Kept.STATE)
+    return tuple(
+        kind
+        if kind.kept is Kept.STATE
+        else _enlarge_page_to_state(replace(kind, alignment=lcm(kind.alignment, grid)), largest)
+        for kind in kinds
+    )
 
 
 @formula(
     cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 model_executor/models/config.py:367: the fewest multiples of 16 tokens whose page "
-        "holds a state; v0.33.0 platforms/interface.py:1090: of 128 where they are latents"
+        "holds a state; v0.33.0 platforms/interface.py:1090: of 128 where they are latents, and of 64 "
+        "where every state is one that FlashInfer hands out (:1083; v1/attention/backends/gdn_attn.py:34)"
     ),
 )
 def _enlarge_page_to_state(kind: Kind, state_bytes: Count) -> Kind:

@@ -50,7 +50,7 @@ class Release:
     )
     in_flight: int = 1  # batches that may be scheduled and not yet settled, whose tokens a window still holds
     state_pages: int = 1  # pages of recurrent state that a request may hold
-    mamba2_checkpoints: int = 0  # more of them in Mamba 2's layers, which export one inside a prompt
+    checkpoints: int = 0  # more of them in layers that export one inside a prompt
     chunked: bool = True  # long prompts are read in parts of max_num_batched_tokens
     sized_by_card: bool = True  # defaults are larger on large cards
     lines: str = "v1"  # how its start-up lines are worded

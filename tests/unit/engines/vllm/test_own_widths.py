@@ -89,3 +89,14 @@ def test_a_block_of_latents_is_as_long_as_the_backend_says(
         name, engine="vllm", gpus=gpus, tp=int(gpus[0]), engine_version=version, max_model_len=1024, fix=False
     )
     assert asked.to_dict()["serving"]["page_tokens"] == tokens
+
+
+def test_a_block_beside_gated_delta_nets_is_a_multiple_of_what_they_hand_out() -> None:
+    def tokens(version: str) -> int:
+        asked = memsheet.infer(
+            "qwen3-next-80b-a3b", engine="vllm", tp=8, max_model_len=8192, engine_version=version, fix=False
+        )
+        return int(asked.to_dict()["serving"]["page_tokens"])
+
+    assert tokens("0.27.0") == 144
+    assert tokens("0.33.0") == 192
