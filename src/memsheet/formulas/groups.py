@@ -4,7 +4,7 @@ through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -325,8 +325,15 @@ def _layer_group(
 ) -> Group:
     prefix = stack_prefix(stack)
     part, plain = block_part(block, prefix, plan, engine, release=release, input_grad=input_grad)
-    parameters = tuple(h for w in block.weights for h in tensors_on_rank(f"{prefix}.{w.path}", w, 1, plan))
-    return Group(f"{stack.path}.*", part, plain, parameters, part.gradients)
+    return Group(
+        f"{stack.path}.*", part, plain, _parameters_among(block.weights, f"{prefix}.", plan), part.gradients
+    )
+
+
+def _parameters_among(weights: Iterable[Weight], prefix: str, plan: Plan) -> tuple[Held, ...]:
+    """Of a block's tensors those that are parameters: buffers stay whole on every rank."""
+    own = (weight for weight in weights if weight.role is not Role.BUFFER)
+    return tuple(held for weight in own for held in tensors_on_rank(prefix + weight.path, weight, 1, plan))
 
 
 def _edge_group(
@@ -344,6 +351,6 @@ def _edge_group(
         name,
         parts[0],
         parts[0],
-        tuple(h for w in own for h in tensors_on_rank(w.path, w, 1, plan)),
+        _parameters_among(own, "", plan),
         gradients,
     )

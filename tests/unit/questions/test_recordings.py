@@ -327,3 +327,18 @@ def test_the_root_is_gone_when_embeddings_of_a_group_of_their_own_are_reduced(mo
     answer = memsheet.train(CONFIG, gpus="2xH200", engine="fsdp2", seq_len=64, fix=False)
     (root,) = (item for item in answer.sheets[0].items if item.path == "root/unsharded")
     assert root.at[memsheet.Instant(instant)].value == gathered * elements
+
+
+@pytest.mark.usefixtures("asked")
+def test_buffers_of_layers_are_no_part_of_what_is_gathered(monkeypatch):
+    def gathered(*more):
+        monkeypatch.setitem(MODEL, "layers", [[["w.weight", [8, 8], "linear", None, "trained"], *more]])
+        monkeypatch.setenv("MEMSHEET_CACHE", "off")
+        forget(monkeypatch)
+        sheet = memsheet.train(CONFIG, gpus="2xH200", engine="fsdp2", seq_len=64, fix=False).sheets[0]
+        return sheet.of(memsheet.Component.UNSHARDED_PARAMETERS, instant=memsheet.Instant.FORWARD).value
+
+    assert (
+        gathered(["scale", [], "buffer", "fp32", "frozen"], ["table", [999], "buffer", "fp32", "frozen"])
+        == gathered()
+    )
