@@ -120,7 +120,7 @@ def other_kind(text: str) -> tuple[str, str]:
     if drafted is not None:
         found = bundled_match(drafted) if drafted else None
         return "draft", found.name if found else held_name(text)
-    return ("adapter", held_name(text) or _adapted_model(bare)) if is_adapter_name(bare) else ("", "")
+    return ("adapter", _adapted_model(bare) or held_name(text)) if is_adapter_name(bare) else ("", "")
 
 
 def _adapted_model(bare: str) -> str:

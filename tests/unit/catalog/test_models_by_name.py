@@ -229,6 +229,7 @@ def test_an_adapter_is_told_with_its_base() -> None:
     assert other_kind("somebody/roberta-large-peft-p-tuning") == ("adapter", "roberta-large")
     assert other_kind("alignment-handbook/zephyr-7b-sft-lora") == ("adapter", "mistral-7b")
     assert other_kind("somebody/Qwen3-8B-metamath-lora64") == ("adapter", "qwen3-8b")
+    assert other_kind("somebody/flan-t5-large-phrases-lora") == ("adapter", "t5-v1.1-large")
     assert other_kind("somebody/mistral_lora_with_words") == ("adapter", "")
     with pytest.raises(InputError, match="an adapter for qwen3-4b"):
         read_model("Qwen3-4B-LoRA", catalog=bundled_entry)
