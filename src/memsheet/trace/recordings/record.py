@@ -83,6 +83,7 @@ from memsheet.trace.recordings.sizes import (
     within_positions,
 )
 from memsheet.trace.recordings.solve import Size, solve_terms
+from memsheet.trace.scans import kernel_stand_ins
 from memsheet.trace.serving_job import generates
 from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 
@@ -92,8 +93,13 @@ OTHER_CACHE = "its cache has more layers, or fewer, than its stack"
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """``{"recording": memsheet/recording/2 without runs}`` and ``{"runs": {key: run}}`` for each way that is
-    asked.
+    asked, with kernels where people have them, as a trace has it.
     """
+    with kernel_stand_ins(request["config"]):
+        return _answer_with_kernels(request)
+
+
+def _answer_with_kernels(request: Mapping[str, Any]) -> dict[str, Any]:
     config = request["config"]
     stack = _stack_of(json.dumps(config, sort_keys=True))
     made: dict[str, Any] = {
