@@ -74,11 +74,19 @@ def drawn_plan(draw: random.Random, most_tokens: int, *, traced: bool) -> Option
     return plan if "engine" in place else {**plan, "precision": draw.choice(PRECISIONS)}
 
 
-def or_eager(row: Callable[[Options], Row], plan: Options) -> Row:
-    """A plan's row; with eager attention where the family has no other."""
+INSTEAD: Mapping[str, Options] = {
+    "attention: does not exist": {"attention": "eager"},
+    "cannot recompute its layers": {"recompute": "none"},
+}
+"""Of what a family's own code has not, in the words of a refusal: what it has."""
+
+
+def or_instead(row: Callable[[Options], Row], plan: Options) -> Row:
+    """A plan's row; of what the family's code has where it has not what was drawn."""
     found = row(plan)
-    eager = "attention: does not exist" in found.get("refused", "") and plan["attention"] != "eager"
-    return row({**plan, "attention": "eager"}) if eager else found
+    known = next((more for words, more in INSTEAD.items() if words in found.get("refused", "")), {})
+    changed = {**plan, **known}
+    return found if changed == plan else or_instead(row, changed)
 
 
 def against_trace(family: str, seed: int, plans: int) -> list[Row]:
@@ -88,17 +96,20 @@ def against_trace(family: str, seed: int, plans: int) -> list[Row]:
     draw = random.Random(f"{seed} {family}")
     most = tokens_of(config, MOST_TOKENS)
     drawn = [drawn_plan(draw, most, traced=True) for _ in range(plans)]
-    return [or_eager(partial(traced_row, family, config), plan) for plan in drawn]
+    return [or_instead(partial(traced_row, family, config), plan) for plan in drawn]
 
 
 def traced_row(family: str, config: Mapping[str, Any], plan: Options) -> Row:
     """One plan, predicted and traced: peaks in bytes, or which of both refused it."""
     start = time.perf_counter()
     row: Row = {"family": family, "plan": plan}
+    targets: Options = {}  # a trace asks for them where no family's default is written down
     for name, call, more in (("predicted", memsheet.train, {"fix": False}), ("other", memsheet.trace, {})):
         try:
-            answer = call(dict(config), **plan, **more)
+            answer = call(dict(config), **plan, **more, **targets)
             row[name] = peak_bytes(answer)
+            adapter = answer.plan.adapter
+            targets = {"lora_targets": list(adapter.targets)} if adapter else {}
         except InputError as error:
             return {**row, "refused": f"{name}: {error.problems[0].field}: {error.problems[0].reason}"}
         except Exception as error:  # noqa: BLE001 - a defect of ours is a row of the table
@@ -119,7 +130,7 @@ def against_layers(family: str, seed: int, plans: int) -> list[Row]:
         recorded = recorded_model(config)
     except InputError as error:
         return [{"family": family, "plan": {}, "refused": error.problems[0].reason}]
-    return [or_eager(partial(layers_row, family, recorded, written), plan) for plan in asked]
+    return [or_instead(partial(layers_row, family, recorded, written), plan) for plan in asked]
 
 
 def recorded_model(config: Mapping[str, Any]) -> Any:
