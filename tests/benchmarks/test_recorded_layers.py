@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import recorded_layers
-from recorded_layers import DEEPSPEED, EIGHT_BIT, drawn_plan, or_eager
+from recorded_layers import DEEPSPEED, EIGHT_BIT, drawn_plan, or_instead
 
 
 def drawn_plans(*, traced: bool) -> list[dict[str, object]]:
@@ -34,13 +34,14 @@ def test_layers_are_asked_whatever_is_installed() -> None:
     }
 
 
-def test_a_family_without_fused_attention_is_asked_with_eager() -> None:
+def test_a_family_is_asked_for_what_its_code_has() -> None:
     def row(plan: dict[str, object]) -> dict[str, object]:
-        refused = {"refused": "other: attention: does not exist for gptj"}
-        return {"plan": plan, **(refused if plan["attention"] == "sdpa" else {"predicted": 1, "other": 1})}
+        if plan["attention"] == "sdpa":
+            return {"plan": plan, "refused": "other: attention: does not exist for gptj"}
+        if plan["recompute"] == "full":
+            return {"plan": plan, "refused": "predicted: recompute: Some cannot recompute its layers"}
+        return {"plan": plan, "refused": "other: precision: is not modelled"}
 
-    assert or_eager(row, {"attention": "sdpa"}) == {
-        "plan": {"attention": "eager"},
-        "predicted": 1,
-        "other": 1,
-    }
+    asked = or_instead(row, {"attention": "sdpa", "recompute": "full"})
+    assert asked["plan"] == {"attention": "eager", "recompute": "none"}
+    assert asked["refused"] == "other: precision: is not modelled"
