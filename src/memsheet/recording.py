@@ -63,7 +63,8 @@ class RecordedRun:
     that are run again in backward, which saves nothing; ``entry``: a kind as the first layer, whose input
     needs no gradient. Of no layer, as (path, bytes): ``shared``, kept until backward is through; ``masks``,
     there until the last layer has run; ``until_loss``, until the loss is there (autocast's copies of an
-    encoder's weights); ``named``, from the loss to the end of the step. It holds for ``least`` tokens a sequence and more, in whole multiples of ``every``.
+    encoder's weights); ``named``, from the loss to the end of the step. It holds for ``least`` tokens a
+    sequence and more, in whole multiples of ``every``.
     """
 
     embeddings: RecordedPass

@@ -400,7 +400,9 @@ def _solved_run(runs: Sequence[FoundRun], plan: Plan, stack: Layered, sizes: Seq
         entry={kind: _solved([run.layers[place] for run in runs], sizes) for kind, place in entering.items()}
         if plan.adapter
         else {},
-        **{name: tuple(_solved_each([getattr(run, name) for run in runs], sizes)) for name in OF_NO_LAYER},
+        **{  # type: ignore[arg-type]
+            name: tuple(_solved_each([getattr(run, name) for run in runs], sizes)) for name in OF_NO_LAYER
+        },
     )
 
 
