@@ -133,7 +133,9 @@ def test_count_is_plausible_for_the_name(name: str):
     if family_missing(config["model_type"]):
         pytest.skip(f"no reader yet for {config['model_type']}")
     units = {"m": 10**6, "b": 10**9, "t": 10**12}
-    sizes = [(float(told["count"]) * units[told["unit"]], units[told["unit"]]) for told in SIZE.finditer(name)]
+    sizes = [
+        (float(told["count"]) * units[told["unit"]], units[told["unit"]]) for told in SIZE.finditer(name)
+    ]
     size, unit = max(sizes)  # others are of what is active, or a length
     counted = parameter_count(read_hf_config(config, name=name))
     assert 0.85 * size < counted < max(1.35 * size, size + 0.7 * unit)
