@@ -37,8 +37,8 @@ def scaled_positions(config: Mapping[str, Any], positions: int | None) -> int | 
 
 LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta", "local_base_freq")
 APART = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
-"""Keys that name a base of windows' own, and types whose configs have one where none is named (Gemma3TextConfig,
-Gemma3nTextConfig: 10,000 beside 1,000,000).
+"""Keys that name a base of windows' own, and types whose configs have one where none is named
+(Gemma3TextConfig, Gemma3nTextConfig: 10,000 beside 1,000,000).
 """
 
 

@@ -15,7 +15,23 @@ GROUPS_SINCE = (0, 8)
 """``--data-parallel-size`` (v0.8.5 engine/arg_utils.py:161; v0.7.3 has none)."""
 
 
-def _check_mesh(gaps: RequestResolver, mesh: Mesh, _: ModelSpec | None) -> None:
+UNPLANNED, UNPLANNED_SINCE = frozenset({"gpt_bigcode"}), (0, 33)
+"""Families without a plan of how to cut them, which the library's modules then repeat on every rank but for
+what is fused, and since when they are served so (v0.33.0 model_executor/models/transformers/base.py:493,
+registry.py:753).
+"""
+
+
+def _check_mesh(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:
+    version = version_of(gaps.request.get("engine_version"))[:2]
+    if (
+        model is not None
+        and model.model_type in UNPLANNED
+        and version >= UNPLANNED_SINCE
+        and int(mesh.tp) > 1
+    ):
+        reason = f"repeats most of {model.model_type} on every rank of that release of vllm: not modelled"
+        gaps.wrong("mesh.tp", int(mesh.tp), reason, "--tp 1, or --engine-version 0.27")
     groups = int(mesh.attn_dp)
     sends = gaps.request.get("serving.dispatch") == "deepep" and not gaps.is_wrong("serving.dispatch")
     if sends and groups == 1:
@@ -26,7 +42,7 @@ def _check_mesh(gaps: RequestResolver, mesh: Mesh, _: ModelSpec | None) -> None:
             "--attn-dp with it",
         )
     whole = int(mesh.tp) % groups == 0
-    if groups > 1 and whole and version_of(gaps.request.get("engine_version"))[:2] < GROUPS_SINCE:
+    if groups > 1 and whole and version < GROUPS_SINCE:
         gaps.wrong("mesh.attn_dp", groups, "does not exist in that release of vllm", "0.8 or newer")
 
 

@@ -78,9 +78,9 @@ def release_of(version: str | None) -> Release:
 LARGE_CARD, LARGEST_CARD = 70 * GIB, 160 * GIB
 BLOCK, LATENT_BLOCK, BLACKWELL_LATENT_BLOCK, PICKED_SINCE = 16, 64, 32, (0, 18)
 """CacheConfig.block_size where nobody says, and what FlashMLA makes of it (v0.11.0 platforms/cuda.py:127,
-165); what FlashInfer's least is, and from when on the size is the backend's own: FlashAttention's on Hopper, which
-takes 16 (v0.18.0 platforms/cuda.py:77, interface.py:427; v0.33.0 v1/attention/backends/mla/flashattn_mla.py:49,
-flashinfer_mla.py:204, flashmla_sparse.py:165).
+165); what FlashInfer's least is, and from when on the size is the backend's own: FlashAttention's on Hopper,
+which takes 16 (v0.18.0 platforms/cuda.py:77, interface.py:427; v0.33.0
+v1/attention/backends/mla/flashattn_mla.py:49, flashinfer_mla.py:204, flashmla_sparse.py:165).
 """
 LONG = 32 * 1024
 V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
@@ -104,8 +104,8 @@ def vllm_serve_defaults(
 
 
 def _latent_block(release: Release, device: Device | None, *, sparse: bool) -> int:
-    """Tokens of a block of latents: of FlashMLA's and of what picks some tokens, of FlashInfer's on Blackwell, else
-    what anything has.
+    """Tokens of a block of latents: of FlashMLA's and of what picks some tokens, of FlashInfer's on
+    Blackwell, else what anything has.
     """
     if sparse or release.since < PICKED_SINCE or (device is not None and device.vendor != "NVIDIA"):
         return LATENT_BLOCK
@@ -179,7 +179,11 @@ EIGHT_BITS = {"glm_moe_dsa": EightBitDefault((10, 0), (11, 0), (0, 33, 0))}
 """
 WENT_WITH_V0 = Unserved((0, 11, 0), "went with its first engine after v0.10.2")
 UNSERVED = {
-    "minimax": Unserved((0, 23, 0), "was taken out in v0.23.0", "--engine-version 0.22"),
+    **dict.fromkeys(
+        ("bamba", "minimax"),
+        Unserved((0, 23, 0), "was taken out in v0.23.0", "--engine-version 0.22"),
+    ),
+    "mpt": Unserved((0, 28, 0), "was taken out in v0.28.0", "--engine-version 0.27"),
     "bart": WENT_WITH_V0,
     "mbart": WENT_WITH_V0,
 }

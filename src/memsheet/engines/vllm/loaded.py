@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memsheet.engines.vllm.cut_blocks import refined_experts
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.loaded import Ways, with_own_projections
@@ -24,6 +26,34 @@ WAYS = Ways(
     rotary=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/rotary_embedding/base.py", 45),
     absorbed=FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 1084),
 )  # fmt: skip
+LIBRARY_SINCE = (0, 33)
+LIBRARY = frozenset(
+    [
+        "arcee",
+        "cwm",
+        "glm",
+        "gpt_bigcode",
+        "gpt_neox",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "jais2",
+        "mellum",
+        "ministral",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "phi",
+        "seed_oss",
+        "smollm3",
+        "starcoder2",
+        "vaultgemma",
+    ]
+)
+"""Types that are served with the library's own modules though other releases have code for them, and since
+when (v0.33.0 model_executor/models/registry.py:747; ministral is named nowhere, and so served). Those turn by
+frequencies that are kept twice (transformers modeling_rope_utils.py, inv_freq and original_inv_freq), not by
+tables.
+"""
 QUERIES_ALONE_SINCE = (0, 30)
 """From when on layers that read an earlier one's keys and values have no projections to their own (v0.30.0
 model_executor/models/gemma4.py, gemma3n.py, which v0.29.0 joins in every layer).
@@ -33,3 +63,8 @@ model_executor/models/gemma4.py, gemma3n.py, which v0.29.0 joins in every layer)
 def as_built(part: ModelSpec, release: Release) -> ModelSpec:
     """The model with the matrices that a release makes."""
     return part if release.since >= QUERIES_ALONE_SINCE else with_own_projections(part)
+
+
+def ways_of(release: Release) -> Ways:
+    """How a release loads."""
+    return replace(WAYS, turns_in_place=LIBRARY) if release.since >= LIBRARY_SINCE else WAYS

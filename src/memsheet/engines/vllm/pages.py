@@ -37,9 +37,9 @@ from memsheet.references import PAGED, PAGED_SERVER_CODE, formula
 
 STATE_ALIGNMENT, LATENT_ALIGNMENT, GATED_ALIGNMENT, NEAR = 16, 128, 64, 1.5
 """Tokens that attention's block is a multiple of beside recurrent states (v0.11.0
-model_executor/models/config.py:367), that of latents (v0.33.0 platforms/interface.py:1090), that beside gated delta
-nets (:1083), and how many more
-layers one kind may have for groups to take its size (v0.21.0 v1/core/kv_cache_utils.py:1139).
+model_executor/models/config.py:367), that of latents (v0.33.0 platforms/interface.py:1090), that beside gated
+delta nets (:1083), and how many more layers one kind may have for groups to take its size (v0.21.0
+v1/core/kv_cache_utils.py:1139).
 """
 
 
@@ -50,8 +50,8 @@ model_executor/models/registry.py, _PREVIOUSLY_SUPPORTED_MODELS).
 """
 
 CHUNKS_SINCE = (0, 18)
-"""Since when layers that attend within chunks have blocks of their own where nobody says (v0.18.0 envs.py:1440
-VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, v0.33.0 :1931).
+"""Since when layers that attend within chunks have blocks of their own where nobody says (v0.18.0
+envs.py:1440 VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, v0.33.0 :1931).
 """
 
 
@@ -67,9 +67,9 @@ class Kept(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Layers that keep the same. ``reach``: tokens of the window, the chunk or the encoder; ``page_bytes``: of one
-    block in one layer; ``alignment``: tokens that a block beside states is a multiple of; ``checkpoints``:
-    states that a prompt leaves inside a pass.
+    """Layers that keep the same. ``reach``: tokens of the window, the chunk or the encoder; ``page_bytes``:
+    of one block in one layer; ``alignment``: tokens that a block beside states is a multiple of;
+    ``checkpoints``: states that a prompt leaves inside a pass.
     """
 
     kept: Kept
@@ -206,8 +206,8 @@ def _is_gated_delta(mixer: Mixer) -> bool:
 
 
 def _exports_states(mixer: Mixer) -> bool:
-    """Whether a layer's kernels hand out a state inside a prompt: Mamba 2's, and FlashInfer's of gated delta nets,
-    which run on Hopper and later (v0.33.0 layers/mamba/gdn/qwen_gdn_linear_attn.py:248, 746).
+    """Whether a layer's kernels hand out a state inside a prompt: Mamba 2's, and FlashInfer's of gated delta
+    nets, which run on Hopper and later (v0.33.0 layers/mamba/gdn/qwen_gdn_linear_attn.py:248, 746).
     """
     return _is_gated_delta(mixer) or (isinstance(mixer, StateSpace) and mixer.kind == "mamba2")
 
@@ -310,7 +310,8 @@ def _group_size(layers: list[int], release: Release) -> int:
     cites=PAGED_SERVER_CODE,
     at=(
         "v1/kv_cache_interface.py max_memory_usage_bytes: a window may begin inside a block, and holds "
-        "what is in flight; a chunk of v0.33.0 (:874) both; v0.11.0 config/vllm.py: an encoder's output counts as long as it is"
+        "what is in flight; a chunk of v0.33.0 (:874) both; v0.11.0 "
+        "config/vllm.py: an encoder's output counts as long as it is"
     ),
 )
 def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1) -> Count:

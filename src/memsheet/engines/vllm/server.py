@@ -19,7 +19,7 @@ from memsheet.engines.vllm.capacity import (
 from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
-from memsheet.engines.vllm.loaded import WAYS, as_built
+from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
@@ -87,8 +87,11 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
         part = stage_model(spec, plan, stage)
         vendor = cluster.device.vendor if cluster else None
         check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
-        built = as_built(part, release_of(plan.engine_version))
-        held = loaded_items(built, plan, loaded_tensors(built, plan, WAYS), LOADED, WAYS)
+        built, ways = (
+            as_built(part, release_of(plan.engine_version)),
+            ways_of(release_of(plan.engine_version)),
+        )
+        held = loaded_items(built, plan, loaded_tensors(built, plan, ways), LOADED, ways)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_for(release_of(plan.engine_version), plan)
@@ -113,7 +116,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     vendor = cluster.device.vendor if cluster else None
     check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
     built = as_built(part, release)
-    loaded = loaded_items(built, plan, loaded_tensors(built, plan, WAYS), EVERY, WAYS)
+    loaded = loaded_items(built, plan, loaded_tensors(built, plan, WAYS), EVERY, ways_of(release))
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
     loaded += [*deepstack_items(part, plan), *layer_embedding_items(part, plan, release)]

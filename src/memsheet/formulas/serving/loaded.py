@@ -28,7 +28,8 @@ class Ways:
     ``absorbs``: latent attention copies its projections whether they are quantized or not; ``refines``: bytes
     by module path of experts that are cut inside a block of elements with one scale; ``wide``: ends of the
     paths of parameters that are made in fp32 whatever the model's dtype, by type of model;
-    ``turns_wide``: types whose tables of rotary positions are fp32.
+    ``turns_wide``: types whose tables of rotary positions are fp32; ``turns_in_place``: that have
+    no tables, but frequencies.
     """
 
     rope: DType | None
@@ -36,6 +37,7 @@ class Ways:
     refines: Callable[[ModelSpec, Plan], dict[str, Bytes]] = lambda *_: {}
     wide: Mapping[str, tuple[str, ...]]
     turns_wide: frozenset[str] = frozenset()
+    turns_in_place: frozenset[str] = frozenset()
     table: Evidence
     rotary: Evidence
     absorbed: Evidence
@@ -154,7 +156,7 @@ def loaded_items(
         for (component, path), size in sizes.items()
     ]
     besides = (
-        ("rotary_emb", rope_bytes(part, _rope_dtype(part, plan, ways)), ways.rotary),
+        ("rotary_emb", _turned_bytes(part, plan, ways), ways.rotary),
         ("absorbed", mla_absorbed_projection_bytes(part, plan, always=ways.absorbs), ways.absorbed),
     )
     items += [
@@ -216,16 +218,25 @@ def rope_bytes(part: ModelSpec, dtype: DType) -> Count:
     """Bytes of the tables of rotary positions, up to the longest the model was made for. Layers with and
     without a window share one unless they turn by other angles.
     """
+    return sum(dtype.nbytes((part.max_positions or 0) * size) for size in _rotations(part))
+
+
+def _rotations(part: ModelSpec) -> list[int]:
+    """Elements that each kind of rotation turns."""
     rotated = dict.fromkeys(
         (_rotated_elements(mixer), part.windows_rotate_apart and getattr(mixer, "window", None) is not None)
         for mixer, _ in _mixer_layer_counts(part)
         if isinstance(mixer, Attention | LatentAttention)
     )
-    return sum(dtype.nbytes((part.max_positions or 0) * size) for size, _ in rotated)
+    return [size for size, _ in rotated]
 
 
-def _rope_dtype(part: ModelSpec, plan: Plan, ways: Ways) -> DType:
-    return FP32 if part.model_type in ways.turns_wide else ways.rope or plan.precision.compute
+def _turned_bytes(part: ModelSpec, plan: Plan, ways: Ways) -> Count:
+    """Bytes by which a model turns positions: tables, or fp32 frequencies of every other element, twice."""
+    if part.model_type in ways.turns_in_place:
+        return sum(2 * FP32.nbytes(size // 2) for size in _rotations(part))
+    wide = FP32 if part.model_type in ways.turns_wide else None
+    return rope_bytes(part, wide or ways.rope or plan.precision.compute)
 
 
 def _rotated_elements(mixer: Attention | LatentAttention) -> int:

@@ -29,9 +29,9 @@ def held_shape(weight: Weight, mesh: Mesh, vocab_multiple: int = 1) -> tuple[Cou
 
 
 def _cut_size(weight: Weight, size: Count, degree: Count) -> Count:
-    """What one of ``degree`` ranks holds of ``size`` elements in units, and of the groups besides, of which every
-    rank has one where ranks outnumber them (vLLM v0.33.0 model_executor/layers/mamba/mamba_mixer2.py:333, SGLang
-    v0.5.23 layers/attention/mamba/mamba.py:273).
+    """What one of ``degree`` ranks holds of ``size`` elements in units, and of the groups besides, of which
+    every rank has one where ranks outnumber them (vLLM v0.33.0
+    model_executor/layers/mamba/mamba_mixer2.py:333, SGLang v0.5.23 layers/attention/mamba/mamba.py:273).
     """
     own = size // weight.units * ceil_div(weight.units, degree) if weight.units else ceil_div(size, degree)
     return own + weight.repeated // weight.groups * ceil_div(weight.groups, degree) if weight.groups else own

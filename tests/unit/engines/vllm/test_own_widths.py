@@ -3,6 +3,7 @@
 import pytest
 
 import memsheet
+from memsheet.errors import InputError
 
 
 def held(name: str, path: str, tp: int = 1, engine: str = "vllm") -> int:
@@ -100,3 +101,25 @@ def test_a_block_beside_gated_delta_nets_is_a_multiple_of_what_they_hand_out() -
 
     assert tokens("0.27.0") == 144
     assert tokens("0.33.0") == 192
+
+
+def test_a_family_that_is_served_with_the_librarys_modules_turns_by_frequencies() -> None:
+    assert held("smollm3-3b", "rotary_emb") == 2 * 4 * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "tp"),
+    [("mpt-7b", "0.28.0", 1), ("bamba-9b", "0.24.0", 1), ("wizardcoder-15b", "0.33.0", 2)],
+)
+def test_what_a_release_does_not_serve_or_not_cut_is_refused(name: str, version: str, tp: int) -> None:
+    with pytest.raises(InputError, match="vllm"):
+        memsheet.infer(name, engine="vllm", engine_version=version, tp=tp, max_model_len=1024, fix=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "tp"),
+    [("mpt-7b", "0.27.0", 1), ("wizardcoder-15b", "0.27.0", 2), ("wizardcoder-15b", "0.33.0", 1)],
+)
+def test_and_what_it_served_before_is_not(name: str, version: str, tp: int) -> None:
+    asked = memsheet.infer(name, engine="vllm", engine_version=version, tp=tp, max_model_len=1024, fix=False)
+    assert asked.to_dict()["ranks"]
