@@ -149,7 +149,7 @@ def _overridden(config: Fields, given: object, number: int, form: _Layer, plain:
     if not isinstance(given, Mapping):
         config.wrong("per_layer_config", given, "is not an object of layers")
         return form
-    own = next((value for key, value in given.items() if _layer_number(key) == number), {})
+    own: object = next((value for key, value in given.items() if _layer_number(key) == number), {})
     if not isinstance(own, Mapping):
         config.wrong("per_layer_config", own, f"says nothing of layer {number} that is an object")
         return form
