@@ -48,7 +48,8 @@ class Weight:
     ``cut``: the dimension that tensor parallelism may split (expert tensor parallelism for experts), or None
     where every rank keeps a copy (norms, routers, latent down-projections). ``units``: how many indivisible
     pieces lie along that dimension (heads); 0 when elements may be split freely. ``padded``: a vocabulary
-    dimension that an engine may pad. ``repeated``: elements along the cut that lie in ``groups``, which ranks
+    dimension that an engine may pad. ``even``: whole where ranks do not divide the units.
+    ``repeated``: elements along the cut that lie in ``groups``, which ranks
     that outnumber those repeat. ``transposed``: a linear layer's that is kept as (in, out), as
     transformers' Conv1D keeps it.
     """
@@ -58,6 +59,7 @@ class Weight:
     role: Role
     cut: int | None = None
     units: int = 0
+    even: bool = False
     repeated: int = 0
     groups: int = 0
     padded: bool = False

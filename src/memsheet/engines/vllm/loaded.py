@@ -7,7 +7,7 @@ from dataclasses import replace
 from memsheet.engines.vllm.cut_blocks import refined_experts
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.loaded import Ways, with_own_projections
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import Attention, Block, ModelSpec, Tower, Weight
 from memsheet.sheet import FromCode
 
 ROUTER = ".mlp.gate.weight"
@@ -27,28 +27,10 @@ WAYS = Ways(
     absorbed=FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 1084),
 )  # fmt: skip
 LIBRARY_SINCE = (0, 33)
-LIBRARY = frozenset(
-    [
-        "arcee",
-        "cwm",
-        "glm",
-        "gpt_bigcode",
-        "gpt_neox",
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe",
-        "jais2",
-        "mellum",
-        "ministral",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "phi",
-        "seed_oss",
-        "smollm3",
-        "starcoder2",
-        "vaultgemma",
-    ]
-)
+LIBRARY = frozenset({
+    "arcee", "cwm", "glm", "gpt_bigcode", "gpt_neox", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "mellum", "ministral",
+    "olmo", "olmo2", "olmo3", "phi", "seed_oss", "smollm3", "starcoder2", "vaultgemma",
+})  # fmt: skip
 """Types that are served with the library's own modules though other releases have code for them, and since
 when (v0.33.0 model_executor/models/registry.py:747; ministral is named nowhere, and so served). Those turn by
 frequencies that are kept twice (transformers modeling_rope_utils.py, inv_freq and original_inv_freq), not by
@@ -60,9 +42,46 @@ model_executor/models/gemma4.py, gemma3n.py, which v0.29.0 joins in every layer)
 """
 
 
+WHOLE_ATTENTION, WHOLE_AUDIO, EVEN_AUDIO = (
+    frozenset({"internvl"}),
+    frozenset({"qwen2_5_omni"}),
+    frozenset({"qwen3_omni_moe"}),
+)
+"""Types whose towers' attention is on every rank (v0.18.0 and v0.33.0 model_executor/models/interns1_vit.py:206,
+plain linear layers), whose audio towers are (qwen2_5_omni_thinker.py, the library's), and whose audio towers are
+where ranks do not divide their heads (v0.33.0 qwen3_omni_moe_thinker.py:211, 290).
+"""
+
+
 def as_built(part: ModelSpec, release: Release) -> ModelSpec:
     """The model with the matrices that a release makes."""
-    return part if release.since >= QUERIES_ALONE_SINCE else with_own_projections(part)
+    built = part if release.since >= QUERIES_ALONE_SINCE else with_own_projections(part)
+    return replace(built, towers=tuple(_tower_as_cut(tower, part.model_type) for tower in built.towers))
+
+
+def _tower_as_cut(tower: Tower, model_type: str) -> Tower:
+    """A tower with what its engine's code leaves whole."""
+    audio = tower.path.endswith("audio_tower")
+    if model_type not in WHOLE_ATTENTION and not (audio and model_type in WHOLE_AUDIO | EVEN_AUDIO):
+        return tower
+
+    def block_as_cut(block: Block) -> Block:
+        heads = next(mixer.heads for mixer in block.mixers if isinstance(mixer, Attention))
+
+        def cut(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+            if model_type in EVEN_AUDIO:
+                return tuple(replace(weight, units=heads, even=True) for weight in weights)
+            return tuple(replace(weight, cut=None, units=0) for weight in weights)
+
+        mixers = tuple(replace(mixer, weights=cut(mixer.weights)) for mixer in block.mixers)
+        dense = block.feed_forward
+        if audio and dense is not None:
+            dense = replace(dense, weights=cut(dense.weights))
+        return replace(block, mixers=mixers, feed_forward=dense)
+
+    runs = (replace(run, pattern=tuple(map(block_as_cut, run.pattern))) for run in tower.stack.runs)
+    projector = tuple(replace(weight, cut=None, units=0) for weight in tower.projector)
+    return replace(tower, stack=replace(tower.stack, runs=tuple(runs)), projector=projector)
 
 
 def ways_of(release: Release) -> Ways:

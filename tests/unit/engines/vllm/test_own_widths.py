@@ -123,3 +123,16 @@ def test_what_a_release_does_not_serve_or_not_cut_is_refused(name: str, version:
 def test_and_what_it_served_before_is_not(name: str, version: str, tp: int) -> None:
     asked = memsheet.infer(name, engine="vllm", engine_version=version, tp=tp, max_model_len=1024, fix=False)
     assert asked.to_dict()["ranks"]
+
+
+def test_a_tower_whose_attention_the_engine_does_not_cut_is_whole_on_every_rank() -> None:
+    for path in (".attention.q_proj", ".attention.projection_layer", "multi_modal_projector.linear_1"):
+        assert held("internvl3.5-8b", path, 8) == held("internvl3.5-8b", path)
+    assert held("internvl3.5-8b", ".mlp.fc1", 8) < held("internvl3.5-8b", ".mlp.fc1") // 7
+
+
+@pytest.mark.parametrize(("tp", "share"), [(2, 2), (4, 4), (8, 1)])
+def test_an_audio_tower_is_cut_where_ranks_divide_its_heads(tp: int, share: int) -> None:
+    path = "audio_tower.layers.*.fc1"
+    weight = 32 * 5120 * 1280 * 2
+    assert held("qwen3-omni-30b-a3b", path, tp) == weight // share + 32 * 5120 * 2 // share
