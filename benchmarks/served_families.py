@@ -6,11 +6,12 @@ tensor-parallel group, and the blocks of its cache.
 Runs where vLLM's Python can be imported, beside torch and what its files import; no card, no compiled
 extension and no memsheet is needed, and nothing here is a dependency of memsheet. An unpacked source
 distribution on PYTHONPATH is enough. The engine's own loader makes each model on the meta device, in one
-process that passes for rank 0 of a group on Hopper cards; the engine's own planner makes blocks of its layers'
-specs. What is stubbed: the names of compiled kernels, which nothing here calls, and the card.
+process that passes for rank 0 of a group on Hopper cards; the engine's own planner makes blocks of its
+layers' specs. What is stubbed: the names of compiled kernels, which nothing here calls, and the card.
 
 Weights are those of the built model, before kernels repack them. Nothing is asserted: the results are kept in
-``benchmarks/data/served_families.json``, which ``tests/measured/test_served_families.py`` holds predictions to.
+``benchmarks/data/served_families.json``, which ``tests/benchmarks/test_served_families.py`` holds predictions
+to.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import tempfile
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from importlib.machinery import ModuleSpec
 from multiprocessing import get_context
@@ -37,17 +38,19 @@ MODELS = HERE.parent / "src" / "memsheet" / "catalog" / "models"
 RESULTS = HERE / "data" / "served_families.json"
 Row = dict[str, Any]
 MAX_MODEL_LEN = 4096
+SCALES = re.compile(r"\b_?[kvq]_scale(_cpu)?$|\b_?prob_scale$")
 LEFT_OUT: dict[str, Row] = {
-    "hy3": {"first_k_dense_replace": 1},
+    "hy3": {"first_k_dense_replace": 1, "expert_hidden_dim": 1536},
     "mistral-small-4-119b": {"architectures": ["Mistral3ForConditionalGeneration"]},
     "kimi-linear-48b-a3b": {
         "mla_use_nope": True,
+        "first_k_dense_replace": 1,
         "linear_attn_config": {
             "num_heads": 32,
             "head_dim": 128,
             "short_conv_kernel_size": 4,
-            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
-            "kda_layers": [layer for layer in range(1, 27) if layer % 4],
+            "full_attn_layers": [5, 9, 13, 17, 21, 25],
+            "kda_layers": [layer for layer in range(1, 28) if layer % 4 != 1 or layer == 1],
         },
     },
     "lfm2.5-350m": {
@@ -107,7 +110,7 @@ def always(answer: Any) -> Callable[..., Any]:
 
 
 def unknown_number(method: Callable[..., Any], unknown: Callable[..., Any]) -> Callable[..., Any]:
-    """A tensor's method that answers for a tensor without data too, in numbers that no size can be made of."""
+    """A tensor's method that answers without data too, in numbers that no size can be made of."""
     return lambda tensor: unknown(tensor) if tensor.is_meta else method(tensor)
 
 
@@ -249,28 +252,36 @@ def group_row(group: Any) -> Row:
     }  # fmt: skip
 
 
-def served_row(config: Row, tp: int, paths: bool) -> Row:
+def served_row(config: Row, tp: int, *, paths: bool) -> Row:
     """Bytes on rank 0, or why there are none."""
     try:
         model, made = built_model(config, tp)
         seen: set[int] = set()
-        parts = {
+        found = {
             "parameters": held_bytes(model.named_parameters(), seen),
             "buffers": held_bytes(model.named_buffers(), seen),
             "loose": held_bytes(loose_tensors(model), seen),
         }
-        sums: Row = {f"{part}_bytes": sum(found.values()) for part, found in parts.items()}
-        listed = {part: dict(found) for part, found in parts.items()} if paths else {}
-        return {"class": type(model).__name__, **sums, **planned_cache(made), **listed}
+        row = {"class": type(model).__name__, "weights_bytes": weight_bytes(found), **planned_cache(made)}
+        row |= {"max_model_len": made.model_config.max_model_len, **({"paths": found} if paths else {})}
     except Exception as error:  # a stranger's code: whatever it raises is the row
         if paths:
             traceback.print_exc()
         return {"refused": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+    return row
 
 
-def model_rows(words: list[str], degrees: list[int], paths: bool) -> Iterator[tuple[str, Row]]:
-    """Rows by model, in order of name; one a degree. Each is built in a process of its own, since configurations
-    of one model leave traces in classes that another shares.
+def weight_bytes(found: Mapping[str, Mapping[str, int]]) -> int:
+    """Bytes of all that a built model holds, but for the scalars by which attention scales an eight-bit
+    cache.
+    """
+    held = (size for part in found.values() for path, size in part.items() if not SCALES.search(path))
+    return sum(held)
+
+
+def model_rows(words: list[str], degrees: list[int], *, paths: bool) -> Iterator[tuple[str, Row]]:
+    """Rows by model, in order of name; one a degree. Each is built in a process of its own, since
+    configurations of one model leave traces in classes that another shares.
     """
     for file in sorted(MODELS.glob("*.json")):
         record = json.loads(file.read_text())
@@ -278,7 +289,7 @@ def model_rows(words: list[str], degrees: list[int], paths: bool) -> Iterator[tu
             continue
         config = {**record["config"], **LEFT_OUT.get(file.stem, {})}
         with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-            asked = [(str(tp), pool.submit(served_row, config, tp, paths)) for tp in degrees]
+            asked = [(str(tp), pool.submit(served_row, config, tp, paths=paths)) for tp in degrees]
             yield file.stem, {tp: row.result() for tp, row in asked}
 
 
@@ -305,7 +316,7 @@ def main() -> None:
     kept = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {"models": {}}
     kept["source"] = f"vLLM {vllm.__version__}"
     degrees = [int(degree) for degree in asked.tp.split(",")]
-    for name, rows in model_rows([w for w in asked.only.split(",") if w], degrees, asked.paths):
+    for name, rows in model_rows([w for w in asked.only.split(",") if w], degrees, paths=asked.paths):
         print(name, json.dumps(rows), flush=True)
         kept["models"][name] = rows
         if asked.json:

@@ -49,6 +49,7 @@ class Weight:
     where every rank keeps a copy (norms, routers, latent down-projections). ``units``: how many indivisible
     pieces lie along that dimension (heads); 0 when elements may be split freely. ``padded``: a vocabulary
     dimension that an engine may pad. ``even``: whole where ranks do not divide the units.
+    ``least``: elements along the cut that a rank of several is padded to.
     ``repeated``: elements along the cut that lie in ``groups``, which ranks
     that outnumber those repeat. ``transposed``: a linear layer's that is kept as (in, out), as
     transformers' Conv1D keeps it.
@@ -60,6 +61,7 @@ class Weight:
     cut: int | None = None
     units: int = 0
     even: bool = False
+    least: int = 0
     repeated: int = 0
     groups: int = 0
     padded: bool = False

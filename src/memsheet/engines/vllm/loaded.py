@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from memsheet.engines.vllm.cut_blocks import refined_experts
 from memsheet.engines.vllm.releases import Release
-from memsheet.formulas.serving.loaded import Ways, with_own_projections
-from memsheet.plan.model import Attention, Block, ModelSpec, Tower, Weight
+from memsheet.formulas.serving.loaded import Ways, with_blocks, with_own_projections
+from memsheet.plan.model import Attention, Block, ModelSpec, Moe, Role, Tower, Weight
 from memsheet.sheet import FromCode
 
 ROUTER = ".mlp.gate.weight"
@@ -47,16 +47,39 @@ WHOLE_ATTENTION, WHOLE_AUDIO, EVEN_AUDIO = (
     frozenset({"qwen2_5_omni"}),
     frozenset({"qwen3_omni_moe"}),
 )
-"""Types whose towers' attention is on every rank (v0.18.0 and v0.33.0 model_executor/models/interns1_vit.py:206,
-plain linear layers), whose audio towers are (qwen2_5_omni_thinker.py, the library's), and whose audio towers are
-where ranks do not divide their heads (v0.33.0 qwen3_omni_moe_thinker.py:211, 290).
+"""Types whose towers' attention is on every rank (v0.18.0 and v0.33.0
+model_executor/models/interns1_vit.py:206, plain linear layers), whose audio towers are
+(qwen2_5_omni_thinker.py, the library's), and whose audio towers are where ranks do not divide their heads
+(v0.33.0 qwen3_omni_moe_thinker.py:211, 290).
+"""
+
+
+PADDED_EXPERTS, PADDED_SINCE, LEAST_ROWS = frozenset({"kimi_linear"}), (0, 33), 256
+"""Types whose experts are padded where a rank has fewer rows of each, and since when (v0.33.0
+models/kimi_k3/nvidia/model.py:419, which serves them there: registry.py).
 """
 
 
 def as_built(part: ModelSpec, release: Release) -> ModelSpec:
     """The model with the matrices that a release makes."""
     built = part if release.since >= QUERIES_ALONE_SINCE else with_own_projections(part)
+    if part.model_type in PADDED_EXPERTS and release.since >= PADDED_SINCE:
+        built = with_blocks(built, _with_least_rows)
     return replace(built, towers=tuple(_tower_as_cut(tower, part.model_type) for tower in built.towers))
+
+
+def _with_least_rows(block: Block) -> Block:
+    """A block whose experts have so many rows on every rank."""
+    routed = block.feed_forward
+    if not isinstance(routed, Moe):
+        return block
+    weights = (
+        replace(weight, least=LEAST_ROWS * weight.shape[weight.cut] // routed.intermediate)
+        if weight.role is Role.EXPERT and weight.cut is not None
+        else weight
+        for weight in routed.weights
+    )
+    return replace(block, feed_forward=replace(routed, weights=tuple(weights)))
 
 
 def _tower_as_cut(tower: Tower, model_type: str) -> Tower:

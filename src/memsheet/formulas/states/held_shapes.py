@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.arith import Count, agreed, ceil_div, round_up, where
+from memsheet.arith import Count, agreed, ceil_div, maximum, round_up, where
 from memsheet.plan.model import Role, Weight
 from memsheet.plan.plan import Mesh
 from memsheet.references import MEGATRON_TP, formula
@@ -34,6 +34,8 @@ def _cut_size(weight: Weight, size: Count, degree: Count) -> Count:
     model_executor/layers/mamba/mamba_mixer2.py:333, SGLang v0.5.23 layers/attention/mamba/mamba.py:273).
     """
     own = size // weight.units * ceil_div(weight.units, degree) if weight.units else ceil_div(size, degree)
+    if weight.least:
+        own = where(degree > 1, maximum(own, weight.least), own)
     if weight.even:
         own = where(weight.units % degree == 0, own, size)
     return own + weight.repeated // weight.groups * ceil_div(weight.groups, degree) if weight.groups else own

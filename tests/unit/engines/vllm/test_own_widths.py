@@ -136,3 +136,8 @@ def test_an_audio_tower_is_cut_where_ranks_divide_its_heads(tp: int, share: int)
     path = "audio_tower.layers.*.fc1"
     weight = 32 * 5120 * 1280 * 2
     assert held("qwen3-omni-30b-a3b", path, tp) == weight // share + 32 * 5120 * 2 // share
+
+
+@pytest.mark.parametrize(("tp", "rows"), [(1, 1024), (2, 512), (4, 256), (8, 256)])
+def test_experts_that_a_rank_has_few_rows_of_are_padded(tp: int, rows: int) -> None:
+    assert held("kimi-linear-48b-a3b", ".mlp.experts", tp) == 26 * 256 * 3 * rows * 2304 * 2
