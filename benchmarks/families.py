@@ -4,9 +4,10 @@ many parameters it has, and what a step of it holds by the sheet and by a trace.
     python benchmarks/families.py [--only WORDS] [--ways train,fsdp2,lora,infer] [--workers 2]
                                   [--meta] [--trace] [--all] [--moved] [--json]
 
-Types are those for text and for pictures and text; ``--all`` adds encoders and pairs of sequences. ``--meta``
-counts parameters on the meta device too, ``--trace`` runs the library's own code beside the sheet. ``--moved``
-changes every configuration's counts: the same families at sizes that nobody released. Nothing is asserted.
+Types are those for text and for pictures and text; ``--all`` adds encoders and pairs of sequences.
+``--meta`` counts parameters on the meta device too, ``--trace`` runs the library's own code beside the sheet.
+``--moved`` changes every configuration's counts: the same families at sizes that nobody released. Nothing is
+asserted.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _growing_cache(first: Kept, second: Kept) -> tuple[RecordedCache, int]:
 
 
 def _each_and_fixed(before: int, after: int) -> tuple[int, int]:
-    """Elements of each token, and beside them, where there are ``before`` and ``after`` at the two lengths."""
+    """Elements of each token, and beside them, of ``before`` and ``after`` at the two lengths."""
     shorter, longer = CACHED
     each, rest = divmod(after - before, longer - shorter)
     if rest or before < each * shorter:

@@ -22,8 +22,8 @@ from memsheet.trace.modules import Modules, claim_parameters, watch_gradients
 from memsheet.trace.recorder import Recorder, Row
 
 LOOPS = 1.1
-"""A forward of several times the tokens that does a tenth more operations loops over them: no sizes are solved
-from it.
+"""A forward of several times the tokens that does a tenth more operations loops over them: no sizes are
+solved from it.
 """
 
 
