@@ -220,7 +220,7 @@ class RecordedPart:
 
 
 def recording_document(recording: Recording) -> dict[str, Any]:
-    """``memsheet/recording/1``."""
+    """``memsheet/recording/2``."""
     return {
         "schema": SCHEMA, "model_type": recording.model_type, "versions": dict(recording.versions),
         "hidden": recording.hidden, "vocab": recording.vocab, "stack": recording.stack, "kinds": list(recording.kinds),
