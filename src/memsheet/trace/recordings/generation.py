@@ -114,7 +114,8 @@ def _of_size(plan: Plan, sequences: int, tokens: int, prompt: int | None = None)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """Elements that a layer of a cache keeps of a sequence: of its ``tokens`` (the newest ``window`` of them
-    where there is one), of states in fp32 and as computed, and of what an encoder ``read``.
+    where there is one), of states in fp32 and as computed, and of what an encoder ``read``. ``length``: the
+    tokens it was handed; behind an encoder that has the prompt the first alone.
     """
 
     tokens: int
@@ -122,17 +123,20 @@ class Kept:
     computed: int
     window: int | None
     read: int = 0
+    length: int = 0
 
 
 def _kept_after(model: nn.Module, plan: Plan, how: How) -> list[Kept]:
     """What each layer keeps after a prompt."""
 
     def kept(generation: Generation) -> list[Kept]:
-        sequences, cache = len(generation.ids), generation.cache
+        (sequences, length), cache = generation.ids.shape, generation.cache
         generate_next_token(generation, first=True)
         own = [_layer_kept(layer, sequences) for layer in cache_layers(cache)]
         read = [_held_elements(layer, sequences) for layer in encoded_layers(cache)] or [0] * len(own)
-        return [replace(layer, read=elements) for layer, elements in zip(own, read, strict=True)]
+        return [
+            replace(layer, read=elements, length=length) for layer, elements in zip(own, read, strict=True)
+        ]
 
     with autocast_region(plan, how.device):
         return run_generation(model, plan, "dynamic", how.device, kept)
@@ -142,10 +146,14 @@ def _growing_cache(first: Kept, second: Kept) -> tuple[RecordedCache, int]:
     """A layer's cache, of what it keeps after prompts of two lengths, and the elements among it that it keeps
     of each sequence ahead of its tokens: of a picture, of a prefix that is learned.
     """
-    of_token, ahead = _each_and_fixed(first.tokens, second.tokens)
+    if first.length == second.length:
+        of_token, ahead = first.tokens // first.length, 0
+    else:
+        of_token, ahead = _each_and_fixed(first.tokens, second.tokens)
     read, fixed = _each_and_fixed(first.read, second.read)
     states = (first.fp32, first.computed, first.window)
-    if states != (second.fp32, second.computed, second.window) or (ahead and first.window):
+    uneven = second.tokens != of_token * second.length + ahead
+    if uneven or states != (second.fp32, second.computed, second.window) or (ahead and first.window):
         raise NotRecordableError(UNEVEN)
     kept = first.computed + fixed + ahead
     return RecordedCache(of_token, first.window, first.fp32, kept, read), ahead
