@@ -152,7 +152,9 @@ class Recording:
     indices folded. ``given``: what its steps are given beside words, in words. ``runs``: None for a
     way to run that is no function of sequences and tokens, and is on record at single sizes. ``windows``:
     lengths at which its code may act otherwise, which no function of size crosses. ``stacks``: decoder,
-    encoder (of which no tokens are made) or encoder-decoder. ``holds_prompt``: whether what it made of a
+    encoder (of which no tokens are made) or encoder-decoder. ``twice_held``: a weight that two of the groups
+    which accelerate makes would have, or nothing; ``head_group``: modules that are grouped with the head for
+    that, besides what makes logits; ``idle_end``: one of that group never runs. ``holds_prompt``: whether what it made of a
     prompt's words is there while tokens are made.
 
     ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
@@ -175,6 +177,9 @@ class Recording:
     windows: tuple[int, ...] = ()
     stacks: str = DECODER
     units: tuple[str, ...] = ()
+    twice_held: str = ""
+    head_group: tuple[str, ...] = ()
+    idle_end: bool = False
     holds_prompt: bool = False
     runs: dict[RunKey, RecordedRun | RecordedGeneration | None] = field(default_factory=dict)
     make: Callable[[RunKey], RecordedRun | RecordedGeneration | None] | None = None
@@ -228,6 +233,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
         "given": recording.given, "windows": list(recording.windows), "stacks": recording.stacks, "units": list(recording.units),
+        "twice_held": recording.twice_held, "head_group": list(recording.head_group), "idle_end": recording.idle_end,
         "holds_prompt": recording.holds_prompt,
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
         "caches": cache_rows(recording.caches),
@@ -270,6 +276,9 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             windows=tuple(map(_count, document["windows"])),
             stacks=str(document.get("stacks", DECODER)),
             units=tuple(map(str, document["units"])),
+            twice_held=str(document.get("twice_held", "")),
+            head_group=tuple(map(str, document.get("head_group", ()))),
+            idle_end=bool(document.get("idle_end", False)),
             holds_prompt=bool(document.get("holds_prompt", False)),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
             caches=caches_from(document.get("caches", ())),

@@ -119,12 +119,15 @@ def _split_ends(
     owners = dict.fromkeys(one.path.rpartition(".")[0] for one in recording.others if one.kind == "norm")
     norms = {owner: list[Weight]() for owner in owners if owner.rpartition(".")[0] == parent}
     before, behind, others = list[Weight](), list[Weight](), list[Weight]()
+    beside = tuple(f"{path}." for path in recording.head_group)
     for one in recording.others:
         weight, owner = _weight(one), one.path.rpartition(".")[0]
         if one.kind != "buffer" and recording.table and owner == recording.table:
             before.append(weight)
         elif one.kind != "buffer" and recording.projection and owner == recording.projection:
             behind.append(replace(weight, role=Role.HEAD) if one.kind == "linear" else weight)
+        elif one.kind != "buffer" and f"{owner}.".startswith(beside):
+            behind.append(weight)
         elif one.kind != "buffer" and owner in norms:
             norms[owner].append(weight)
         else:

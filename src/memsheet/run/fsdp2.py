@@ -2,7 +2,8 @@
 does.
 
 Each layer is a group; so are the embeddings; the final norm and the head are one that stays gathered after
-forward. Embeddings that are tied to the head are in that group, which then goes first and last.
+forward. Embeddings that are tied to the head are in that group, which then goes first and last; so is whatever
+else has one of its weights, since torch wants a weight in one group alone (2.13, _fsdp_state.py:215-231).
 """
 
 from __future__ import annotations
@@ -37,12 +38,10 @@ def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> No
         shard_experts(model, plan, given)
     for layer in fsdp_wrapped_modules(model):
         fully_shard(layer, **resharded)
-    embeddings, norm, head = embeddings_norm_head(model)
+    embeddings, _, _ = embeddings_norm_head(model)
     if embeddings is not None and not has_tied_embeddings(model):
-        fully_shard(embeddings, **resharded)
-        embeddings = None
-    tail = [module for module in (norm, embeddings, head) if module is not None]
-    if tail:
+        fully_shard(with_sharing_modules(model, [embeddings]), **resharded)
+    if tail := head_group_modules(model):
         fully_shard(tail, reshard_after_forward=False, **given)
     if not isinstance(root, FSDPModule):
         fully_shard(root, **given)
@@ -83,11 +82,55 @@ def _mixed_precision_policy(plan: Plan) -> MixedPrecisionPolicy:
 
 def fsdp_wrapped_modules(model: Any) -> Iterator[nn.Module]:
     """What the library says is never split (accelerate's default, ``_no_split_modules``), from the inside
-    out.
+    out. What has a weight that something outside of all of them has too is no group: torch refuses it.
     """
+    named = _unsplit_modules(model)
+    within = {id(module) for one in named for module in one.modules()}
+    around = {id(p) for m in model.modules() if id(m) not in within for p in m.parameters(recurse=False)}
+    apart = [module for module in named if around.isdisjoint(map(id, module.parameters()))]
+    yield from reversed(apart or list(layers_of(model) or ()))
+
+
+def _unsplit_modules(model: Any) -> list[nn.Module]:
     names = set(getattr(model, "_no_split_modules", None) or ())
-    named = [module for module in model.modules() if type(module).__name__ in names]
-    yield from reversed(named or list(layers_of(model) or ()))
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def twice_held_weight(model: Any) -> str:
+    """The first weight that two of accelerate's groups would have, which torch refuses; or nothing. Groups:
+    what the library never splits, the embeddings unless they are tied to the head, norm and head, the rest.
+    """
+    embeddings, norm, head = embeddings_norm_head(model)
+    tied = has_tied_embeddings(model)
+    ends = [[None if tied else embeddings], [norm, embeddings if tied else None, head]]
+    units = _unsplit_modules(model) or list(layers_of(model) or ())
+    groups: list[list[Any]] = [*([each] for each in reversed(units)), *ends]
+    group_of: dict[int, int] = {}
+    for number, modules in enumerate(groups):
+        for below in (below for module in modules if module is not None for below in module.modules()):
+            group_of.setdefault(id(below), number)
+    holders: dict[int, int] = {}
+    for name, module in model.named_modules():
+        for last, parameter in module.named_parameters(recurse=False):
+            group = group_of.get(id(module), len(groups))
+            if holders.setdefault(id(parameter), group) != group:
+                return f"{name}.{last}"
+    return ""
+
+
+def head_group_modules(model: Any) -> list[nn.Module]:
+    """Final norm and head, tied embeddings, and what has a weight of theirs: one group."""
+    embeddings, norm, head = embeddings_norm_head(model)
+    tied = embeddings if has_tied_embeddings(model) else None
+    return with_sharing_modules(model, [module for module in (norm, tied, head) if module is not None])
+
+
+def with_sharing_modules(model: nn.Module, modules: list[nn.Module]) -> list[nn.Module]:
+    """``modules``, and whatever else of the model has one of their weights."""
+    own = {id(parameter) for module in modules for parameter in module.parameters()}
+    inside = {id(below) for module in modules for below in module.modules()}
+    others = (module for module in model.modules() if id(module) not in inside)
+    return [*modules, *(m for m in others if not own.isdisjoint(map(id, m.parameters(recurse=False))))]
 
 
 def embeddings_norm_head(model: Any) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:

@@ -33,7 +33,8 @@ class Division:
     ``root_weights``: what stands around the layers in no group of its own; ``beside_gradients``: gradients
     of what is in no part of a model that its code tells apart. ``accumulates_whole``: to
     gradients that autograd made. ``raises_gradients``: to the copies' precision, before those are stepped.
-    ``keeps_reduced``: gradients that went to the host stay on the device until backward is over.
+    ``keeps_reduced``: gradients that went to the host stay on the device until backward is over. ``notes``:
+    what a reader of the sheet is told of a model's division.
     """
 
     overhead: Callable[[Plan, Engine, tuple[Held, ...], StageLayers], ShardingOverhead]
@@ -47,3 +48,4 @@ class Division:
     accumulates_whole: bool = False
     raises_gradients: bool = False
     keeps_reduced: bool = False
+    notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()

@@ -38,6 +38,7 @@ from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import Engine, UnitWrapping
 from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Component
 
@@ -54,6 +55,7 @@ class Groups:
     last: Group | None = None  # a last layer that stays gathered until its backward
     rest: Group | None = None  # the root's own, which nothing else has
     reduced_rest: Group | None = None  # of which backward makes gradients
+    returns_first: Group | None = None  # a last layer that is gathered again before the loss is backward
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -148,6 +150,9 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
         last=walk.layers[-1].pattern[-1] if stays else None,
         rest=_root_group(walk.embeddings, walk.rest),
         reduced_rest=_root_group(walk.embeddings, reduced_rest(walk)),
+        returns_first=walk.layers[-1].pattern[-1]
+        if walk.idle_end and walk.layers and plan.reshard_after_forward
+        else None,
     )
 
 
@@ -215,11 +220,14 @@ def _unsharded_last_layer(of: Groups, group: Group) -> list[tuple[Key, Count]]:
 
 
 def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
-    return (
-        BytesByPath.of([of.unsharded(group), *_unsharded_last_layer(of, group)])
-        if of.keeps or group is of.head
-        else EMPTY
-    )
+    """Of the head it is what there is when the loss is backward. A group of which a module never runs is done
+    when the model is (torch 2.13 _fsdp_state.py, _force_complete_incomplete_states): its backward begins with
+    the loss, and the layer before comes then.
+    """
+    if not (of.keeps or group is of.head):
+        return EMPTY
+    ahead = [of.arrived(of.returns_first)] if of.returns_first and group is of.head else []
+    return BytesByPath.of([of.unsharded(group), *_unsharded_last_layer(of, group), *ahead])
 
 
 def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
@@ -387,6 +395,17 @@ def _offloaded(
     return with_hosted_activations(cpu_offload_resident_state(kept, plan, parameters), stage)
 
 
+def _twice_held_notes(model: ModelSpec) -> tuple[str, ...]:
+    """What torch refuses of the groups that accelerate makes."""
+    path = model.recording.twice_held if model.recording else ""
+    said = (
+        f"{path} is a weight that two of accelerate's groups of this model have: torch 2.13 refuses that when "
+        "the first step begins. The sheet is of groups that torch takes: all modules that have it in one "
+        "(fully_shard([...]))"
+    )
+    return (said,) if path else ()
+
+
 ALGORITHM = algorithm_by_tensor(
     Division(
         overhead=_engine_overhead,
@@ -397,6 +416,7 @@ ALGORITHM = algorithm_by_tensor(
         offloaded=_offloaded,
         root_weights=root_group_tensors,
         beside_gradients=gradients_beside_layers,
+        notes=_twice_held_notes,
     ),
     Traffic(copies_gathered=True),  # _fsdp_collectives.py, split_with_sizes_copy
 )

@@ -10,6 +10,7 @@ from torch import nn
 
 from memsheet.plan.plan import Plan
 from memsheet.recording import FROZEN, IDLE, TRAINED
+from memsheet.run.fsdp2 import head_group_modules
 from memsheet.run.step import random_token_batch
 from memsheet.trace.job import How, recording_context
 from memsheet.trace.values import with_values_if_asked
@@ -21,22 +22,29 @@ Reached = frozenset[str] | None
 """Names of parameters; None where no step could be run, and all are taken for trained."""
 
 
-def reached_parameters(build: Callable[[str], nn.Module], plan: Plan, tokens: int) -> Reached:
-    """The parameters of which one sequence of ``tokens`` leaves a gradient, by each of their names."""
+def reached_parameters(build: Callable[[str], nn.Module], plan: Plan, tokens: int) -> tuple[Reached, bool]:
+    """The parameters of which one sequence of ``tokens`` leaves a gradient, by each of their names; and
+    whether a module that is grouped with the head never runs.
+    """
     asked = replace(plan, workload=replace(plan.training, microbatch=1, seq_len=tokens))
     with suppress(Exception):  # a library's own refusal: what trains there is asked of a step that is wanted
-        found: Reached = with_values_if_asked(lambda how: _reached(build, asked, how), How(scratch=False))
+        found: tuple[Reached, bool] = with_values_if_asked(
+            lambda how: _reached(build, asked, how), How(scratch=False)
+        )
         return found
-    return None
+    return None, False
 
 
-def _reached(build: Callable[[str], nn.Module], plan: Plan, how: How) -> frozenset[str]:
+def _reached(build: Callable[[str], nn.Module], plan: Plan, how: How) -> tuple[Reached, bool]:
     with recording_context(how):
-        model = build(how.device)
+        model, run = build(how.device), set[int]()
+        ends = head_group_modules(model)
+        for module in ends:
+            module.register_forward_pre_hook(lambda module, _: run.add(id(module)))
         batch = random_token_batch(model.config, plan, how.device)
         model(**batch).loss.backward()
         named = model.named_parameters(remove_duplicate=False)
-        return frozenset(name for name, one in named if one.grad is not None)
+        return frozenset(name for name, one in named if one.grad is not None), len(run) < len(ends)
 
 
 def reached_below(reached: Reached, path: str) -> Reached:

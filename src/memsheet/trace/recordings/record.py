@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from memsheet.errors import InputError
 from memsheet.handing import Handing, handing_document
@@ -45,7 +45,12 @@ from memsheet.recording import (
 )
 from memsheet.resolve import resolve_request
 from memsheet.run.dtypes import torch_dtype
-from memsheet.run.fsdp2 import embeddings_norm_head, fsdp_wrapped_modules
+from memsheet.run.fsdp2 import (
+    embeddings_norm_head,
+    fsdp_wrapped_modules,
+    head_group_modules,
+    twice_held_weight,
+)
 from memsheet.run.model import build_config, build_model, layers_of, word_table
 from memsheet.run.own_generate import has_own_generate
 from memsheet.run.standard_inputs import standard_input_words
@@ -248,8 +253,9 @@ def _stack_of(config: str) -> Layered:
     checked_layers(model)
     positions = most_positions(model.config)
     ((_, tokens),) = within_positions(((1, TOKENS),), positions)
-    reached = reached_parameters(partial(build_shallow_model, found, plan, shallow), plan, tokens)
+    reached, idle = reached_parameters(partial(build_shallow_model, found, plan, shallow), plan, tokens)
     described = describe_model(model, kinds, kind_representatives(kinds, shallow.kept), reached)
+    described = replace(described, idle_end=idle)
     return Layered(described, shallow, positions, observe_handing(model, kinds))
 
 
@@ -304,6 +310,8 @@ def describe_model(
         given=standard_input_words(settings),
         windows=acting_lengths(settings),
         units=_unsplit_units(model, stack),
+        twice_held=twice_held_weight(model),
+        head_group=_grouped_with_head(model),
         stacks=ENCODER_DECODER if settings.is_encoder_decoder else DECODER if generates(model) else ENCODER,
         holds_prompt=settings.is_encoder_decoder or has_own_generate(model),
     )
@@ -318,6 +326,13 @@ def _unsplit_units(model: nn.Module, stack: str) -> tuple[str, ...]:
         if id(module) in units and not f"{stack}.".startswith(f"{name}.") and not name.startswith(f"{stack}.")
     )
     return tuple(dict.fromkeys(map(fold_layer_indices, beside)))
+
+
+def _grouped_with_head(model: nn.Module) -> tuple[str, ...]:
+    """What has a weight of the head besides what makes logits and what looks words up, as paths."""
+    ends = set(map(id, embeddings_norm_head(model)))
+    joined = {id(module) for module in head_group_modules(model)} - ends
+    return tuple(name for name, module in model.named_modules() if id(module) in joined)
 
 
 def record_run(
@@ -335,9 +350,24 @@ def record_run(
         return _record_loops(build, plan, stack, sizes)
 
 
+class _Entered(torch.autograd.Function):
+    """What a group is handed: gradients are summed inside it before they go on (torch 2.13
+    _fsdp_param_group.py, RegisterPostBackwardFunction).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
+        return given
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
+        return gradients
+
+
 def _build_casting(build: Callable[[str], nn.Module], dtype: torch.dtype, device: str) -> nn.Module:
     """A model whose layers, and the norm behind them, are handed their floating arguments in ``dtype``, as
-    fully_shard hands them (torch 2.13 _fsdp_state.py:240-250).
+    fully_shard hands them (torch 2.13 _fsdp_state.py:240-250). Buffers stay what they are stored in: the
+    policy casts parameters alone.
     """
 
     def lowered(value: Any) -> Any:
@@ -345,9 +375,20 @@ def _build_casting(build: Callable[[str], nn.Module], dtype: torch.dtype, device
         return value.to(dtype) if floating else value
 
     def cast(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        return tree_map(lowered, args), tree_map(lowered, kwargs)
+        values, shape = tree_flatten((tree_map(lowered, args), tree_map(lowered, kwargs)))
+        graded = [
+            n for n, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad
+        ]
+        if graded and torch.is_grad_enabled():
+            for n, entered in zip(graded, _Entered.apply(*(values[n] for n in graded)), strict=True):
+                values[n] = entered
+        return tree_unflatten(values, shape)
 
     model = build(device)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype is dtype:
+                module._buffers[name] = buffer.float()
     _, norm, _ = embeddings_norm_head(model)
     for module in (*(layers_of(model) or ()), *((norm,) if norm is not None else ())):
         module.register_forward_pre_hook(cast, with_kwargs=True)

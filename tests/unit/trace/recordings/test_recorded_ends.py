@@ -24,6 +24,11 @@ POSITIONS = {
 }
 ENCODED = {"model_type": "blenderbot-small", "encoder_layers": 6, "decoder_layers": 3, "vocab_size": 4096}
 
+SEVERAL_TABLES = {
+    "model_type": "marian", "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 4096, "decoder_vocab_size": 4096, "pad_token_id": 4095,
+}  # fmt: skip
+SHARED_BIAS = {"model_type": "camembert", "num_hidden_layers": 3, "vocab_size": 4096}
+
 
 @pytest.mark.parametrize(
     ("config", "plan"),
@@ -32,6 +37,8 @@ ENCODED = {"model_type": "blenderbot-small", "encoder_layers": 6, "decoder_layer
         pytest.param(PER_LAYER, {**EIGHT, "recompute": "full"}, marks=pytest.mark.slow),  # the root's own
         (POSITIONS, EIGHT),
         (ENCODED, {**ONE, "precision": "bf16-autocast"}),  # an encoder, whose layers run again too
+        (SEVERAL_TABLES, EIGHT),  # one weight in four modules, of which one never runs; a buffer in fp32
+        (SHARED_BIAS, EIGHT),  # a head that shares its bias with what is around it
     ],
 )
 def test_a_record_says_at_the_peak_what_a_trace_says(config, plan):
