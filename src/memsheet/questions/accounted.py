@@ -77,7 +77,7 @@ def _answer_question(task: str, model: Any, options: dict[str, Any]) -> Answer:
             "a bundled name (`memsheet models`), a config.json, or --parameters 7e9",
         )
     spec, fix, assumed = (
-        read_named_model(model, task),
+        read_named_model(model, task, request.get("engine")),
         where["fix"] is not False,
         where["assumed"],
     )

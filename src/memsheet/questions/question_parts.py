@@ -108,9 +108,9 @@ def catalog_entry(name: str) -> Mapping[str, Any] | None:
     return bundled_entry(name, endpoint=os.environ.get("HF_ENDPOINT", ""))
 
 
-def read_named_model(model: Any, task: str) -> ModelSpec:
+def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
     """The model that a person names. Its own code is put on record where its family is not written down, or
-    where only its weights and caches are and it is to train.
+    where only its weights and caches are and it is to train, under ``engine`` where one is named.
     """
     from memsheet.questions.recordings import recording_of, serving_recording_of
 
@@ -125,7 +125,7 @@ def read_named_model(model: Any, task: str) -> ModelSpec:
 
     return (
         spec
-        if has_written_layers(spec)
+        if has_written_layers(spec, str(engine or ""))
         else model_on_record(found.values, recording_of, name=found.name, source=found.source)
     )
 

@@ -122,7 +122,7 @@ def solve_question(
     return _with_assumptions(
         Solved(
             search(
-                with_draft_model(_read_named_model(name, target.task), request),
+                with_draft_model(_read_named_model(name, target.task, request), request),
                 request,
                 cluster,
                 most=most,
@@ -166,10 +166,10 @@ def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) 
         )
 
 
-def _read_named_model(name: Any, task: str) -> ModelSpec:
+def _read_named_model(name: Any, task: str, request: Mapping[str, Any]) -> ModelSpec:
     if name is None:
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
-    return read_named_model(name, task)
+    return read_named_model(name, task, request.get("engine"))
 
 
 def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
@@ -194,7 +194,7 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
         "train", asked.pop("model"), asked, searched="the number of GPUs"
     )
     solution = solve_gpu_count(
-        _read_named_model(name, "train"),
+        _read_named_model(name, "train", request),
         request,
         machines.device,
         per_node=machines.per_node,

@@ -27,6 +27,7 @@ ENCODED = {"model_type": "blenderbot-small", "encoder_layers": 6, "decoder_layer
 SEVERAL_TABLES = {
     "model_type": "marian", "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 4096, "decoder_vocab_size": 4096, "pad_token_id": 4095,
 }  # fmt: skip
+WRITTEN = {"model_type": "bert", "num_hidden_layers": 3, "vocab_size": 4096}
 SHARED_BIAS = {"model_type": "camembert", "num_hidden_layers": 3, "vocab_size": 4096}
 
 
@@ -38,6 +39,7 @@ SHARED_BIAS = {"model_type": "camembert", "num_hidden_layers": 3, "vocab_size": 
         (POSITIONS, EIGHT),
         (ENCODED, {**ONE, "precision": "bf16-autocast"}),  # an encoder, whose layers run again too
         (SEVERAL_TABLES, EIGHT),  # one weight in four modules, of which one never runs; a buffer in fp32
+        (WRITTEN, EIGHT),  # layers that are written down, with a head that was compared on one GPU alone
         (SHARED_BIAS, EIGHT),  # a head that shares its bias with what is around it
     ],
 )
