@@ -28,6 +28,7 @@ from typing import Any
 import memsheet
 from memsheet.errors import InputError
 from memsheet.readers.registry import FAMILIES
+from memsheet.trace.torchvision_apart import keep_torchvision_apart
 
 HEADS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
 MORE_HEADS = ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
@@ -152,6 +153,7 @@ def row_of(
 ) -> Row:
     """All questions about one type."""
     warnings.simplefilter("ignore")
+    keep_torchvision_apart()
     row: Row = {"family": name, "reader": name in FAMILIES, "changes": changes_of(name)}
     try:
         config = default_config(name)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from memsheet.errors import InputError, Problem, printable_line
 from memsheet.trace import launch
+from memsheet.trace.torchvision_apart import keep_torchvision_apart
 
 ANSWERS = "memsheet.trace.requests"
 """Who answers where the caller names no other module of this package that has a function ``answer(request)``.
@@ -65,8 +66,11 @@ def limit_process_memory(memory_bytes: int) -> None:
 
 def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
     """What the request comes to, or what was wrong with it."""
+    answers = _own_module_name(request.get("answers", ANSWERS))
     try:
-        answer = import_module(_own_module_name(request.get("answers", ANSWERS))).answer
+        if answers == ANSWERS:
+            keep_torchvision_apart()
+        answer = import_module(answers).answer
     except ImportError as error:
         return {
             "problems": [

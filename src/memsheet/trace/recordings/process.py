@@ -20,6 +20,8 @@ MOST_S = 600
 busy machine; as long as a trace may take.
 """
 INSTALL = "pip install 'memsheet[trace]'"
+EXTRAS = {"timm": "pip install 'memsheet[trace,vision]'"}
+"""Which of our extras brings a package that some models' code needs."""
 _ONE_AT_A_TIME = Lock()
 _running: subprocess.Popen[str] | None = None
 
@@ -61,7 +63,7 @@ def _checked(answer: dict[str, Any], request: Mapping[str, Any]) -> dict[str, An
         raise input_error("model_type", kind, reason, INSTALL)
     if package := answer.get("needs"):
         reason = f"has no layers written down here, and its own code needs {package}, which is not installed"
-        raise input_error("model_type", kind, reason, f"pip install {package}")
+        raise input_error("model_type", kind, reason, EXTRAS.get(package, f"pip install {package}"))
     if why := answer.get("not_recordable"):
         reason = f"has no layers written down here, and its own code cannot be put on record: {why}"
         raise input_error("model_type", kind, reason, "`memsheet trace` runs it")

@@ -15,6 +15,7 @@ from typing import Any
 from memsheet.errors import InputError
 from memsheet.trace.child import error_answer, limit_process_memory
 from memsheet.trace.parent import MEMORY_BYTES
+from memsheet.trace.torchvision_apart import keep_torchvision_apart
 
 NEEDS = re.compile(r"requires the (\w+) library")
 """How the library says that a package is missing (transformers utils/import_utils.py)."""
@@ -40,6 +41,7 @@ def _end_with_parent(parent: int) -> None:
 
 def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
     try:
+        keep_torchvision_apart()
         from memsheet.trace.recordings.observe import NotRecordableError
         from memsheet.trace.recordings.record import answer
     except ImportError as error:
