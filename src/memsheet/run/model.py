@@ -184,7 +184,7 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
         raise input_error(
             "model_type",
             config.model_type,
-            "has no head with a loss that is known here",
+            "makes no words: neither a loss nor a generation of it is known here",
             "name one in the config's architectures",
         )
     try:
