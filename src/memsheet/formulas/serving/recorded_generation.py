@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from memsheet.arith import Count, maximum
@@ -77,12 +78,25 @@ def prefill_peak(record: RecordedGeneration, kinds: tuple[int, ...], axes: Axes)
     ]
     of_kind = {kinds[number]: size for number, size in zip(record.kept, caches, strict=True)}
     whole: Count = 0
-    before = [whole := whole + of_kind[kind] for kind in kinds]
+    before = [0, *(whole := whole + of_kind[kind] for kind in kinds)]
+    there = [*(before[number] for number in _last_alike(kinds, record.kept)), whole]
     peak: Count = 0
     for done, live in _live_by_layer(record, axes):
-        there = (before[record.kept[done] - 1] if record.kept[done] else 0) if done < len(caches) else whole
-        peak = maximum(peak, live - sum(caches[:done]) + there)
+        peak = maximum(peak, live - sum(caches[:done]) + there[done])
     return maximum(0, peak - whole)
+
+
+def _last_alike(kinds: tuple[int, ...], kept: tuple[int, ...]) -> Iterator[int]:
+    """Of each layer that was run the number of the last layer of its kind behind one of the kind before it,
+    where most caches are there; its own where the whole model has no such two, or was run.
+    """
+    if len(kept) == len(kinds):
+        yield from kept
+        return
+    pairs = {pair: number for number, pair in enumerate(pairwise(kinds), 1)}
+    yield kept[0]
+    for before, number in pairwise(kept):
+        yield max(number, pairs.get((kinds[before], kinds[number]), number))
 
 
 @formula(cites=TRANSFORMERS, at="the model's own code on record: its allocations, played", counts="int")

@@ -5,12 +5,14 @@ last token of a full sequence allocate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from memsheet.plan.plan import Plan
 from memsheet.recording import ALLOCATED, RELEASED, RecordedCache
@@ -42,6 +44,7 @@ CACHED = (24, 40)
 """Tokens of the prompts after which caches are looked at: fewer than any window."""
 PROVING = 296
 """Of the one that proves what is kept ahead of tokens: more than layers compress into one."""
+OTHER_CACHE = "its cache has more layers, or fewer, than its stack"
 UNEVEN = "what it caches does not grow by as much with every token"
 LAST = 1  # the token before the last is made over the cache that follows a jump, and is not like the others
 
@@ -79,11 +82,11 @@ def observe_generations(
 
 
 def observe_caches(
-    build: Callable[[str], nn.Module], plan: Plan, how: How, kinds: Mapping[int, int]
+    build: Callable[[str], nn.Module], plan: Plan, how: How, kinds: Mapping[int, int], layers: int
 ) -> tuple[RecordedCache, ...]:
-    """What layers keep between tokens: of each kind (with the place of the layer that stands for it); nothing
-    where it generates nothing. Raises NotRecordableError where that is not so much a token and so much a
-    sequence.
+    """What ``layers`` keep between tokens: of each kind (with the place of the layer that stands for it), in
+    all turns in which they are run; nothing where it generates nothing. Raises NotRecordableError where that
+    is not so much a token and so much a sequence.
     """
     with recording_context(how), torch.no_grad():
         model = build(how.device)
@@ -93,7 +96,36 @@ def observe_caches(
         several = [_growing_cache(*layer) for layer in zip(*found, strict=True)]
         if any(ahead for _, ahead in several):
             _check_ahead(several, _kept_after(model, _of_size(plan, 2, PROVING), how))
-    return tuple(several[kinds[kind]][0] for kind in sorted(kinds))
+    caches = [cache for cache, _ in several]
+    every = len(caches) if len(caches) % layers else layers
+    return tuple(_of_all_turns(caches[kinds[kind] :: every]) for kind in sorted(kinds))
+
+
+def cache_slots(model: Any, layers: int) -> int:
+    """Layers of a model's cache, of which some make one for each turn in which they are run; ``layers`` where
+    it has no cache of the library's own.
+    """
+    if not generates(model) or model.config.is_encoder_decoder:
+        return layers
+    with suppress(Exception):  # the library's own, on a config that says no number of layers
+        return len(DynamicCache(config=model.config.get_text_config(decoder=True)).layers)
+    return layers
+
+
+def check_turns(slots: int, layers: int) -> None:
+    """Raises NotRecordableError for a cache that is not of so many layers, once or several times."""
+    if not slots or slots % layers:
+        raise NotRecordableError(OTHER_CACHE)
+
+
+def _of_all_turns(turns: Sequence[RecordedCache]) -> RecordedCache:
+    """What a layer keeps of all turns in which it is run. Raises NotRecordableError where they differ."""
+    first = turns[0]
+    if len(set(turns)) > 1:
+        raise NotRecordableError(UNEVEN)
+    sizes = (first.state_elements, first.computed_elements, first.memory_elements)
+    states, computed, memory = (len(turns) * size for size in sizes)
+    return RecordedCache(len(turns) * first.token_elements, first.window, states, computed, memory)
 
 
 def _of_size(plan: Plan, sequences: int, tokens: int, prompt: int | None = None) -> Plan:

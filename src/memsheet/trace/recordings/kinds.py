@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -50,10 +50,10 @@ def layer_kinds(model: nn.Module) -> tuple[int, ...]:
     return tuple(seen.setdefault(layer_signature(layer), len(seen)) for layer in layers_of(model) or ())
 
 
-def layers_share_weights(layers: nn.ModuleList) -> bool:
-    """Whether a tensor is a parameter of several layers."""
+def shared_weights(layers: nn.ModuleList) -> frozenset[int]:
+    """Which tensors, by ``id``, are parameters of several layers."""
     owners = Counter(id(one) for layer in layers for one in layer.parameters())
-    return any(count > 1 for count in owners.values())
+    return frozenset(one for one, count in owners.items() if count > 1)
 
 
 def representative_layers(
@@ -170,11 +170,17 @@ def layers_behind(
 
 
 def recorded_parameters(
-    module: nn.Module, *, without: str = "", first: str = "", reached: Reached = None
+    module: nn.Module,
+    *,
+    without: str = "",
+    first: str = "",
+    reached: Reached = None,
+    shared: Collection[int] = (),
 ) -> tuple[RecordedParameter, ...]:
     """Every tensor of a module once, outside the submodule ``without``, with what kind of module holds it.
     One that several modules hold is the submodule's ``first``. ``reached``: the names of those of which a
-    step leaves a gradient.
+    step leaves a gradient; ``shared``: tensors that are no single layer's, by ``id``, and so are counted
+    where ``without`` leaves all layers out.
     """
     owners = dict(module.named_modules())
     named = sorted(
@@ -193,7 +199,12 @@ def recorded_parameters(
             graded=graded_as(names[id(tensor)], tensor, reached),
         )
         for name, tensor in named
-        if once[id(tensor)] == name and not (without and name.startswith(f"{without}."))
+        if once[id(tensor)] == name
+        and (
+            id(tensor) in shared
+            if name.startswith(f"{without}.")
+            else bool(without) or id(tensor) not in shared
+        )
     ]
     found += [
         RecordedParameter(

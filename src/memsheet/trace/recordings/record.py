@@ -56,16 +56,22 @@ from memsheet.run.own_generate import has_own_generate
 from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
 from memsheet.trace.modules import fold_layer_indices
-from memsheet.trace.recordings.generation import FoundGeneration, observe_caches, observe_generations
+from memsheet.trace.recordings.generation import (
+    FoundGeneration,
+    cache_slots,
+    check_turns,
+    observe_caches,
+    observe_generations,
+)
 from memsheet.trace.recordings.graded import TOKENS, Reached, reached_below, reached_parameters
 from memsheet.trace.recordings.hand_over import observe_handing
 from memsheet.trace.recordings.kinds import (
     first_trained_layer,
     kind_representatives,
     layers_behind,
-    layers_share_weights,
     recorded_parameters,
     representative_layers,
+    shared_weights,
 )
 from memsheet.trace.recordings.loops import fold_loops
 from memsheet.trace.recordings.observe import (
@@ -93,7 +99,6 @@ from memsheet.trace.serving_job import generates
 from memsheet.trace.values import FEW, MANY, NEEDS_VALUES, with_values_if_asked
 
 Seen = TypeVar("Seen")
-OTHER_CACHE = "its cache has more layers, or fewer, than its stack"
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +172,7 @@ def record_caches(config: Mapping[str, Any], stack: Layered) -> tuple[RecordedCa
     build = partial(build_shallow_model, config, plan, stack.served)
     places = kind_representatives(stack.model.kinds, stack.served.kept)
     found: tuple[RecordedCache, ...] = with_values_if_asked(
-        lambda how: observe_caches(build, plan, how, places), How(scratch=False)
+        lambda how: observe_caches(build, plan, how, places, len(stack.served.kept)), How(scratch=False)
     )
     return found
 
@@ -180,8 +185,7 @@ def record_generation(
     found = _followed(lambda how: observe_generations(build, plan, how, sizes, prompt), sizes)
     if len({one.places for one in found}) > 1:
         raise NoFunctionError("its cache is not the same at every size")
-    if len(found[0].places) != len(stack.served.kept):
-        raise NotRecordableError(OTHER_CACHE)
+    found = [replace(one, places=by_layer(one.places, len(stack.served.kept))) for one in found]
     if any(storage.hidden for one in found for storage in one.prefill.storages):
         found = [without_kernels(one) for one in found]
     return RecordedGeneration(
@@ -190,6 +194,14 @@ def record_generation(
         places=found[0].places,
         kept=stack.served.kept,
     )
+
+
+def by_layer(places: Sequence[tuple[int, ...]], layers: int) -> tuple[tuple[int, ...], ...]:
+    """The places of a cache, layer by layer, of which each has as many, one behind the other layers' of the
+    same turn. Raises NotRecordableError where that does not come out even.
+    """
+    check_turns(len(places), layers)
+    return tuple(tuple(place for one in places[number::layers] for place in one) for number in range(layers))
 
 
 def without_kernels(one: FoundGeneration) -> FoundGeneration:
@@ -219,13 +231,15 @@ def _sizes_of(words: dict[str, Any], positions: int | None) -> tuple[Size, ...]:
 @dataclass(frozen=True, slots=True)
 class Layered:
     """A model's description, and the layers of it that are run; ``first``: the number of the first of them
-    that trains.
+    that trains; ``shares``: whether a weight is of several; ``slots``: layers of its cache.
     """
 
     model: Recording
     shallow: Shallow
     positions: int | None
     handing: Handing
+    shares: bool
+    slots: int
     first: int = 0
 
     @property
@@ -236,9 +250,12 @@ class Layered:
     @property
     def served(self) -> Shallow:
         """The layers that are run where tokens are made: all behind an encoder whose config has one number
-        for both stacks, since their caches count layers by it.
+        for both stacks, since their caches count layers by it; all where a layer keeps something of each of
+        several turns.
         """
-        if self.shallow.built_whole and self.model.stacks == ENCODER_DECODER:
+        layers = len(self.model.kinds)
+        several = self.slots > layers and self.slots % layers == 0
+        if several or (self.shallow.built_whole and self.model.stacks == ENCODER_DECODER):
             return Shallow(tuple(range(len(self.model.kinds))), whole=True)
         return self.shallow
 
@@ -250,13 +267,14 @@ def _stack_of(config: str) -> Layered:
     plan = _plan_of({"precision": "bf16-pure", "attention": "eager"})
     model = build_model(build_config(found, plan), plan, "meta")
     kinds, shallow = representative_layers(found, plan, model)
-    checked_layers(model)
+    shares = bool(shared_weights(checked_layers(model)))
     positions = most_positions(model.config)
     ((_, tokens),) = within_positions(((1, TOKENS),), positions)
     reached, idle = reached_parameters(partial(build_shallow_model, found, plan, shallow), plan, tokens)
     described = describe_model(model, kinds, kind_representatives(kinds, shallow.kept), reached)
     described = replace(described, idle_end=idle)
-    return Layered(described, shallow, positions, observe_handing(model, kinds))
+    handing = observe_handing(model, kinds)
+    return Layered(described, shallow, positions, handing, shares, cache_slots(model, len(kinds)))
 
 
 def _plan_of(words: Mapping[str, Any], task: str = "train") -> Plan:
@@ -267,12 +285,10 @@ def _plan_of(words: Mapping[str, Any], task: str = "train") -> Plan:
 
 
 def checked_layers(model: nn.Module) -> nn.ModuleList:
-    """The model's layers. Raises NotRecordableError for a model without them, or whose layers share."""
+    """The model's layers. Raises NotRecordableError for a model without them."""
     layers = layers_of(model)
     if layers is None:
         raise NotRecordableError(f"{type(model).__name__} has no list of layers")
-    if layers_share_weights(layers):
-        raise NotRecordableError("its layers share weights, whose gradients wait for all of them")
     return layers
 
 
@@ -284,6 +300,7 @@ def describe_model(
     """
     settings, layers = model.config, checked_layers(model)
     stack = next(name for name, module in model.named_modules() if module is layers)
+    shared = shared_weights(layers)
     text = settings.get_text_config()
     into, out = word_table(model), model.get_output_embeddings()
     table = next((name for name, module in model.named_modules() if module is into), "")
@@ -296,11 +313,13 @@ def describe_model(
         kinds=kinds,
         layers=tuple(
             recorded_parameters(
-                layers[kinds.index(kind)], reached=reached_below(reached, f"{stack}.{places[kind]}")
+                layers[kinds.index(kind)],
+                reached=reached_below(reached, f"{stack}.{places[kind]}"),
+                shared=shared,
             )
             for kind in dict.fromkeys(kinds)
         ),
-        others=recorded_parameters(model, without=stack, first=table, reached=reached),
+        others=recorded_parameters(model, without=stack, first=table, reached=reached, shared=shared),
         table=table,
         projection=next((name for name, module in model.named_modules() if module is out), "")
         if out is not None
@@ -338,7 +357,9 @@ def _grouped_with_head(model: nn.Module) -> tuple[str, ...]:
 def record_run(
     config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size], *, casts: bool = False
 ) -> RecordedRun:
-    """One way to run. Raises NotRecordableError for what is no function of size."""
+    """One way to run. Raises NotRecordableError for what is no function of size, or waits for all layers."""
+    if stack.shares:
+        raise NotRecordableError("its layers share weights, whose gradients wait for all of them")
     build = partial(build_shallow_model, config, plan, stack.shallow)
     if casts:
         build = partial(_build_casting, build, torch_dtype(plan.precision.compute))

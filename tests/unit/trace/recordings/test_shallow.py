@@ -1,6 +1,7 @@
 """A model of few of its layers, built of few or cut down: of the same kinds, numbered anew."""
 
 import json
+import math
 
 import pytest
 
@@ -57,6 +58,17 @@ def test_layers_that_say_their_own_place_in_any_words_are_of_one_kind(kind):
     assert len(found.shallow.kept) < 8
 
 
-def test_layers_that_share_weights_are_refused_and_not_counted_twice():
+def test_weights_that_layers_share_are_counted_once_and_train_on_no_record():
+    config = {"model_type": "zamba2", **CONFIGS["zamba2"]}
+    stack = record._stack_of(json.dumps(config))
+    layers, sizes = stack.model.layers, [sum(map(elements, layer)) for layer in stack.model.layers]
+    assert len(layers) > 1
+    counted = sum(sizes[kind] for kind in stack.model.kinds) + sum(map(elements, stack.model.others))
+    built = build_model(build_config(config, PLAN), PLAN, "meta")
+    assert counted == sum(one.numel() for one in built.parameters())
     with pytest.raises(NotRecordableError, match="share weights"):
-        record._stack_of(json.dumps({"model_type": "zamba2", **CONFIGS["zamba2"]}))
+        record.record_run(config, PLAN, stack, record.ONE)
+
+
+def elements(one):
+    return 0 if one.kind == "buffer" else math.prod(one.shape)
