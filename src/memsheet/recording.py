@@ -152,7 +152,8 @@ class Recording:
     indices folded. ``given``: what its steps are given beside words, in words. ``runs``: None for a
     way to run that is no function of sequences and tokens, and is on record at single sizes. ``windows``:
     lengths at which its code may act otherwise, which no function of size crosses. ``stacks``: decoder,
-    encoder (of which no tokens are made) or encoder-decoder. ``twice_held``: a weight that two of the groups
+    encoder (of which no tokens are made) or encoder-decoder. ``uneven_units``: how what is never split
+    differs from whole layers, in words. ``twice_held``: a weight that two of the groups
     which accelerate makes would have, or nothing; ``head_group``: modules that are grouped with the head for
     that, besides what makes logits; ``idle_end``: one of that group never runs. ``holds_prompt``: whether what it made of a
     prompt's words is there while tokens are made.
@@ -177,6 +178,7 @@ class Recording:
     windows: tuple[int, ...] = ()
     stacks: str = DECODER
     units: tuple[str, ...] = ()
+    uneven_units: str = ""
     twice_held: str = ""
     head_group: tuple[str, ...] = ()
     idle_end: bool = False
@@ -233,7 +235,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
         "given": recording.given, "windows": list(recording.windows), "stacks": recording.stacks, "units": list(recording.units),
-        "twice_held": recording.twice_held, "head_group": list(recording.head_group), "idle_end": recording.idle_end,
+        "uneven_units": recording.uneven_units, "twice_held": recording.twice_held, "head_group": list(recording.head_group), "idle_end": recording.idle_end,
         "holds_prompt": recording.holds_prompt,
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
         "caches": cache_rows(recording.caches),
@@ -276,6 +278,7 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             windows=tuple(map(_count, document["windows"])),
             stacks=str(document.get("stacks", DECODER)),
             units=tuple(map(str, document["units"])),
+            uneven_units=str(document.get("uneven_units", "")),
             twice_held=str(document.get("twice_held", "")),
             head_group=tuple(map(str, document.get("head_group", ()))),
             idle_end=bool(document.get("idle_end", False)),

@@ -37,8 +37,8 @@ def keep_torchvision_apart() -> None:
 
     import_utils.is_timm_available()  # it asks for torchvision too, and remembers
     for home in (utils, import_utils):
-        home.is_torchvision_available = _never
-        home.is_torchvision_v2_available = _never
+        home.is_torchvision_available = _never  # type: ignore[attr-defined]
+        home.is_torchvision_v2_available = _never  # type: ignore[attr-defined]
     sys.meta_path.insert(0, _BeforeTorchvision())
 
 

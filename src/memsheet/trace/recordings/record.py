@@ -329,6 +329,7 @@ def describe_model(
         given=standard_input_words(settings),
         windows=acting_lengths(settings),
         units=_unsplit_units(model, stack),
+        uneven_units=_uneven_units(model, layers),
         twice_held=twice_held_weight(model),
         head_group=_grouped_with_head(model),
         stacks=ENCODER_DECODER if settings.is_encoder_decoder else DECODER if generates(model) else ENCODER,
@@ -345,6 +346,16 @@ def _unsplit_units(model: nn.Module, stack: str) -> tuple[str, ...]:
         if id(module) in units and not f"{stack}.".startswith(f"{name}.") and not name.startswith(f"{stack}.")
     )
     return tuple(dict.fromkeys(map(fold_layer_indices, beside)))
+
+
+def _uneven_units(model: nn.Module, layers: nn.ModuleList) -> str:
+    """How the units differ from whole layers; nothing where every layer is one."""
+    units = {id(module): module for module in fsdp_wrapped_modules(model)}
+    if any(id(layer) not in units for layer in layers):
+        return "parts of layers and not whole ones"
+    inside = [module for layer in layers for module in layer.modules() if module is not layer]
+    names = dict.fromkeys(type(module).__name__ for module in inside if id(module) in units)
+    return f"{', '.join(names)} apart from the layer around it" if names else ""
 
 
 def _grouped_with_head(model: nn.Module) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import memsheet
+from memsheet.errors import InputError
 
 NO_MORE_THAN = 1e-3
 STEP = {"attention": "eager", "optimizer": "sgd", "microbatch": 2, "seq_len": 160}
@@ -47,3 +48,16 @@ def test_a_record_says_at_the_peak_what_a_trace_says(config, plan):
     (told,), (seen,) = (ask(config, **plan).sheets for ask in (memsheet.train, memsheet.trace))
     assert told.allocated.value == pytest.approx(seen.allocated.value, rel=NO_MORE_THAN)
     assert told.peak_instant is seen.peak_instant
+
+
+def test_units_that_are_not_whole_layers_are_refused():
+    parts = {"model_type": "mbart", "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 4096}
+    with pytest.raises(InputError, match="MBartAttention apart from the layer around it"):
+        memsheet.train(parts, **EIGHT, fix=False)
+
+
+def test_a_weight_that_two_groups_would_have_is_named():
+    (sheet,) = memsheet.train(SEVERAL_TABLES, **EIGHT, fix=False).sheets
+    assert any(
+        "model.encoder.embed_tokens.weight" in note and "torch 2.13 refuses" in note for note in sheet.notes
+    )
