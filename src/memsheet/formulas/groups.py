@@ -24,7 +24,8 @@ from memsheet.plan.plan import Plan, Recompute, RecomputeMode
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """One part of the model: embeddings, a layer, or the head. ``plain`` is the part without recompute;
-    ``gradients`` those of all its parameters (the head's include what a fused loss makes).
+    ``gradients`` those of all its parameters (the head's include what a fused loss makes). ``inside``: the
+    parameters of a unit inside the layer, which is gathered and reduced apart from the rest of it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Group:
     plain: Part
     parameters: tuple[Held, ...]
     gradients: BytesByPath
+    inside: tuple[Held, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,7 +331,12 @@ def _layer_group(
     prefix = stack_prefix(stack)
     part, plain = block_part(block, prefix, plan, engine, release=release, input_grad=input_grad)
     return Group(
-        f"{stack.path}.*", part, plain, _parameters_among(block.weights, f"{prefix}.", plan), part.gradients
+        f"{stack.path}.*",
+        part,
+        plain,
+        _parameters_among(block.weights, f"{prefix}.", plan),
+        part.gradients,
+        _parameters_among(model_code(engine.layers).inside(block), f"{prefix}.", plan),
     )
 
 

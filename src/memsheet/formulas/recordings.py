@@ -63,6 +63,7 @@ def record_head(
     """
     r, code = _new_recorder(how)
     x = r.arriving(code.stream, how.stream, before, needs_grad=how.input_grad)
+    x = r.cast(x, how.parameters, f"{before}/handed") if how.handed_low else x
     for norm in norms:
         x = (code.normalise or apply_norm)(r, x, norm, how)
     out = code.head(r, x, head, how, loss, table)

@@ -23,7 +23,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_module, engine_of, find_engine
-from memsheet.plan.model import Block, Embeddings, Head, ModelSpec, Norm
+from memsheet.plan.model import Block, Embeddings, Head, ModelSpec, Norm, Weight
 from memsheet.plan.plan import Loss, Plan
 from memsheet.plan.workload import PassShape, Training
 
@@ -56,7 +56,8 @@ class ModelCode:
     comes to what lies between two stacks and has passed it; ``made_again``: when it has come to a stack's
     first layer, which is run again. ``stream``: what blocks hand on. ``named``: what the training loop names
     from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
-    ``beside``: what the model's forward names of a tower that pictures pass through. ``notes``: what a reader
+    ``beside``: what the model's forward names of a tower that pictures pass through. ``inside``: of a block's
+    tensors those of a unit inside it that the library never splits either. ``notes``: what a reader
     should know of the model's kernels. ``any_kernel``: attention is modelled with every kernel that torch may
     choose.
     """
@@ -85,6 +86,7 @@ class ModelCode:
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
     at_ends: Callable[[RunConfig], RunConfig] = lambda how: how
     beside: Callable[[ModelSpec, Plan, RunConfig], Beside] = _nothing_beside
+    inside: Callable[[Block], tuple[Weight, ...]] = lambda _: ()
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
     stream: Shape = ("b", "s", "h")
     any_kernel: bool = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from posixpath import commonpath
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
@@ -34,7 +35,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     unsynced_gradient_bytes,
 )
 from memsheet.formulas.sharding.resident_state import ResidentState, with_hosted_activations
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import Held, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import Engine, UnitWrapping
 from memsheet.plan.engine_registry import engine_of
@@ -109,6 +110,11 @@ class Groups:
     def unsharded(self, group: Group) -> tuple[Key, Count]:
         return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "unsharded"), self.whole(group)
 
+    @cached_property
+    def outer(self) -> Callable[[Group | None], Group | None]:
+        """A layer without the unit inside it: that is gathered when the layer runs, and reduced before it."""
+        return cache(_without_inside)
+
     def arrived(self, group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output."""
         return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self.sent(
@@ -127,6 +133,13 @@ class Groups:
         (_fsdp_param_group.py:392-402, 437-461).
         """
         return where(at_least(self.plan.mesh.sharded, 2), size, 0)
+
+
+def _without_inside(group: Group | None) -> Group | None:
+    if group is None or not group.inside:
+        return group
+    inside = {h.path for h in group.inside}
+    return replace(group, parameters=tuple(h for h in group.parameters if h.path not in inside), inside=())
 
 
 def _group_row_key(component: Component, group: Group | None, what: str) -> Key:
@@ -180,7 +193,9 @@ def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> Shar
     )
     if not gloo or at_least(plan.mesh.sharded, 2) is False:
         unlike = len({id(group) for layers in walk.layers for group in layers.pattern}) > 1
-        return replace(kept, fetching=cache(partial(_backward_prefetch, of))) if unlike else kept
+        nested = any(group.inside for layers in walk.layers for group in layers.pattern)
+        ahead = _backward_inside if nested else _backward_prefetch
+        return replace(kept, fetching=cache(partial(ahead, of))) if unlike or nested else kept
     copied = Copies(of)
     return replace(
         kept,
@@ -198,7 +213,8 @@ def _pre_forward_all_gather(of: Groups, before: Group | None, group: Group) -> B
         root = of.came(group)
         own = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/own"), of.sent(of.root - of.ends)
         return BytesByPath.of([own, root, of.unsharded(group)])
-    return BytesByPath.of([of.came(before), of.arrived(group), of.unsharded(group)])
+    last = of.outer(group) if group.inside else before
+    return BytesByPath.of([of.came(last), of.arrived(group), of.unsharded(group)])
 
 
 def _forward_unsharded(of: Groups, before: Group | None, group: Group) -> BytesByPath:
@@ -232,15 +248,23 @@ def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
 
 def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
     still = _unsharded_last_layer(of, group)
-    fetched = still or [of.arrived(None if of.keeps else before)]
-    return BytesByPath.of([of.unsharded(group), *fetched, of.reduced(after)])
+    fetched = still or [of.arrived(None if of.keeps else of.outer(before))]
+    return BytesByPath.of([of.unsharded(group), *fetched, of.reduced(of.outer(after))])
+
+
+def _backward_inside(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
+    """A layer's backward begins by gathering the unit inside it, which nothing gathered ahead: the buffer it
+    comes in is there beside the parameters.
+    """
+    arrived = of.arrived(group if group.inside and not of.keeps else None)
+    return merge_moment([(1, _backward_unsharded(of, before, group, after)), (1, BytesByPath.of([arrived]))])
 
 
 def _backward_prefetch(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
     """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py,
     all_gather_copy_in). Among layers that are alike there is more to come.
     """
-    ahead, plan = None if of.keeps else before, of.plan
+    ahead, plan = None if of.keeps else of.outer(before), of.plan
     cast = (
         _group_row_key(Component.TEMPORARIES, ahead, "shards"),
         ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded),
@@ -267,12 +291,24 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
         shard,
     )
     cast = of.leaves(group).held.items() if casts else ()
-    waits = of.arrived(None if of.keeps else before), of.reduced(group)
+    waits = of.arrived(None if of.keeps else of.outer(before)), of.reduced(group)
     copied, gone = (
         BytesByPath.of([*waits, *group.gradients.held.items(), *_root_left(of, group)]),
         BytesByPath.of([*waits, own, *cast, last_gradient_row(group, plan), *_root_left(of, group)]),
     )
-    return largest_moment_rows([[(1, copied)], [(1, gone)]])
+    around = _around_inside(group) if group.inside else EMPTY
+    return largest_moment_rows([[(1, copied), (1, around)], [(1, gone), (1, around)]])
+
+
+def _around_inside(group: Group) -> BytesByPath:
+    """What the rest of a layer still has to run backward with when the unit inside it is reduced, and the
+    gradient that it is handed.
+    """
+    unit = commonpath(module_of(h.path).replace(".", "/") for h in group.inside).replace("/", ".")
+    around = [(key, size) for key, size in group.plain.retained.held.items() if not key[1].startswith(unit)]
+    kept = [(key, size) for key, size in around if not key[1].endswith("/output")]  # what the unit was handed
+    handed = sum(size for _, size in around) - sum(size for _, size in kept)
+    return BytesByPath.of([*kept, ((Component.TEMPORARIES, f"{unit}/input"), handed)])
 
 
 def _root_left(of: Groups, group: Group) -> list[tuple[Key, Count]]:

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+import memsheet
+from memsheet.errors import InputError
 from memsheet.formulas.sharding.per_parameter_shards import per_parameter_overhead
-from memsheet.formulas.sharding.per_parameter_sizes import all_sharded_gradients
+from memsheet.formulas.sharding.per_parameter_sizes import all_sharded_gradients, gathered_bytes
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.dtypes import FP32
@@ -42,3 +44,47 @@ def test_what_no_group_has_stays_gathered_and_is_reduced_at_last() -> None:
     assert through == {(Component.UNSHARDED_PARAMETERS, "root/unsharded"): 2 * 8 * 4 * 2}
     without = all_sharded_gradients(replace(walk, rest=()), plan)
     assert all_sharded_gradients(walk, plan).total - without.total == 2 * 4 * 4
+
+
+def _with_unit_inside(walk):
+    """The stage's layers with a unit of one more matrix in each."""
+    (layer,) = walk.layers[0].pattern
+    unit = Held(path="layers.*.unit.weight", shape=(8, 4), dtype=FP32, trains=True, role=Role.LINEAR, times=1)
+    nested = replace(layer, parameters=(unit, *layer.parameters), inside=(unit,))
+    return replace(walk, layers=(replace(walk.layers[0], pattern=(nested,)),)), nested
+
+
+def test_a_unit_inside_a_layer_is_not_gathered_ahead_in_backward() -> None:
+    """What comes ahead of a layer's backward is the rest of the layer before; the unit comes when the layer
+    has begun (torch 2.13 _fsdp_state.py, explicit prefetch in the order of forwards' ends).
+    """
+    (walk, layer), plan = _with_unit_inside(stage()), planned()
+    around = per_parameter_overhead(plan, walk, gloo=False)
+    ahead = (Component.UNSHARDED_PARAMETERS, f"{layer.name}/all_gather")
+    rest = replace(layer, parameters=layer.parameters[1:], inside=())
+    assert around.backward(layer, layer, layer).held[ahead] == gathered_bytes(rest, plan)
+    assert around.fetching is not None
+    begun = around.fetching(layer, layer, layer).held[ahead]
+    assert begun == gathered_bytes(rest, plan) + gathered_bytes(layer, plan)
+
+
+MAMBA = {
+    "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 1024, "state_size": 16,
+}  # fmt: skip
+SHARDED = {"gpus": "8xH200", "engine": "fsdp2", "microbatch": 2, "seq_len": 128}
+
+
+def test_layers_with_a_unit_inside_are_not_answered_where_they_run_again() -> None:
+    with pytest.raises(InputError, match="gathers each mixer once more"):
+        memsheet.train({"model_type": "mamba", **MAMBA}, **SHARDED, recompute="full")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("also", [{}, {"precision": "fp32"}, {"lora_rank": 16}])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba"])
+def test_a_unit_inside_a_layer_is_held_as_the_job_holds_it(family: str, also: dict[str, object]) -> None:
+    config = {"model_type": family, **MAMBA}
+    (told, *_), (seen, *_) = (
+        ask(config, **SHARDED, **also).sheets for ask in (memsheet.train, memsheet.trace)
+    )
+    assert int(told.allocated.value) == pytest.approx(int(seen.allocated.value), rel=1e-3)

@@ -32,7 +32,12 @@ from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.first_qwen import spec_with_fused_qkv
 from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers
 from memsheet.formulas.model_code.transformers.losses import chunk_of
-from memsheet.formulas.model_code.transformers.mixers import kernel_notes, mixer_axes, spec_with_fp32_stream
+from memsheet.formulas.model_code.transformers.mixers import (
+    kernel_notes,
+    mixer_axes,
+    spec_with_fp32_stream,
+    weights_of_units_inside,
+)
 from memsheet.formulas.model_code.transformers.picture_towers import (
     VISION,
     named_beside,
@@ -156,5 +161,5 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
 CODE = ModelCode(
     built=transformers_spec, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
     forward=decoder_block_forward, embed=input_embeddings, head=logits_or_states, loss=head_output_loss, loss_input=loss_input, problems=transformers_problems, block_numerics=block_numerics,
-    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, any_kernel=True,
+    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, inside=weights_of_units_inside, any_kernel=True,
 )  # fmt: skip

@@ -31,6 +31,7 @@ from memsheet.formulas.numerics import RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
+from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import (
     Attention,
@@ -42,8 +43,9 @@ from memsheet.plan.model import (
     Moe,
     Run,
     StateSpace,
+    Weight,
 )
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.references import TRANSFORMERS, formula
 
 FUSED = frozenset({"mamba", "falcon_mamba"})
@@ -60,6 +62,11 @@ PLAIN_DELTA = (
     "causal-conv1d packages; with them its "
     "kernels keep less, which is not modelled"
 )
+
+
+def weights_of_units_inside(block: Block) -> tuple[Weight, ...]:
+    """Those of a mixer that the library never splits either (modeling_mamba.py, _no_split_modules)."""
+    return tuple(w for mixer in block.mixers for w in mixer.weights) if block.kind in FUSED else ()
 
 
 def mixer_output(
@@ -85,8 +92,9 @@ def mixed_alone(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     (modeling_mamba.py:513-531).
     """
     (mixer,), (norm,) = block.mixers, block.norms
-    y = apply_norm(r, r.cast(x, how.parameters, "/narrow"), norm, how)
-    x = r.cast(x, FP32, "/residual") if block.wide_residual else x
+    handed = r.cast(x, how.parameters, "/handed") if how.handed_low else x  # there until the layer returns
+    y = apply_norm(r, r.cast(handed, how.parameters, "/narrow"), norm, how)
+    x = r.cast(handed, FP32, "/residual") if block.wide_residual else handed
     return r.add(
         run_checkpointed(r, lambda z: mixer_output(r, z, mixer, how, block.kind)[0], y, mixer.path, how),
         x,
@@ -188,7 +196,7 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(
             Problem(field="precision.parameters", value=name, reason=why, hint="--precision bf16-autocast")
         )
-    if scanned & FUSED and engine_of(plan).sharding.gathers:
+    if scanned & FUSED and engine_of(plan).sharding is Sharding.FLAT_SHARDS:
         inside = (
             "shards each mixer apart from its layer (_no_split_modules names both), which is not modelled"
         )
@@ -197,7 +205,21 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
                 field="engine",
                 value=plan.engine,
                 reason=inside,
-                hint="transformers or deepspeed; `memsheet trace` runs it",
+                hint="fsdp2 or deepspeed; `memsheet trace` runs it",
+            )
+        )
+    if (
+        scanned & FUSED
+        and engine_of(plan).sharding is Sharding.PER_PARAMETER_SHARDS
+        and plan.recompute.mode is not RecomputeMode.NONE
+    ):
+        again = "gathers each mixer once more where a layer runs again, which is not modelled"
+        found.append(
+            Problem(
+                field="recompute.mode",
+                value=plan.recompute.mode.value,
+                reason=again,
+                hint="none; `memsheet trace` runs it",
             )
         )
     found += _delta_problems(blocks, plan)
