@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         lora_alpha=2 * rank,
         target_modules=list(plan.adapter.targets),
         lora_dropout=plan.adapter.dropout,
-        task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
+        task_type=_task_type(model),
         use_dora=plan.adapter.kind is AdapterKind.DORA,
         modules_to_save=list(plan.adapter.full_modules) or None,
     )
@@ -96,6 +97,15 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         for name, parameter in adapted.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
     return adapted
+
+
+def _task_type(model: Any) -> str | None:
+    """What peft is told: its wrapper for a task hands its model ``inputs_embeds`` (peft 0.21 peft_model.py,
+    PeftModelForCausalLM.forward), which one without such an argument may hand to a tower that has its own
+    (BLIP).
+    """
+    takes = "inputs_embeds" in signature(model.forward).parameters
+    return "CAUSAL_LM" if takes and hasattr(model, "prepare_inputs_for_generation") else None
 
 
 def _copied_anew(wrapper: Any) -> None:

@@ -222,10 +222,18 @@ def recorded_parameters(
     return tuple(found)
 
 
+def _splits_its_input(linear: nn.Linear) -> bool:
+    """Whether a linear layer makes more of its input than its width says: by groups, each with rows of its
+    own (transformers 5.23 modeling_deepseek_v4.py, DeepseekV4GroupedLinear), so that no adapter's product
+    adds to its own.
+    """
+    return getattr(linear, "n_groups", 1) > 1
+
+
 def _module_kind(owner: nn.Module, name: str, dimensions: int) -> str:
     if name.endswith(".bias") or name == "bias":
         return "bias"
-    if isinstance(owner, nn.Linear):
+    if isinstance(owner, nn.Linear) and not _splits_its_input(owner):
         return "linear"
     if isinstance(owner, Conv1D):
         return "conv1d"

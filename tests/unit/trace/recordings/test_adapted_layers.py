@@ -9,13 +9,15 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from peft.tuners import tuners_utils as tuners
+from torch import nn
 
 import memsheet
 from memsheet.plan.adapter_targets import NOT_OF_STATE_SPACES, STATE_SPACES
 from memsheet.plan.words import request_from
 from memsheet.recording import RecordedParameter
 from memsheet.resolve import resolve_request
-from memsheet.trace.recordings.kinds import first_trained_layer, kind_representatives
+from memsheet.run import adapters
+from memsheet.trace.recordings.kinds import first_trained_layer, kind_representatives, recorded_parameters
 
 CONV, ATTENTION = 0, 1
 KINDS = (CONV, CONV, ATTENTION, CONV, ATTENTION, CONV)
@@ -61,6 +63,41 @@ def test_a_kind_is_stood_for_by_a_layer_behind_the_first_that_trains():
 def test_what_peft_refuses_of_state_spaces_is_what_it_refuses():
     source = inspect.getsource(tuners._check_lora_target_modules_mamba)
     assert all(f'"{name}"' in source for name in (*NOT_OF_STATE_SPACES, *STATE_SPACES))
+
+
+def test_a_linear_layer_of_groups_takes_no_adapter():
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4GroupedLinear
+
+    layer = nn.ModuleDict({"whole": nn.Linear(8, 8), "groups": DeepseekV4GroupedLinear(4, 8, 2)})
+    kinds = {one.path: one.kind for one in recorded_parameters(layer)}
+    assert (kinds["whole.weight"], kinds["groups.weight"]) == ("linear", "other")
+
+
+class TakesWords(nn.Module):
+    def prepare_inputs_for_generation(self) -> None: ...
+
+    def forward(self, input_ids): ...
+
+
+class TakesEmbeddings(TakesWords):
+    def forward(self, input_ids, inputs_embeds=None): ...
+
+
+def test_peft_is_told_of_a_task_whose_wrapper_the_model_takes():
+    assert [adapters._task_type(made()) for made in (TakesWords, TakesEmbeddings)] == [None, "CAUSAL_LM"]
+
+
+@pytest.mark.slow
+def test_a_trace_takes_the_targets_that_a_record_names():
+    """A family without a reader, of which peft has no default."""
+    config = {"model_type": "persimmon", **SMALL, "num_hidden_layers": 2}
+    plan = {"gpus": "1xH200", "microbatch": 2, "seq_len": 1024, "lora_rank": 8}
+    told, seen = (ask(config, **plan) for ask in (memsheet.train, memsheet.trace))
+    named = told.plan.adapter.targets
+    assert seen.plan.adapter.targets == named
+    assert any("peft has no default for persimmon" in line for line in seen.assumed)
+    size, there = (int(one.sheets[0].allocated.value) for one in (told, seen))
+    assert size == pytest.approx(there, rel=NO_MORE_THAN)
 
 
 @pytest.mark.slow
