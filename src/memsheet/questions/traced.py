@@ -5,6 +5,7 @@ outside tensors added.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,7 +25,8 @@ from memsheet.plan.real_step import offloads_inputs_alone, scales_loss
 from memsheet.plan.words import of_serving
 from memsheet.plan.workload import Training
 from memsheet.questions.question_parts import catalog_entry, parse_question
-from memsheet.readers.hf_config import read_hf_config
+from memsheet.questions.recordings import recording_of
+from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.sheet import Component, Instant, Item, Sheet, sum_byte_ranges
@@ -78,7 +80,7 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
             "model", found.name, "is a file without a config.json, and a trace builds the model from one"
         )
     spec = _model_spec_if_known(found)
-    resolved = resolve_request(request, spec, cluster, real=True)
+    resolved = resolve_request(request, spec or _adapted_spec(found, request), cluster, real=True)
     job = resolved.plan.workload
     if isinstance(job, Training) and not job.seq_len:
         raise input_error(
@@ -238,6 +240,17 @@ def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:
 def _routing_assumptions(plan: Plan) -> tuple[str, ...]:
     """What a trace takes for granted of data."""
     return ("tokens spread evenly over the experts' ranks",) if plan.mesh.ep > 1 else ()
+
+
+def _adapted_spec(found: Config, request: Mapping[str, Any]) -> ModelSpec | None:
+    """A model that nobody wrote down, as its own code says it is, where adapters are to stand beside layers
+    that nobody named; None where its code cannot be put on record.
+    """
+    if request.get("adapter.rank") is None or request.get("adapter.targets") is not None:
+        return None
+    with suppress(InputError):
+        return model_on_record(found.values, recording_of, name=found.name, source=found.source)
+    return None
 
 
 def _model_spec_if_known(found: Config) -> ModelSpec | None:
