@@ -55,6 +55,11 @@ class Sharding(Enum):
         return self in (Sharding.FLAT_SHARDS, Sharding.PER_PARAMETER_SHARDS)
 
     @property
+    def nests_units(self) -> bool:
+        """Whether what a unit inside a layer gathers and reduces apart from it is written down here."""
+        return self is Sharding.PER_PARAMETER_SHARDS
+
+    @property
     def casts_arguments(self) -> bool:
         """Whether every unit's floating arguments are cast as its parameters are (torch
         _fsdp_state.py:240-250, MixedPrecisionPolicy.cast_forward_inputs; FSDP1 casts the root's alone).

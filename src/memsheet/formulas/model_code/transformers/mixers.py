@@ -31,7 +31,6 @@ from memsheet.formulas.numerics import RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
-from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import (
     Attention,
@@ -196,7 +195,8 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(
             Problem(field="precision.parameters", value=name, reason=why, hint="--precision bf16-autocast")
         )
-    if scanned & FUSED and engine_of(plan).sharding is Sharding.FLAT_SHARDS:
+    sharding = engine_of(plan).sharding
+    if scanned & FUSED and sharding.gathers and not sharding.nests_units:
         inside = (
             "shards each mixer apart from its layer (_no_split_modules names both), which is not modelled"
         )
@@ -208,11 +208,7 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
                 hint="fsdp2 or deepspeed; `memsheet trace` runs it",
             )
         )
-    if (
-        scanned & FUSED
-        and engine_of(plan).sharding is Sharding.PER_PARAMETER_SHARDS
-        and plan.recompute.mode is not RecomputeMode.NONE
-    ):
+    if scanned & FUSED and sharding.nests_units and plan.recompute.mode is not RecomputeMode.NONE:
         again = "gathers each mixer once more where a layer runs again, which is not modelled"
         found.append(
             Problem(
