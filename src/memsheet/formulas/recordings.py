@@ -62,10 +62,11 @@ def record_head(
     them.
     """
     r, code = _new_recorder(how)
-    x = r.arriving(code.stream, how.stream, before, needs_grad=how.input_grad)
-    x = r.cast(x, how.parameters, f"{before}/handed") if how.handed_low else x
+    arrived = r.arriving(code.stream, how.stream, before, needs_grad=how.input_grad)
+    x = r.cast(arrived, how.parameters, f"{before}/handed") if how.handed_low else arrived
     for norm in norms:
         x = (code.normalise or apply_norm)(r, x, norm, how)
+    del arrived  # the model's forward names it until its norm returns
     out = code.head(r, x, head, how, loss, table)
     return r.finish(out, gradient="loss/backward", lingering=() if out is x else (x,))
 

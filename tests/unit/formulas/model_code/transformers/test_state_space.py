@@ -146,11 +146,11 @@ def test_a_bias_in_fp32_beside_narrow_matrices_is_refused() -> None:
         account_rank(model, narrow)
 
 
-def test_mixers_that_are_sharded_by_themselves_are_refused() -> None:
+def test_mixers_that_flat_shards_hold_by_themselves_are_refused() -> None:
     model = read_hf_config(MAMBA)
     with pytest.raises(InputError, match="apart from its layer"):
         account_rank(
-            model, resolve_request({"engine": "fsdp2", "mesh.dp_shard": 8, "seq_len": 64}, model).plan
+            model, resolve_request({"engine": "fsdp1", "mesh.dp_shard": 8, "seq_len": 64}, model).plan
         )
 
 
