@@ -155,8 +155,8 @@ class Recording:
     encoder (of which no tokens are made) or encoder-decoder. ``uneven_units``: how what is never split
     differs from whole layers, in words. ``twice_held``: a weight that two of the groups
     which accelerate makes would have, or nothing; ``head_group``: modules that are grouped with the head for
-    that, besides what makes logits; ``idle_end``: one of that group never runs. ``holds_prompt``: whether what it made of a
-    prompt's words is there while tokens are made.
+    that, besides what makes logits; ``idle_end``: one of that group never runs. ``holds_prompt``: whether
+    what it made of a prompt's words is there while tokens are made.
 
     ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
     they were asked for; ``handing``: how a server would run the code, likewise.

@@ -13,6 +13,7 @@ import torch
 
 from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
+from memsheet.run.model import text_config_of
 from memsheet.run.step import random_token_batch
 
 MULTIPLE = 8
@@ -56,7 +57,7 @@ def microbatch_stream(
 
 def _of_text(config: Any, plan: Plan, device: str, text: bytes, at: int) -> dict[str, torch.Tensor]:
     """The micro-batch whose first token is byte ``at`` of the text."""
-    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+    vocabulary = getattr(text_config_of(config), "vocab_size", None)
     if vocabulary is None or config.is_encoder_decoder:
         raise input_error(
             "data",

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 from memsheet.run.mesh import submesh_along
+from memsheet.run.model import text_config_of
 
 _DISPATCHED = "ep_dispatch_experts"
 
@@ -34,7 +35,7 @@ def apply_expert_parallel(model: Any, plan: Plan, mesh: DeviceMesh) -> None:
     shipped = getattr(model, "ep_plan", None)
     if not shipped or _DISPATCHED not in shipped.values():
         raise input_error("mesh.ep", degree, f"{type(model).__name__} ships no plan of its experts for it")
-    config = model.config.get_text_config()
+    config = text_config_of(model.config)
     experts: int = getattr(config, "num_experts", None) or getattr(config, "n_routed_experts", None) or degree
     if experts % degree:
         raise input_error(

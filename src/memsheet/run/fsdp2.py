@@ -2,8 +2,9 @@
 does.
 
 Each layer is a group; so are the embeddings; the final norm and the head are one that stays gathered after
-forward. Embeddings that are tied to the head are in that group, which then goes first and last; so is whatever
-else has one of its weights, since torch wants a weight in one group alone (2.13, _fsdp_state.py:215-231).
+forward. Embeddings that are tied to the head are in that group, which then goes first and last; so is
+whatever else has one of its weights, since torch wants a weight in one group alone (2.13,
+_fsdp_state.py:215-231).
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ def embeddings_norm_head(model: Any) -> tuple[nn.Module | None, nn.Module | None
 def has_tied_embeddings(model: Any) -> bool:
     """Whether the head computes with the embedding table."""
     embeddings, _, head = embeddings_norm_head(model)
-    return embeddings is not None and head is not None and embeddings.weight is head.weight
+    looked_up = getattr(embeddings, "weight", None)
+    return looked_up is not None and looked_up is getattr(head, "weight", None)
 
 
 def _final_norm(model: Any) -> nn.Module | None:

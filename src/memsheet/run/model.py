@@ -40,7 +40,15 @@ WORDS = "input_ids"
 _BARE = "AutoModel"
 _HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMaskedLM", _BARE)
 _LISTS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
-_SEQ2SEQ_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
+_SEQ2SEQ_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForTextToWaveform")
+
+
+def text_config_of(config: Any) -> Any:
+    """The part of a model's config that its words have; the decoder's, where the library finds several."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
 
 
 def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
@@ -106,7 +114,7 @@ def without_layers(config: Any, left_out: Collection[int]) -> Any:
     """The config without some layers: their number, what lists say of each, and lists of their numbers. In
     place, and returned.
     """
-    text = config.get_text_config()
+    text = text_config_of(config)
     layers = text.num_hidden_layers
     kept = [number for number in range(layers) if number not in left_out]
     for name, value in list(vars(text).items()):
@@ -210,7 +218,7 @@ def _run_tower_eagerly(config: Any, model_name: str) -> bool:
     """
     from transformers import AutoModel
 
-    own = (config, config.get_text_config())
+    own = (config, text_config_of(config))
     for part in _nested_configs(config):
         made = getattr(AutoModel._model_mapping.get(type(part), None), "__name__", "")
         if made == model_name and all(part is not each for each in own):
@@ -260,7 +268,7 @@ def _auto_model_classes(config: Any) -> tuple[str, ...]:
     """
     if getattr(config, "is_encoder_decoder", False):
         return _SEQ2SEQ_HEADS + _HEADS
-    if getattr(config.get_text_config(), "vocab_size", None) is None:
+    if getattr(text_config_of(config), "vocab_size", None) is None:
         return ("AutoModelForImageClassification", _BARE)
     if config.model_type in STANDARD:  # with a picture, which the head for words alone leaves out (mllama)
         return ("AutoModelForImageTextToText", *_HEADS)

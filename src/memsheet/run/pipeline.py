@@ -17,7 +17,7 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan, Schedule
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.mesh import axis_coordinate, submesh_along
-from memsheet.run.model import layers_of
+from memsheet.run.model import layers_of, text_config_of
 from memsheet.run.step import autocast_region
 
 _PARTS = (
@@ -73,7 +73,7 @@ class Stage(nn.Module):
         """The model's own loss of a micro-batch."""
         with autocast_region(self._plan, self._device):
             result: Tensor = self.model.loss_function(
-                logits=logits, labels=labels, vocab_size=self.model.config.get_text_config().vocab_size
+                logits=logits, labels=labels, vocab_size=text_config_of(self.model.config).vocab_size
             )
         return result
 
@@ -165,7 +165,7 @@ def build_schedule(
 
 def _torch_stage(stage: Stage, called: nn.Module, plan: Plan, mesh: DeviceMesh, device: str) -> PipelineStage:
     """With examples of what comes in and goes out, so that no stage has to be asked."""
-    config = stage.model.config.get_text_config()
+    config = text_config_of(stage.model.config)
     shape = (int(plan.training.microbatch), int(plan.training.seq_len))
     kept = (
         plan.precision.parameters if engine_of(plan).autocast else plan.precision.compute

@@ -21,6 +21,7 @@ from memsheet.errors import input_error
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.run.dtypes import torch_dtype
+from memsheet.run.model import text_config_of
 from memsheet.run.standard_inputs import with_standard_inputs
 
 BACKENDS = {"fp8": ("fp8", None), "int8": ("hqq", 8)}
@@ -139,7 +140,7 @@ def prompt_inputs(config: Any, plan: Plan, device: str) -> dict[str, Tensor]:
         int(plan.serving.max_sequences or 1),
         int((plan.serving.max_model_len if length is None else length) or 0),
     )
-    ids = torch.randint(0, config.get_text_config().vocab_size, shape, device=device)
+    ids = torch.randint(0, text_config_of(config).vocab_size, shape, device=device)
     dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
     given = with_standard_inputs({"input_ids": ids, "labels": ids}, config, dtype)
     del given["labels"]

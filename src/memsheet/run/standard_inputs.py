@@ -16,6 +16,7 @@ from torch import Tensor
 Batch = dict[str, Tensor]
 QUESTION_TOKENS = 32
 """Words that a query former is given beside a picture (InstructBLIP's prompts are one short sentence)."""
+DESCRIPTION_TOKENS = 32  # a sentence, likewise
 FRAMES = 4
 """Pictures of a clip (transformers 5.23, modeling_instructblipvideo.py:941, "video has frames=4 always")."""
 PATCHES = 2048
@@ -125,6 +126,20 @@ def _patches_for_words(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
     return {"flattened_patches": patches, "labels": labels}
 
 
+def _sounds_of_words(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
+    """Musicgen: a description, and what is learned of it as tokens of every codebook (transformers 5.23,
+    modeling_musicgen.py:100-110, 660-745).
+    """
+    del dtype
+    ids, books = batch["labels"], config.decoder.num_codebooks
+    labels = ids.unsqueeze(-1).repeat(1, 1, books) % config.decoder.vocab_size
+    return {
+        "input_ids": ids[:, :DESCRIPTION_TOKENS] % config.text_encoder.vocab_size,
+        "labels": labels,
+        "decoder_input_ids": labels.transpose(1, 2).reshape(-1, ids.shape[1]),
+    }
+
+
 def _with_boxes(batch: Batch, config: Any, dtype: torch.dtype) -> Batch:
     del config
     ids = batch["input_ids"]
@@ -137,6 +152,7 @@ def _with_kinds_of_tokens(batch: Batch, config: Any, dtype: torch.dtype) -> Batc
 
 
 _PICTURE = "one picture a sequence"
+_SOUNDS = f"tokens of every codebook, and a description of {DESCRIPTION_TOKENS} words"
 STANDARD: Mapping[str, tuple[Callable[[Batch, Any, torch.dtype], Batch], str]] = {
     "blip": (_with_picture, _PICTURE),
     "blip-2": (_with_picture, _PICTURE),
@@ -148,6 +164,8 @@ STANDARD: Mapping[str, tuple[Callable[[Batch, Any, torch.dtype], Batch], str]] =
     "kosmos-2": (_with_marked_picture, _PICTURE),
     "mllama": (_with_tiled_picture, _PICTURE),
     "molmo2": (_with_kinds_of_tokens, ""),
+    "musicgen": (_sounds_of_words, _SOUNDS),
+    "musicgen_melody": (_sounds_of_words, _SOUNDS),
     "pix2struct": (_patches_for_words, f"one page of {PATCHES} patches a sequence"),
     "pp_formulanet": (_with_picture, _PICTURE),
     "udop": (_with_boxes, "a box for each word"),

@@ -14,7 +14,7 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan
 from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.dtypes import torch_dtype
-from memsheet.run.model import layers_of
+from memsheet.run.model import layers_of, text_config_of
 from memsheet.run.offload import activation_offload_context
 from memsheet.run.pictures import with_pictures
 from memsheet.run.scaler import build_scaler
@@ -31,7 +31,7 @@ def random_token_batch(config: Any, plan: Plan, device: str) -> dict[str, torch.
 
     Raises InputError for a model of which it is not known what it takes.
     """
-    batch, text = int(plan.training.microbatch), config.get_text_config()
+    batch, text = int(plan.training.microbatch), text_config_of(config)
     if getattr(text, "vocab_size", None) is None:
         return _pixel_batch(config, plan, device)
     ids = torch.randint(0, text.vocab_size, (batch, int(plan.training.seq_len)), device=device)

@@ -14,6 +14,7 @@ from memsheet.errors import input_error
 from memsheet.plan.plan import Plan
 from memsheet.run.fsdp2 import has_tied_embeddings
 from memsheet.run.mesh import submesh_along
+from memsheet.run.model import text_config_of
 
 
 def apply_tensor_parallel(model: Any, plan: Plan, mesh: DeviceMesh) -> None:
@@ -29,7 +30,7 @@ def apply_tensor_parallel(model: Any, plan: Plan, mesh: DeviceMesh) -> None:
     shipped = getattr(model, "tp_plan", None)
     if not shipped:
         raise input_error("mesh.tp", degree, f"{type(model).__name__} ships no plan of its layers for it")
-    _check_heads(model.config.get_text_config(), degree)
+    _check_heads(text_config_of(model.config), degree)
     if has_tied_embeddings(model):  # each is cut by its own rule, alike, and they are tied again
         head = model.get_output_embeddings()
         head.weight = nn.Parameter(torch.empty_like(head.weight))

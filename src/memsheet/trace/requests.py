@@ -15,7 +15,7 @@ from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Serving, Training
 from memsheet.resolve import resolve_document
 from memsheet.run.adapters import STAND_IN as QUANTIZED
-from memsheet.run.model import build_config, parameters_of
+from memsheet.run.model import build_config, parameters_of, text_config_of
 from memsheet.timeline import Timeline, events_document
 from memsheet.trace.custom import function_in, trace_custom
 from memsheet.trace.fold import Depth
@@ -57,7 +57,7 @@ def _assumed_inputs(config: Any, plan: Plan) -> Iterator[str]:
     for tower in ("vision", "audio"):
         if (
             getattr(config, f"{tower}_config", None) is not None
-            and getattr(config.get_text_config(), "vocab_size", None) is not None
+            and getattr(text_config_of(config), "vocab_size", None) is not None
         ):
             yield (
                 f"inputs = text alone: the {tower} tower is not run, and its activations and gradients "

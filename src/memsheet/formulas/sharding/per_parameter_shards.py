@@ -435,9 +435,9 @@ def _twice_held_notes(model: ModelSpec) -> tuple[str, ...]:
     """What torch refuses of the groups that accelerate makes."""
     path = model.recording.twice_held if model.recording else ""
     said = (
-        f"{path} is a weight that two of accelerate's groups of this model have: torch 2.13 refuses that when "
-        "the first step begins. The sheet is of groups that torch takes: all modules that have it in one "
-        "(fully_shard([...]))"
+        f"{path} is a weight that two of accelerate's groups of this model have: torch 2.13 refuses that "
+        "when the first step begins. The sheet is of groups that torch takes: all modules that have it in "
+        "one (fully_shard([...]))"
     )
     return (said,) if path else ()
 

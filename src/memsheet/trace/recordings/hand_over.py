@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from memsheet.handing import HandedAttention, Handing, Styles
-from memsheet.run.model import layers_of
+from memsheet.run.model import layers_of, text_config_of
 
 TABLE = "ALL_ATTENTION_FUNCTIONS"
 TOP = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
@@ -21,7 +21,7 @@ TOP = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", 
 
 def observe_handing(model: Any, kinds: tuple[int, ...]) -> Handing:
     """What a model's classes and its config say; nothing is run."""
-    layers, text = layers_of(model), model.config.get_text_config()
+    layers, text = layers_of(model), text_config_of(model.config)
     assert layers is not None
     numbers = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     firsts, said = [layers[number] for number in numbers], layer_configs(text, numbers)

@@ -51,7 +51,7 @@ from memsheet.run.fsdp2 import (
     head_group_modules,
     twice_held_weight,
 )
-from memsheet.run.model import build_config, build_model, layers_of, word_table
+from memsheet.run.model import build_config, build_model, layers_of, text_config_of, word_table
 from memsheet.run.own_generate import has_own_generate
 from memsheet.run.standard_inputs import standard_input_words
 from memsheet.trace.job import How
@@ -301,7 +301,7 @@ def describe_model(
     settings, layers = model.config, checked_layers(model)
     stack = next(name for name, module in model.named_modules() if module is layers)
     shared = shared_weights(layers)
-    text = settings.get_text_config()
+    text = text_config_of(settings)
     into, out = word_table(model), model.get_output_embeddings()
     table = next((name for name, module in model.named_modules() if module is into), "")
     return Recording(

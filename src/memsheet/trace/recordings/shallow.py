@@ -12,7 +12,7 @@ from torch import nn
 
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Plan
-from memsheet.run.model import build_config, build_model, layers_of, without_layers
+from memsheet.run.model import build_config, build_model, layers_of, text_config_of, without_layers
 
 NUMBERED = re.compile(r"(^|_)(idx|id|number)$|^(block_idx|layer_num|seed)$")
 """What layers call their own place, or make of it to draw by, which makes none another kind."""
@@ -38,7 +38,7 @@ def build_shallow_model(config: Mapping[str, Any], plan: Plan, shallow: Shallow,
         return build_model(settings, plan, device)
     if shallow.built_whole:
         return cut_down(build_model(settings, plan, device), shallow.kept)
-    layers = settings.get_text_config().num_hidden_layers
+    layers = text_config_of(settings).num_hidden_layers
     return build_model(without_layers(settings, set(range(layers)) - set(shallow.kept)), plan, device)
 
 
@@ -48,7 +48,7 @@ def cut_down(model: nn.Module, kept: Collection[int]) -> nn.Module:
     """
     layers = layers_of(model)
     assert layers is not None
-    text = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    text = text_config_of(model.config)
     if text.num_hidden_layers == len(layers):
         without_layers(model.config, set(range(len(layers))) - set(kept))
     for name in DECODER_LAYERS:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.recording import FEWEST_RECORDED, MOST_RECORDED
+from memsheet.run.model import text_config_of
 from memsheet.trace.recordings.observe import NoFunctionError
 from memsheet.trace.recordings.solve import Size
 
@@ -37,14 +38,14 @@ record of its own for sequences shorter than it, and nothing else.
 
 def most_positions(config: Any) -> int | None:
     """Tokens that a sequence may have, where a config says."""
-    texts = (config.get_text_config(), getattr(config, "decoder", None))
+    texts = (text_config_of(config), getattr(config, "decoder", None))
     found = [getattr(text, name, None) for text in texts for name in POSITIONS]
     return min((value for value in found if isinstance(value, int) and value > 0), default=None)
 
 
 def acting_lengths(config: Any) -> tuple[int, ...]:
     """Lengths at which attention (or what stands in its place) may begin to act otherwise, of a config."""
-    return tuple(sorted({*_acting_lengths(config.get_text_config().to_dict())}))
+    return tuple(sorted({*_acting_lengths(text_config_of(config).to_dict())}))
 
 
 def _acting_lengths(values: Mapping[str, Any], named: bool = False) -> Iterator[int]:
