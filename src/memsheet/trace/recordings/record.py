@@ -301,6 +301,9 @@ def describe_model(
     settings, layers = model.config, checked_layers(model)
     stack = next(name for name, module in model.named_modules() if module is layers)
     shared = shared_weights(layers)
+    twice_held, head_group = "", tuple[str, ...]()
+    with suppress(NotImplementedError):  # of a library that finds no table (pp_formulanet): FSDP2 is refused
+        twice_held, head_group = twice_held_weight(model), _grouped_with_head(model)
     text = text_config_of(settings)
     into, out = word_table(model), model.get_output_embeddings()
     table = next((name for name, module in model.named_modules() if module is into), "")
@@ -330,8 +333,8 @@ def describe_model(
         windows=acting_lengths(settings),
         units=_unsplit_units(model, stack),
         uneven_units=_uneven_units(model, layers),
-        twice_held=twice_held_weight(model),
-        head_group=_grouped_with_head(model),
+        twice_held=twice_held,
+        head_group=head_group,
         stacks=ENCODER_DECODER if settings.is_encoder_decoder else DECODER if generates(model) else ENCODER,
         holds_prompt=settings.is_encoder_decoder or has_own_generate(model),
     )
