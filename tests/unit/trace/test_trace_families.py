@@ -20,7 +20,7 @@ from memsheet.trace.scans import CHUNK, causal_conv1d_fn, mamba_inner_fn, select
 pytestmark = pytest.mark.usefixtures("warm_children")
 HERE = Path(__file__).parents[2]
 REFUSED = {
-    "rwkv bf16-pure": "Python over the tokens", "clip bf16-pure": "no head", "mamba bf16-pure cpu": "--device cuda",
+    "rwkv bf16-pure": "Python over the tokens", "clip bf16-pure": "neither a loss", "mamba bf16-pure cpu": "--device cuda",
     "codegen bf16-pure sdpa": "--attention eager",
 }  # fmt: skip
 FUSED, CONVOLVED, SCANNED = (
