@@ -123,6 +123,8 @@ RunKey = str
 """A way to run: the plan of one GPU as JSON, without what changes nothing inside a layer."""
 
 
+EMBEDDINGS, HEAD = "embeddings", "head"
+"""The ends of a model."""
 TRAINED, IDLE, FROZEN = GRADED = "trained", "idle", "frozen"
 """Of a tensor: a step leaves a gradient of it; it would take one, and the step that was run leaves none; its
 code asks for none.
@@ -152,10 +154,11 @@ class Recording:
     indices folded. ``given``: what its steps are given beside words, in words. ``runs``: None for a
     way to run that is no function of sequences and tokens, and is on record at single sizes. ``windows``:
     lengths at which its code may act otherwise, which no function of size crosses. ``stacks``: decoder,
-    encoder (of which no tokens are made) or encoder-decoder. ``uneven_units``: how what is never split
-    differs from whole layers, in words. ``twice_held``: a weight that two of the groups
-    which accelerate makes would have, or nothing; ``head_group``: modules that are grouped with the head for
-    that, besides what makes logits; ``idle_end``: one of that group never runs. ``holds_prompt``: whether
+    encoder (of which no tokens are made) or encoder-decoder. ``wrapped_classes``: what to name to an engine
+    that wraps classes, where the library's own choice is not whole layers. ``regrouped``: what of
+    accelerate's groups does not run, and what is counted instead, in words; ``head_group``: modules that are
+    grouped with the head for that, besides what makes logits; ``idle_ends``: of these ends' groups one never
+    runs. ``holds_prompt``: whether
     what it made of a prompt's words is there while tokens are made.
 
     ``make`` records a further way to run; None where nothing can. ``caches``: of each kind of layer, where
@@ -178,10 +181,10 @@ class Recording:
     windows: tuple[int, ...] = ()
     stacks: str = DECODER
     units: tuple[str, ...] = ()
-    uneven_units: str = ""
-    twice_held: str = ""
+    wrapped_classes: tuple[str, ...] = ()
+    regrouped: str = ""
     head_group: tuple[str, ...] = ()
-    idle_end: bool = False
+    idle_ends: tuple[str, ...] = ()
     holds_prompt: bool = False
     runs: dict[RunKey, RecordedRun | RecordedGeneration | None] = field(default_factory=dict)
     make: Callable[[RunKey], RecordedRun | RecordedGeneration | None] | None = None
@@ -217,7 +220,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPart:
-    """Where a part of a model finds its record: a kind of layer, "embeddings" or "head"."""
+    """Where a part of a model finds its record: a kind of layer, or an end."""
 
     recording: Recording
     part: int | str
@@ -235,7 +238,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "others": [_parameter_row(one) for one in recording.others],
         "table": recording.table, "projection": recording.projection, "tied": recording.tied, "eager_only": recording.eager_only,
         "given": recording.given, "windows": list(recording.windows), "stacks": recording.stacks, "units": list(recording.units),
-        "uneven_units": recording.uneven_units, "twice_held": recording.twice_held, "head_group": list(recording.head_group), "idle_end": recording.idle_end,
+        "wrapped_classes": list(recording.wrapped_classes), "regrouped": recording.regrouped, "head_group": list(recording.head_group), "idle_ends": list(recording.idle_ends),
         "holds_prompt": recording.holds_prompt,
         "runs": {key: run and run_document(run) for key, run in recording.runs.items()},
         "caches": cache_rows(recording.caches),
@@ -278,10 +281,10 @@ def recording_from(document: Mapping[str, Any]) -> Recording:
             windows=tuple(map(_count, document["windows"])),
             stacks=str(document.get("stacks", DECODER)),
             units=tuple(map(str, document["units"])),
-            uneven_units=str(document.get("uneven_units", "")),
-            twice_held=str(document.get("twice_held", "")),
+            wrapped_classes=tuple(map(str, document.get("wrapped_classes", ()))),
+            regrouped=str(document.get("regrouped", "")),
             head_group=tuple(map(str, document.get("head_group", ()))),
-            idle_end=bool(document.get("idle_end", False)),
+            idle_ends=tuple(map(str, document.get("idle_ends", ()))),
             holds_prompt=bool(document.get("holds_prompt", False)),
             runs={str(key): run_from(run) for key, run in document["runs"].items()},
             caches=caches_from(document.get("caches", ())),

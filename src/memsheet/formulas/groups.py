@@ -54,8 +54,8 @@ class StageLayers:
     """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the
     first run of layers that words pass through; those before it are a tower's. ``end``: masks that are there
     when backward comes to the embeddings. ``rest``: parameters of no group that a step of words uses;
-    ``graded``: it is known of each whether a step gives it a gradient. ``idle_end``: a module that is
-    grouped with the head never runs.
+    ``graded``: it is known of each whether a step gives it a gradient. ``idle_ends``: "embeddings" or
+    "head", where a module of its group never runs.
     """
 
     embeddings: Group | None
@@ -67,7 +67,7 @@ class StageLayers:
     end: BytesByPath = EMPTY
     rest: tuple[Held, ...] = ()
     graded: bool = False
-    idle_end: bool = False
+    idle_ends: tuple[str, ...] = ()
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
@@ -198,7 +198,7 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
         end=let_go.end,
         rest=tuple(_parameters_around(spec, plan)),
         graded=spec.recording is not None,
-        idle_end=tied and spec.recording is not None and spec.recording.idle_end,
+        idle_ends=spec.recording.idle_ends if spec.recording else (),
     )
 
 

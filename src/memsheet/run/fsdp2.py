@@ -23,6 +23,9 @@ from memsheet.run.expert_parallel import shard_experts
 from memsheet.run.mesh import parameter_shard_mesh
 from memsheet.run.model import layers_of
 
+APART_WITHIN = frozenset({"MambaMixer", "FalconMambaMixer"})
+"""Parts of layers that are groups of their own, as the sheet counts them (modeling_mamba.py)."""
+
 
 def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> None:
     """Shard ``model`` in place over the mesh's data-parallel axes; ``root`` is what is called: the model
@@ -39,9 +42,8 @@ def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> No
         shard_experts(model, plan, given)
     for layer in fsdp_wrapped_modules(model):
         fully_shard(layer, **resharded)
-    embeddings, _, _ = embeddings_norm_head(model)
-    if embeddings is not None and not has_tied_embeddings(model):
-        fully_shard(with_sharing_modules(model, [embeddings]), **resharded)
+    if first := embeddings_group_modules(model):
+        fully_shard(first, **resharded)
     if tail := head_group_modules(model):
         fully_shard(tail, reshard_after_forward=False, **given)
     if not isinstance(root, FSDPModule):
@@ -82,8 +84,9 @@ def _mixed_precision_policy(plan: Plan) -> MixedPrecisionPolicy:
 
 
 def fsdp_wrapped_modules(model: Any) -> Iterator[nn.Module]:
-    """What the library says is never split (accelerate's default, ``_no_split_modules``), from the inside
-    out. What has a weight that something outside of all of them has too is no group: torch refuses it.
+    """What the library says is never split (accelerate's default, ``_no_split_modules``), whole layers where
+    that is parts of them, from the inside out. What has a weight that something outside of all of them has
+    too is no group: torch refuses it.
     """
     named = _unsplit_modules(model)
     within = {id(module) for one in named for module in one.modules()}
@@ -93,11 +96,46 @@ def fsdp_wrapped_modules(model: Any) -> Iterator[nn.Module]:
 
 
 def _unsplit_modules(model: Any) -> list[nn.Module]:
-    names = set(getattr(model, "_no_split_modules", None) or ())
+    names = unit_classes(model)
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def twice_held_weight(model: Any) -> str:
+def unit_classes(model: Any) -> frozenset[str]:
+    """The library's own choice of units; where those are parts of layers, the layers instead."""
+    names = library_unit_classes(model)
+    layers = list(layers_of(model) or ())
+    within = {type(below).__name__ for layer in layers for below in layer.modules() if below is not layer}
+    if not names or not layers:
+        return names
+    return (names - within | names & APART_WITHIN) | {type(layer).__name__ for layer in layers}
+
+
+def library_unit_classes(model: Any) -> frozenset[str]:
+    """What the model has of ``_no_split_modules``, by class."""
+    present = {type(module).__name__ for module in model.modules()}
+    return frozenset(getattr(model, "_no_split_modules", None) or ()) & present
+
+
+def regrouping_words(model: Any) -> str:
+    """What of accelerate's groups does not run, and what does instead."""
+    said = []
+    if path := _twice_held_weight(model):
+        said.append(
+            f"{path} is a weight that two of accelerate's groups of this model have: torch 2.13 refuses that "
+            "when the first step begins. The sheet is of groups that torch takes: all modules that have it "
+            "in one (fully_shard([...]))"
+        )
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.ModuleList):
+        path = next(name for name, module in model.named_modules() if module is head)
+        said.append(
+            f"accelerate groups {path}, a list that never runs itself, so that nothing gathers it and a step "
+            "fails. The sheet is of its weights in the group of the model itself"
+        )
+    return ". ".join(said)
+
+
+def _twice_held_weight(model: Any) -> str:
     """The first weight that two of accelerate's groups would have, which torch refuses; or nothing. Groups:
     what the library never splits, the embeddings unless they are tied to the head, norm and head, the rest.
     """
@@ -119,6 +157,13 @@ def twice_held_weight(model: Any) -> str:
     return ""
 
 
+def embeddings_group_modules(model: Any) -> list[nn.Module]:
+    """Embeddings and what has their weight: one group, unless they are tied to the head."""
+    embeddings, _, _ = embeddings_norm_head(model)
+    apart = embeddings is not None and not has_tied_embeddings(model)
+    return with_sharing_modules(model, [embeddings]) if embeddings is not None and apart else []
+
+
 def head_group_modules(model: Any) -> list[nn.Module]:
     """Final norm and head, tied embeddings, and what has a weight of theirs: one group."""
     embeddings, norm, head = embeddings_norm_head(model)
@@ -135,10 +180,17 @@ def with_sharing_modules(model: nn.Module, modules: list[nn.Module]) -> list[nn.
 
 
 def embeddings_norm_head(model: Any) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:
-    """Embeddings, final norm and head, each where the model has it with parameters."""
+    """Embeddings, final norm and head, each where the model has it with parameters. A list of heads never
+    runs itself, so that nothing would gather its group: its weights stay with the rest of the model.
+    """
     found = (model.get_input_embeddings(), _final_norm(model), model.get_output_embeddings())
     embeddings, norm, head = (
-        m if m is not None and next(m.parameters(), None) is not None else None for m in found
+        m
+        if isinstance(m, nn.Module)
+        and not isinstance(m, nn.ModuleList)
+        and next(m.parameters(), None) is not None
+        else None
+        for m in found
     )
     return embeddings, norm, head
 

@@ -19,7 +19,6 @@ from memsheet.formulas.tapes.evaluate import terms_bytes
 from memsheet.formulas.tapes.recorded import layer_tape, tape_of_pass
 from memsheet.formulas.tapes.tape import Shape, Tape
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType
-from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, Plan, RecomputeMode
 from memsheet.plan.workload import PassShape
@@ -102,10 +101,7 @@ def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What a plan asks for that a recording of one device does not hold."""
     again, mesh = plan.recompute, plan.mesh
     runs = "`memsheet trace` runs it"
-    uneven = spec.recording.uneven_units if spec.recording else ""
-    apart = f"shards {uneven} (_no_split_modules), which is not modelled"
     reasons = [
-        ("engine", plan.engine, apart, bool(uneven) and engine_of(plan).sharding.gathers, f"deepspeed; {runs}"),
         ("mesh.tp", mesh.tp, "cuts layers, of which a recording holds none", agreed(mesh.tp > 1), runs),
         ("mesh.cp", mesh.cp, "cuts sequences, of which a recording holds none", agreed(mesh.cp > 1), runs),
         ("mesh.ep", mesh.ep, "cuts experts, of which a recording holds none", agreed(mesh.ep > 1), runs),

@@ -16,6 +16,19 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 
+
+def wrapping_notes(model: ModelSpec) -> tuple[str, ...]:
+    """What to name to accelerate so that its units are the whole layers which are counted; nothing where they
+    are anyway (1.15, utils/fsdp_utils.py:847-885 wraps the library's ``_no_split_modules``).
+    """
+    classes = model.recording.wrapped_classes if model.recording else ()
+    said = (
+        f"layers are wrapped whole, which accelerate does of {model.model_type} when told so: "
+        f"fsdp_transformer_layer_cls_to_wrap: {','.join(classes)}. Its own choice is parts of them"
+    )
+    return (said,) if classes else ()
+
+
 Shards = tuple[tuple[Held, Count], ...]
 """Tensors that train, and how much of each a rank keeps."""
 

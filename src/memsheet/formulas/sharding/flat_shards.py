@@ -23,7 +23,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.algorithm import Traffic
 from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
-from memsheet.formulas.sharding.division import Division
+from memsheet.formulas.sharding.division import Division, wrapping_notes
 from memsheet.formulas.sharding.flat_offload import flat_offloaded
 from memsheet.formulas.sharding.flat_sizes import flat_elements, flat_shard, gathered_bytes, reducing_bytes
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
@@ -216,6 +216,7 @@ ALGORITHM = algorithm_by_tensor(
         shard=lambda held, plan: flat_shard(held.elements, plan.mesh.dp_shard),
         offloaded=flat_offloaded,
         keeps_reduced=True,
+        notes=wrapping_notes,
     ),
     Traffic(),
 )

@@ -17,7 +17,7 @@ from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.algorithm import Traffic
 from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
-from memsheet.formulas.sharding.division import Division
+from memsheet.formulas.sharding.division import Division, wrapping_notes
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.sharding.per_parameter_offload import cpu_offload_resident_state
 from memsheet.formulas.sharding.per_parameter_sizes import (
@@ -41,6 +41,7 @@ from memsheet.plan.engine import Engine, UnitWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.recording import EMBEDDINGS, HEAD
 from memsheet.sheet import Component
 
 
@@ -57,6 +58,7 @@ class Groups:
     rest: Group | None = None  # the root's own, which nothing else has
     reduced_rest: Group | None = None  # of which backward makes gradients
     returns_first: Group | None = None  # a last layer that is gathered again before the loss is backward
+    comes_back: Group | None = None  # embeddings whose backward begins with the loss
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -105,7 +107,17 @@ class Groups:
     def _leaves(self, group: Group) -> BytesByPath:
         if self.rooted and group is self.head:
             return group.gradients
-        return sharded_gradients(group, self.plan, ROOT if group in self.rooted else None)
+        own = sharded_gradients(group, self.plan, ROOT if group in self.rooted else None)
+        return merge_moment([(1, own), (1, self._waiting_rest(group))])
+
+    def _waiting_rest(self, group: Group) -> BytesByPath:
+        """Gradients of the root's own that the head makes, whole until the end of backward, where they are
+        reduced (_fsdp_state.py, _root_post_backward_final_callback).
+        """
+        if group is not self.head or self.reduced_rest is None:
+            return EMPTY
+        around = {module_of(h.path) for h in self.reduced_rest.parameters}
+        return BytesByPath.of(pair for pair in group.gradients.held.items() if pair[0][1] in around)
 
     def unsharded(self, group: Group) -> tuple[Key, Count]:
         return _group_row_key(Component.UNSHARDED_PARAMETERS, group, "unsharded"), self.whole(group)
@@ -164,8 +176,9 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
         rest=_root_group(walk.embeddings, walk.rest),
         reduced_rest=_root_group(walk.embeddings, reduced_rest(walk)),
         returns_first=walk.layers[-1].pattern[-1]
-        if walk.idle_end and walk.layers and plan.reshard_after_forward
+        if walk.tied and HEAD in walk.idle_ends and walk.layers and plan.reshard_after_forward
         else None,
+        comes_back=walk.embeddings if EMBEDDINGS in walk.idle_ends and not plan.adapter else None,
     )
 
 
@@ -240,7 +253,7 @@ def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
     when the model is (torch 2.13 _fsdp_state.py, _force_complete_incomplete_states): its backward begins with
     the loss, and the layer before comes then.
     """
-    if not (of.keeps or group is of.head):
+    if not (of.keeps or group is of.head or group is of.comes_back):
         return EMPTY
     ahead = [of.arrived(of.returns_first)] if of.returns_first and group is of.head else []
     return BytesByPath.of([of.unsharded(group), *_unsharded_last_layer(of, group), *ahead])
@@ -431,15 +444,10 @@ def _offloaded(
     return with_hosted_activations(cpu_offload_resident_state(kept, plan, parameters), stage)
 
 
-def _twice_held_notes(model: ModelSpec) -> tuple[str, ...]:
-    """What torch refuses of the groups that accelerate makes."""
-    path = model.recording.twice_held if model.recording else ""
-    said = (
-        f"{path} is a weight that two of accelerate's groups of this model have: torch 2.13 refuses that "
-        "when the first step begins. The sheet is of groups that torch takes: all modules that have it in "
-        "one (fully_shard([...]))"
-    )
-    return (said,) if path else ()
+def _grouping_notes(model: ModelSpec) -> tuple[str, ...]:
+    """What does not run of the groups that accelerate makes, and what to name for whole layers."""
+    said = model.recording.regrouped if model.recording else ""
+    return (*wrapping_notes(model), *((said,) if said else ()))
 
 
 ALGORITHM = algorithm_by_tensor(
@@ -452,7 +460,7 @@ ALGORITHM = algorithm_by_tensor(
         offloaded=_offloaded,
         root_weights=root_group_tensors,
         beside_gradients=gradients_beside_layers,
-        notes=_twice_held_notes,
+        notes=_grouping_notes,
     ),
     Traffic(copies_gathered=True),  # _fsdp_collectives.py, split_with_sizes_copy
 )

@@ -9,8 +9,8 @@ from dataclasses import replace
 from torch import nn
 
 from memsheet.plan.plan import Plan
-from memsheet.recording import FROZEN, IDLE, TRAINED
-from memsheet.run.fsdp2 import head_group_modules
+from memsheet.recording import EMBEDDINGS, FROZEN, HEAD, IDLE, TRAINED
+from memsheet.run.fsdp2 import embeddings_group_modules, head_group_modules
 from memsheet.run.step import random_token_batch
 from memsheet.trace.job import How, recording_context
 from memsheet.trace.values import with_values_if_asked
@@ -22,29 +22,38 @@ Reached = frozenset[str] | None
 """Names of parameters; None where no step could be run, and all are taken for trained."""
 
 
-def reached_parameters(build: Callable[[str], nn.Module], plan: Plan, tokens: int) -> tuple[Reached, bool]:
+def reached_parameters(
+    build: Callable[[str], nn.Module], plan: Plan, tokens: int
+) -> tuple[Reached, tuple[str, ...]]:
     """The parameters of which one sequence of ``tokens`` leaves a gradient, by each of their names; and
-    whether a module that is grouped with the head never runs.
+    of which end's group a module never runs.
     """
     asked = replace(plan, workload=replace(plan.training, microbatch=1, seq_len=tokens))
     with suppress(Exception):  # a library's own refusal: what trains there is asked of a step that is wanted
-        found: tuple[Reached, bool] = with_values_if_asked(
+        found: tuple[Reached, tuple[str, ...]] = with_values_if_asked(
             lambda how: _reached(build, asked, how), How(scratch=False)
         )
         return found
-    return None, False
+    return None, ()
 
 
-def _reached(build: Callable[[str], nn.Module], plan: Plan, how: How) -> tuple[Reached, bool]:
+def _reached(build: Callable[[str], nn.Module], plan: Plan, how: How) -> tuple[Reached, tuple[str, ...]]:
     with recording_context(how):
         model, run = build(how.device), set[int]()
-        ends = head_group_modules(model)
-        for module in ends:
+        ends = _end_groups(model)
+        for module in (module for group in ends.values() for module in group):
             module.register_forward_pre_hook(lambda module, _: run.add(id(module)))
         batch = random_token_batch(model.config, plan, how.device)
         model(**batch).loss.backward()
         named = model.named_parameters(remove_duplicate=False)
-        return frozenset(name for name, one in named if one.grad is not None), len(run) < len(ends)
+        idle = tuple(end for end, group in ends.items() if not run.issuperset(map(id, group)))
+        return frozenset(name for name, one in named if one.grad is not None), idle
+
+
+def _end_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
+    with suppress(NotImplementedError):  # of a library that finds no table
+        return {EMBEDDINGS: embeddings_group_modules(model), HEAD: head_group_modules(model)}
+    return {}
 
 
 def reached_below(reached: Reached, path: str) -> Reached:

@@ -49,7 +49,9 @@ from memsheet.run.fsdp2 import (
     embeddings_norm_head,
     fsdp_wrapped_modules,
     head_group_modules,
-    twice_held_weight,
+    library_unit_classes,
+    regrouping_words,
+    unit_classes,
 )
 from memsheet.run.model import build_config, build_model, layers_of, text_config_of, word_table
 from memsheet.run.own_generate import has_own_generate
@@ -272,7 +274,7 @@ def _stack_of(config: str) -> Layered:
     ((_, tokens),) = within_positions(((1, TOKENS),), positions)
     reached, idle = reached_parameters(partial(build_shallow_model, found, plan, shallow), plan, tokens)
     described = describe_model(model, kinds, kind_representatives(kinds, shallow.kept), reached)
-    described = replace(described, idle_end=idle)
+    described = replace(described, idle_ends=idle)
     handing = observe_handing(model, kinds)
     return Layered(described, shallow, positions, handing, shares, cache_slots(model, len(kinds)))
 
@@ -301,9 +303,9 @@ def describe_model(
     settings, layers = model.config, checked_layers(model)
     stack = next(name for name, module in model.named_modules() if module is layers)
     shared = shared_weights(layers)
-    twice_held, head_group = "", tuple[str, ...]()
+    regrouped, head_group = "", tuple[str, ...]()
     with suppress(NotImplementedError):  # of a library that finds no table (pp_formulanet): FSDP2 is refused
-        twice_held, head_group = twice_held_weight(model), _grouped_with_head(model)
+        regrouped, head_group = regrouping_words(model), _grouped_with_head(model)
     text = text_config_of(settings)
     into, out = word_table(model), model.get_output_embeddings()
     table = next((name for name, module in model.named_modules() if module is into), "")
@@ -325,15 +327,15 @@ def describe_model(
         others=recorded_parameters(model, without=stack, first=table, reached=reached, shared=shared),
         table=table,
         projection=next((name for name, module in model.named_modules() if module is out), "")
-        if out is not None
+        if out is not None and not isinstance(out, nn.ModuleList)
         else "",
         tied=out is not None and getattr(out, "weight", None) is getattr(into, "weight", None),
         eager_only=not getattr(model, "_supports_sdpa", False),
         given=standard_input_words(settings),
         windows=acting_lengths(settings),
         units=_unsplit_units(model, stack),
-        uneven_units=_uneven_units(model, layers),
-        twice_held=twice_held,
+        wrapped_classes=_wrapped_classes(model),
+        regrouped=regrouped,
         head_group=head_group,
         stacks=ENCODER_DECODER if settings.is_encoder_decoder else DECODER if generates(model) else ENCODER,
         holds_prompt=settings.is_encoder_decoder or has_own_generate(model),
@@ -351,14 +353,10 @@ def _unsplit_units(model: nn.Module, stack: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(fold_layer_indices, beside)))
 
 
-def _uneven_units(model: nn.Module, layers: nn.ModuleList) -> str:
-    """How the units differ from whole layers; nothing where every layer is one."""
-    units = {id(module): module for module in fsdp_wrapped_modules(model)}
-    if any(id(layer) not in units for layer in layers):
-        return "parts of layers and not whole ones"
-    inside = [module for layer in layers for module in layer.modules() if module is not layer]
-    names = dict.fromkeys(type(module).__name__ for module in inside if id(module) in units)
-    return f"{', '.join(names)} apart from the layer around it" if names else ""
+def _wrapped_classes(model: nn.Module) -> tuple[str, ...]:
+    """The classes of the units, where the library's own choice is not whole layers."""
+    classes = unit_classes(model)
+    return () if classes == library_unit_classes(model) else tuple(sorted(classes))
 
 
 def _grouped_with_head(model: nn.Module) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import memsheet
-from memsheet.errors import InputError
 
 NO_MORE_THAN = 1e-3
 STEP = {"attention": "eager", "optimizer": "sgd", "microbatch": 2, "seq_len": 160}
@@ -30,6 +29,11 @@ SEVERAL_TABLES = {
 }  # fmt: skip
 WRITTEN = {"model_type": "bert", "num_hidden_layers": 3, "vocab_size": 4096}
 SHARED_BIAS = {"model_type": "camembert", "num_hidden_layers": 3, "vocab_size": 4096}
+PARTS = {"model_type": "mbart", "encoder_layers": 2, "decoder_layers": 3, "vocab_size": 4096}
+HEADS = {
+    "model_type": "musicgen", "text_encoder": {"model_type": "t5", "num_layers": 2, "d_model": 256},
+    "audio_encoder": {"model_type": "encodec"}, "decoder": {"model_type": "musicgen_decoder", "num_hidden_layers": 3, "hidden_size": 512},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,10 @@ SHARED_BIAS = {"model_type": "camembert", "num_hidden_layers": 3, "vocab_size": 
         (SEVERAL_TABLES, EIGHT),  # one weight in four modules, of which one never runs; a buffer in fp32
         (WRITTEN, EIGHT),  # layers that are written down, with a head that was compared on one GPU alone
         (SHARED_BIAS, EIGHT),  # a head that shares its bias with what is around it
+        (PARTS, EIGHT),  # layers of which the library names parts
+        pytest.param(
+            HEADS, EIGHT, marks=pytest.mark.slow
+        ),  # a list of heads; a table of which a holder never runs
     ],
 )
 def test_a_record_says_at_the_peak_what_a_trace_says(config, plan):
@@ -50,10 +58,14 @@ def test_a_record_says_at_the_peak_what_a_trace_says(config, plan):
     assert told.peak_instant is seen.peak_instant
 
 
-def test_units_that_are_not_whole_layers_are_refused():
-    parts = {"model_type": "mbart", "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 4096}
-    with pytest.raises(InputError, match="MBartAttention apart from the layer around it"):
-        memsheet.train(parts, **EIGHT, fix=False)
+def test_layers_are_whole_where_the_library_names_parts_of_them():
+    (sheet,) = memsheet.train(PARTS, **EIGHT, fix=False).sheets
+    assert any("fsdp_transformer_layer_cls_to_wrap: MBartDecoderLayer,MBart" in note for note in sheet.notes)
+
+
+def test_a_list_of_heads_that_accelerate_groups_is_named():
+    (sheet,) = memsheet.train(HEADS, **EIGHT, fix=False).sheets
+    assert any("accelerate groups decoder.lm_heads" in note for note in sheet.notes)
 
 
 def test_a_weight_that_two_groups_would_have_is_named():
