@@ -12,7 +12,7 @@ from memsheet.arith import Count, agreed, is_array, not_alike
 from memsheet.formulas.activations import block_part, end_parts, run_config_of
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.shared_tables import LetGo
-from memsheet.formulas.states.held import Held, tensors_on_rank
+from memsheet.formulas.states.held import Held, module_of, tensors_on_rank
 from memsheet.formulas.states.params import JOIN, START, fold_path_indices, stack_prefix
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
 from memsheet.formulas.tapes.evaluate import Part, Release
@@ -34,6 +34,11 @@ class Group:
     parameters: tuple[Held, ...]
     gradients: BytesByPath
     inside: tuple[Held, ...] = ()
+
+    @property
+    def first_module(self) -> str:
+        """The module of its first parameter; its own name where it has none (pictures look nothing up)."""
+        return module_of(self.parameters[0].path) if self.parameters else self.name
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed
 from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
-from memsheet.formulas.states.held import module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment
 from memsheet.formulas.training_step import Step
 from memsheet.sheet import Component
@@ -75,9 +74,7 @@ def _output_of(embeddings: Group, layer: Group) -> BytesByPath:
     """The first layer's kept input, named anew."""
     if not layer.part.keeps_input:
         return EMPTY
-    names = {
-        path: f"{module_of(embeddings.parameters[0].path)}/output" for _, path in layer.part.arriving.held
-    }
+    names = {path: f"{embeddings.first_module}/output" for _, path in layer.part.arriving.held}
     saved = Component.SAVED_ACTIVATIONS
     pairs = [((saved, names[path]), size) for (_, path), size in layer.part.arriving.held.items()]
     return BytesByPath.of(
@@ -155,7 +152,7 @@ def embedding_output(step: Step, run: int, repetition: int, place: int) -> list[
             BytesByPath.of(
                 [
                     (
-                        (Component.TEMPORARIES, f"{module_of(walk.embeddings.parameters[0].path)}/output"),
+                        (Component.TEMPORARIES, f"{walk.embeddings.first_module}/output"),
                         walk.embeddings.part.output,
                     )
                 ]
@@ -180,7 +177,7 @@ def tower_backward_adjustment(step: Step, run: int) -> Moment:
     """
     if run >= step.walk.entry or step.walk.embeddings is None:
         return []
-    words = module_of(step.walk.embeddings.parameters[0].path)
+    words = step.walk.embeddings.first_module
     own = (step.walk.layers[0].pattern[0].name.removesuffix("*"), words)
     kept = [*step.kept_tables.held.items(), *step.kept_masks.held.items()]
     gone = BytesByPath.of((key, -size) for key, size in kept if not key[1].startswith(own))

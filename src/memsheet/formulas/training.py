@@ -21,7 +21,6 @@ from memsheet.formulas.resident_layers import (
     tower_backward_adjustment,
     tower_resident_tensors,
 )
-from memsheet.formulas.states.held import module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment, bundle_moment
 from memsheet.formulas.training_step import Step
 from memsheet.plan.plan import Loss
@@ -71,7 +70,7 @@ def _looked_up(walk: StageLayers, embeddings: Group) -> BytesByPath:
     """
     forward, output = (
         embeddings.part.forward,
-        (Component.TEMPORARIES, f"{module_of(embeddings.parameters[0].path)}/output"),
+        (Component.TEMPORARIES, f"{embeddings.first_module}/output"),
     )
     if (
         output not in forward.held

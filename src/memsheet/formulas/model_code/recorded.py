@@ -206,7 +206,7 @@ def record_notes(model: ModelSpec) -> tuple[str, ...]:
     versions = ", ".join(f"{name} {number}" for name, number in sorted(model.recording.versions.items()))
     said = (
         f"the layers of {model.model_type} are on record from its own code on one device ({versions}): "
-        f"{_given_words(model.recording.given)}, tokens spread evenly over experts, and what an engine casts "
+        f"{_given_words(model.recording)}, tokens spread evenly over experts, and what an engine casts "
         "between layers is not in it"
     )
     lengths = (
@@ -223,9 +223,11 @@ def _window_words(windows: tuple[int, ...]) -> str:
     return f"; apart on each side of the lengths at which its config lets something begin to act ({listed})"
 
 
-def _given_words(given: str) -> str:
-    if given:
-        return f"words with {given}"
+def _given_words(recording: Recording) -> str:
+    if not recording.vocab:
+        return "a picture of its config's size for each sequence, however long"
+    if recording.given:
+        return f"words with {recording.given}"
     return "text alone (no tower for pictures or sounds is run)"
 
 
