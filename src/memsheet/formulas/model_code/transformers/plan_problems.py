@@ -99,8 +99,11 @@ def has_written_layers(spec: ModelSpec, engine: str = "") -> bool:
     with the real code; under ``engine``, where one is named that runs the library's.
     """
     by = find_engine(engine)
-    if spec.head.kind in OTHER_HEADS and by is not None and by.layers is None and not by.trains_other_heads:
-        return False
+    if by is not None and by.layers is None:
+        if spec.head.kind in OTHER_HEADS and not by.trains_other_heads:
+            return False
+        if spec.towers and not by.trains_towers:
+            return False
     compared = {**VERIFIED, **OF_PICTURES}
     return all(
         is_t5(block.kind) or (unmodelled_block_reason(block) is None and block.kind in compared)
