@@ -38,7 +38,9 @@ from memsheet.trace.recorder import Recorder, Row
 from memsheet.trace.values import with_values_if_asked
 
 DECODED = 2  # the first after the jump is not like those that follow it
-GROWING = {"keys": -2, "values": -2, "_quantized_keys": -2, "_quantized_values": -2, "indexer_keys": 1}
+GROWING = {
+    "keys": -2, "values": -2, "_quantized_keys": -2, "_quantized_values": -2, "indexer_keys": 1, "indexer_position_ids": -1,
+}  # fmt: skip
 """What a layer of a dynamic cache holds for every token, and along which axis (cache_utils.py: DynamicLayer,
 BaseQuantizedLayer, DynamicIndexedLayer).
 """

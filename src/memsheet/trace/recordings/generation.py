@@ -181,8 +181,8 @@ def _growing_cache(first: Kept, second: Kept) -> tuple[RecordedCache, int]:
     if first.length == second.length:
         of_token, ahead = first.tokens // first.length, 0
     else:
-        of_token, ahead = _each_and_fixed(first.tokens, second.tokens)
-    read, fixed = _each_and_fixed(first.read, second.read)
+        of_token, ahead = _each_and_fixed(first.tokens, second.tokens, (first.length, second.length))
+    read, fixed = _each_and_fixed(first.read, second.read, CACHED)
     states = (first.fp32, first.computed, first.window)
     uneven = second.tokens != of_token * second.length + ahead
     if uneven or states != (second.fp32, second.computed, second.window) or (ahead and first.window):
@@ -191,9 +191,9 @@ def _growing_cache(first: Kept, second: Kept) -> tuple[RecordedCache, int]:
     return RecordedCache(of_token, first.window, first.fp32, kept, read), ahead
 
 
-def _each_and_fixed(before: int, after: int) -> tuple[int, int]:
+def _each_and_fixed(before: int, after: int, lengths: tuple[int, int]) -> tuple[int, int]:
     """Elements of each token, and beside them, of ``before`` and ``after`` at the two lengths."""
-    shorter, longer = CACHED
+    shorter, longer = lengths
     each, rest = divmod(after - before, longer - shorter)
     if rest or before < each * shorter:
         raise NotRecordableError(UNEVEN)
@@ -203,7 +203,7 @@ def _each_and_fixed(before: int, after: int) -> tuple[int, int]:
 def _check_ahead(several: list[tuple[RecordedCache, int]], kept: list[Kept]) -> None:
     """Raises NotRecordableError where what is kept ahead of tokens is more for a longer prompt."""
     for (cache, ahead), layer in zip(several, kept, strict=True):
-        if ahead and layer.tokens != cache.token_elements * PROVING + ahead:
+        if ahead and layer.tokens != cache.token_elements * layer.length + ahead:
             raise NotRecordableError(UNEVEN)
 
 
@@ -213,13 +213,14 @@ def _held_elements(layer: Any, sequences: int) -> int:
 
 
 def _layer_kept(layer: Any, sequences: int) -> Kept:
-    """What a layer of a cache keeps of each sequence."""
+    """What a layer of a cache keeps of each sequence; numbers (of positions) by their width in bf16."""
     made = {"tokens": 0, "fp32": 0, "computed": 0}
     for name, value in vars(layer).items():
         for tensor in tensors_in(value):
             if tensor.dim():
                 state = "fp32" if tensor.dtype is torch.float32 else "computed"
-                made["tokens" if name in GROWING else state] += _per(tensor, sequences)
+                wide = 1 if tensor.is_floating_point() else tensor.itemsize // torch.bfloat16.itemsize
+                made["tokens" if name in GROWING else state] += wide * _per(tensor, sequences)
     return Kept(**made, window=getattr(layer, "sliding_window", None) or None)
 
 
@@ -255,12 +256,13 @@ def _observe_tokens(recorder: Recorder, generation: Generation, begins: int) -> 
     slots, cache = Slots(recorder), generation.cache
     slots.claim(generation)
     generate_next_token(generation, first=True)
-    prompted, places = len(recorder.events), _cache_rows(recorder, cache)
+    prompted, rows = len(recorder.events), _cache_rows(recorder, cache)
     slots.claim(generation)
+    numbers = _numbers(recorder, set(), range(begins, prompted))
+    places = [[row for row in layer if row in numbers] for layer in rows]  # without inputs that it refers to
     prefill = _found_pass(
         recorder, set(), range(begins, prompted), [row for layer in places for row in layer]
     )
-    numbers = _numbers(recorder, set(), range(begins, prompted))
     _jump_to(recorder, generation, int(generation.plan.serving.max_model_len or 0) - LAST - 1)
     with for_decode(generation.model):
         generate_next_token(generation)

@@ -23,7 +23,7 @@ SMALL = {
     "num_hidden_layers": 6, "max_position_embeddings": 8192,
 }  # fmt: skip
 TOWER = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
-EAGER = ("git", "cpmant")
+EAGER = ("blip", "cpmant", "git")
 CONFIGS = {
     "lfm2": {**SMALL, "block_multiple_of": 32, "layer_types": ["conv", "conv", "full_attention"] * 2},
     "olmo3": {**SMALL, "sliding_window": 600, "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2},
@@ -45,6 +45,13 @@ CONFIGS = {
             "embed_dim": 256, "ffn_dim": 704, "layers": 4, "attention_heads": 4, "vocab_size": 4000, "max_position_embeddings": 8192,
         },
         "vision_config": {**TOWER, "num_hidden_layers": 2},
+    },
+    "blip": {  # whose own generate leaves the prompt's last word out
+        "text_config": {
+            "hidden_size": 256, "encoder_hidden_size": 64, "intermediate_size": 704, "num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 4000,
+            "max_position_embeddings": 8192, "bos_token_id": 1, "sep_token_id": 2, "pad_token_id": 0,
+        },
+        "vision_config": {**TOWER, "image_size": 64, "num_hidden_layers": 2},
     },
     "zamba": {  # layers share the attention that stands in some of them
         **SMALL, "num_key_value_heads": 4, "attention_hidden_size": 512, "attention_head_dim": 128, "mamba_dt_rank": 16,
@@ -124,6 +131,7 @@ def test_what_layers_keep_is_known_by_kind():
     assert [(one.token_elements, one.computed_elements) for one in recorded("git")[1].caches] == [
         (512, 512 * picture)
     ]
+    assert [one.token_elements for one in recorded("blip")[1].caches] == [2 * 256]
 
 
 @pytest.mark.slow
