@@ -39,9 +39,10 @@ def quantization_of(
     name = gaps.request.get("quantization.weights")
     if task == "train" and name is None and engine.layers is not None:
         return None
-    if task == "train" and name is None and adapter is None and _dequantizes_to_train(gaps, model):
+    dequantized = task == "train" and _dequantizes_to_train(gaps, model)
+    if dequantized and name is None:
         return None
-    if task == "train" and model is not None and model.quantization is not None:
+    if task == "train" and model is not None and model.quantization is not None and not dequantized:
         _check_stored(gaps, model.quantization, adapter, model.source)
     if name is None:
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
@@ -106,13 +107,13 @@ def _unpacks_gguf(gaps: RequestResolver, engine: Engine, task: str) -> bool:
 
 
 def _dequantizes_to_train(gaps: RequestResolver, model: ModelSpec | None) -> bool:
-    """Whether a released checkpoint is trained in the precision that is asked for, as transformers loads it
-    with ``dequantize=True`` (transformers 5.23 utils/quantization_config.py:1691, 1800).
+    """Whether a released checkpoint is trained in the plan's precision, as transformers loads it with
+    ``dequantize=True`` (transformers 5.23 utils/quantization_config.py:1691, 1800).
     """
     stored = model.quantization.weights if model is not None and model.quantization is not None else None
-    if stored not in DEQUANTIZED or not any(key.startswith("precision.") for key in gaps.request):
+    if stored not in DEQUANTIZED:
         return False
-    gaps.assumed.append(f"quantization.weights = none (the released {stored} is dequantized to train)")
+    gaps.assumed.append(f"the released {stored} is loaded with dequantize = true, to train")
     return True
 
 
@@ -124,9 +125,7 @@ def _check_stored(
     """
     stored = of.weights
     base = f", {source.base}" if source.base else ""
-    hint = f"give the base model{base}" + (
-        ", or the precision to train it in: --precision bf16-pure" if stored in DEQUANTIZED else ""
-    )
+    hint = f"give the base model{base}"
     if stored not in STORED_TRAINABLE or (stored in LORA_ALONE and of.method != "bitsandbytes"):
         gaps.wrong(
             "quantization_config", stored, "is a stored format that is not modelled for training", hint

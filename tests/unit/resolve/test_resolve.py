@@ -234,3 +234,14 @@ def test_accumulation_is_what_the_global_batch_leaves() -> None:
 def test_an_option_is_never_ignored(keys: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         asked(**keys)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v3", "minimax-m2"])
+@pytest.mark.parametrize(
+    "lora", [{}, {"adapter.rank": 16}, {"adapter.rank": 16, "quantization.weights": "nf4"}]
+)
+def test_a_model_that_is_released_quantized_trains_dequantized(name: str, lora: dict[str, Any]) -> None:
+    found = asked(name, 1, engine="transformers", **lora)
+    stored = found.plan.quantization.weights.name if found.plan.quantization else None
+    assert stored == lora.get("quantization.weights")
+    assert any("is loaded with dequantize = true" in word for word in found.assumed)
