@@ -35,6 +35,10 @@ MODULES = {
 """Names in the model's own code of what a file calls otherwise."""
 CONVERTED = {"mxfp4": "MXFP4"}
 """Released formats that a GGUF file keeps as they are."""
+PACKED_EXPERTS = frozenset({"gpt_oss"})
+"""Families whose experts a converter copies as released, whatever type the other matrices get
+(conversion/gpt_oss.py, GptOssModel.repack_mxfp4, commit 2bbcf7f; llama-quant.cpp requantizes nothing unless told).
+"""
 TOKENS, OUTPUT = "token_embd", "output"
 
 
@@ -246,7 +250,12 @@ def _layer_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]
                 dtype,
                 expert=weight.role is Role.EXPERT,
             )
-            yield _with_type_range(found, weight, mix) if dtype is not FP32 and mix not in WHOLE else found
+            recipe = (
+                dtype is not FP32
+                and mix not in WHOLE
+                and not (found.expert and where.family in PACKED_EXPERTS)
+            )
+            yield _with_type_range(found, weight, mix) if recipe else found
 
 
 def _with_type_range(stored: Stored, weight: Weight, mix: str) -> Stored:
@@ -275,10 +284,14 @@ def _quantization_context(spec: ModelSpec, block: Block, layer: int, layers: int
 def _gguf_weight_dtype(
     weight: Weight, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]
 ) -> DType:
-    """Matrices are quantized; norms, biases and routers stay in fp32."""
+    """Matrices are quantized; norms, biases and routers stay in fp32, and experts that are released in MXFP4
+    are that in every file.
+    """
     module = weight.path.removesuffix(".weight").split(".")[-1]
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return FP32
+    if weight.role is Role.EXPERT and where.family in PACKED_EXPERTS:
+        return GGUF["MXFP4"]
     if mix == CONVERTED["mxfp4"] and weight.role is not Role.EXPERT:  # whose experts alone are released in it
         return BF16
     return GGUF[type_of(mix, KINDS.get(module, module), where, weight.shape[-1])]
