@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from memsheet.account import account_rank
+from memsheet.arith import Count
 from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
@@ -15,6 +16,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.resolve import Resolved
 from memsheet.sheet import Bytes, Component, Instant, Sheet
+from memsheet.units import GIB
 
 SHOWN = 3
 
@@ -296,7 +298,22 @@ def host_shortage(sheets: tuple[Sheet, ...], cluster: Cluster) -> int:
     has.
     """
     needed = max(sheet.host_bytes for sheet in sheets) * cluster.per_node
-    return max(0, needed - cluster.host_bytes) if cluster.host_bytes is not None else 0
+    on_device = worst_sheet(sheets).device.low
+    if cluster.host_bytes is None and on_device > cluster.device.framework_high_bytes:
+        return 0  # the device is short, which is said anyway
+    room = host_room(cluster, on_device)
+    return max(0, int(needed - room)) if room is not None else 0
+
+
+def host_room(cluster: Cluster, on_device: Count) -> Count | None:
+    """Bytes of host memory that a node has beside ``on_device`` on each device: as somebody said; where
+    processor and device share their memory, what is left of it; else nobody knows.
+    """
+    device = cluster.device
+    if cluster.host_bytes is not None or not device.unified:
+        return cluster.host_bytes
+    modules = device.datasheet_bytes // 10**9 * GIB  # which are sold in binary gigabytes
+    return cluster.per_node * (modules - on_device)
 
 
 def largest_components(sheet: Sheet) -> tuple[tuple[Component, Bytes], ...]:

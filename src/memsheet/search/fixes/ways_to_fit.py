@@ -29,6 +29,8 @@ from memsheet.sheet import Sheet
 Edits = Mapping[str, Any]
 Request = Mapping[str, Any]
 DOUBLINGS = 10
+LENGTH_STEP = 1024  # tokens
+LENGTHS = ("serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens")
 ADAPTERS: tuple[tuple[str, Edits], ...] = (
     ("LoRA, rank 16", {"adapter.rank": 16, "recompute.mode": "full"}),
     (
@@ -103,6 +105,7 @@ def _serving_ways(
     alone, files = cluster.count == 1, {} if plan.quantization else {"quantization.weights": IN_BITS}
     engine = engine_of(plan)
     keeps_host_layers = "serving.gpu_layers" in engine.models
+    yield _shorter_way(spec, request, cluster, plan)
     if alone and keeps_host_layers:
         yield from host_ways(spec, request, cluster, {})
     if plan.quantization is None:
@@ -118,6 +121,20 @@ def _serving_ways(
     if alone and (not keeps_host_layers or files) and not spec.in_gguf:
         yield from host_ways(spec, request, cluster, {"engine": HOST_LAYERS_SERVER, **files})
     yield _on_more(spec, request, cluster, (("", {}),))
+
+
+def _shorter_way(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> WayToFit | None:
+    """The longest sequences that fit, where nobody said how long they are and no pool has a say."""
+    if engine_of(plan).serving.pools_cache or any(request.get(key) is not None for key in LENGTHS):
+        return None
+
+    def tried(steps: int) -> WayToFit | None:
+        tokens = (steps + 1) * LENGTH_STEP
+        return _way_with_edits(
+            spec, request, cluster, {"serving.max_model_len": tokens}, f"sequences of {tokens:,} tokens"
+        )
+
+    return _last_that_fits(int(plan.serving.max_model_len or 0) // LENGTH_STEP - 2, tried)
 
 
 def host_ways(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits) -> Iterator[WayToFit]:
@@ -178,9 +195,12 @@ def _on_more(
     library: LibraryUse | None = None,
 ) -> WayToFit | None:
     """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so
-    that only free degrees grow; a cluster in a file is all there is.
+    that only free degrees grow; a cluster in a file is all there is, and so is a machine whose processor
+    shares its memory with the one device that it has.
     """
-    for power in range(1, DOUBLINGS if not cluster.file else 0):
+    device = cluster.device
+    alone = device.unified and device.per_node is None and device.backend != "CUDA"
+    for power in range(1, 0 if cluster.file or alone else DOUBLINGS):
         count = cluster.count << power
         try:
             per_node = None if cluster.device.per_node else min(count, ONE_NODE)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from memsheet.account import Totals, check_accounted, rank_of, step_totals, totals_of
-from memsheet.budget import Budget, Result, budget_of
+from memsheet.budget import Budget, Result, budget_of, host_room
 from memsheet.errors import InputError
 from memsheet.plan.plan import Offload, Plan, Recompute, Schedule
 from memsheet.search.train.lattice import Array, Tally, select_rows
@@ -147,7 +147,7 @@ def result_masks(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[R
 
 
 def _host_short(one: Graded, space: Space) -> Array:
-    has = space.cluster.host_bytes
+    has = host_room(space.cluster, one.device.low)
     return (
         one.host_bytes * space.cluster.per_node > has if has is not None else np.zeros(len(one), dtype=bool)
     )
