@@ -92,7 +92,15 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
         "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
         "scratch": how.scratch, "depth": None if how.full else repeated_layer_depth(spec), "debug": how.debug, "ranks": _traced_ranks(resolved.plan, how), "cache": how.cache,
     }  # fmt: skip
-    traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    try:
+        traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    except InputError as error:
+        if request.get("attention") is not None or error.problems[0].field != "attention":
+            raise
+        answer, timelines = trace_with_timelines(model, how, **options, attention="eager")
+        return replace(
+            answer, assumed=(*answer.assumed, "attention = eager (its code has no other)")
+        ), timelines
     assumed = (*assumed, *traced[0].facts.get("assumed", ()))
     return _traced_answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(
         t.timeline for t in traced

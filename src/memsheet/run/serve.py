@@ -207,6 +207,9 @@ def generate_next_token(generation: Generation, *, first: bool = False) -> None:
         **generation.arguments,
     )
     outputs = model(**inputs, return_dict=True)
+    kept = outputs.get(generation.cache_name)
+    if kept is not None:  # BLIP's comes back with another beside it, of what it read
+        generation.cache = kept
     grown = model._update_model_kwargs_for_generation(
         outputs, dict(generation.arguments), is_encoder_decoder=model.config.is_encoder_decoder
     )

@@ -123,7 +123,7 @@ def trace_generation(slots: Slots, model: nn.Module, plan: Plan, kind: str, devi
 
 
 def _trace_tokens(slots: Slots, generation: Generation) -> None:
-    recorder, cache = slots.recorder, generation.cache
+    recorder = slots.recorder
     full = int(generation.plan.serving.max_model_len or 0)
     slots.claim(generation)
     generate_next_token(generation, first=True)
@@ -133,7 +133,7 @@ def _trace_tokens(slots: Slots, generation: Generation) -> None:
     start = max(full - DECODED, 1)
     for fill in missing:
         fill.at(start)
-    count_to(cache, start)
+    count_to(generation.cache, start)
     jump_to_cached_tokens(generation, start)
     slots.claim(generation)
     with for_decode(generation.model):

@@ -162,10 +162,12 @@ def _kept_after(model: nn.Module, plan: Plan, how: How) -> list[Kept]:
     """What each layer keeps after a prompt."""
 
     def kept(generation: Generation) -> list[Kept]:
-        (sequences, length), cache = generation.ids.shape, generation.cache
+        sequences, length = generation.ids.shape
         generate_next_token(generation, first=True)
-        own = [_layer_kept(layer, sequences) for layer in cache_layers(cache)]
-        read = [_held_elements(layer, sequences) for layer in encoded_layers(cache)] or [0] * len(own)
+        own = [_layer_kept(layer, sequences) for layer in cache_layers(generation.cache)]
+        read = [_held_elements(layer, sequences) for layer in encoded_layers(generation.cache)] or [0] * len(
+            own
+        )
         return [
             replace(layer, read=elements, length=length) for layer, elements in zip(own, read, strict=True)
         ]
@@ -253,10 +255,10 @@ def _observe_generation(recorder: Recorder, model: nn.Module, plan: Plan, how: H
 
 def _observe_tokens(recorder: Recorder, generation: Generation, begins: int) -> FoundGeneration:
     """The prompt and the last token, of what there is since the event ``begins``."""
-    slots, cache = Slots(recorder), generation.cache
+    slots = Slots(recorder)
     slots.claim(generation)
     generate_next_token(generation, first=True)
-    prompted, rows = len(recorder.events), _cache_rows(recorder, cache)
+    prompted, rows = len(recorder.events), _cache_rows(recorder, generation.cache)
     slots.claim(generation)
     numbers = _numbers(recorder, set(), range(begins, prompted))
     places = [[row for row in layer if row in numbers] for layer in rows]  # without inputs that it refers to
@@ -268,7 +270,7 @@ def _observe_tokens(recorder: Recorder, generation: Generation, begins: int) -> 
         generate_next_token(generation)
         slots.claim(generation)
         there, start = _live(recorder, range(begins, len(recorder.events))), len(recorder.events)
-        before = [row for layer in _cache_rows(recorder, cache) for row in layer]
+        before = [row for layer in _cache_rows(recorder, generation.cache) for row in layer]
         generate_next_token(generation)
         slots.claim(generation)
     return FoundGeneration(

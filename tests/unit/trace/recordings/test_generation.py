@@ -9,7 +9,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import memsheet
 from memsheet.account import account_rank
+from memsheet.errors import InputError
 from memsheet.plan.words import request_from
 from memsheet.readers.recorded import model_from_recording
 from memsheet.recording import caches_from, recording_document, recording_from, run_from
@@ -168,3 +170,12 @@ def test_a_record_of_a_generation_is_the_same_after_json():
     again = recording_from(json.loads(json.dumps(recording_document(recording))))
     other = model_from_recording(again, config)
     assert account_rank(other, served(other, real=False, **words)).peak == before
+
+
+def test_a_trace_takes_the_attention_that_there_is():
+    config = {"model_type": "blip", **CONFIGS["blip"]}
+    answer = memsheet.trace(config, gpus="1xH200", engine="transformers", max_model_len=64)
+    assert answer.plan.attention.value == "eager"
+    assert any("attention = eager" in word for word in answer.assumed)
+    with pytest.raises(InputError, match="attention"):
+        memsheet.trace(config, gpus="1xH200", engine="transformers", max_model_len=64, attention="sdpa")
