@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -84,6 +85,9 @@ def bundled_entry(text: str, *, endpoint: str = "") -> Mapping[str, Any] | None:
         return entry
     asked = parse_model_name(text, endpoint=endpoint)
     config = stored_as(entry["config"], found.storage) if found.storage else entry["config"]
+    kept = config.get("quantization_config", {}).get("experts") if found.storage else None
+    if kept:
+        found = replace(found, words=f"{found.words}, experts in {kept} as in every GGUF file of it")
     same = found.storage is None and not found.held
     return {
         **entry,

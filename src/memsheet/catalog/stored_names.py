@@ -67,6 +67,7 @@ _FORMS: dict[str, Storage] = {
     "bf16": Storage(dtype="bfloat16", words="bf16, nothing quantized"),
     "fp16": Storage(dtype="float16", words="fp16, nothing quantized"),
     "fp32": Storage(dtype="float32", words="fp32, nothing quantized"),
+    "mlx-bits": Storage(quantization={"quant_method": "mlx"}, words="packed for MLX"),
     "mlx": Storage(words="as released: what is packed for MLX is read by no engine that is accounted"),
     "exl2": Storage(quantization={"quant_method": "exl2"}, words="exl2"), "exl3": Storage(quantization={"quant_method": "exl3"}, words="exl3"),
     "hqq": Storage(quantization={"quant_method": "hqq"}, words="hqq"),
@@ -85,12 +86,13 @@ _ENDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"mxfp4|w-mxfp4-a-fp8", "mxfp4"), (r"mxfp8", "mxfp8"),
         (r"(?:q4-0-)?unquantized|dequantized|bf16|bfloat16", "bf16"), (r"fp16|f16|float16", "fp16"), (r"fp32|f32|float32", "fp32"),
         (r"(?:\d(?:\.\d)?bpw-)?exl2(?:-\d(?:\.\d+)?bpw)?", "exl2"), (r"(?:\d(?:\.\d)?bpw-)?exl3(?:-\d(?:\.\d+)?bpw)?", "exl3"), (r"hqq(?:-\dbit)?", "hqq"),
-        (r"mlx(?:-(?:\dbit|bf16|fp16|mxfp4))?", "mlx"),
+        (r"mlx-(?:\dbit|mxfp4)(?:-q\d)?", "mlx-bits"), (r"mlx(?:-(?:bf16|fp16))?", "mlx"),
     )
 )  # fmt: skip
 _OWNERS_ENDS = {
     "mlx-community": (
-        (re.compile(r"-(?:mlx-)?(?:[234568]bit|bf16|fp16|4bit-dwq(?:-\d+)?|mxfp4|mlx)$"), "mlx"),
+        (re.compile(r"-(?:mlx-)?(?:[234568]bit(?:-dwq(?:-\d+)?)?|mxfp4(?:-q\d)?)$"), "mlx-bits"),
+        (re.compile(r"-(?:mlx-)?(?:bf16|fp16|mlx)$"), "mlx"),
     ),
     "unsloth": ((re.compile(r"-4bit$"), "nf4"),),
 }
@@ -106,6 +108,13 @@ _NEAR_TYPES = {
     "IQ3_M": "IQ3_S", "IQ3_XS": "IQ3_S", "IQ2_M": "IQ2_S", "MXFP4_MOE": "MXFP4",
 }  # fmt: skip
 """Mixes whose rules are their makers' own, or whose main type another has, and what they are accounted as."""
+
+
+KEPT_EXPERTS = {"mxfp4": "MXFP4"}
+"""Released formats whose experts every GGUF file keeps: gpt-oss' are repacked whatever the other tensors
+become (ggml-org/llama.cpp 2984e6e8 conversion/gpt_oss.py repack_mxfp4), and the quantizer turns no quantized
+tensor into another type (007dbbf3 src/llama-quant.cpp llama_model_quantize_impl, "requantizing from type").
+"""
 
 
 def storage_of_tag(tag: str) -> Storage | None:
@@ -158,7 +167,8 @@ def stored_as(config: Mapping[str, Any], storage: Storage) -> dict[str, Any]:
     if released and released.get("quant_method") == wanted.get("quant_method"):
         return dict(config)  # as it was released itself
     if wanted.get("quant_method") == "gguf":
-        return {**found, "quantization_config": wanted}
+        kept = KEPT_EXPERTS.get(released.get("quant_method", "")) if released else None
+        return {**found, "quantization_config": wanted | ({"experts": kept} if kept else {})}
     whole = [HEAD, *(TOWERS if "vision_config" in config else ())]
     key = _WHOLE_KEYS.get(wanted["quant_method"], "modules_to_not_convert")
     return {**found, "quantization_config": {**wanted, key: whole}}

@@ -412,6 +412,7 @@ class StoredQuantization:
     weights: str  # a dtype's name
     group_size: int | None = None
     skip: tuple[str, ...] = ()  # module names kept in the model's dtype
+    experts: str | None = None  # a GGUF type that routed experts have, whatever the rest of a file is in
     cache: str | None = None  # the dtype that it names for keys and values
     cache_fixed: bool = False  # with one symmetric scale a tensor that it brings
 

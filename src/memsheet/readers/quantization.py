@@ -117,7 +117,11 @@ def _awq_scheme(stored: Fields) -> StoredQuantization:
 
 def _gguf_scheme(stored: Fields) -> StoredQuantization:
     """Of a model that is named as a GGUF file and whose header nobody has read: the file's mix."""
-    return StoredQuantization(method="gguf", weights=f"gguf:{stored.text('weights', default='')}")
+    return StoredQuantization(
+        method="gguf",
+        weights=f"gguf:{stored.text('weights', default='')}",
+        experts=stored.text("experts", default="") or None,
+    )
 
 
 def _weight_bit_width(stored: Fields, *keys: str, known: tuple[int, ...]) -> int:
@@ -218,6 +222,7 @@ INSTEAD = (
     "sizes in a format that is known"
 )
 _UNREAD = {
+    "mlx": ("is packed for MLX, which alone reads it: no engine that is accounted does", "the model's own name instead, and --engine llama.cpp --quantize gguf:Q4_K_M for four bits near to it"),
     "hqq": ("is not modelled: HQQ's zero points and scales have sizes of their own", "take quantization_config out of the config.json, and --quantize int4 comes near to four bits in groups of 128"),
     "exl2": ("is not modelled: it has bits of its own for each layer, and neither {servers} reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),
     "exl3": ("is not modelled: it has bits of its own for each layer, and neither {servers} reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),

@@ -364,6 +364,16 @@ def test_words_search() -> None:
     assert matching_names("nothing-of-the-kind") == ()
 
 
+@pytest.mark.parametrize(
+    "name", ["mlx-community/Qwen3-8B-4bit", "lmstudio-community/Qwen3-8B-MLX-8bit", "mlx-community/gpt-oss-120b-MXFP4-Q4", "mlx-community/Qwen3-8B-4bit-DWQ"]
+)  # fmt: skip
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "transformers"])
+def test_what_is_packed_for_mlx_is_no_file_of_another(name: str, engine: str) -> None:
+    with pytest.raises(InputError, match="packed for MLX"):
+        memsheet.infer(name, engine=engine)
+    assert bundled_entry("mlx-community/Qwen3-8B-bf16") is not None
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-AWQ", "qwen3:8b", "Qwen/Qwen3-8B-NVFP4"])
 def test_a_form_that_cannot_be_trained_names_the_model_that_can(name: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -70,6 +70,12 @@ ODD_ROWS = {
 WHOLE = ("F32", "F16", "BF16", "Q8_0")
 """Types that the output matrix keeps too; it is Q6_K beside any other."""
 
+EXPERTS_ALONE, BESIDE_EXPERTS = "MXFP4", "Q8_0"
+"""A file in MXFP4 has experts alone in it; every other matrix, the table of tokens and the output are in
+eight bits (ggml-org/llama.cpp 007dbbf3 src/llama-quant.cpp llama_tensor_get_type_impl,
+LLAMA_FTYPE_MOSTLY_MXFP4_MOE).
+"""
+
 
 def gguf_named(name: str) -> DType | None:
     """A type, or a mix by its main type under the mix's own name."""
@@ -97,6 +103,8 @@ def matrix_type(mix: str, kind: str, where: Where, row: int) -> str:
 
 def end_type(mix: str, *, output: bool, row: int) -> str:
     """The type of the table of tokens, or of the output matrix."""
+    if mix == EXPERTS_ALONE:
+        return BESIDE_EXPERTS
     main = MIXES.get(mix, (mix, {}))[0]
     if not output or main in WHOLE:
         return row_compatible_type(main, row)

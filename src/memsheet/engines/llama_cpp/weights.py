@@ -10,12 +10,29 @@ from dataclasses import replace
 from memsheet.arith import round_up
 from memsheet.engines.llama_cpp.facts import is_fork
 from memsheet.engines.llama_cpp.gguf_fork import fork_end, fork_type
-from memsheet.engines.llama_cpp.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
+from memsheet.engines.llama_cpp.gguf_mixes import (
+    BESIDE_EXPERTS,
+    EXPERTS_ALONE,
+    MIXES,
+    WHOLE,
+    Where,
+    end_type,
+    matrix_type,
+)
 from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
-from memsheet.plan.dtypes import BF16, FP32, GGUF, DType
-from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
+from memsheet.plan.dtypes import FP32, GGUF, DType
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    LatentAttention,
+    ModelSpec,
+    Moe,
+    Role,
+    StoredQuantization,
+    Weight,
+)
 from memsheet.plan.plan import Plan
 from memsheet.references import GGML, LLAMA_CPP, formula
 
@@ -34,11 +51,11 @@ MODULES = {
 }  # fmt: skip
 """Names in the model's own code of what a file calls otherwise."""
 CONVERTED = {"mxfp4": "MXFP4"}
-"""Released formats that a GGUF file keeps as they are."""
-PACKED_EXPERTS = frozenset({"gpt_oss"})
-"""Families whose experts a converter copies as released, whatever type the other matrices get
-(conversion/gpt_oss.py, GptOssModel.repack_mxfp4, commit 2bbcf7f; llama-quant.cpp requantizes nothing unless told).
+"""Released formats of experts that a GGUF file keeps, whatever its other tensors are in (ggml-org/llama.cpp
+2984e6e8 conversion/gpt_oss.py repack_mxfp4).
 """
+RULED = (*WHOLE, EXPERTS_ALONE)
+"""Types of which no recipe makes another."""
 TOKENS, OUTPUT = "token_embd", "output"
 
 
@@ -88,17 +105,25 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
             "is no type of a GGUF file",
             "for example --quantize gguf:Q4_K_M, or gguf:Q8_0",
         )
-    kind = (
-        CONVERTED.get(named, named.removeprefix("gguf:"))
-        if named
-        else {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
-    )
+    whole = {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
+    kind = whole if named is None or named in CONVERTED else named.removeprefix("gguf:")
     fork = is_fork(plan.engine_version)
+    kept = _kept_experts(spec.quantization)
     return split_latents(
         spec,
         plan,
-        (*_embedding_and_output_tensors(spec, kind, fork=fork), *_layer_tensors(spec, kind, fork=fork)),
+        (
+            *_embedding_and_output_tensors(spec, kind, fork=fork),
+            *_layer_tensors(spec, kind, kept=kept, fork=fork),
+        ),
     )
+
+
+def _kept_experts(released: StoredQuantization | None) -> str | None:
+    """The type that experts have in every file of a model, None where they follow the file's."""
+    if released is None:
+        return None
+    return released.experts or CONVERTED.get(released.method)
 
 
 def loaded_of(spec: ModelSpec, tensors: Iterable[Stored]) -> tuple[Stored, ...]:
@@ -227,7 +252,7 @@ def _output_type_name(mix: str, weight: Weight, *, output: bool, tied: bool, for
     return fork_end(mix, output=output, tied=tied, row=row) if fork else end_type(mix, output=output, row=row)
 
 
-def _layer_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
+def _layer_tensors(spec: ModelSpec, mix: str, *, kept: str | None, fork: bool) -> Iterator[Stored]:
     blocks = [
         block
         for stack in spec.stacks
@@ -240,7 +265,8 @@ def _layer_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]
         for weight in block.weights:
             module = weight.path.removesuffix(".weight").split(".")[-1]
             named = f"shared.{module}" if "shared" in weight.path else module
-            dtype = _gguf_weight_dtype(weight, mix, where, fork_type if fork else matrix_type)
+            own = mix if kept is None or weight.role is not Role.EXPERT else kept
+            dtype = _gguf_weight_dtype(weight, own, where, fork_type if fork else matrix_type)
             found = _stored_tensor(
                 layer,
                 KINDS.get(module, module),
@@ -250,12 +276,7 @@ def _layer_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]
                 dtype,
                 expert=weight.role is Role.EXPERT,
             )
-            recipe = (
-                dtype is not FP32
-                and mix not in WHOLE
-                and not (found.expert and where.family in PACKED_EXPERTS)
-            )
-            yield _with_type_range(found, weight, mix) if recipe else found
+            yield _with_type_range(found, weight, own) if dtype is not FP32 and own not in RULED else found
 
 
 def _with_type_range(stored: Stored, weight: Weight, mix: str) -> Stored:
@@ -290,8 +311,6 @@ def _gguf_weight_dtype(
     module = weight.path.removesuffix(".weight").split(".")[-1]
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return FP32
-    if weight.role is Role.EXPERT and where.family in PACKED_EXPERTS:
-        return GGUF["MXFP4"]
-    if mix == CONVERTED["mxfp4"] and weight.role is not Role.EXPERT:  # whose experts alone are released in it
-        return BF16
+    if mix == EXPERTS_ALONE:
+        return GGUF[mix if weight.role is Role.EXPERT else BESIDE_EXPERTS]
     return GGUF[type_of(mix, KINDS.get(module, module), where, weight.shape[-1])]

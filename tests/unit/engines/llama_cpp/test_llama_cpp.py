@@ -11,6 +11,8 @@ import pytest
 
 from gguf_files import GROUPED, write_gguf
 from memsheet import infer
+from memsheet.catalog.names import bundled_entry
+from memsheet.catalog.stored_names import storage_of_tag
 from memsheet.engines.llama_cpp.buffers import Facts, blocks_of, cache_of
 from memsheet.engines.llama_cpp.build import Reserved
 from memsheet.engines.llama_cpp.facts import device_layer_counts
@@ -18,6 +20,7 @@ from memsheet.engines.llama_cpp.ggml import LARGEST, Buffer, Graph, Tensor, buff
 from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
 from memsheet.engines.llama_cpp.gguf_mixes import MIXES, Where, end_type, gguf_named, matrix_type
 from memsheet.engines.llama_cpp.graph import reserved_graph
+from memsheet.engines.llama_cpp.weights import Stored, stored_tensors
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
 from memsheet.readers.hf_config import read_hf_config
@@ -266,6 +269,55 @@ def test_every_mix_names_types_that_exist(mix: str):
             assert all(gguf_named(matrix_type(mix, kind, w, row)) for w in where)
     assert gguf_named(mix) is not None
     assert end_type(mix, output=True, row=4096) == "Q6_K"
+
+
+PUBLISHED = {
+    # print_info: file size, and the device's buffer, as llama.cpp printed them of gpt-oss-120b
+    "gguf:BF16": 60.87,  # ggml-org/llama.cpp issue 15125: bf16 146 tensors, mxfp4 108
+    "gguf:MXFP4": 59.02,  # issue 15253: q8_0 146 tensors, mxfp4 108; 59851.68 MiB of them on the device
+    # unsloth/gpt-oss-120b-GGUF, sizes of its files as ailocalcheck.com lists them (2026)
+    "gguf:F16": 60.88,
+    "gguf:Q8_0": 59.03,
+    "gguf:Q6_K": 58.94,
+    "gguf:Q4_K_M": 58.46,
+    "gguf:Q2_K": 58.27,
+    "mxfp4": 60.87,
+}
+
+
+@pytest.mark.parametrize("weights", PUBLISHED)
+def test_every_file_of_gpt_oss_keeps_its_experts(weights: str):
+    tensors = read_tensors("gpt-oss-120b", **{"quantization.weights": weights})
+    gib = sum(t.nbytes for t in tensors) / 2**30
+    assert gib == pytest.approx(PUBLISHED[weights], rel=2e-3)
+    assert {t.type_name for t in tensors if t.expert and t.kind.startswith("ffn") and t.nbytes > 2**29} == {
+        "gguf:MXFP4"
+    }
+
+
+@pytest.mark.parametrize("tag", ["F16", "Q4_K_M", "Q8_0", "UD-Q4_K_XL", "MXFP4"])
+def test_a_name_with_types_is_the_model_stored_so(tag: str):
+    types = storage_of_tag(tag).quantization["weights"]
+    named = read_tensors(f"unsloth/gpt-oss-20b-GGUF:{tag}")
+    assert sum(t.nbytes for t in named) == sum(
+        t.nbytes for t in read_tensors("gpt-oss-20b", **{"quantization.weights": f"gguf:{types}"})
+    )
+
+
+def test_a_file_in_mxfp4_has_the_experts_alone_in_it():
+    kinds = {
+        (t.expert, t.type_name)
+        for t in read_tensors(MOE, **{"quantization.weights": "gguf:MXFP4"})
+        if t.type_name != "fp32"
+    }
+    assert kinds == {(True, "gguf:MXFP4"), (False, "gguf:Q8_0")}
+
+
+def read_tensors(model: Any, **asked: Any) -> tuple[Stored, ...]:
+    """The tensors that llama.cpp reads of a model."""
+    spec = read_hf_config(bundled_entry(model)["config"] if isinstance(model, str) else model)
+    request = {"task": "infer", "engine": "llama.cpp", **asked}
+    return stored_tensors(spec, resolve_request(request, spec).plan)
 
 
 def test_the_last_eighths_and_every_third_layer_get_more_bits():
