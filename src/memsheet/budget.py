@@ -295,25 +295,17 @@ def verdict_on_held_sequences(verdict: Verdict, wanted: int, held: Bytes, missin
 
 def host_shortage(sheets: tuple[Sheet, ...], cluster: Cluster) -> int:
     """Bytes of host memory that a node lacks for its ranks; 0 where it has enough or nobody said how much it
-    has.
+    has. Where processor and device share their memory, the host has what the device leaves; what is too
+    large for the device itself is told by that.
     """
     needed = max(sheet.host_bytes for sheet in sheets) * cluster.per_node
-    on_device = worst_sheet(sheets).device.low
-    if cluster.host_bytes is None and on_device > cluster.device.framework_high_bytes:
-        return 0  # the device is short, which is said anyway
-    room = host_room(cluster, on_device)
-    return max(0, int(needed - room)) if room is not None else 0
-
-
-def host_room(cluster: Cluster, on_device: Count) -> Count | None:
-    """Bytes of host memory that a node has beside ``on_device`` on each device: as somebody said; where
-    processor and device share their memory, what is left of it; else nobody knows.
-    """
-    device = cluster.device
-    if cluster.host_bytes is not None or not device.unified:
-        return cluster.host_bytes
-    modules = device.datasheet_bytes // 10**9 * GIB  # which are sold in binary gigabytes
-    return cluster.per_node * (modules - on_device)
+    short = max(0, needed - cluster.host_bytes) if cluster.host_bytes is not None else 0
+    shared = cluster.device.shared_bytes
+    if shared is None or not needed:
+        return short
+    most = cluster.device.framework_high_bytes
+    both = (s.host_bytes + int(s.device.low) for s in sheets if s.host_bytes and s.device.low <= most)
+    return max(short, (max(both, default=0) - shared) * cluster.per_node)
 
 
 def largest_components(sheet: Sheet) -> tuple[tuple[Component, Bytes], ...]:

@@ -75,6 +75,18 @@ class Device:
     sources: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()  # what a name left open, and what was taken for it
 
+    @property
+    def shared_bytes(self) -> int | None:
+        """All that processor and device have between them, the number on the box read as GiB; None where each
+        has its own.
+        """
+        return self.datasheet_bytes // 10**9 << 30 if self.unified else None
+
+    @property
+    def alone(self) -> bool:
+        """Whether a machine has one of them and no slot for another."""
+        return self.unified and self.per_node is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:

@@ -133,7 +133,8 @@ def _state_offload_edit(asked: _Tried) -> Edits | None:
 
 def _more_gpus(asked: _Tried) -> Edits | None:
     cluster = asked.cluster
-    if not asked.plan.zero or cluster.count * 2 > MAX_DEVICES or cluster.file:
+    only = cluster.file or cluster.device.alone
+    if not asked.plan.zero or cluster.count * 2 > MAX_DEVICES or only:
         return None
     mesh = {"mesh.dp_shard": asked.plan.mesh.dp_shard * 2} if asked.names("mesh.dp_shard") else {}
     room = cluster.count * 2 <= (cluster.device.per_node or cluster.per_node)

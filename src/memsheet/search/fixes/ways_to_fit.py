@@ -195,12 +195,9 @@ def _on_more(
     library: LibraryUse | None = None,
 ) -> WayToFit | None:
     """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so
-    that only free degrees grow; a cluster in a file is all there is, and so is a machine whose processor
-    shares its memory with the one device that it has.
+    that only free degrees grow; a cluster in a file is all there is, and so is a machine's only device.
     """
-    device = cluster.device
-    alone = device.unified and device.per_node is None and device.backend != "CUDA"
-    for power in range(1, 0 if cluster.file or alone else DOUBLINGS):
+    for power in range(1, 0 if cluster.file or cluster.device.alone else DOUBLINGS):
         count = cluster.count << power
         try:
             per_node = None if cluster.device.per_node else min(count, ONE_NODE)

@@ -147,10 +147,13 @@ def result_masks(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[R
 
 
 def _host_short(one: Graded, space: Space) -> Array:
-    has = host_room(space.cluster, one.device.low)
-    return (
+    has, shared = space.cluster.host_bytes, space.cluster.device.shared_bytes
+    short = (
         one.host_bytes * space.cluster.per_node > has if has is not None else np.zeros(len(one), dtype=bool)
     )
+    if shared is None:
+        return short
+    return short | ((one.host_bytes > 0) & (one.host_bytes + one.device.low > shared))
 
 
 class _Places(dict[Hashable, tuple[Placed, ...]]):

@@ -10,6 +10,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
+from memsheet.catalog import find_device
 from memsheet.cli import main
 from memsheet.report.json.sheet import sheet_document
 from slow_cases import first_quick
@@ -19,7 +20,7 @@ ASKED = {
     "transformers": ("infer", "llama-3.1-70b", {"gpus": "1xRTX4090", "engine": "transformers", "max_model_len": 1024, "prompt_tokens": 1024}),
     "llama.cpp": ("infer", "llama-3.1-70b", {"gpus": "1xRTX4090", "engine": "llama.cpp", "quantize": "gguf:Q4_K_M", "max_model_len": 4096}),
     "experts": ("infer", "qwen3-30b-a3b", {"gpus": "1xRTX4070", "engine": "llama.cpp", "quantize": "gguf:Q4_K_M", "max_model_len": 4096}),
-    "apple": ("infer", "llama-3.1-70b", {"gpus": "m4-max-36gb", "quantize": "gguf:Q4_K_M", "max_model_len": 4096}),
+    "apple": ("infer", "llama-3.1-70b", {"gpus": "m4-max-48gb", "quantize": "gguf:Q4_K_M", "max_model_len": 22528}),
 }  # fmt: skip
 SHORT = {
     "serving.gpu_layers": "gpu_layers", "serving.host_experts": "host_experts", "quantization.weights": "quantize", "adapter.rank": "lora_rank",
@@ -136,3 +137,32 @@ def test_a_change_names_the_fewest_gpus_it_fits_on(place):
         assert alone.found.value == count, way.words
         answer = again("train", model, asked, way.changes)
         assert (answer.verdict.result, answer.verdict.device) == (Result.FITS, way.device), way.words
+
+
+SHARED = ("gb10", "m4-max-64gb", "RyzenAIMax+395-128GB")
+"""Machines whose only GPU has its memory from the processor's."""
+
+
+@pytest.mark.parametrize("gpus", SHARED)
+@pytest.mark.parametrize("model", ["llama-3.1-70b", "qwen3-235b-a22b"])
+def test_shared_memory_is_offered_once(gpus, model):
+    answer = memsheet.infer(model, gpus=f"1x{gpus}", engine="llama.cpp", max_model_len=4096)
+    device = find_device(gpus)
+    assert answer.verdict.result is Result.DOES_NOT_FIT
+    assert all("gpus" not in way.changes for way in answer.ways_to_fit)
+    assert all(way.device.low + way.host_bytes <= device.shared_bytes for way in answer.ways_to_fit)
+
+
+@pytest.mark.parametrize("gpus", SHARED)
+def test_what_a_shared_machine_keeps_on_its_host_is_on_its_device_too(gpus):
+    answer = memsheet.infer(
+        "qwen3-235b-a22b", gpus=gpus, engine="llama.cpp", max_model_len=4096, gpu_layers=0
+    )
+    assert answer.verdict.result is Result.DOES_NOT_FIT
+    assert answer.verdict.host_short_bytes > 0
+
+
+def test_a_board_of_several_shared_devices_may_have_more():
+    board = find_device("MI300A")
+    assert board.shared_bytes
+    assert not board.alone
