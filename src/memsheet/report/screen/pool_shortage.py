@@ -39,6 +39,21 @@ def pool_lacks(answer: Answer, look: Look) -> str:
     return f"its pool may lack up to {look.need(int(short.high))}{what}"
 
 
+def request_end(answer: Answer) -> tuple[str, ...]:
+    """Where requests end of a server that starts with less cache than a sequence of its longest needs: longer
+    prompts are refused and answers are cut there (sgl-project/sglang v0.5.23 srt/managers/tp_worker.py
+    max_req_len).
+    """
+    serving, full = answer.serving or {}, answer.plan.serving.max_model_len or 0
+    short = serving.get("short_bytes")
+    if short is None or short.low > 0 or "needs_tokens" not in serving["budget"]:
+        return ()
+    low, value = (int(serving[key]) for key in ("kv_tokens_low", "kv_tokens"))
+    if value < full:
+        return (f"requests end at {value:,} of {full:,} tokens, all its pool has",)
+    return (f"requests may end at {low:,} of {full:,} tokens",) if low < full else ()
+
+
 def _asked_lack(answer: Answer) -> str:
     """How many of the sequences that were asked for a server's pool holds, where those are fewer."""
     asked = (answer.serving or {}).get("asked")
@@ -57,11 +72,11 @@ def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
     if not asked or not _asked_lack(answer):
         return
     starts = "starts" if asked["starts"] == Result.FITS.value else "may start"
+    runs = ("it runs as many sequences as its pool holds", "and computes the others later or again.")
+    if request_end(answer) and not asked["held"]:
+        runs = ("it refuses prompts that are longer than its pool", "and ends answers there.")
     yield join_phrases(
-        (
-            f"{answer.plan.engine} {starts} all the same: it runs as many sequences as its pool holds",
-            "and computes the others later or again.",
-        ),
+        (f"{answer.plan.engine} {starts} all the same: {runs[0]}", runs[1]),
         look.width,
         between=" ",
     )

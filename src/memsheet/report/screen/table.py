@@ -27,7 +27,7 @@ from memsheet.report.screen.measured import (
     out_of_memory_headline,
     over_steps,
 )
-from memsheet.report.screen.pool_shortage import pool_lacks
+from memsheet.report.screen.pool_shortage import pool_lacks, request_end
 from memsheet.report.screen.pool_without_card import cache_size_phrases
 from memsheet.report.screen.recompute_phrase import with_recompute
 from memsheet.report.screen.serving import serving_lines
@@ -137,7 +137,10 @@ def _answer_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType
         left = f"expert routing decides · {left}"
     last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
     return labelled_row(
-        word, style, (*host, *need_and_room(cluster.device, verdict, look), left, *last), look
+        word,
+        style,
+        (*host, *request_end(answer), *need_and_room(cluster.device, verdict, look), left, *last),
+        look,
     )
 
 
