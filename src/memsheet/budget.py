@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 from memsheet.account import account_rank
-from memsheet.arith import Count
 from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
@@ -16,7 +15,6 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.resolve import Resolved
 from memsheet.sheet import Bytes, Component, Instant, Sheet
-from memsheet.units import GIB
 
 SHOWN = 3
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from memsheet.account import Totals, check_accounted, rank_of, step_totals, totals_of
-from memsheet.budget import Budget, Result, budget_of, host_room
+from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.plan.plan import Offload, Plan, Recompute, Schedule
 from memsheet.search.train.lattice import Array, Tally, select_rows

@@ -48,22 +48,12 @@ def test_every_way_fits_when_it_is_asked(name):
     ]
 
 
-@pytest.mark.parametrize(("name", "key", "step"), [("llama.cpp", "serving.gpu_layers", 1), ("experts", "serving.host_experts", -1)])  # fmt: skip
+@pytest.mark.parametrize(("name", "key", "step"), [("llama.cpp", "serving.gpu_layers", 1), ("apple", "serving.gpu_layers", 1), ("experts", "serving.host_experts", -1)])  # fmt: skip
 def test_layers_on_the_card_are_as_many_as_fit(name, key, step):
     task, model, asked = ASKED[name]
     found = next(way for way in getattr(memsheet, task)(model, **asked).ways_to_fit if key in way.changes)
     more = again(task, model, asked, {**found.changes, key: found.changes[key] + step})
     assert more.verdict.result is not Result.FITS
-
-
-def test_memory_that_is_shared_holds_no_layers_beside_itself():
-    task, model, asked = ASKED["apple"]
-    answer = getattr(memsheet, task)(model, **asked)
-    assert answer.ways_to_fit
-    assert all({"serving.gpu_layers", "gpus"}.isdisjoint(way.changes) for way in answer.ways_to_fit)
-    half = getattr(memsheet, task)(model, **asked, gpu_layers=40)
-    assert half.verdict.host_short_bytes > 0
-    assert half.verdict.device.high < 36 * 2**30
 
 
 def test_the_longest_that_fits_is_a_way_where_nobody_said_a_length():
