@@ -52,6 +52,7 @@ def _bitsandbytes(bits: int) -> dict[str, Any]:
 _WHOLE_ENDS = "the output matrix whole"
 _FORMS: dict[str, Storage] = {
     "fp8": Storage(quantization={"quant_method": "fp8"}, words=f"fp8 linear layers, {_WHOLE_ENDS}"),
+    "fp8-block": Storage(quantization={"quant_method": "fp8", "weight_block_size": [128, 128]}, words=f"fp8 linear layers, a scale for 128 × 128, {_WHOLE_ENDS}"),
     "awq": Storage(quantization={"quant_method": "awq", "bits": 4, "group_size": 128}, words=f"awq-int4 in groups of 128, {_WHOLE_ENDS}"),
     "gptq4": Storage(quantization={"quant_method": "gptq", "bits": 4, "group_size": 128}, words=f"gptq-int4 in groups of 128, {_WHOLE_ENDS}"),
     "gptq8": Storage(quantization={"quant_method": "gptq", "bits": 8, "group_size": 128}, words=f"gptq-int8 in groups of 128, {_WHOLE_ENDS}"),
@@ -82,7 +83,7 @@ _ENDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"qat-w4a16-ct", "w4a16-32"),  # vllm-project/recipes 8959cf6 models/Google/gemma-4-31B-it.yaml: group_size=32
         (r"(?:quantized\.)?w4a16(?:-g128)?(?:-ct)?|int4-w4a16|int4", "w4a16"), (r"awq(?:-(?:int4|4bit|w4a16|g128))?|w4a16-awq", "awq"),
         (r"(?:quantized\.)?w8a8(?:-int8)?|(?:quantized\.)?w8a16|int8(?:-w8a8)?", "int8"),
-        (r"fp8(?:-(?:dynamic|block|static|kv|e4m3|w8a8))?", "fp8"), (r"nvfp4(?:-(?:fp8-dynamic|fp8|w4a4|w4a16|qad|v\d))?|fp4", "nvfp4"),
+        (r"fp8-block", "fp8-block"), (r"fp8(?:-(?:dynamic|static|kv|e4m3|w8a8))?", "fp8"), (r"nvfp4(?:-(?:fp8-dynamic|fp8|w4a4|w4a16|qad|v\d))?|fp4", "nvfp4"),
         (r"mxfp4|w-mxfp4-a-fp8", "mxfp4"), (r"mxfp8", "mxfp8"),
         (r"(?:q4-0-)?unquantized|dequantized|bf16|bfloat16", "bf16"), (r"fp16|f16|float16", "fp16"), (r"fp32|f32|float32", "fp32"),
         (r"(?:\d(?:\.\d)?bpw-)?exl2(?:-\d(?:\.\d+)?bpw)?", "exl2"), (r"(?:\d(?:\.\d)?bpw-)?exl3(?:-\d(?:\.\d+)?bpw)?", "exl3"), (r"hqq(?:-\dbit)?", "hqq"),
@@ -95,6 +96,9 @@ _OWNERS_ENDS = {
         (re.compile(r"-(?:mlx-)?(?:bf16|fp16|mlx)$"), "mlx"),
     ),
     "unsloth": ((re.compile(r"-4bit$"), "nf4"),),
+    "qwen": (
+        (re.compile(r"-fp8$"), "fp8-block"),
+    ),  # "fine-grained fp8 quantization with block size of 128", as each card of theirs says
 }
 """Ends that mean something of one owner's copies."""
 
@@ -133,9 +137,10 @@ def split_storage(name: str, owner: str) -> tuple[str, Storage] | None:
     """
     if name.endswith("-gguf"):
         return _split_gguf(name.removesuffix("-gguf"))
-    patterns = (*_ENDS, *_OWNERS_ENDS.get(owner, ()))
+    series = re.match(r"[a-z]*", name)
+    patterns = (*_OWNERS_ENDS.get(owner or (series[0] if series else ""), ()), *_ENDS)
     ends = [(end.start(), form) for pattern, form in patterns if (end := pattern.search(name))]
-    start, form = min(ends, default=(0, ""))
+    start, form = min(ends, key=lambda end: end[0], default=(0, ""))
     return (name[:start], _FORMS[form]) if start else None
 
 

@@ -374,6 +374,25 @@ def test_what_is_packed_for_mlx_is_no_file_of_another(name: str, engine: str) ->
     assert bundled_entry("mlx-community/Qwen3-8B-bf16") is not None
 
 
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [("Qwen/Qwen3-30B-A3B-FP8", "fp8-block"), ("Qwen3-30B-A3B-FP8", "fp8-block"), ("RedHatAI/Qwen3-30B-A3B-FP8-block", "fp8-block"),
+     ("RedHatAI/Qwen3-30B-A3B-FP8-dynamic", "fp8"), ("qtum/Qwen3-14B-FP8", "fp8"), ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "fp8")],
+)  # fmt: skip
+def test_eight_bits_share_scales_as_their_publisher_makes_them(name: str, weights: str) -> None:
+    assert read_hf_config(bundled_entry(name)["config"]).quantization.weights == weights
+
+
+@pytest.mark.parametrize(
+    "asked", [{"model": "Qwen/Qwen3-30B-A3B-FP8"}, {"model": "qwen3-30b-a3b", "quantize": "fp8-block"}]
+)
+def test_a_cut_through_a_block_is_refused_of_names_and_flags(asked: dict[str, str]) -> None:
+    question = {"engine": "sglang", "gpus": "4xH100-80GB", "tp": 4, **asked}
+    with pytest.raises(InputError, match="192 elements"):
+        memsheet.infer(**question)
+    assert memsheet.infer(**question, ep=4).verdict is not None
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-AWQ", "qwen3:8b", "Qwen/Qwen3-8B-NVFP4"])
 def test_a_form_that_cannot_be_trained_names_the_model_that_can(name: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -55,8 +55,8 @@ Refuses = Callable[[CutBlock, Plan], bool]
 
 
 def cut_blocks(part: ModelSpec, plan: Plan) -> Iterator[CutBlock]:
-    """Every weight of a released checkpoint in blocks that is cut inside one."""
-    if part.quantization is None or part.quantization.weights != "fp8-block" or plan.quantization is None:
+    """Every weight in blocks that is cut inside one, of a checkpoint that was released so or is asked for."""
+    if plan.quantization is None:
         return
     for path, weight, times in parameter_tensors(part):
         dtype = parameter_storage_dtype(path, weight, plan)
