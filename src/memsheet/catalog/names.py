@@ -13,7 +13,7 @@ from typing import Any
 
 from memsheet.catalog import find_model, model_names, spelling_index
 from memsheet.catalog.name_forms import AskedName, is_quant_tag, parse_model_name
-from memsheet.catalog.ollama_names import OTHER_FORMS, ollama_names
+from memsheet.catalog.ollama_names import LATEST, OTHER_FORMS, ollama_names
 from memsheet.catalog.pipelines import generator_error, generator_kind
 from memsheet.catalog.stated_bases import STATED_BASES, StatedBase
 from memsheet.catalog.stored_names import USUAL_TAG, Storage, split_storage, storage_of_tag, stored_as
@@ -71,7 +71,8 @@ def bundled_match(text: str, *, endpoint: str = "") -> NameMatch | None:
         return None
     if asked.ollama and not is_quant_tag(asked.tag):
         return _ollama_match(asked)
-    return _hub_match(asked) or (_ollama_match(asked) if asked.ollama else None)
+    family = asked.repo.lower() in LATEST and not asked.tag and any(map(str.isdigit, asked.repo))
+    return _hub_match(asked) or (_ollama_match(asked) if asked.ollama or family else None)
 
 
 def bundled_entry(text: str, *, endpoint: str = "") -> Mapping[str, Any] | None:
@@ -266,12 +267,16 @@ def _stated_index() -> dict[str, tuple[str, StatedBase]]:
 def _ollama_match(asked: AskedName) -> NameMatch | None:
     names, types = ollama_names(asked.repo, asked.tag)
     for spelling in names:
-        name = _canonical_index().get(_without_ends(spelling, "")[0])
+        known = _without_ends(spelling, "")[0]
+        _, base = _stated_index().get(known, ("", None))
+        name = _canonical_index().get(known) or (base.model if base else None)
         if name is None:
             continue
         if not types and asked.repo.lower() in OTHER_FORMS:
             return NameMatch(name=name, words="stored as it was released")
         storage = storage_of_tag(types or USUAL_TAG)
         usual = "" if types else ", as most of Ollama's tags are that name no types"
-        return NameMatch(name=name, storage=storage, words=f"{storage.words}{usual}" if storage else "")
+        told = f"{storage.words}{usual}" if storage else ""
+        words = ", ".join(filter(None, (f"which {base.words}" if base else "", told)))
+        return NameMatch(name=name, storage=storage, words=words, held=base is not None)
     return None

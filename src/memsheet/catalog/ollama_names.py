@@ -13,7 +13,7 @@ LATEST = {
     "llama2": "7b", "llama3": "8b", "llama3.1": "8b", "llama3.2": "3b", "llama3.2-vision": "11b", "llama3.3": "70b", "llama4": "scout",
     "qwen2": "7b", "qwen2.5": "7b", "qwen2.5-coder": "7b", "qwen2.5vl": "7b", "qwen3": "8b", "qwen3-coder": "30b", "qwen3-vl": "8b", "qwq": "32b",
     "gemma": "7b", "gemma2": "9b", "gemma3": "4b", "gemma3n": "e4b", "mistral": "7b", "mixtral": "8x7b", "mistral-nemo": "12b",
-    "mistral-small": "24b", "mistral-small3.1": "24b", "devstral": "24b", "magistral": "24b", "codellama": "7b", "phi3": "3.8b", "phi3.5": "3.8b",
+    "mistral-small": "24b", "mistral-small3.1": "24b", "mistral-small3.2": "24b", "devstral": "24b", "magistral": "24b", "codellama": "7b", "phi3": "3.8b", "phi3.5": "3.8b",
     "phi4": "14b", "phi4-mini": "3.8b", "gpt-oss": "20b", "deepseek-r1": "8b", "deepseek-v2": "16b", "deepseek-v3": "671b", "tinyllama": "1.1b",
     "smollm2": "1.7b", "command-r": "35b", "command-r-plus": "104b", "command-r7b": "7b", "yi": "6b", "falcon": "7b", "starcoder2": "3b", "olmo2": "7b",
 }  # fmt: skip
@@ -22,7 +22,8 @@ CALLED = {
     "llama4:scout": "llama-4-scout", "llama4:16x17b": "llama-4-scout", "llama4:maverick": "llama-4-maverick", "llama4:128x17b": "llama-4-maverick",
     "llama3.2-vision:11b": "llama-3.2-11b-vision", "llama3.2-vision:90b": "llama-3.2-90b-vision", "qwen3:30b": "qwen3-30b-a3b", "qwen3:235b": "qwen3-235b-a22b",
     "qwen3-coder:30b": "qwen3-coder-30b-a3b-instruct", "qwen3-coder:480b": "qwen3-coder-480b-a35b-instruct", "qwen3-vl:30b": "qwen3-vl-30b-a3b-instruct",
-    "qwen3-vl:235b": "qwen3-vl-235b-a22b-instruct", "qwen3-next:80b": "qwen3-next-80b-a3b-instruct",
+    "qwen3-vl:235b": "qwen3-vl-235b-a22b-instruct", "gemma4:26b": "gemma-4-26b-a4b", "nemotron-3-nano:30b": "nemotron-3-nano-30b-a3b",
+    "mistral-small3.2:24b": "mistral-small-3.2-24b-instruct-2506", "qwen3-next:80b": "qwen3-next-80b-a3b-instruct",
     "mistral:7b": "mistral-7b-instruct-v0.3", "phi3:3.8b": "phi-3-mini-128k-instruct", "phi3:mini": "phi-3-mini-128k-instruct", "phi3:14b": "phi-3-medium-128k-instruct",
     "phi3:medium": "phi-3-medium-128k-instruct", "phi3.5:3.8b": "phi-3.5-mini-instruct", "phi4:14b": "phi-4", "phi4-mini:3.8b": "phi-4-mini-instruct",
     "deepseek-r1:1.5b": "deepseek-r1-distill-qwen-1.5b", "deepseek-r1:7b": "deepseek-r1-distill-qwen-7b", "deepseek-r1:8b": "deepseek-r1-0528-qwen3-8b",
