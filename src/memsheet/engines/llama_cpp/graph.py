@@ -11,13 +11,25 @@ from memsheet.engines.llama_cpp.build import Building, Inputs, Reserved
 from memsheet.engines.llama_cpp.ggml import Graph, Tensor
 from memsheet.engines.llama_cpp.latent import latent_attention
 from memsheet.engines.llama_cpp.latent_fork import fork_attention
-from memsheet.errors import input_error
+from memsheet.errors import InputError, input_error
 from memsheet.plan.engine_registry import ONE_GPU, pool_servers
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 
 SANDWICHED = frozenset({Arrangement.SANDWICH, Arrangement.POST_BRANCH})
 MASK_ROWS = 64
 """Rows that a mask is padded to (ggml.h, GGML_KQ_MASK_PAD)."""
+
+
+def _unlisted(what: str) -> InputError:
+    """Layers whose operations nobody has listed here, which says nothing of whether llama.cpp runs them."""
+    return input_error(
+        "engine",
+        "llama.cpp",
+        f"has no list of operations here for {what}: llama.cpp may run them, but what its buffers take is "
+        "not known here",
+        f"engine {ONE_GPU}, {' or '.join(pool_servers())}; where the name is a GGUF file's, with the name of "
+        "the model as it was released",
+    )
 
 
 def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str, int]]) -> Graph:
@@ -117,12 +129,7 @@ def _build_decoder_layer(
         *SANDWICHED,
     ):
         what = f"layers of {block.kind}"
-        raise input_error(
-            "engine",
-            "llama.cpp",
-            f"has no list of operations here for {what}",
-            f"engine {ONE_GPU}, {' or '.join(pool_servers())}",
-        )
+        raise _unlisted(what)
     sandwiched = block.arrangement in SANDWICHED
     normed = x if block.arrangement is Arrangement.POST_BRANCH else b.norm(x)
     if isinstance(mixer, LatentAttention):
@@ -221,11 +228,7 @@ def _feed_forward(b: Building, block: Block, x: Tensor, sizes: dict[str, int]) -
     if isinstance(ff, Moe):
         return _build_moe_ffn(b, ff, x, sizes)
     if not isinstance(ff, Dense):
-        raise input_error(
-            "engine",
-            "llama.cpp",
-            f"has no list of operations here for layers of {block.kind} without a feed-forward",
-        )
+        raise _unlisted(f"layers of {block.kind} without a feed-forward")
     return _build_dense_ffn(b, ff, x, sizes)
 
 
