@@ -57,7 +57,12 @@ OUTLIER_COLUMNS = 7
 parameters (arXiv:2208.07339, end of section 3.2: |O| <= 7). How many a run has depends on its data: none to
 all of them.
 """
-DEQUANTIZED = ("fp8", "fp8-block", "mxfp4")  # released formats that are trained in another precision
+DEQUANTIZED = ("mxfp4", "fp8", "compressed-tensors")
+"""Methods whose released weights are dequantized on load to be trained, to the dtype of the parameter that
+they load into: ``dequantize=True`` of transformers 5.23.0's Mxfp4Config, FineGrainedFP8Config and
+CompressedTensorsConfig (utils/quantization_config.py:1800, 1691, 1116; integrations/mxfp4.py:122,
+integrations/finegrained_fp8.py:1189; quantizers/quantizer_mxfp4.py:211 says that mxfp4 itself does not train).
+"""
 FIXED_BLOCK = {"nf4": 64, "fp4": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 """Elements that share a scale where the format leaves no choice (the sources stand with the dtypes)."""
 GROUPED = ("int4", "awq-int4", "gptq-int4", "gptq-int8", "fp8", "fp8-block")

@@ -46,7 +46,7 @@ from memsheet.resolve.pipeline import (
     vocab_multiple_of,
 )
 from memsheet.resolve.precision import check_in_backward, check_moments, precision_of
-from memsheet.resolve.quantization import quantization_of
+from memsheet.resolve.quantization import quantization_of, tell_dequantized
 from memsheet.resolve.recompute import recompute_of
 from memsheet.resolve.recorded_serving import check_recorded_serving
 from memsheet.resolve.serving import (
@@ -170,6 +170,7 @@ def _resolve_for_engine(
     )
     if task == "infer" and model is not None and model.recording is not None:
         check_recorded_serving(gaps, plan, engine, model)
+    tell_dequantized(gaps, model, engine, plan)
     check_effects(gaps, plan, engine, model)
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)

@@ -19,7 +19,8 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import GGUF_SERVER, pool_servers, rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
-from memsheet.plan.plan import Adapter, AdapterKind, Quantization
+from memsheet.plan.plan import Adapter, AdapterKind, Plan, Quantization
+from memsheet.plan.workload import Training
 from memsheet.resolve.serving import missing_compute_capability
 
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
@@ -39,7 +40,7 @@ def quantization_of(
     name = gaps.request.get("quantization.weights")
     if task == "train" and name is None and engine.layers is not None:
         return None
-    dequantized = task == "train" and _dequantizes_to_train(gaps, model)
+    dequantized = task == "train" and dequantizes_to_train(model)
     if dequantized and name is None:
         return None
     if task == "train" and model is not None and model.quantization is not None and not dequantized:
@@ -106,15 +107,23 @@ def _unpacks_gguf(gaps: RequestResolver, engine: Engine, task: str) -> bool:
     return True
 
 
-def _dequantizes_to_train(gaps: RequestResolver, model: ModelSpec | None) -> bool:
-    """Whether a released checkpoint is trained in the plan's precision, as transformers loads it with
-    ``dequantize=True`` (transformers 5.23 utils/quantization_config.py:1691, 1800).
-    """
-    stored = model.quantization.weights if model is not None and model.quantization is not None else None
-    if stored not in DEQUANTIZED:
-        return False
-    gaps.assumed.append(f"the released {stored} is loaded with dequantize = true, to train")
-    return True
+def dequantizes_to_train(model: ModelSpec | None) -> bool:
+    """Whether a released checkpoint is trained from weights that its loader dequantizes."""
+    return model is not None and model.quantization is not None and model.quantization.method in DEQUANTIZED
+
+
+def tell_dequantized(gaps: RequestResolver, model: ModelSpec | None, engine: Engine, plan: Plan) -> None:
+    """That a checkpoint was released in another format than its training begins with."""
+    if model is None or model.quantization is None or engine.layers is not None:
+        return
+    if not isinstance(plan.workload, Training) or not dequantizes_to_train(model):
+        return
+    stored, dtype, then = model.quantization.weights, plan.precision.parameters.name, plan.quantization
+    asked = "none" if then is None else then.weights.name
+    first = "" if then is None else " first"
+    gaps.assumed.append(
+        f"quantization.weights = {asked} (released in {stored}; training dequantizes it to {dtype}{first})"
+    )
 
 
 def _check_stored(
@@ -125,10 +134,12 @@ def _check_stored(
     """
     stored = of.weights
     base = f", {source.base}" if source.base else ""
-    hint = f"give the base model{base}"
     if stored not in STORED_TRAINABLE or (stored in LORA_ALONE and of.method != "bitsandbytes"):
         gaps.wrong(
-            "quantization_config", stored, "is a stored format that is not modelled for training", hint
+            "quantization_config",
+            stored,
+            "is a stored format that is not modelled for training",
+            f"give the base model{base}",
         )
     elif adapter is None:
         gaps.wrong(

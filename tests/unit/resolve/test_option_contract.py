@@ -123,6 +123,33 @@ def test_a_quantized_checkpoint_trains_adapters_or_nothing() -> None:
     assert found.weights.name == "nf4-single"
 
 
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [("mxfp4", "mxfp4"), ("fp8", "fp8-block"), ("fp8", "fp8"), ("compressed-tensors", "int4")],
+)
+@pytest.mark.parametrize("request_", [TRAIN, LORA, {**LORA, "quantization.weights": "nf4"}])
+def test_what_its_loader_dequantizes_trains_as_the_model_released_whole(
+    method: str, weights: str, request_: dict[str, Any]
+) -> None:
+    released = replace(model(), quantization=StoredQuantization(method=method, weights=weights))
+    found, whole = asked(request_, released), asked(request_, model())
+    assert found.plan == whole.plan
+    dtype = "fp32" if request_ is TRAIN else "bf16"
+    told = [
+        line for line in found.assumed if f"released in {weights}; training dequantizes it to {dtype}" in line
+    ]
+    assert len(told) == 1
+
+
+def test_what_no_loader_dequantizes_does_not_train_in_another_precision() -> None:
+    """The hint leads to no second refusal: it names no precision."""
+    for method, weights in (("fbgemm_fp8", "fp8"), ("modelopt", "nvfp4"), ("gptq", "gptq-int4")):
+        released = replace(model(), quantization=StoredQuantization(method=method, weights=weights))
+        with pytest.raises(InputError) as error:
+            asked(TRAIN, released)
+        assert "precision" not in error.value.problems[0].hint
+
+
 def test_all_linear_is_every_linear_layer_of_the_blocks() -> None:
     adapter = asked({**LORA, "adapter.targets": ["all-linear"]}).plan.adapter
     assert adapter is not None
