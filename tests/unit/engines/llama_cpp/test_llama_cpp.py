@@ -271,25 +271,14 @@ def test_every_mix_names_types_that_exist(mix: str):
     assert end_type(mix, output=True, row=4096) == "Q6_K"
 
 
-PUBLISHED = {
-    # print_info: file size, and the device's buffer, as llama.cpp printed them of gpt-oss-120b
-    "gguf:BF16": 60.87,  # ggml-org/llama.cpp issue 15125: bf16 146 tensors, mxfp4 108
-    "gguf:MXFP4": 59.02,  # issue 15253: q8_0 146 tensors, mxfp4 108; 59851.68 MiB of them on the device
-    # unsloth/gpt-oss-120b-GGUF, sizes of its files as ailocalcheck.com lists them (2026)
-    "gguf:F16": 60.88,
-    "gguf:Q8_0": 59.03,
-    "gguf:Q6_K": 58.94,
-    "gguf:Q4_K_M": 58.46,
-    "gguf:Q2_K": 58.27,
-    "mxfp4": 60.87,
-}
+FILES = ("gguf:BF16", "gguf:F16", "gguf:MXFP4", "gguf:Q8_0", "gguf:Q6_K", "gguf:Q4_K_M", "gguf:Q2_K", "mxfp4")
 
 
-@pytest.mark.parametrize("weights", PUBLISHED)
+@pytest.mark.parametrize("weights", FILES)
 def test_every_file_of_gpt_oss_keeps_its_experts(weights: str):
     tensors = read_tensors("gpt-oss-120b", **{"quantization.weights": weights})
-    gib = sum(t.nbytes for t in tensors) / 2**30
-    assert gib == pytest.approx(PUBLISHED[weights], rel=2e-3)
+    held = sum(t.nbytes for t in tensors if t.expert)
+    assert held == 36 * 128 * 3 * 2880**2 * 17 // 32
     assert {t.type_name for t in tensors if t.expert and t.kind.startswith("ffn") and t.nbytes > 2**29} == {
         "gguf:MXFP4"
     }
@@ -405,7 +394,7 @@ def test_transformers_unpacks_what_llama_cpp_keeps_packed():
 
 
 def test_layers_without_a_list_of_operations_are_refused():
-    with pytest.raises(InputError, match="no list of operations here for .*: llama.cpp may run them"):
+    with pytest.raises(InputError, match=r"no list of operations here for .*: llama.cpp may run them"):
         served(
             {
                 "model_type": "mamba",
