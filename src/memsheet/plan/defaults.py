@@ -61,7 +61,7 @@ DEQUANTIZED = ("mxfp4", "fp8", "compressed-tensors")
 """Methods whose released weights are dequantized on load to be trained, to the dtype of the parameter that
 they load into: ``dequantize=True`` of transformers 5.23.0's Mxfp4Config, FineGrainedFP8Config and
 CompressedTensorsConfig (utils/quantization_config.py:1800, 1691, 1116; integrations/mxfp4.py:122,
-integrations/finegrained_fp8.py:1189; quantizers/quantizer_mxfp4.py:211 says that mxfp4 itself does not train).
+integrations/finegrained_fp8.py:1189; quantizers/quantizer_mxfp4.py:211: mxfp4 itself does not train).
 """
 FIXED_BLOCK = {"nf4": 64, "fp4": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 """Elements that share a scale where the format leaves no choice (the sources stand with the dtypes)."""
