@@ -44,10 +44,11 @@ def request_end(answer: Answer) -> tuple[str, ...]:
     prompts are refused and answers are cut there (sgl-project/sglang v0.5.23 srt/managers/tp_worker.py
     max_req_len).
     """
-    serving, full = answer.serving or {}, answer.plan.serving.max_model_len or 0
+    serving = answer.serving or {}
     short = serving.get("short_bytes")
     if short is None or short.low > 0 or "needs_tokens" not in serving["budget"]:
         return ()
+    full = answer.plan.serving.max_model_len or 0
     low, value = (int(serving[key]) for key in ("kv_tokens_low", "kv_tokens"))
     if value < full:
         return (f"requests end at {value:,} of {full:,} tokens, all its pool has",)
