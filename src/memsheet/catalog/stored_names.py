@@ -17,7 +17,7 @@ case-insensitive, default to Q4_K_M"), and what most of Ollama's tags without ty
 TOWERS = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "embed_vision")
 """Modules that quantizers of text models leave as they are."""
 HEAD = "lm_head"
-_WHOLE_KEYS = {"compressed-tensors": "ignore", "bitsandbytes": "llm_int8_skip_modules"}
+_WHOLE_KEYS = {"compressed-tensors": "ignore", "modelopt": "ignore", "bitsandbytes": "llm_int8_skip_modules"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,8 @@ _FORMS: dict[str, Storage] = {
     "unsloth": Storage(quantization=_bitsandbytes(4), words="nf4 with scales quantized again; which layers unsloth left whole besides, only its config.json says", attention_open=True),
     "bnb8": Storage(quantization=_bitsandbytes(8), words=f"int8 of bitsandbytes, {_WHOLE_ENDS}"),
     "nvfp4": Storage(quantization=_float_groups(16), words=f"nvfp4 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
+    "modelopt-fp8": Storage(quantization={"quant_method": "modelopt", "quant_algo": "FP8"}, words=f"fp8 linear layers by ModelOpt, {_WHOLE_ENDS}"),
+    "modelopt-nvfp4": Storage(quantization={"quant_method": "modelopt", "quant_algo": "NVFP4"}, words=f"nvfp4 linear layers by ModelOpt, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
     "mxfp4": Storage(quantization=_float_groups(32), words=f"mxfp4 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
     "mxfp8": Storage(quantization=_float_groups(32, 8), words=f"mxfp8 linear layers, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
     "bf16": Storage(dtype="bfloat16", words="bf16, nothing quantized"),
@@ -96,6 +98,7 @@ _OWNERS_ENDS = {
         (re.compile(r"-(?:mlx-)?(?:bf16|fp16|mlx)$"), "mlx"),
     ),
     "unsloth": ((re.compile(r"-4bit$"), "nf4"),),
+    "nvidia": ((re.compile(r"-fp8$"), "modelopt-fp8"), (re.compile(r"-(?:nvfp4|fp4)$"), "modelopt-nvfp4")),
     "qwen": (
         (re.compile(r"-fp8$"), "fp8-block"),
     ),  # "fine-grained fp8 quantization with block size of 128", as each card of theirs says
