@@ -50,6 +50,11 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         targets = found or ()
     if model is None:
         return tuple(targets)
+    if engine.layers is None and (wrapped := _wrapped_beside_layers(model, targets)):
+        gaps.assumed.append(
+            f"adapter.targets of {' and '.join(wrapped)} = none (peft wraps none of their modules of that name: "
+            f"give it a pattern of {model.stacks[0].path} alone)"
+        )
     targets = _names_of_paths(gaps, model, targets)
     present, stacked = linear_names(model), stacked_names(model, engine)
     if list(targets) == [ALL_LINEAR]:
@@ -68,6 +73,15 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
             hint = f"it has {', '.join(sorted(present))}; or all-linear alone"
             gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
     return tuple(targets)
+
+
+def _wrapped_beside_layers(model: ModelSpec, targets: Sequence[str]) -> tuple[str, ...]:
+    """The towers in which a module of a target's name holds the linear layer (``run.adapters`` leaves them
+    out).
+    """
+    inside = tuple(f".{target}.linear.weight" for target in targets)
+    beside = (weight.path for weight in model.extras if weight.path.endswith(inside))
+    return tuple(dict.fromkeys(".".join(path.split(".")[:2]) for path in beside))
 
 
 PART = "takes a part of the layers that are called"

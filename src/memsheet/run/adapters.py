@@ -4,7 +4,7 @@ real weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -20,6 +20,7 @@ from memsheet.plan.plan import AdapterKind, Plan, Quantization, RecomputeMode
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.eight_bit import LinearInt8, lora_of_int8
 from memsheet.run.four_bit import can_quantize, four_bit
+from memsheet.run.model import layers_of
 
 _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
 """bitsandbytes functional.py quantize_4bit: a maximum every 64 weights; with double quantization those are
@@ -67,6 +68,7 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         r=rank,
         lora_alpha=2 * rank,
         target_modules=list(plan.adapter.targets),
+        exclude_modules=_wrappers_beside_layers(model, plan.adapter.targets) or None,
         lora_dropout=plan.adapter.dropout,
         task_type=_task_type(model),
         use_dora=plan.adapter.kind is AdapterKind.DORA,
@@ -97,6 +99,24 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         for name, parameter in adapted.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
     return adapted
+
+
+def _wrappers_beside_layers(model: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Modules of towers that have a target's name and hold the linear layer instead of being one (Gemma 4's
+    Gemma4ClippableLinear, transformers 5.23.0 modeling_gemma4.py:175), which peft refuses (0.21.2
+    tuners/lora/model.py:559): what trains is the language model.
+    """
+    layers = layers_of(model)
+    inside = set(layers.modules()) if layers is not None else set()
+    ends = tuple(f".{target}" for target in targets)
+    return [
+        name
+        for name, module in model.named_modules()
+        if f".{name}".endswith(ends)
+        and module not in inside
+        and not isinstance(module, nn.MultiheadAttention)
+        and any(isinstance(child, nn.Linear) for child in module.children())
+    ]
 
 
 def _task_type(model: Any) -> str | None:

@@ -19,7 +19,7 @@ from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.document import plan_document
 from memsheet.plan.engine_registry import MODELLED
 from memsheet.plan.engine_registry import find_engine as found_engine
-from memsheet.plan.model import ModelSpec, StoredQuantization
+from memsheet.plan.model import ModelSpec, Role, StoredQuantization, Weight
 from memsheet.plan.plan import RecomputeMode
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve_document, resolve_request
@@ -148,6 +148,15 @@ def test_what_no_loader_dequantizes_does_not_train_in_another_precision() -> Non
         with pytest.raises(InputError) as error:
             asked(TRAIN, released)
         assert "precision" not in error.value.problems[0].hint
+
+
+def test_a_tower_whose_modules_peft_cannot_wrap_is_told_unless_a_pattern_leaves_it_out() -> None:
+    path = "model.tower.layers.*.q_proj.linear.weight"
+    towered = replace(model(), extras=(Weight(path=path, shape=(4, 4), role=Role.LINEAR),))
+    (told,) = [line for line in asked(LORA, towered).assumed if "tower" in line]
+    assert told.startswith("adapter.targets of model.tower = none")
+    pattern = {**LORA, "adapter.targets": [r"model\.layers\..*\.q_proj"]}
+    assert not [line for line in asked(pattern, towered).assumed if "tower" in line]
 
 
 def test_all_linear_is_every_linear_layer_of_the_blocks() -> None:

@@ -8,6 +8,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from torch import nn  # noqa: E402
+
+from memsheet.run import adapters  # noqa: E402
 from memsheet.sheet import Component, Instant  # noqa: E402
 from technique_runs import DEEP, DEEPER, at, corpus, falls, gradients, predicted, recorded, training  # noqa: E402
 
@@ -106,3 +109,22 @@ def test_adapters_on_a_base_of_four_bits_train_and_it_is_as_small_as_predicted(p
         if item.component is Component.PARAMETERS and item.path.endswith("_proj")
     )
     assert sum(stored_bytes(layer) for layer in layers) == pytest.approx(kept, rel=0.005)
+
+
+class Clipped(nn.Module):
+    """A module that holds its linear layer, as Gemma 4's towers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+
+def test_wrappers_of_a_targets_name_are_left_out_beside_the_layers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, layers = nn.Module(), nn.ModuleList([nn.Module()])
+    model.layers, model.tower, model.projector = layers, nn.Module(), nn.Module()
+    layers[0].q_proj, model.tower.q_proj, model.tower.k_proj = Clipped(), Clipped(), Clipped()
+    model.projector.q_proj = nn.Linear(4, 4)
+    monkeypatch.setattr(adapters, "layers_of", lambda _: layers)
+    assert adapters._wrappers_beside_layers(model, ["q_proj", "v_proj"]) == ["tower.q_proj"]

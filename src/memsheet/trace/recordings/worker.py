@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from textwrap import shorten
 from threading import Thread
 from typing import Any
 
@@ -17,6 +18,8 @@ from memsheet.trace.child import error_answer, limit_process_memory
 from memsheet.trace.parent import MEMORY_BYTES
 from memsheet.trace.torchvision_apart import keep_torchvision_apart
 
+LONGEST = 1_000
+"""Characters of a library's own message, its lines in one, that are told."""
 NEEDS = re.compile(r"requires the (\w+) library")
 """How the library says that a package is missing (transformers utils/import_utils.py)."""
 
@@ -59,8 +62,8 @@ def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
 def _failure(error: Exception) -> dict[str, Any]:
     if isinstance(error, ImportError) and (found := NEEDS.search(str(error))):
         return {"needs": found[1]}
-    text = str(error).strip().splitlines()
-    return {"not_recordable": f"{type(error).__name__}: {text[0] if text else ''}"[:200]}
+    text = shorten(f"{type(error).__name__}: {error}", LONGEST, placeholder=" …")
+    return {"not_recordable": text}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from memsheet.run import own_generate
 from memsheet.run.model import layers_of
 from memsheet.trace.recordings.observe import NotRecordableError
 from memsheet.trace.recordings.record import playable_document
+from memsheet.trace.recordings.worker import LONGEST, _failure
 
 STORED = RecordedPass(
     storages=(RecordedStorage("cache", ((8, 1, 1),)),), forward=(("alloc", 0),), backward=(), saved=(0,)
@@ -77,3 +78,11 @@ def test_what_reads_pictures_is_no_stack_of_words():
     assert layers_of(model) is tower.layers
     tower.main_input_name = "pixel_values"
     assert layers_of(model) is words.layers
+
+
+def test_a_librarys_message_of_several_lines_is_told_whole() -> None:
+    told = _failure(ValueError("Target module Clipped(\n  (linear): Linear()\n) is not supported"))
+    assert told == {
+        "not_recordable": "ValueError: Target module Clipped( (linear): Linear() ) is not supported"
+    }
+    assert len(_failure(ValueError("long " * 9_999))["not_recordable"]) <= LONGEST
