@@ -78,7 +78,7 @@ def model_from_recording(
         ),
         extras=others,
         dtype=_text(config, "dtype") or _text(config, "torch_dtype"),
-        max_positions=_whole(config, "max_position_embeddings"),
+        max_positions=_usable_positions(recording, config),
         quantization=stored_quantization(fields),
         recording=recording,
         source=source or Source(kind="dict"),
@@ -93,6 +93,26 @@ def _text(config: Mapping[str, Any], name: str) -> str | None:
 def _whole(config: Mapping[str, Any], name: str) -> int | None:
     value = config.get(name)
     return value if type(value) is int else None
+
+
+POSITIONS = ("max_position_embeddings", "max_target_positions", "n_positions")
+"""What configs call the positions of the stack that reads words."""
+BEHIND_PADDING = frozenset({
+    "altclip", "bridgetower", "camembert", "data2vec-text", "esm", "evolla", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
+    "roberta-prelayernorm", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
+"""Families that count positions from the one after their padding token's, so that many rows of their tables
+are never used (transformers 5.23.0 modeling_longformer.py:441, modeling_mpnet.py:110, modeling_esm.py:278).
+"""
+
+
+def _usable_positions(recording: Recording, config: Mapping[str, Any]) -> int | None:
+    """Tokens that a sequence may have, where the config says."""
+    rows = next((found for name in POSITIONS if (found := _whole(config, name)) is not None), None)
+    if rows is None or recording.model_type not in BEHIND_PADDING:
+        return rows
+    padding = _whole(config, "pad_token_id")
+    return max(rows - (1 if padding is None else padding) - 1, 1)
 
 
 def _runs(blocks: tuple[Block, ...], kinds: tuple[int, ...]) -> tuple[Run, ...]:

@@ -14,6 +14,7 @@ from memsheet.plan.engine_options import EngineOptions
 from memsheet.plan.engine_registry import ONE_GPU, find_engine, pool_servers, rules_of
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, is_older_device
+from memsheet.plan.layers import ends_with_table
 from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.speculative import version_of
@@ -70,8 +71,7 @@ def attention_of(
 
 def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: ModelSpec | None) -> None:
     """A table of learned positions ends where it ends; rotary positions go on."""
-    learned = model and any("position" in w.path or "wpe" in w.path for w in model.embeddings.weights)
-    if model and learned and tokens and model.max_positions and tokens > model.max_positions:
+    if model and tokens and model.max_positions and tokens > model.max_positions and ends_with_table(model):
         gaps.wrong(key, tokens, f"exceeds the {model.max_positions} learned positions of {model.name}")
 
 
