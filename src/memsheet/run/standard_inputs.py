@@ -35,6 +35,8 @@ def with_standard_inputs(batch: Batch, config: Any, dtype: torch.dtype) -> Batch
 def standard_input_words(config: Any) -> str:
     """What a model is given beside words, in words; empty where nothing is."""
     known = STANDARD.get(config.model_type)
+    if known is None and config.is_encoder_decoder and getattr(config, "num_mel_bins", None):
+        return f"a sound of {2 * config.max_source_positions:,} frames a sequence"  # as run.step gives it
     if known is None:
         return ""
     side = _side(config)

@@ -35,3 +35,9 @@ def test_models_of_words_alone_are_given_words_alone():
     batch = {"input_ids": ids, "labels": ids}
     assert with_standard_inputs(batch, config, torch.bfloat16) is batch
     assert standard_input_words(config) == ""
+
+
+def test_code_that_hears_is_not_said_to_run_on_text_alone():
+    config = transformers.AutoConfig.for_model("whisper")
+    assert standard_input_words(config) == "a sound of 3,000 frames a sequence"
+    assert standard_input_words(transformers.AutoConfig.for_model("bart")) == ""
