@@ -188,8 +188,11 @@ def read_shape(config: Fields, recipe: Recipe) -> Shape:
             "head_dim", default=default_unless_null(config, "head_dim", sizes.head_dim, whole), low=0
         )
     )
-    if given < 1:
+    told = any(problem.field.endswith("hidden_size") for problem in config.problems)
+    if given < 1 and not told:
         config.wrong("num_attention_heads", heads, f"leaves no width for a head of hidden_size {hidden}")
+    elif not told and config.data.get("head_dim") is None and config.data.get("model_type") in WHOLE_HEADS:
+        config.divides(heads, "hidden_size", hidden, "the library refuses heads that leave a rest of it")
     return Shape(
         hidden=hidden,
         heads=heads,
@@ -198,6 +201,12 @@ def read_shape(config: Fields, recipe: Recipe) -> Shape:
         intermediate=config.count("intermediate_size", default=sizes.intermediate),
         rotary_dim=_rotary_width(config, recipe, given),
     )
+
+
+WHOLE_HEADS = ("llama", "arcee", "cwm", "jais2")
+"""Families whose heads share the hidden size where no width is given, and whose configuration raises where
+they leave a rest of it (transformers 5.23.0 configuration_llama.py:96 and theirs, validate_architecture).
+"""
 
 
 def _rotary_width(config: Fields, recipe: Recipe, head_dim: int) -> int:

@@ -50,7 +50,11 @@ class Fields:
             value = self.data.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int):
+            if isinstance(value, str) and value.strip().isdecimal():
+                self.wrong(
+                    key, value, "is text, where a whole number is expected", f"{value.strip()} without quotes"
+                )
+            elif isinstance(value, bool) or not isinstance(value, int):
                 self.wrong(key, value, "is not a whole number")
             elif not low <= value <= high:
                 self.wrong(key, value, f"is outside {low} to {high}")

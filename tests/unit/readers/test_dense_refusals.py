@@ -12,6 +12,8 @@ from memsheet.readers.hf_config import read_hf_config
 WRONG: list[tuple[dict[str, Any], set[str]]] = [
     ({"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 5}, {"num_attention_heads"}),
     ({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 32}, {"num_attention_heads"}),
+    ({"model_type": "llama", "hidden_size": 4095, "num_attention_heads": 32}, {"hidden_size"}),
+    ({"model_type": "llama", "hidden_size": "4096", "num_attention_heads": 32}, {"hidden_size"}),
     ({"model_type": "llama", "hidden_size": "big", "vocab_size": -1}, {"hidden_size", "vocab_size"}),
     ({"model_type": "phi3", "rope_scaling": {"partial_rotary_factor": 3.0}}, {"partial_rotary_factor"}),
     ({"model_type": "gemma2", "num_hidden_layers": 4, "layer_types": ["full_attention"]}, {"layer_types"}),
@@ -30,3 +32,13 @@ def test_refused_by_name(config: dict[str, Any], fields: set[str]) -> None:
     with pytest.raises(InputError) as caught:
         read_hf_config(config)
     assert fields <= {problem.field.rsplit(".", 1)[-1] for problem in caught.value.problems}
+
+
+def test_a_number_in_quotes_is_told_to_lose_them() -> None:
+    with pytest.raises(InputError) as caught:
+        read_hf_config({"model_type": "llama", "hidden_size": "4096"})
+    (problem,) = caught.value.problems
+    assert (problem.reason, problem.hint) == (
+        "is text, where a whole number is expected",
+        "4096 without quotes",
+    )
