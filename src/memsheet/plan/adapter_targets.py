@@ -52,8 +52,8 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         return tuple(targets)
     if engine.layers is None and (wrapped := _wrapped_beside_layers(model, targets)):
         gaps.assumed.append(
-            f"adapter.targets of {' and '.join(wrapped)} = none (peft wraps none of their modules of that name: "
-            f"give it a pattern of {model.stacks[0].path} alone)"
+            f"adapter.targets of {' and '.join(wrapped)} = none (peft wraps none of their modules of that "
+            f"name: give it a pattern of {model.stacks[0].path} alone)"
         )
     targets = _names_of_paths(gaps, model, targets)
     present, stacked = linear_names(model), stacked_names(model, engine)
