@@ -5,15 +5,19 @@ src/liger_kernel/ops/fused_linear_cross_entropy.py): chunks of as many tokens as
 of all hidden states; logits that become their own gradient in place; gradients of the hidden states and of
 the weight in the dtypes of these, added to in place; and in backward no more than a factor. Its kernels need
 Triton and a GPU. This is plain torch, which takes an eighth of a chunk in fp32 besides, where a kernel has
-registers.
+registers. Of fake tensors, which have no values, no more chunks are run than differ in what they allocate.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+Part = TypeVar("Part")
 
 TILES = 8
 IGNORED = -100
@@ -42,7 +46,7 @@ class _Fused(torch.autograd.Function):
         labelled = (labels != IGNORED).sum()
         size = chunk_tokens(len(hidden), *reversed(weight.shape))
         with torch.autocast(device, enabled=False):
-            for start in range(0, len(hidden), size):
+            for start in _unlike_parts(range(0, len(hidden), size), hidden):
                 rows = slice(start, start + size)
                 x = hidden[rows].to(low)
                 logits = x @ weight.to(low).t()
@@ -60,9 +64,17 @@ class _Fused(torch.autograd.Function):
         return (*made, None)
 
 
+def _unlike_parts(parts: Sequence[Part], of: Tensor) -> Sequence[Part]:
+    """All ``parts``; of fake tensors the first, the second and the last: those between are of the second's
+    size, made where it has let go.
+    """
+    return (*parts[:2], *parts[2:][-1:]) if isinstance(of, FakeTensor) else parts
+
+
 def _become_gradient(logits: Tensor, labels: Tensor, losses: Tensor, labelled: Tensor) -> None:
     """The mean loss' gradient in the place of ``logits``, each token's share of the loss in ``losses``."""
-    for part, label, loss in zip(logits.chunk(TILES), labels.chunk(TILES), losses.chunk(TILES), strict=True):
+    tiles = tuple(zip(logits.chunk(TILES), labels.chunk(TILES), losses.chunk(TILES), strict=True))
+    for part, label, loss in _unlike_parts(tiles, logits):
         share = (label != IGNORED).unsqueeze(1) / labelled
         picked = label.clamp(min=0).unsqueeze(1)
         wide = part.to(torch.float32, copy=True)
@@ -81,5 +93,7 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
         into.addmm_(left.t(), right)
         return
     wide = right.to(into.dtype)
-    for part, columns in zip(into.chunk(TILES), left.t().chunk(TILES), strict=True):
+    for part, columns in _unlike_parts(
+        tuple(zip(into.chunk(TILES), left.t().chunk(TILES), strict=True)), into
+    ):
         part.addmm_(columns.to(into.dtype), wide)
