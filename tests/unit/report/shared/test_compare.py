@@ -332,7 +332,7 @@ HOSTILE = {
     "a negative size": ({"ranks__0__items__0__at__forward": -1}, "is outside 0 to"),
     "a size beyond machines": ({"ranks__0__items__0__at__forward": 2**62}, "is outside 0 to"),
     "a broken size": ({"ranks__0__items__0__at__forward": 1.5}, "is not a whole number"),
-    "a size as text": ({"ranks__0__items__0__at__forward": "1"}, "is not a whole number"),
+    "a size as text": ({"ranks__0__items__0__at__forward": "1"}, "is text, where a whole number is expected"),
     "a size that is true": ({"ranks__0__items__0__at__forward": True}, "is not a whole number"),
     "a size that is null": ({"ranks__0__items__0__at__forward": None}, "is not a whole number"),
     "at as a list": ({"ranks__0__items__0__at": [1]}, "is not an object"),
