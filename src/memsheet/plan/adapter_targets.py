@@ -20,6 +20,8 @@ tuners/tuners_utils.py:145), and their kernels take the others' weights alone.
 NOT_OF_STATE_SPACES = ("out_proj", "conv1d")
 STATE_SPACES = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})
 """What peft refuses, and of which model types."""
+KEYS = ".k_proj."
+"""In the path of what projects keys, in modules that are not called attention (nemotron_h's mixers)."""
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules)."""
 
@@ -133,7 +135,7 @@ def _refuse_stacked(
 
 def _attention_linears(model: ModelSpec, but: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Last names of the linear layers of softmax attention; of a model whose own code is on record, of
-    modules that are called attention, or of all its layers where none is.
+    modules that are called attention, else of those that project keys, or of all its layers where none is.
     """
     paths = [
         weight.path
@@ -144,13 +146,24 @@ def _attention_linears(model: ModelSpec, but: frozenset[str] = frozenset()) -> t
     ]
     if model.recording is not None:
         linears = [
-            weight.path for block in model.blocks() for weight in block.weights if weight.role is Role.LINEAR
+            [weight.path for weight in block.weights if weight.role is Role.LINEAR]
+            for block in model.blocks()
         ]
-        paths = [path for path in linears if ATTENTION.search(path)] or linears
+        paths = (
+            [path for block in linears for path in block if ATTENTION.search(path)]
+            or [path for block in linears for path in _beside_keys(block)]
+            or [path for block in linears for path in block]
+        )
     if model.model_type in STATE_SPACES:
         but = but.union(NOT_OF_STATE_SPACES)
     names = dict.fromkeys(path.removesuffix(".weight").rpartition(".")[2] for path in paths)
     return tuple(name for name in names if name not in but)
+
+
+def _beside_keys(linears: Sequence[str]) -> list[str]:
+    """Of a layer's linear layers those of the module that projects keys."""
+    homes = {path.partition(KEYS)[0] for path in linears if KEYS in path}
+    return [path for path in linears if any(path.startswith(f"{home}.") for home in homes)]
 
 
 def _joined_from(gaps: RequestResolver, target: str, targets: Sequence[str], present: set[str]) -> bool:

@@ -178,9 +178,7 @@ class _Cutter:
             masks=tuple(self._of_all(lambda gone: 1 < gone < self._loss)),
             until_loss=tuple(self._of_all(lambda gone: gone == self._loss)),
             named=tuple(
-                self._found(row)
-                for row, window in enumerate(self.made)
-                if window in (self._behind, self._loss) and self.gone[row] > self._head_back
+                self._found(row) for row, window in enumerate(self.made) if self._named_by_loop(row, window)
             ),
         )
 
@@ -242,14 +240,22 @@ class _Cutter:
             made.forward.append((RELEASED, place))
         elif gone <= self._loss:
             made.cached.append(place)
-        elif (
-            forward in (self._behind, self._loss) and gone > self._head_back
-        ):  # the loss, which the loop names
+        elif self._named_by_loop(row, forward):
             made.forward.append((RELEASED, place))
         else:
             made.saved.append(place)
-            if gone > backward and not light:
+            if gone > backward and not light and row not in self.claimed:
                 made.lingering.append(place)
+
+    def _named_by_loop(self, row: int, made: int) -> bool:
+        """Whether a storage that was made in window ``made`` outlives the backward of what made it, as the
+        loss does, and is no gradient that was made in forward, as fused losses make their weight's.
+        """
+        return (
+            made in (self._behind, self._loss)
+            and self.gone[row] > self._head_back
+            and row not in self.claimed
+        )
 
     def _backward(self, made: FoundPass, number: dict[int, int], window: int, spans: Sequence[range]) -> None:
         """The log of a backward: what arrives, what is made, what is left. A gradient that layers add to in
@@ -286,7 +292,13 @@ class _Cutter:
         found = set(self.windows[window - 1] if window - 1 >= self._loss_back else ())
         if handed is not None and self.made[handed] < window:
             found.add(handed)
-        return sorted(row for row in found if self.gone[row] >= window and row not in self.claimed)
+        return sorted(
+            row
+            for row in found
+            if self.gone[row] >= window
+            and row not in self.claimed
+            and self.rows[row].component not in STANDS
+        )
 
     def _handed_back(self, window: int) -> int | None:
         """The storage of the gradient that a window of backward begins with."""

@@ -112,3 +112,14 @@ def test_a_record_says_what_a_trace_says(config, targets):
     plan = {"gpus": "1xH200", "microbatch": 3, "seq_len": 728, "lora_rank": 8, "lora_targets": targets}
     (told,), (seen,) = (ask(config, **plan).sheets for ask in (memsheet.train, memsheet.trace))
     assert int(told.allocated.value) == pytest.approx(int(seen.allocated.value), rel=NO_MORE_THAN)
+
+
+def test_a_record_adapts_what_a_reader_adapts_where_nobody_says():
+    """Its softmax attention, called a mixer like all layers; a trace asks the reader that servers use."""
+    config = {
+        **SMALL, "model_type": "nemotron_h", "layers_block_type": ["linear_attention", "mlp", "full_attention"], "num_hidden_layers": 3,
+        "mamba_num_heads": 8, "mamba_head_dim": 64, "n_groups": 2,
+    }  # fmt: skip
+    asked = {"gpus": "1xH200", "lora_rank": 8, "seq_len": 256, "microbatch": 1}
+    told, seen = (ask(config, **asked).plan.adapter for ask in (memsheet.train, memsheet.trace))
+    assert told.targets == seen.targets == ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -11,6 +11,7 @@ import memsheet
 NO_MORE_THAN = 1e-3
 STEP = {"attention": "eager", "optimizer": "sgd", "microbatch": 2, "seq_len": 160}
 ONE = {**STEP, "gpus": "1xH200", "recompute": "full"}
+FUSED = {**ONE, "loss": "fused", "attention": "sdpa"}
 EIGHT = {**STEP, "gpus": "8xH200", "engine": "fsdp2"}
 PER_LAYER = {
     "model_type": "gemma4_text", "vocab_size": 20_000, "vocab_size_per_layer_input": 30_000, "hidden_size": 512,
@@ -34,11 +35,17 @@ HEADS = {
     "model_type": "musicgen", "text_encoder": {"model_type": "t5", "num_layers": 2, "d_model": 256},
     "audio_encoder": {"model_type": "encodec"}, "decoder": {"model_type": "musicgen_decoder", "num_hidden_layers": 3, "hidden_size": 512},
 }  # fmt: skip
+UNTIED = {
+    "model_type": "persimmon", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 8000,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("config", "plan"),
     [
+        (UNTIED, FUSED),  # the gradient of its head is made in forward
+        pytest.param(UNTIED, {**FUSED, "gradient_accumulation": 2}, marks=pytest.mark.slow),
         (PER_LAYER, {**ONE, "precision": "bf16-pure"}),  # a table whose gradients come behind the first layer
         pytest.param(PER_LAYER, {**EIGHT, "recompute": "full"}, marks=pytest.mark.slow),  # the root's own
         (POSITIONS, EIGHT),
