@@ -44,6 +44,7 @@ def check(rows):
         assert row["traced_bytes"] <= row["real_bytes"], row["name"]
 
 
+@pytest.mark.slow
 def test_a_trace_is_what_a_real_step_allocates():
     """Kinds of models, attention, recomputation, optimizers and techniques in turn; the formulas say the same
     where they model it.

@@ -110,6 +110,7 @@ def test_a_case_too_slow_is_a_failure(tmp_path, monkeypatch):
     assert record["failure"].startswith("took more than")
 
 
+@pytest.mark.slow
 def test_one_case_is_really_measured(tmp_path, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

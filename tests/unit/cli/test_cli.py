@@ -391,6 +391,7 @@ def test_every_bundled_model_is_listed_with_its_count(capsys):
     assert all(row["active_parameters"] is None for row in rows if row not in written)
 
 
+@pytest.mark.slow
 def test_every_term_can_be_explained(capsys):
     for entry in json.loads(ask(capsys, "explain", "--json")[1])["terms"]:
         for name in entry["names"]:

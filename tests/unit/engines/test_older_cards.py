@@ -143,6 +143,7 @@ def test_plans_of_an_older_card_are_priced_at_what_it_reaches() -> None:
             assert rates_of(cluster_of(find_device(name), 1)).flops("bf16") == dense["bf16"] * 1e12
 
 
+@pytest.mark.slow
 def test_the_best_plan_of_an_older_card_is_not_in_bf16_by_a_tensor_rate() -> None:
     found = memsheet.plan("gpt2-xl", gpus="8xV100-32GB", seq_len=1024, global_batch=64, engine="transformers")
     assert {planned.plan.precision.compute.name for planned in found.ranking.plans} == {"fp16"}

@@ -329,6 +329,7 @@ def test_no_cure_says_that_a_plan_fits_which_nobody_knows(tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [{}, {"bf16": {"enabled": "auto"}}], ids=["silent", "auto"])
 @pytest.mark.parametrize("gpus", ["8xL4", "8xA100-40GB", "8xT4", "8xH200"])
 @pytest.mark.parametrize("stage", [1, 2, 3])

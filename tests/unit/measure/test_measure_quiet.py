@@ -18,6 +18,7 @@ memsheet.measure_step(build, steps=1)
 """
 
 
+@pytest.mark.slow
 def test_no_line_of_the_profiler_comes_into_the_callers_output() -> None:
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
     assert done.stdout == ""

@@ -123,6 +123,7 @@ def test_a_servers_question_goes_to_the_server_and_names_the_other_engine(asked)
     )
 
 
+@pytest.mark.slow
 def test_a_plan_without_a_batch_looks_at_several_and_names_each():
     advice = memsheet.plan("llama-tiny", gpus="2xRTX4090", engine="fsdp2", top=1)
     assert [batch for batch, *_ in advice.batches] == [2, 8, 32]

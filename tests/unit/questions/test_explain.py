@@ -39,6 +39,7 @@ def test_a_word_that_people_bring_is_explained(word: str) -> None:
     assert len(explain(word).text) > 40
 
 
+@pytest.mark.slow
 def test_every_formula_is_reached_by_a_name_of_its_own() -> None:
     formulas = [term for term in all_terms() if term.kind == "formula"]
     assert len(formulas) == len(FORMULAS) == len({term.name for term in formulas})

@@ -33,6 +33,7 @@ print(torchvision.nms.__name__)
 """
 
 
+@pytest.mark.slow
 def test_a_torchvision_without_operators_is_in_nobodys_way(tmp_path):
     home = tmp_path / "torchvision"
     home.mkdir()

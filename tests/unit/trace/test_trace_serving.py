@@ -47,6 +47,7 @@ def test_fake_tensors_tell_of_a_cpu_what_real_ones_do(found):
     assert found["alike"] == dict.fromkeys(found["alike"], True)
 
 
+@pytest.mark.slow
 def test_our_loop_holds_what_generate_holds(found):
     """On a CPU, of three prompts; generate keeps flags of a few bytes for each sequence besides."""
     for name, sizes in found["generated"].items():

@@ -101,6 +101,7 @@ def test_what_counts_as_misspelt(at: str, known: str, wrong: bool) -> None:
     assert is_key_typo(known, at) is wrong
 
 
+@pytest.mark.slow
 def test_no_key_of_a_format_is_another_one_misspelt() -> None:
     """What releases call two things differs by more than a letter too many or swapped: else a newer one's key
     could be taken for a slip.

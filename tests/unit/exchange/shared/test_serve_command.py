@@ -92,6 +92,7 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
         reject()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", SERVERS)
 def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
     written, refused, form = [], [], find_format(engine)

@@ -483,6 +483,7 @@ def test_one_step_is_met_exactly() -> None:
     assert answer.high / answer.low < raw.high / raw.low
 
 
+@pytest.mark.slow
 def test_two_steps_that_differ_in_attention_tell_it_apart() -> None:
     truth = Efficiency(compute=0.8, attention=0.5, communication=0.8)
     short, long = measured(1.0, seq_len=2048, microbatch=4), measured(1.0, seq_len=65536, microbatch=1)

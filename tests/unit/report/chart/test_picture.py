@@ -138,6 +138,7 @@ def test_the_stack_reaches_the_peak():
     assert figure.axes[0].get_ylim()[1] > 12  # the capacity is in the picture
 
 
+@pytest.mark.slow
 def test_png_and_svg_are_whole_small_and_the_same_every_time(tmp_path, scene):
     for name in ("a.svg", "a.png"):
         drawn = []

@@ -57,6 +57,7 @@ RANGES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", RANGES)
 def test_a_card_of_a_size_has_a_range_of_its_own(
     line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,7 @@ def test_every_question_of_the_decision_tree_is_asked_where_it_matters():
         assert question in asked
 
 
+@pytest.mark.slow
 def test_activations_that_fit_are_said_to_and_not_recomputed():
     story = advised("llama-3.2-1b", 8, "A100-40GB", 4096, 64).story
     activations = next(step for step in story if step.asks == "Do activations fit?")
@@ -196,6 +197,7 @@ def test_copies_that_do_not_fit_are_not_spoken_of():
     assert advised("llama-3-8b", 1, "RTX4090", 2048, 16).replicas is None
 
 
+@pytest.mark.slow
 def test_a_saving_taken_back_is_faster_and_lacks_what_it_saved():
     found = advised("llama-3-70b", 8, "A100-80GB", 2048, 32)
     assert {"offload", "recompute"} <= {one.saving for one in found.undone}

@@ -155,6 +155,7 @@ def test_rows_are_plans_and_no_plan_is_missing(block: int) -> None:
         assert set(plans) == set(tried(space)), f"seed {seed}: {dict(space.request)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
 def test_bytes_and_verdicts_are_those_of_one_plan(block: int) -> None:
     for seed in range(10 * block, 10 * block + 10):

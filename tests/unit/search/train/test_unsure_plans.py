@@ -49,6 +49,7 @@ def sizes(low: int, high: int) -> list[int]:
     return [low - 1, low, (low + high) // 2, high - 1, high]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_search_says_that_nothing_fits_only_where_nothing_can(engine):
     alone = found(10**6, engine).least

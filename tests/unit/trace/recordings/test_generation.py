@@ -172,6 +172,7 @@ def test_a_record_of_a_generation_is_the_same_after_json():
     assert account_rank(other, served(other, real=False, **words)).peak == before
 
 
+@pytest.mark.slow
 def test_a_trace_takes_the_attention_that_there_is():
     config = {"model_type": "blip", **CONFIGS["blip"]}
     answer = memsheet.trace(config, gpus="1xH200", engine="transformers", max_model_len=64)

@@ -38,6 +38,7 @@ def test_pictures_are_on_record_once(size):
     assert len(run.layers) == 2  # that attend to words, and to the picture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_tower_before_the_layers_is_run_again_as_they_are(recompute):
     """Instant by instant: what the tower keeps, autocast's copies of its weights, and what goes with each."""

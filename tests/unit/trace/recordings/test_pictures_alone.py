@@ -12,6 +12,7 @@ PICTURES = {"model_type": "dinov2", "hidden_size": 192, "num_attention_heads": 3
 STEP = {"gpus": "1xH200", "microbatch": 2, "seq_len": 256}
 
 
+@pytest.mark.slow
 def test_a_model_of_pictures_alone_is_put_on_record():
     (told,), (seen,) = (ask(PICTURES, **STEP).sheets for ask in (memsheet.train, memsheet.trace))
     assert told.allocated.value == pytest.approx(seen.allocated.value, rel=1e-3)

@@ -1,5 +1,7 @@
 """What lies before and around the layers on record, beside a trace of the same code."""
 
+from functools import partial
+
 import pytest
 
 pytest.importorskip("torch")
@@ -9,6 +11,7 @@ pytest.importorskip("peft")
 import memsheet
 
 NO_MORE_THAN = 1e-3
+slow = partial(pytest.param, marks=pytest.mark.slow)
 STEP = {"attention": "eager", "optimizer": "sgd", "microbatch": 2, "seq_len": 160}
 ONE = {**STEP, "gpus": "1xH200", "recompute": "full"}
 FUSED = {**ONE, "loss": "fused", "attention": "sdpa"}
@@ -45,18 +48,18 @@ UNTIED = {
     ("config", "plan"),
     [
         (UNTIED, FUSED),  # the gradient of its head is made in forward
-        pytest.param(UNTIED, {**FUSED, "gradient_accumulation": 2}, marks=pytest.mark.slow),
-        (PER_LAYER, {**ONE, "precision": "bf16-pure"}),  # a table whose gradients come behind the first layer
-        pytest.param(PER_LAYER, {**EIGHT, "recompute": "full"}, marks=pytest.mark.slow),  # the root's own
-        (POSITIONS, EIGHT),
-        (ENCODED, {**ONE, "precision": "bf16-autocast"}),  # an encoder, whose layers run again too
-        (SEVERAL_TABLES, EIGHT),  # one weight in four modules, of which one never runs; a buffer in fp32
-        (WRITTEN, EIGHT),  # layers that are written down, with a head that was compared on one GPU alone
-        (SHARED_BIAS, EIGHT),  # a head that shares its bias with what is around it
+        slow(UNTIED, {**FUSED, "gradient_accumulation": 2}),
+        slow(
+            PER_LAYER, {**ONE, "precision": "bf16-pure"}
+        ),  # a table whose gradients come behind the first layer
+        slow(PER_LAYER, {**EIGHT, "recompute": "full"}),  # the root's own
+        slow(POSITIONS, EIGHT),
+        slow(ENCODED, {**ONE, "precision": "bf16-autocast"}),  # an encoder, whose layers run again too
+        slow(SEVERAL_TABLES, EIGHT),  # one weight in four modules, of which one never runs; a buffer in fp32
+        slow(WRITTEN, EIGHT),  # layers that are written down, with a head that was compared on one GPU alone
+        slow(SHARED_BIAS, EIGHT),  # a head that shares its bias with what is around it
         (PARTS, EIGHT),  # layers of which the library names parts
-        pytest.param(
-            HEADS, EIGHT, marks=pytest.mark.slow
-        ),  # a list of heads; a table of which a holder never runs
+        slow(HEADS, EIGHT),  # a list of heads; a table of which a holder never runs
     ],
 )
 def test_a_record_says_at_the_peak_what_a_trace_says(config, plan):

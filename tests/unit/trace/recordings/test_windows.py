@@ -51,6 +51,7 @@ def recorded(kind):
     return model_from_recording(replace(found, make=make), config), read_hf_config(config), asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first_quick(CONFIGS, 1))
 @pytest.mark.parametrize("several", [False, True])
 def test_a_record_says_what_the_written_layers_say_on_every_side_of_a_window(kind, several):
