@@ -23,7 +23,13 @@ STATE_SPACES = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemot
 KEYS = ".k_proj."
 """In the path of what projects keys, in modules that are not called attention (nemotron_h's mixers)."""
 ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the head (target_modules)."""
+"""peft's word for every linear layer but the head (target_modules); with transformers 5 the stacks of routed
+experts and their routers too (peft 0.21.2 utils/transformers_weight_conversion.py:353, 369).
+"""
+LINEAR_MODULES = "all"
+"""LLaMA-Factory's word for the linear modules that it finds itself and names to peft one by one, of which no
+stack is one (lora_target); ms-swift and axolotl find them likewise.
+"""
 
 
 def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -> tuple[str, ...]:
@@ -59,11 +65,11 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         )
     targets = _names_of_paths(gaps, model, targets)
     present, stacked = linear_names(model), stacked_names(model, engine)
-    if list(targets) == [ALL_LINEAR]:
-        said = "all-linear, which in peft takes all experts too" if stacked else "all-linear"
-        gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} ({said})")
+    all_linear = list(targets) == [ALL_LINEAR]
+    if all_linear or list(targets) == [LINEAR_MODULES]:
+        gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} ({targets[0]})")
         targets = tuple(sorted(present))
-    if moved := sorted(stacked.intersection(targets)):
+    if moved := [ALL_LINEAR] if all_linear and stacked else sorted(stacked.intersection(targets)):
         _refuse_stacked(gaps, model, moved, stacked)
         return tuple(targets)
     for target in targets:
@@ -72,7 +78,7 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
             and target not in engine.targets
             and not _joined_from(gaps, target, targets, present)
         ):
-            hint = f"it has {', '.join(sorted(present))}; or all-linear alone"
+            hint = f"it has {', '.join(sorted(present))}; or {LINEAR_MODULES} alone"
             gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
     return tuple(targets)
 
@@ -122,12 +128,14 @@ def stacked_names(model: ModelSpec, engine: Engine) -> frozenset[str]:
 def _refuse_stacked(
     gaps: RequestResolver, model: ModelSpec, moved: Sequence[str], stacked: frozenset[str]
 ) -> None:
+    takes = "takes" if list(moved) == [ALL_LINEAR] else "names"
+    beside = "too" if list(moved) == [ALL_LINEAR] else "and no dense or shared layer"
     gaps.wrong(
         "adapter.targets",
         ",".join(moved),
         (
-            f"in peft names the stacked matrices of {model.model_type}'s routed experts, and no dense or "
-            "shared layer; every layer then keeps a copy of its experts for backward, which is not modelled"
+            f"in peft {takes} the stacked matrices of {model.model_type}'s routed experts, {beside}; every "
+            "layer then keeps a copy of its experts for backward, which is not modelled"
         ),
         f"--lora-targets {','.join(_attention_linears(model, stacked)) or 'of attention'}",
     )

@@ -110,8 +110,8 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
 _RECOMPUTE = {"true": {"recompute.mode": "full"}, "false": {"recompute.mode": "none"}}
 _NF4 = {"quantization.weights": "nf4"}
 _SINGLE, _DOUBLE = {**_NF4, "quantization.double_quant": False}, {**_NF4, "quantization.double_quant": True}
-_ALL_LINEAR = {"?adapter.rank": "lora", "?adapter.targets": ["all-linear"]}
-_QLORA = {**_DOUBLE, **_ALL_LINEAR}
+_LINEAR_MODULES = {"?adapter.rank": "lora", "?adapter.targets": ["all"]}
+_QLORA = {**_DOUBLE, **_LINEAR_MODULES}
 DEEPSPEED_FP16 = {
     f"precision.{name}": "fp16" for name in ("parameters", "compute", "gradients", "reduce")
 } | {f"precision.{name}": "fp32" for name in ("master_weights", "moments")}
@@ -178,7 +178,7 @@ _OTHERS: dict[str, Word] = {
     "stage": Word("deepspeed", (Meaning(task=TRAIN, comes_to={
         **{str(stage): {"zero": stage} for stage in range(4)}, "sft": {}, "pt": {},  # LLaMA-Factory's stage: what is trained on, with the same memory
     }, hint="a ZeRO stage from 0 to 3; LLaMA-Factory's sft or pt"),)),
-    "finetuning-type": Word("llama-factory", (Meaning(task=TRAIN, comes_to={"full": {}, "lora": _ALL_LINEAR}),)),
+    "finetuning-type": Word("llama-factory", (Meaning(task=TRAIN, comes_to={"full": {}, "lora": _LINEAR_MODULES}),)),
     "flash-attn": Word("llama-factory", (
         Meaning(task=TRAIN, comes_to={"auto": {}, "fa2": {"attention": "flash"}, "fa3": {"attention": "flash"}, "sdpa": {"attention": "sdpa"},
                                       "disabled": {"attention": "eager"}, "true": {"attention": "flash"}, "false": {}}),

@@ -78,6 +78,7 @@ TRAINER = "transformers 5.23.0 training_args.py"
 _FULL, _NONE = {"recompute.mode": "full"}, {"recompute.mode": "none"}
 _FUSED = {"optimizer.name": "adamw", "optimizer.implementation": "fused"}
 _ALL_LINEAR = {"adapter.targets": ["all-linear"]}
+_LINEAR_MODULES = {"adapter.targets": ["all"]}
 _EIGHT = Default("per_device_train_batch_size", 8, f"{TRAINER}:777", {"microbatch": 8})
 _OPTIM = Default("optim", "adamw_torch_fused", f"{TRAINER}:806-813", _FUSED)
 
@@ -120,7 +121,7 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("disable_gradient_checkpointing", False, f"{FACTORY}/model_args.py:145", _FULL),
         Default("finetuning_type", "lora", f"{FACTORY}/finetuning_args.py:464", {}, _not_prompted),
         Default("lora_rank", 8, f"{FACTORY}/finetuning_args.py:77", {"adapter.rank": 8}, _not_prompted),
-        Default("lora_target", "all", f"{FACTORY}/finetuning_args.py:81", _ALL_LINEAR, _trains_adapter),
+        Default("lora_target", "all", f"{FACTORY}/finetuning_args.py:81", _LINEAR_MODULES, _trains_adapter),
         Default("bf16", False, f"{TRAINER}:874", {"precision.name": "fp32"}, _trains_full_model),
         _OPTIM,
     ),

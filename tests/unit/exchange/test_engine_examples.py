@@ -30,7 +30,7 @@ SAID: dict[str, dict[str, Any]] = {
     "axolotl-ax-distributed-parallel-llama-3-1-8b-hsdp-tp.yaml": {"engine": "fsdp2", "mesh.dp_shard": 4, "mesh.tp": 2},
     "llamafactory-lf-train-full-qwen3-full-sft.yaml": {"engine": "deepspeed", "recompute.mode": "full", "microbatch": 1, "seq_len": 2048},
     "llamafactory-lf-galore-llama3-full-sft.yaml": {"optimizer.name": "galore", "optimizer.rank": 128, "precision.parameters": "bf16"},
-    "llamafactory-lf-train-qlora-qwen3-lora-sft-otfq.yaml": {"quantization.weights": "nf4", "adapter.rank": 8, "adapter.targets": ["all-linear"]},
+    "llamafactory-lf-train-qlora-qwen3-lora-sft-otfq.yaml": {"quantization.weights": "nf4", "adapter.rank": 8, "adapter.targets": ["all"]},
     "deepspeed-ax-zero3-bf16-cpuoffload-all.json": {"zero": 3, "offload.optimizer": 1, "offload.parameters": 1, "precision.master_weights": "fp32"},
     "accelerate-trl-fsdp2.yaml": {"engine": "fsdp2", "zero": 3, "@gpus": 8, "precision.compute": "bf16"},
     "torchtitan-tt-llama3-405b.toml": {"mesh.tp": 8, "seq_len": 8192, "recompute.mode": "full"},

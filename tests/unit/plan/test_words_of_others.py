@@ -180,7 +180,7 @@ SAME_PLAN = [
     ("train", {"lora": True}, {"lora_rank": 8}),
     ("train", {"lora": True, "engine": "trl"}, {"lora_rank": 16, "engine": "trl"}),
     ("train", {"lora": True, "lora_r": 32}, {"lora_rank": 32}),
-    ("train", {"qlora": True}, {"lora_rank": 8, "quantize": "nf4", "lora_targets": "all-linear"}),
+    ("train", {"qlora": True}, {"lora_rank": 8, "quantize": "nf4", "lora_targets": "all"}),
     ("train", {"quantize": "4bit", "lora_rank": 8}, {"quantize": "nf4", "lora_rank": 8}),
     ("train", {"optim": "paged_adamw_8bit"}, {"optimizer": "paged_adamw_8bit"}),
     ("train", {"max_length": "1k"}, {"seq_len": 1024}),

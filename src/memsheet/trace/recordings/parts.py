@@ -295,9 +295,7 @@ class _Cutter:
         return sorted(
             row
             for row in found
-            if self.gone[row] >= window
-            and row not in self.claimed
-            and self.rows[row].component not in STANDS
+            if self.gone[row] >= window and row not in self.claimed and self.rows[row].component not in STANDS
         )
 
     def _handed_back(self, window: int) -> int | None:

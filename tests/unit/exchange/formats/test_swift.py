@@ -27,7 +27,7 @@ def reading(text: str) -> Read:
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
-        ("", {"microbatch": 1, "recompute.mode": "full", "adapter.rank": 8, "adapter.targets": ["all-linear"], "@gpus": 2, "@accumulation": 8}),
+        ("", {"microbatch": 1, "recompute.mode": "full", "adapter.rank": 8, "adapter.targets": ["all"], "@gpus": 2, "@accumulation": 8}),
         ("--per_device_train_batch_size 4", {"microbatch": 4, "@accumulation": 2}),
         ("--gradient_accumulation_steps $(expr 32 / 8)", {"@accumulation": 4}),
         ("--max_length 2048 --packing true", {"seq_len": 2048}),

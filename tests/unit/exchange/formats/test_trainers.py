@@ -72,7 +72,7 @@ def test_adapters_train_in_fp32_beside_a_base_in_sixteen_bits() -> None:
     assert (found["precision.parameters"], found["adapter.dtype"], found["adapter.targets"]) == (
         "bf16",
         "fp32",
-        ["all-linear"],
+        ["all"],
     )
     assert "precision.gradients" not in found
     assert (
@@ -251,7 +251,7 @@ def test_llamafactory_takes_lora_of_rank_8_and_recompute_where_nothing_is_said()
     wanted = {
         "adapter.kind": "lora",
         "adapter.rank": 8,
-        "adapter.targets": ["all-linear"],
+        "adapter.targets": ["all"],
         "adapter.dtype": "fp32",
         "recompute.mode": "full",
     }

@@ -8,7 +8,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import AUTO, Key, Values
 from memsheet.exchange.shared.trainers import (
-    ALL_LINEAR,
+    LINEAR_MODULES,
     inline_deepspeed_values,
     inside_rows,
     parse_switch,
@@ -220,7 +220,7 @@ def _read_lora_target_modules(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _all_linear(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"adapter.targets": [ALL_LINEAR]} if parse_switch(value) and values.get("adapter") else {}
+    return {"adapter.targets": [LINEAR_MODULES]} if parse_switch(value) and values.get("adapter") else {}
 
 
 def _read_load_in_4bit(value: Any, values: Values) -> Mapping[str, Any]:

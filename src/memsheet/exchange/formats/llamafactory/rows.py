@@ -12,7 +12,6 @@ from memsheet.exchange import find_format
 from memsheet.exchange.formats.llamafactory.names import BNB, LIGER, TRANSFORMERS
 from memsheet.exchange.shared.file_format import Key, Values, plan_word
 from memsheet.exchange.shared.trainers import (
-    ALL_LINEAR,
     comma_separated_names,
     inline_deepspeed_values,
     inside_rows,
@@ -167,8 +166,7 @@ def _of_lora(key: str) -> Any:
 
 
 def _read_lora_target(value: Any, values: Values) -> Mapping[str, Any]:
-    named = comma_separated_names(value)
-    return {"adapter.targets": [ALL_LINEAR] if named == ["all"] else named} if trains_adapter(values) else {}
+    return {"adapter.targets": comma_separated_names(value)} if trains_adapter(values) else {}
 
 
 def _read_additional_target(value: Any, values: Values) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
-from memsheet.exchange.shared.trainers import ALL_LINEAR, comma_separated_names, parse_switch
+from memsheet.exchange.shared.trainers import LINEAR_MODULES, comma_separated_names, parse_switch
 
 VERSION = "LLaMA-Factory 0.9.6.dev0"  # of its commit ff6d4d1
 T, M, P = "v1/config/training_args.py", "v1/config/model_args.py", "v1/plugins/model_plugins/peft.py"
@@ -69,7 +69,7 @@ def _read_peft(value: Any, values: Values) -> Mapping[str, Any]:
         "adapter.kind": kind,
         "adapter.dtype": "fp32",
         "?adapter.rank": 8,
-        "?adapter.targets": [ALL_LINEAR],
+        "?adapter.targets": [LINEAR_MODULES],
     }
 
 
@@ -78,8 +78,7 @@ def _of_lora(key: str) -> Any:
 
 
 def _read_targets(value: Any, values: Values) -> Mapping[str, Any]:
-    named = comma_separated_names(value)
-    return {"adapter.targets": [ALL_LINEAR] if named == ["all"] else named} if _trains_adapter(values) else {}
+    return {"adapter.targets": comma_separated_names(value)} if _trains_adapter(values) else {}
 
 
 def _read_bits(value: Any, values: Values) -> Mapping[str, Any]:

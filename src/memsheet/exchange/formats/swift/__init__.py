@@ -21,7 +21,13 @@ from memsheet.exchange.formats.swift.commands import (
 from memsheet.exchange.formats.swift.names import KNOWN
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 from memsheet.exchange.shared.trainer_script import SCRIPT
-from memsheet.exchange.shared.trainers import comma_separated_names, row_of, with_master
+from memsheet.exchange.shared.trainers import (
+    ALL_LINEAR,
+    LINEAR_MODULES,
+    comma_separated_names,
+    row_of,
+    with_master,
+)
 from memsheet.plan.library_defaults import own_default
 
 TRANSFORMERS = find_format("transformers")
@@ -104,7 +110,9 @@ def _read_tuner(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_targets(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"adapter.targets": comma_separated_names(value)} if _trains_adapter(values) else {}
+    named = comma_separated_names(value)
+    found = [LINEAR_MODULES] if named == [ALL_LINEAR] else named  # found by itself
+    return {"adapter.targets": found} if _trains_adapter(values) else {}
 
 
 def _read_bits(value: Any, values: Values) -> Mapping[str, Any]:
