@@ -5,27 +5,31 @@ src/liger_kernel/ops/fused_linear_cross_entropy.py): chunks of as many tokens as
 of all hidden states; logits that become their own gradient in place; gradients of the hidden states and of
 the weight in the dtypes of these, added to in place; and in backward no more than a factor. Its kernels need
 Triton and a GPU. This is plain torch, which takes an eighth of a chunk in fp32 besides, where a kernel has
-registers. Of fake tensors, which have no values, no more chunks are run than differ in what they allocate.
+registers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-Part = TypeVar("Part")
+Parts = Callable[[Sequence[Any]], Sequence[Any]]
+"""Which of a loop's parts are run."""
 
 TILES = 8
 IGNORED = -100
 
 
-def fused_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The mean over labelled tokens, as of all logits at once."""
-    loss: Tensor = _Fused.apply(hidden, weight, labels)
+def fused_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, unlike_parts_only: bool = False
+) -> Tensor:
+    """The mean over labelled tokens, as of all logits at once. ``unlike_parts_only``: of tensors without
+    values, no more chunks than differ in what they allocate.
+    """
+    loss: Tensor = _Fused.apply(hidden, weight, labels, _unlike_parts if unlike_parts_only else tuple)
     return loss
 
 
@@ -37,7 +41,7 @@ def chunk_tokens(tokens: int, width: int, vocabulary: int) -> int:
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, run: Parts) -> Tensor:
         device = hidden.device.type
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         losses = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
@@ -46,14 +50,14 @@ class _Fused(torch.autograd.Function):
         labelled = (labels != IGNORED).sum()
         size = chunk_tokens(len(hidden), *reversed(weight.shape))
         with torch.autocast(device, enabled=False):
-            for start in _unlike_parts(range(0, len(hidden), size), hidden):
+            for start in run(range(0, len(hidden), size)):
                 rows = slice(start, start + size)
                 x = hidden[rows].to(low)
                 logits = x @ weight.to(low).t()
-                _become_gradient(logits, labels[rows], losses[rows], labelled)
+                _become_gradient(logits, labels[rows], losses[rows], labelled, run)
                 grad_hidden[rows] = logits @ weight.to(low)
                 if grad_weight is not None:
-                    _add_product(grad_weight, logits, x)
+                    _add_product(grad_weight, logits, x, run)
                 del logits, x  # before the next chunk's
         ctx.save_for_backward(grad_hidden, grad_weight)
         return losses.sum()
@@ -61,20 +65,20 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         made = [None if grad is None else grad.mul_(gradients[0]) for grad in ctx.saved_tensors]
-        return (*made, None)
+        return (*made, None, None)
 
 
-def _unlike_parts(parts: Sequence[Part], of: Tensor) -> Sequence[Part]:
-    """All ``parts``; of fake tensors the first, the second and the last: those between are of the second's
-    size, made where it has let go.
+def _unlike_parts(parts: Sequence[Any]) -> Sequence[Any]:
+    """The first, the second and the last: those between are of the second's size, made where it has let
+    go.
     """
-    return (*parts[:2], *parts[2:][-1:]) if isinstance(of, FakeTensor) else parts
+    return (*parts[:2], *parts[2:][-1:])
 
 
-def _become_gradient(logits: Tensor, labels: Tensor, losses: Tensor, labelled: Tensor) -> None:
+def _become_gradient(logits: Tensor, labels: Tensor, losses: Tensor, labelled: Tensor, run: Parts) -> None:
     """The mean loss' gradient in the place of ``logits``, each token's share of the loss in ``losses``."""
     tiles = tuple(zip(logits.chunk(TILES), labels.chunk(TILES), losses.chunk(TILES), strict=True))
-    for part, label, loss in _unlike_parts(tiles, logits):
+    for part, label, loss in run(tiles):
         share = (label != IGNORED).unsqueeze(1) / labelled
         picked = label.clamp(min=0).unsqueeze(1)
         wide = part.to(torch.float32, copy=True)
@@ -87,13 +91,11 @@ def _become_gradient(logits: Tensor, labels: Tensor, losses: Tensor, labelled: T
         del wide  # before the next tile's
 
 
-def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+def _add_product(into: Tensor, left: Tensor, right: Tensor, run: Parts) -> None:
     """``into += leftᵀ @ right``, in the dtype of ``into``."""
     if into.dtype is left.dtype:
         into.addmm_(left.t(), right)
         return
     wide = right.to(into.dtype)
-    for part, columns in _unlike_parts(
-        tuple(zip(into.chunk(TILES), left.t().chunk(TILES), strict=True)), into
-    ):
+    for part, columns in run(tuple(zip(into.chunk(TILES), left.t().chunk(TILES), strict=True))):
         part.addmm_(columns.to(into.dtype), wide)

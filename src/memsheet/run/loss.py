@@ -7,7 +7,7 @@ position is asked for the next token, and the last one for none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,15 @@ Projected = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hidden states, the output projection's weight, labels) → the mean over labelled tokens."""
 IGNORED = -100
 LOSSES: dict[Loss, Projected] = {Loss.CHUNKED: chunked_cross_entropy, Loss.FUSED: fused_cross_entropy}
+LOSSES_ON_RECORD: dict[Loss, Projected] = {
+    **LOSSES,
+    Loss.FUSED: partial(fused_cross_entropy, unlike_parts_only=True),
+}
+"""Those of a step whose operations nobody counts."""
 _CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier")
 
 
-def apply_loss(model: nn.Module, plan: Plan) -> None:
+def apply_loss(model: nn.Module, plan: Plan, losses: Mapping[Loss, Projected] = LOSSES) -> None:
     """Replace the model's forward where the plan's loss is no plain one. Raises InputError for models with
     more than a linear head.
     """
@@ -53,7 +58,7 @@ def apply_loss(model: nn.Module, plan: Plan) -> None:
     ):
         why = f"is not known for {type(model).__name__}, whose logits are more than one matrix product"
         raise input_error("loss", plan.loss.value, why, "plain")
-    found.forward = partial(_projected_loss_forward, base, head, LOSSES[plan.loss])
+    found.forward = partial(_projected_loss_forward, base, head, losses[plan.loss])
 
 
 def _projected_loss_forward(

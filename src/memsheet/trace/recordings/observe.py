@@ -12,7 +12,7 @@ from torch import nn
 
 from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
-from memsheet.run.loss import apply_loss
+from memsheet.run.loss import LOSSES_ON_RECORD, apply_loss
 from memsheet.run.model import layers_of, word_table
 from memsheet.run.recompute import apply_recompute
 from memsheet.run.step import autocast_region, random_token_batch
@@ -88,7 +88,7 @@ def observe_steps(
     with recording_context(how) as recorder:
         modules = Modules(recorder)
         model, config = (made := build(how.device)), made.config
-        apply_loss(model, plan)
+        apply_loss(model, plan, LOSSES_ON_RECORD)
         model = apply_adapter(apply_quantization(model, plan), plan)
         apply_recompute(model, plan)
         modules.watch(model)
