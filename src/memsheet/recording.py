@@ -119,6 +119,8 @@ BETWEEN = "between"
 """Of a way to run: of sequences of so many tokens or more, and of fewer than so many (None: any)."""
 CASTS_ARGUMENTS = "casts_arguments"
 """Of a way to run: every layer's floating arguments are cast to the dtype that is computed in."""
+WIDE_BUFFERS = "wide_buffers"
+"""Of a way to run that casts them: the model is stored in fp32, and so are its buffers."""
 RunKey = str
 """A way to run: the plan of one GPU as JSON, without what changes nothing inside a layer."""
 

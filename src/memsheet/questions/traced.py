@@ -66,7 +66,7 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
 
     ``model`` and ``options`` as for ``memsheet.train``. Raises InputError for what cannot be traced.
     """
-    name, request, cluster, where = parse_question(task_of(options), model, options)
+    name, request, cluster, where = parse_question(task_of(options), model, dict(options))
     if name is None:
         raise input_error(
             "model",

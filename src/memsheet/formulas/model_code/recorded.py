@@ -26,6 +26,7 @@ from memsheet.recording import (
     CASTS_ARGUMENTS,
     FEWEST_RECORDED,
     MOST_RECORDED,
+    WIDE_BUFFERS,
     RecordedPart,
     RecordedRun,
     Recording,
@@ -51,6 +52,7 @@ def run_key(plan: Plan, how: RunConfig) -> str:
     }
     if how.handed_low:
         words[CASTS_ARGUMENTS] = True
+        words |= {WIDE_BUFFERS: True} if plan.precision.parameters is FP32 else {}
     if plan.loss.value != "plain":
         words["loss"] = plan.loss.value
     if plan.dropout:

@@ -32,6 +32,7 @@ from memsheet.recording import (
     OF_NO_LAYER,
     PLACES,
     PROMPT,
+    WIDE_BUFFERS,
     RecordedCache,
     RecordedGeneration,
     RecordedPass,
@@ -143,9 +144,10 @@ def _record_way(
     if words.pop(GENERATES, False):
         prompt = words.pop(PROMPT, None)
         return record_generation(config, _plan_of(words, "infer"), stack, sizes, prompt)
-    casts = words.pop(CASTS_ARGUMENTS, False)
+    casts, wide = words.pop(CASTS_ARGUMENTS, False), words.pop(WIDE_BUFFERS, False)
     plan = _plan_of(words)
-    return record_run(config, plan, _adapted_stack(config, plan, stack), sizes, casts=casts)
+    stack = _adapted_stack(config, plan, stack)
+    return record_run(config, plan, stack, sizes, casts=casts, wide_buffers=wide)
 
 
 def _adapted_stack(config: Mapping[str, Any], plan: Plan, stack: Layered) -> Layered:
@@ -367,14 +369,20 @@ def _grouped_with_head(model: nn.Module) -> tuple[str, ...]:
 
 
 def record_run(
-    config: Mapping[str, Any], plan: Plan, stack: Layered, sizes: Sequence[Size], *, casts: bool = False
+    config: Mapping[str, Any],
+    plan: Plan,
+    stack: Layered,
+    sizes: Sequence[Size],
+    *,
+    casts: bool = False,
+    wide_buffers: bool = False,
 ) -> RecordedRun:
     """One way to run. Raises NotRecordableError for what is no function of size, or waits for all layers."""
     if stack.shares:
         raise NotRecordableError("its layers share weights, whose gradients wait for all of them")
     build = partial(build_shallow_model, config, plan, stack.shallow)
     if casts:
-        build = partial(_build_casting, build, torch_dtype(plan.precision.compute))
+        build = partial(_build_casting, build, torch_dtype(plan.precision.compute), wide_buffers)
     try:
         return _solved_run(
             [cut_step(step, stack.untrained) for step in _observed(build, plan, sizes)], plan, stack, sizes
@@ -397,10 +405,12 @@ class _Entered(torch.autograd.Function):
         return gradients
 
 
-def _build_casting(build: Callable[[str], nn.Module], dtype: torch.dtype, device: str) -> nn.Module:
+def _build_casting(
+    build: Callable[[str], nn.Module], dtype: torch.dtype, wide_buffers: bool, device: str
+) -> nn.Module:
     """A model whose layers, and the norm behind them, are handed their floating arguments in ``dtype``, as
-    fully_shard hands them (torch 2.13 _fsdp_state.py:240-250). Buffers stay what they are stored in: the
-    policy casts parameters alone.
+    fully_shard hands them (torch 2.13 _fsdp_state.py:240-250). ``wide_buffers``: it was stored in fp32, and
+    its buffers stay so: the policy casts parameters alone.
     """
 
     def lowered(value: Any) -> Any:
@@ -420,7 +430,7 @@ def _build_casting(build: Callable[[str], nn.Module], dtype: torch.dtype, device
     model = build(device)
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.dtype is dtype:
+            if wide_buffers and buffer is not None and buffer.dtype is dtype:
                 module._buffers[name] = buffer.float()
     _, norm, _ = embeddings_norm_head(model)
     for module in (*(layers_of(model) or ()), *((norm,) if norm is not None else ())):

@@ -63,7 +63,7 @@ def _failure(error: Exception) -> dict[str, Any]:
     if isinstance(error, ImportError) and (found := NEEDS.search(str(error))):
         return {"needs": found[1]}
     text = shorten(f"{type(error).__name__}: {error}", LONGEST, placeholder=" …")
-    return {"not_recordable": text}
+    return {"raised": text}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 
 from torch import nn
 
+import memsheet
 from memsheet.errors import InputError
 from memsheet.recording import RecordedGeneration, RecordedPass, RecordedStorage
 from memsheet.run import own_generate
@@ -82,7 +83,23 @@ def test_what_reads_pictures_is_no_stack_of_words():
 
 def test_a_librarys_message_of_several_lines_is_told_whole() -> None:
     told = _failure(ValueError("Target module Clipped(\n  (linear): Linear()\n) is not supported"))
-    assert told == {
-        "not_recordable": "ValueError: Target module Clipped( (linear): Linear() ) is not supported"
-    }
-    assert len(_failure(ValueError("long " * 9_999))["not_recordable"]) <= LONGEST
+    assert told == {"raised": "ValueError: Target module Clipped( (linear): Linear() ) is not supported"}
+    assert len(_failure(ValueError("long " * 9_999))["raised"]) <= LONGEST
+
+
+GPT1 = {"model_type": "openai-gpt", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 1000}
+EIGHT = {"gpus": "8xH200", "engine": "fsdp2", "microbatch": 2, "seq_len": 64}
+
+
+def test_what_its_own_code_raises_is_told_as_its_own():
+    """Buffers in fp32 meet values in bf16: the library's layers run so neither on record nor in a trace."""
+    for ask in (memsheet.train, memsheet.trace):
+        with pytest.raises(InputError, match=r"raise.* RuntimeError: expected scalar type"):
+            ask(GPT1, **EIGHT)
+
+
+def test_buffers_are_stored_as_the_parameters_are():
+    """And a trace that takes eager, because there is no other attention, is of all that was asked."""
+    told, seen = (ask(GPT1, **EIGHT, precision="bf16-pure") for ask in (memsheet.train, memsheet.trace))
+    assert told.plan.mesh == seen.plan.mesh
+    assert int(told.sheets[0].allocated.value) == pytest.approx(int(seen.sheets[0].allocated.value), rel=1e-3)
