@@ -23,7 +23,7 @@ from memsheet.exchange.shared.python_config import (
     read_module,
 )
 from memsheet.exchange.shared.script_flags import flags_in_call
-from memsheet.exchange.shared.trainers import ALL_LINEAR
+from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 
 SFT = "SFTConfig"

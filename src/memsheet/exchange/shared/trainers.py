@@ -12,7 +12,6 @@ from memsheet.errors import Problem
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 
 INSIDE = "deepspeed."
-ALL_LINEAR, LINEAR_MODULES = "all-linear", "all"
 DTYPES = ("parameters", "compute", "gradients", "reduce", "moments")
 
 

@@ -66,7 +66,12 @@ def _checked(answer: dict[str, Any], request: Mapping[str, Any]) -> dict[str, An
         raise input_error("model_type", kind, reason, EXTRAS.get(package, f"pip install {package}"))
     if raised := answer.get("raised"):
         reason = f"has no layers written down here, and its own code raises {raised}"
-        raise input_error("model_type", kind, reason, "another --precision or --attention, which it may run")
+        raise input_error(
+            "model_type",
+            kind,
+            reason,
+            "`memsheet trace` shows where; another --precision, --attention or --lora-targets may run",
+        )
     if why := answer.get("not_recordable"):
         reason = f"has no layers written down here, and its own code cannot be put on record: {why}"
         raise input_error("model_type", kind, reason, "`memsheet trace` runs it")

@@ -8,7 +8,6 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import AUTO, Key, Values
 from memsheet.exchange.shared.trainers import (
-    LINEAR_MODULES,
     inline_deepspeed_values,
     inside_rows,
     parse_switch,
@@ -17,6 +16,7 @@ from memsheet.exchange.shared.trainers import (
     uniform_precision_keys,
     with_master,
 )
+from memsheet.plan.adapter_targets import LINEAR_MODULES
 from memsheet.plan.library_defaults import own_default
 
 VERSION = "axolotl 0.18.0"

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
-from memsheet.exchange.shared.trainers import LINEAR_MODULES, comma_separated_names, parse_switch
+from memsheet.exchange.shared.trainers import comma_separated_names, parse_switch
+from memsheet.plan.adapter_targets import LINEAR_MODULES
 
 VERSION = "LLaMA-Factory 0.9.6.dev0"  # of its commit ff6d4d1
 T, M, P = "v1/config/training_args.py", "v1/config/model_args.py", "v1/plugins/model_plugins/peft.py"

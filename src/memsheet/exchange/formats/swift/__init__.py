@@ -22,12 +22,11 @@ from memsheet.exchange.formats.swift.names import KNOWN
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 from memsheet.exchange.shared.trainer_script import SCRIPT
 from memsheet.exchange.shared.trainers import (
-    ALL_LINEAR,
-    LINEAR_MODULES,
     comma_separated_names,
     row_of,
     with_master,
 )
+from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES
 from memsheet.plan.library_defaults import own_default
 
 TRANSFORMERS = find_format("transformers")
