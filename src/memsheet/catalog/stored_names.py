@@ -98,7 +98,10 @@ _OWNERS_ENDS = {
         (re.compile(r"-(?:mlx-)?(?:bf16|fp16|mlx)$"), "mlx"),
     ),
     "unsloth": ((re.compile(r"-4bit$"), "nf4"),),
-    "nvidia": ((re.compile(r"-fp8$"), "modelopt-fp8"), (re.compile(r"-(?:nvfp4|fp4)$"), "modelopt-nvfp4")),
+    "nvidia": (
+        (re.compile(r"-fp8$"), "modelopt-fp8"),
+        (re.compile(r"-(?:nvfp4(?:-(?:qad|w4a4|w4a16|v\d))?|fp4)$"), "modelopt-nvfp4"),
+    ),
     "qwen": (
         (re.compile(r"-fp8$"), "fp8-block"),
     ),  # "fine-grained fp8 quantization with block size of 128", as each card of theirs says

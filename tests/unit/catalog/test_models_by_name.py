@@ -397,7 +397,14 @@ def test_a_cut_through_a_block_is_refused_of_names_and_flags(asked: dict[str, st
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen/Qwen3-8B-AWQ", "qwen3:8b", "nvidia/Qwen3-8B-NVFP4", "nvidia/Qwen3-8B-FP8"]
+    "name",
+    [
+        "Qwen/Qwen3-8B-AWQ",
+        "qwen3:8b",
+        "nvidia/Qwen3-8B-NVFP4",
+        "nvidia/Qwen3-8B-NVFP4-QAD",
+        "nvidia/Qwen3-8B-FP8",
+    ],
 )
 def test_a_form_that_cannot_be_trained_names_the_model_that_can(name: str) -> None:
     with pytest.raises(InputError) as caught:
