@@ -236,7 +236,7 @@ class _Cutter:
         elif row == out and gone != backward:
             made.outputs.append(place)
             made.forward.append((RELEASED, place))
-        elif forward == 0 and gone != self._end_back:  # of all layers: shared, masks
+        elif forward == 0 and gone < self._end_back:  # of all layers: shared, masks
             made.forward.append((RELEASED, place))
         elif gone <= self._loss:
             made.cached.append(place)

@@ -58,6 +58,7 @@ UNTIED = {
         slow(SEVERAL_TABLES, EIGHT),  # one weight in four modules, of which one never runs; a buffer in fp32
         slow(WRITTEN, EIGHT),  # layers that are written down, with a head that was compared on one GPU alone
         slow(SHARED_BIAS, EIGHT),  # a head that shares its bias with what is around it
+        (SHARED_BIAS, {**ONE, "lora_rank": 8}),  # looked up words that ask for a gradient, and wait for it
         (PARTS, EIGHT),  # layers of which the library names parts
         slow(HEADS, EIGHT),  # a list of heads; a table of which a holder never runs
     ],
