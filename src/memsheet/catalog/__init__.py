@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from memsheet.catalog.cards import LARGE_GB, card_bandwidth, card_device, card_names, other_spellings
 from memsheet.catalog.instances import named_cards, rented_cards, rented_machines, similar_machines
 from memsheet.catalog.spellings import device_key, family_and_size, named_capacity
-from memsheet.errors import input_error
+from memsheet.errors import InputError, input_error
 from memsheet.plan.device import Basis, Device, Links
 from memsheet.units import GIB, MIB
 
@@ -274,6 +275,10 @@ def catalog_devices() -> tuple[Device, ...]:
     return (*(_catalog_device(name) for name in _device_sections() if name), *map(card_device, card_names()))
 
 
+PLURAL = re.compile(r"(.*\dS?)s\s*")
+"""Cards of a name that ends in a number: ``8 H100s``."""
+
+
 def find_device(name: str) -> Device:
     """The device of that name, alias or driver's name; case, dashes, spaces and makers' words do not matter.
 
@@ -294,6 +299,9 @@ def find_device(name: str) -> Device:
     if (sold := _sold_with(name)) is not None:
         return sold
     sizes = [_device_or_card(found) for found in _device_families().get(key, ())]
+    if not sizes and (one := PLURAL.fullmatch(name)):
+        with suppress(InputError):
+            return find_device(one[1])
     if not sizes:
         similar = similar_machines(name) or _similar_device_names(name)
         raise input_error(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from memsheet.cli import screen
 from memsheet.cli.commands import COMMANDS, START, Command
 from memsheet.cli.flags import WORDS, Flag
-from memsheet.plan.aliases import ALIASES, SHORT_FLAGS
+from memsheet.plan.aliases import ALIASES, PLAN_KEYS, SHORT_FLAGS
 from memsheet.plan.names import SHORT
 
 EXIT_CODES = "Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."
@@ -86,14 +86,18 @@ def _flag_help_row(flag: Flag) -> tuple[str, str]:
 
 def _flag_alias_rows(flags: Iterable[Flag]) -> Iterator[tuple[str, str]]:
     """Others' words by the flags that they say; last those that say more than one thing, or one flag with its
-    value.
+    value, and keys of a plan.
     """
-    own, more, short = (
+    own, more, unnamed, short = (
         dict[str, list[str]](),
+        list[str](),
         list[str](),
         {name: f", {one}" for one, name in SHORT_FLAGS.items()},
     )
     for flag in flags:
+        if ALIASES[flag.name].whose == PLAN_KEYS:
+            unnamed.append(f"--{flag.name}")
+            continue
         keys = {meaning.key for meaning in ALIASES[flag.name].meanings}
         says = (
             own.setdefault(FLAG_OF[next(iter(keys))], [])
@@ -103,6 +107,7 @@ def _flag_alias_rows(flags: Iterable[Flag]) -> Iterator[tuple[str, str]]:
         says.append(f"--{flag.name}{short.get(flag.name, '')}")
     yield from ((says, ", ".join(names)) for says, names in own.items())
     yield "others", ", ".join(more)
+    yield "a plan's keys", ", ".join(unnamed)
 
 
 def _example_lines(lines: Iterable[str]) -> str:

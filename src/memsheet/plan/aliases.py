@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from memsheet.plan.check import RULES
 from memsheet.plan.library_defaults import LIBRARY_DEFAULTS
+from memsheet.plan.names import SHORT
 
 TRAIN, INFER = "train", "infer"
+PLAN_KEYS = "memsheet/plan/1"
+"""Whose words the keys of a plan are that have no short name: ``--adapter.dropout 0.05``."""
 PARTITIONED = "@partitioned_parameters"
 """What is of parameters where ZeRO divides them: at stage 3. DeepSpeed's older ``cpu_offload`` of stages 1
 and 2 is the optimizer's (deepspeedai/DeepSpeed edaa722 deepspeed/runtime/zero/config.py:202-212, which reads
@@ -231,6 +235,9 @@ def _build_alias_table() -> dict[str, Word]:
     )
     for name, (whose, reason, hint) in _UNHONOURED.items():
         table[name] = Word(whose, (Meaning(refused=reason, hint=hint),))
+    for key, rule in RULES.items():
+        if "." in key and key not in SHORT.values() and not key.startswith("offload."):
+            table[key.replace("_", "-")] = Word(PLAN_KEYS, (Meaning(key),), switch=rule.kind == "flag")
     return table
 
 

@@ -157,18 +157,22 @@ _GPUS = re.compile(
     re.IGNORECASE,
 )
 _COUNT_LAST = re.compile(r"^\s*(\S(?:.{0,98}?\S)?)\s*(?:\s[xX×]\s*|:)(\d{1,7})\s*$")
+_JOINED_COUNT = re.compile(r"^\s*(?!\d+\s*[xX×*])(\S.{0,98}?\d[a-zA-Z]{0,8}?)[xX×](\d{1,4})\s*$")
+"""``H100x8``: a count behind a name that ends in a number, with nothing between."""
 _SEVERAL = re.compile(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]")
+CARD_DIGITS = 4
+"""Digits of a card that people call by its number alone."""
 MIXED = "names several kinds of device or node, and only equal ones are planned for"
 MIXED_HINT = "plan for the smallest: the device with the least memory, as many of it as there are in all"
 
 
 def parse_gpus(text: str) -> tuple[int | None, str]:
-    """``8xH100-80GB``, ``8 H100-80GB``, ``H100-80GB:8`` or ``H100-80GB x8`` → (8, "H100-80GB"). Without a
-    count the count is None: for commands that find it.
+    """``8xH100-80GB``, ``8 H100-80GB``, ``H100-80GB:8``, ``H100-80GBx8`` or ``H100-80GB x8`` → (8,
+    "H100-80GB"). Without a count the count is None: for commands that find it.
 
     The name is only cut out here; the catalogue says whether there is such a device.
     """
-    if last := _COUNT_LAST.match(text):
+    if last := _COUNT_LAST.match(text) or _JOINED_COUNT.match(text):
         text = f"{last[2]}x{last[1]}"
     match = _GPUS.match(text)
     if _SEVERAL.match(text):
@@ -178,6 +182,8 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
             "gpus", text, "does not name devices", "write a count and a device, for example 8xH100-80GB"
         )
     digits, name = match[1] or match[2], match[3]
+    if digits is not None and name.isdigit() and len(name) < len(digits) == CARD_DIGITS:
+        digits, name = name, digits  # 4090x4
     if digits is None:
         return None, name
     if digits.startswith("-") or not digits.lstrip("+0"):

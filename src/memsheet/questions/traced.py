@@ -15,6 +15,7 @@ from memsheet.catalog import model_names
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
+from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import plan_document
 from memsheet.plan.engine import Runner
@@ -90,6 +91,7 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
     assumed = (*where["assumed"], *serving_assumed(resolved, how), *_routing_assumptions(resolved.plan))
     asked = {
         "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
+        "capability": cluster.device.compute_capability if cluster else None,
         "scratch": how.scratch, "depth": None if how.full else repeated_layer_depth(spec), "debug": how.debug, "ranks": _traced_ranks(resolved.plan, how), "cache": how.cache,
     }  # fmt: skip
     try:
@@ -254,7 +256,8 @@ def _adapted_spec(found: Config, request: Mapping[str, Any]) -> ModelSpec | None
     """A model that nobody wrote down, as its own code says it is, where adapters are to stand beside layers
     that nobody named; None where its code cannot be put on record.
     """
-    if request.get("adapter.rank") is None or request.get("adapter.targets") is not None:
+    named = request.get("adapter.targets")
+    if request.get("adapter.rank") is None or named not in (None, [ALL_LINEAR], [LINEAR_MODULES]):
         return None
     with suppress(InputError):
         return model_on_record(found.values, recording_of, name=found.name, source=found.source)

@@ -222,7 +222,7 @@ INSTEAD = (
     "sizes in a format that is known"
 )
 _UNREAD = {
-    "mlx": ("is packed for MLX, which alone reads it: no engine that is accounted does", "the model's own name instead, and --engine llama.cpp --quantize gguf:Q4_K_M for four bits near to it"),
+    "mlx": ("is packed for MLX, which alone reads it: no engine that is accounted does", "the model's own name instead; near to four bits: --quantize nf4 to train, --engine llama.cpp --quantize gguf:Q4_K_M to serve"),
     "hqq": ("is not modelled: HQQ's zero points and scales have sizes of their own", "take quantization_config out of the config.json, and --quantize int4 comes near to four bits in groups of 128"),
     "exl2": ("is not modelled: it has bits of its own for each layer, and neither {servers} reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),
     "exl3": ("is not modelled: it has bits of its own for each layer, and neither {servers} reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),

@@ -10,15 +10,15 @@ from memsheet.sheet import Component, Instant
 from memsheet.trace.recorder import Recorder, operation_name
 from memsheet.trace.scratch import cublas_workspace, operation_scratch
 
-CAPABILITY = (9, 0)  # that of an H100, as trace/patches.py tells libraries
 
-
-def watch_kernels(recorder: Recorder) -> None:
-    """From now on, every operation's hidden memory is an event of its own."""
+def watch_kernels(recorder: Recorder, capability: tuple[int, int]) -> None:
+    """From now on, every operation's hidden memory is an event of its own. ``capability``: the card's compute
+    capability, by which workspaces are large or small.
+    """
     kept: set[Any] = set()
 
     def after(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        found = cublas_workspace(func, args, CAPABILITY)
+        found = cublas_workspace(func, args, capability)
         # forward and backward run on threads of their own, each with a handle of its own (CUDAContextLight,
         # CublasHandlePool.cpp)
         key = None if found is None else (found.key, recorder.stream(), recorder.instant is Instant.BACKWARD)

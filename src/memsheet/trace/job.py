@@ -49,7 +49,8 @@ MICRO = 2  # micro-batches after the second are like it: gradients are there
 class How:
     """How a trace is made. ``device``: "cuda" or "cpu"; ``fake``: without memory; ``scratch``: with what
     kernels hide; ``text``: to train on; ``values``: elements of tensors
-    whose values are followed.
+    whose values are followed; ``capability``: the card's, an H100's where none is known
+    (trace/patches.py tells libraries that one always).
     """
 
     device: str = "cuda"
@@ -57,6 +58,7 @@ class How:
     scratch: bool = True
     text: bytes | None = None
     values: int = 0
+    capability: tuple[int, int] = (9, 0)
 
 
 @contextmanager
@@ -79,7 +81,7 @@ def recording_context(how: How) -> Iterator[Recorder]:
             else:
                 recorder.look_up = mode.look_up
         if how.scratch and how.device == "cuda":
-            watch_kernels(recorder)
+            watch_kernels(recorder, how.capability)
         stack.enter_context(recorder)
         yield recorder
 

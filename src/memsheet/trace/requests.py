@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,9 @@ from memsheet.trace.scans import stand_ins
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """``{"timelines": [{"rank", "stage", "events", "facts"}]}`` for each rank that is asked."""
     how = How(device=request["device"], scratch=request["scratch"])
+    major, _, minor = (request.get("capability") or "").partition(".")
+    if major.isdigit():  # AMD's are names
+        how = replace(how, capability=(int(major), int(minor)))
     if request.get("function"):
         return {
             "timelines": [

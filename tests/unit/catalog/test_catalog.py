@@ -356,6 +356,13 @@ def test_engines_are_refused_where_a_device_does_not_run_them():
 
 
 @pytest.mark.parametrize(
+    ("several", "one"), [("H100s", "H100"), ("L40Ss", "L40S"), ("RTX 4090s", "RTX 4090")]
+)
+def test_a_card_is_found_by_its_plural(several, one):
+    assert catalog.find_device(several) == catalog.find_device(one)
+
+
+@pytest.mark.parametrize(
     ("text", "parsed"),
     [
         ("8xH100-80GB", (8, "H100-80GB")),
@@ -365,6 +372,16 @@ def test_engines_are_refused_where_a_device_does_not_run_them():
         ("2 4090", (2, "4090")),
         ("H100:8", (8, "H100")),
         ("RTX 4090 x2", (2, "RTX 4090")),
+        ("RTX4090x2", (2, "RTX4090")),
+        ("H100-80GBx8", (8, "H100-80GB")),
+        ("GB200x8", (8, "GB200")),
+        ("L40Sx4", (4, "L40S")),
+        ("T4x4", (4, "T4")),
+        ("4090x4", (4, "4090")),
+        ("4x4090", (4, "4090")),
+        ("1xRTX4090", (1, "RTX4090")),
+        ("RTX4090", (None, "RTX4090")),
+        ("GTX1080", (None, "GTX1080")),
         ("3090 Ti", (None, "3090 Ti")),
         ("24 GB", (None, "24 GB")),
         ("2 x 24 GB", (2, "24 GB")),

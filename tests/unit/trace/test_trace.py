@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import memsheet
 import warm_children
 
 pytest.importorskip("torch")
@@ -158,6 +159,17 @@ def test_the_command_prints_a_traced_sheet(capsys, tmp_path):
 def test_time_is_limited():
     with pytest.raises(InputError, match="took more than"):
         trace_in_child({"function": f"{EXAMPLE}:build", "device": "cuda", "scratch": False}, time_s=0.01)
+
+
+@pytest.mark.parametrize("card", ["RTX3090", "H100-80GB"])
+def test_workspaces_are_as_large_as_the_card_has_them(card):
+    asked = {"gpus": f"1x{card}", "seq_len": 128}
+    told, seen = (ask("llama-tiny", **asked).sheets[0] for ask in (memsheet.train, memsheet.trace))
+    held = [
+        sum(item.at[Instant.BACKWARD].value for item in sheet.items if item.component is Component.WORKSPACES)
+        for sheet in (told, seen)
+    ]
+    assert held[0] == held[1] > 0
 
 
 def test_a_rank_that_is_not_there_is_refused():

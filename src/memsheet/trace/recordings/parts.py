@@ -93,6 +93,9 @@ class _Cutter:
         for row, window in enumerate(self.made):
             self.windows[window].append(row)
         self.claimed = {row: (at, name, width) for at, row, name, width in step.gradients}
+        self.named_after = dict[int, frozenset[int]]()  # by the window of a layer's forward
+        for layer in range(n):
+            self.named_after[self._forward_of(layer)] = self._named_after(layer)
 
     # ---- windows -------------------------------------------------------------------------------------------
 
@@ -196,15 +199,13 @@ class _Cutter:
 
     def _layer(self, layer: int) -> tuple[FoundPass, FoundPass | None]:
         forward, backward = self._forward_of(layer), self._backward_of(layer)
-        into, out = (
-            self.step.inputs.get(layer),
-            self.step.inputs.get(layer + 1)
-            if layer + 1 < self.layers
-            else self.step.outputs.get(self.layers - 1),
-        )
+        into, out = self.step.inputs.get(layer), self._output_of(layer)
         if layer not in self.step.again:
             return self._part(forward, backward, into, out), None
         return self._run_again(layer, into), self._part(forward, -1, into, out, light=True)
+
+    def _output_of(self, layer: int) -> int | None:
+        return self.step.inputs.get(layer + 1) if layer + 1 < self.layers else self.step.outputs.get(layer)
 
     def _part(
         self, forward: int, backward: int, into: int | None, out: int | None, *, light: bool = False
@@ -216,6 +217,9 @@ class _Cutter:
             self._add(made, number, into)
             made.handed.append(0)
             made.forward.append((ALLOCATED, 0))
+        for row in sorted(self.named_after.get(forward - 1, ())):
+            self._add(made, number, row)
+            made.forward.append((ALLOCATED, number[row]))
         self._log(made.forward, made, number, self._span(forward))
         for row, place in list(number.items()):
             self._keep(made, row, place, forward, backward, into, out, light=light)
@@ -236,8 +240,8 @@ class _Cutter:
         elif row == out and gone != backward:
             made.outputs.append(place)
             made.forward.append((RELEASED, place))
-        elif forward == 0 and gone < self._end_back:  # of all layers: shared, masks
-            made.forward.append((RELEASED, place))
+        elif (forward == 0 and gone < self._end_back) or row in self.named_after.get(forward, ()):
+            made.forward.append((RELEASED, place))  # of all layers (shared, masks), or the next part's
         elif gone <= self._loss:
             made.cached.append(place)
         elif self._named_by_loop(row, forward):
@@ -246,6 +250,18 @@ class _Cutter:
             made.saved.append(place)
             if gone > backward and not light and row not in self.claimed:
                 made.lingering.append(place)
+
+    def _named_after(self, layer: int) -> frozenset[int]:
+        """What a layer's forward makes beside its output and the loop over layers names until the next one is
+        through, or the model is: the weights of eager attention.
+        """
+        window, out = self._forward_of(layer), self._output_of(layer)
+        made = (row for row in self.windows[window] if row != out)
+        if layer + 1 < self.layers:
+            return frozenset(row for row in made if self.gone[row] == window + 1)
+        before = {_path_of(self.rows[row]) for row in self.named_after.get(window - 1, ())}
+        ends = (self._behind, self._loss)
+        return frozenset(row for row in made if self.gone[row] in ends and _path_of(self.rows[row]) in before)
 
     def _named_by_loop(self, row: int, made: int) -> bool:
         """Whether a storage that was made in window ``made`` outlives the backward of what made it, as the

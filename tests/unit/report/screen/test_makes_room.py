@@ -8,6 +8,9 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
+from memsheet.cli.commands import COMMANDS
+from memsheet.cli.line import flag_spellings
+from memsheet.plan.check import RULES
 from memsheet.plan.names import SHORT
 from memsheet.report.screen.bars import components_by_size
 from memsheet.report.screen.table import render_answer
@@ -22,6 +25,7 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama-3.1-70b", {"gpus": "1xH100-80GB", "engine": "sglang"}),
     ("llama-3.1-8b", {"gpus": "1xRTX4090", "engine": "vllm"}),
 )
+NOT_ASKED = {"schema", "model", "task", "phase", "async_tp", "megatron_fsdp", "seq_len_kind"}
 LONG = {key: short for short, key in SHORT.items()}
 
 
@@ -114,6 +118,12 @@ def test_nothing_is_tried_where_nobody_asks() -> None:
 
 def test_flags_can_be_copied() -> None:
     assert flags_for({"cuda_graphs": False, "gpus": "2xH100-80GB"}) == "--no-cuda-graphs --gpus 2xH100-80GB"
+
+
+def test_every_key_of_a_plan_is_said_in_a_flag_that_commands_have() -> None:
+    known = {word for flag in COMMANDS["train"].flags for word, _ in flag_spellings(flag)}
+    told = {flags_for({key: True}).split()[0] for key in RULES if key not in NOT_ASKED}
+    assert told - known == set()
 
 
 def test_several_changes_that_suffice_are_all_needed() -> None:

@@ -12,7 +12,7 @@ from peft.tuners import tuners_utils as tuners
 from torch import nn
 
 import memsheet
-from memsheet.plan.adapter_targets import NOT_OF_STATE_SPACES, STATE_SPACES
+from memsheet.plan.adapter_targets import LINEAR_MODULES, NOT_OF_STATE_SPACES, STATE_SPACES
 from memsheet.plan.words import request_from
 from memsheet.recording import RecordedParameter
 from memsheet.resolve import resolve_request
@@ -88,14 +88,18 @@ def test_peft_is_told_of_a_task_whose_wrapper_the_model_takes():
 
 
 @pytest.mark.slow
-def test_a_trace_takes_the_targets_that_a_record_names():
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [({}, "peft has no default for persimmon"), ({"lora_targets": [LINEAR_MODULES]}, f"({LINEAR_MODULES})")],
+)
+def test_a_trace_takes_the_targets_that_a_record_names(targets, said):
     """A family without a reader, of which peft has no default."""
     config = {"model_type": "persimmon", **SMALL, "num_hidden_layers": 2}
-    plan = {"gpus": "1xH200", "microbatch": 2, "seq_len": 1024, "lora_rank": 8}
+    plan = {"gpus": "1xH200", "microbatch": 2, "seq_len": 1024, "lora_rank": 8, **targets}
     told, seen = (ask(config, **plan) for ask in (memsheet.train, memsheet.trace))
     named = told.plan.adapter.targets
     assert seen.plan.adapter.targets == named
-    assert any("peft has no default for persimmon" in line for line in seen.assumed)
+    assert any(said in line for line in seen.assumed)
     size, there = (int(one.sheets[0].allocated.value) for one in (told, seen))
     assert size == pytest.approx(there, rel=NO_MORE_THAN)
 

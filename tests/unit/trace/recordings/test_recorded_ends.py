@@ -38,6 +38,11 @@ HEADS = {
     "model_type": "musicgen", "text_encoder": {"model_type": "t5", "num_layers": 2, "d_model": 256},
     "audio_encoder": {"model_type": "encodec"}, "decoder": {"model_type": "musicgen_decoder", "num_hidden_layers": 3, "hidden_size": 512},
 }  # fmt: skip
+NAMED_TUPLES = {
+    **HEADS, "model_type": "musicgen_melody",
+    "decoder": {"model_type": "musicgen_melody_decoder", "num_hidden_layers": 12, "hidden_size": 512},
+}  # fmt: skip
+"""Whose loop over layers names what each returned until the next has: attention's weights."""
 UNTIED = {
     "model_type": "persimmon", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 8000,
     "tie_word_embeddings": False,
@@ -59,6 +64,7 @@ UNTIED = {
         slow(WRITTEN, EIGHT),  # layers that are written down, with a head that was compared on one GPU alone
         slow(SHARED_BIAS, EIGHT),  # a head that shares its bias with what is around it
         (SHARED_BIAS, {**ONE, "lora_rank": 8}),  # looked up words that ask for a gradient, and wait for it
+        (NAMED_TUPLES, {**ONE, "seq_len": 640}),
         (PARTS, EIGHT),  # layers of which the library names parts
         slow(HEADS, EIGHT),  # a list of heads; a table of which a holder never runs
     ],
