@@ -75,8 +75,9 @@ def _range_check_phrases(pair: Pair, names: tuple[str, str], look: Look) -> Iter
     """Whether the right size lies in the left one's range, where that has one."""
     size = pair.left.at(pair.at[0])
     if size.low != size.high:
-        place = "within" if size.low <= pair.sizes[1] <= size.high else "outside"
-        yield f"{place} {names[0]}'s range, {look.need(int(size.low), 2)} to {look.need(int(size.high), 2)}"
+        low, high = (look.need(int(end), 2) for end in (size.low, size.high))
+        inside = size.low <= pair.sizes[1] <= size.high or look.need(pair.sizes[1], 2) in (low, high)
+        yield f"{'within' if inside else 'outside'} {names[0]}'s range, {low} to {high}"
 
 
 def _main_difference_phrases(pair: Pair, look: Look) -> Iterator[str]:
