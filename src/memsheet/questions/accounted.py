@@ -22,6 +22,7 @@ from memsheet.budget import (
 )
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error, raise_if_problems
+from memsheet.formulas.states.open_storage import mixers_left_whole, with_both_ends, with_high_end
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import ONE_GPU, engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
@@ -30,7 +31,6 @@ from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Serving
 from memsheet.questions.bare_counts import bare_answer, count_of
-from memsheet.questions.open_storage import attention_left_whole, with_both_ends, with_high_end
 from memsheet.questions.question_parts import (
     catalog_entry,
     parse_question,
@@ -253,7 +253,7 @@ def _serving_facts(
 
     server = server_of(engine_of(resolved.plan))
     facts: Mapping[str, Any] = server.facts(spec, resolved.plan, cluster, sheets)
-    largest = attention_left_whole(spec, resolved.plan)
+    largest = mixers_left_whole(spec, resolved.plan)
     if largest is None:
         return facts
     others = tuple(account_rank(spec, largest, cluster, sheet.stage) for sheet in sheets)
@@ -306,7 +306,7 @@ def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> t
         account_rank(spec, resolved.plan, cluster, stage, replays=True)
         for stage in range(resolved.plan.mesh.pp)
     )
-    largest = attention_left_whole(spec, resolved.plan)
+    largest = mixers_left_whole(spec, resolved.plan)
     if largest is None:
         return sheets
     others = (account_rank(spec, largest, cluster, sheet.stage, replays=True) for sheet in sheets)
