@@ -22,7 +22,6 @@ from memsheet.budget import (
 )
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error, raise_if_problems
-from memsheet.formulas.states.open_storage import mixers_left_whole, with_both_ends, with_high_end
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import ONE_GPU, engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
@@ -249,15 +248,9 @@ def _verdict_on_sequences(
 def _serving_facts(
     spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]
 ) -> Mapping[str, Any]:
-    from memsheet.formulas.serving.servers import server_of
+    from memsheet.formulas.serving.servers import server_facts
 
-    server = server_of(engine_of(resolved.plan))
-    facts: Mapping[str, Any] = server.facts(spec, resolved.plan, cluster, sheets)
-    largest = mixers_left_whole(spec, resolved.plan)
-    if largest is None:
-        return facts
-    others = tuple(account_rank(spec, largest, cluster, sheet.stage) for sheet in sheets)
-    return with_both_ends(facts, server.facts(spec, largest, cluster, others))
+    return server_facts(spec, resolved.plan, cluster, sheets)
 
 
 def _expert_routing_notes(
@@ -302,15 +295,10 @@ def _prompts_unknown(plan: Plan) -> bool:
 
 def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:
     """One sheet a pipeline stage; ranks of a stage are alike."""
-    sheets = tuple(
+    return tuple(
         account_rank(spec, resolved.plan, cluster, stage, replays=True)
         for stage in range(resolved.plan.mesh.pp)
     )
-    largest = mixers_left_whole(spec, resolved.plan)
-    if largest is None:
-        return sheets
-    others = (account_rank(spec, largest, cluster, sheet.stage, replays=True) for sheet in sheets)
-    return tuple(with_high_end(sheet, other) for sheet, other in zip(sheets, others, strict=True))
 
 
 def with_method(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:

@@ -55,7 +55,7 @@ def _range_of_both(key: str, value: Any, other: Any) -> Any:
     if isinstance(value, int) and isinstance(other, int) and key.endswith(("_low", "_high")):
         return min(value, other) if key.endswith("_low") else max(value, other)
     if isinstance(value, Bytes) and isinstance(other, Bytes):
-        return Bytes(min(value.low, other.low), value.value, max(value.high, other.high))
+        return value.with_ends_of(other)
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         return with_both_ends(value, other)
     return value

@@ -10,7 +10,7 @@ from typing import Any
 from memsheet.account import account_rank
 from memsheet.budget import Result, judge_plan, verdict_on_held_sequences, verdict_on_start
 from memsheet.errors import InputError, raise_if_problems
-from memsheet.formulas.serving.servers import server_of
+from memsheet.formulas.serving.servers import server_facts
 from memsheet.frozen import dataclass
 from memsheet.plan.device import MAX_DEVICES, Cluster, cluster_of, parse_gpus
 from memsheet.plan.engine_registry import engine_of
@@ -199,7 +199,7 @@ def _startup_trial(
         plan = resolve_request(asked, model, larger).plan
         raise_if_problems(unsupported_choices(plan, larger, model))
         sheets = tuple(account_rank(model, plan, larger, stage) for stage in range(plan.mesh.pp))
-        lacks = server_of(engine_of(plan)).facts(model, plan, larger, sheets)["short_bytes"]
+        lacks = server_facts(model, plan, larger, sheets)["short_bytes"]
     except InputError:
         return None
     verdict = verdict_on_start(judge_plan(model, plan, larger, sheets), lacks)

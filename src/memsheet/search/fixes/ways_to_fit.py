@@ -357,7 +357,7 @@ def _pool_is_short(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[
     """Whether a server may refuse to start for want of cache."""
     if not engine_of(plan).serving.pools_cache:
         return False
-    from memsheet.formulas.serving.servers import server_of
+    from memsheet.formulas.serving.servers import server_facts
 
-    short = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets).get("short_bytes")
+    short = server_facts(spec, plan, cluster, sheets).get("short_bytes")
     return short is not None and short.high > 0

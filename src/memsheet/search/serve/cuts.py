@@ -12,7 +12,7 @@ from memsheet.account import account_rank
 from memsheet.budget import Result, judge_plan, verdict_on_start, worst_sheet
 from memsheet.errors import InputError, input_error, printable_line, raise_if_problems
 from memsheet.formulas.serving.dp_attention import group_plan
-from memsheet.formulas.serving.servers import server_of
+from memsheet.formulas.serving.servers import server_facts
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
@@ -212,7 +212,7 @@ def _account_serving_plan(search: Search, request: Mapping[str, Any]) -> Served:
     search.notes.update(dict.fromkeys((*version_notes(plan), *length_notes(plan, spec))))
     raise_if_problems(unsupported_choices(plan, cluster, spec))
     sheets = tuple(account_rank(spec, plan, cluster, stage) for stage in deciding_stages(plan))
-    facts = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets)
+    facts = server_facts(spec, plan, cluster, sheets)
     verdict = judge_plan(spec, plan, cluster, sheets)
     if "short_bytes" in facts:
         verdict = verdict_on_start(verdict, facts["short_bytes"])

@@ -88,3 +88,23 @@ def test_sequences_of_the_lengths_asked_are_held_and_one_more_is_not(engine: str
         assert answer.verdict is not None
         surely = answer.verdict.result is Result.FITS and answer.serving["asked"]["held_low"] >= count
         assert surely is held, (count, lengths)
+
+
+NAMED = (
+    ("nvidia/Llama-3.3-70B-Instruct-FP4", "2xRTX5090"),
+    ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "1xRTXPRO6000"),
+    ("RedHatAI/Qwen3-32B-NVFP4", "1xRTX5090"),
+)
+
+
+@pytest.mark.parametrize(("name", "gpus"), NAMED)
+def test_each_row_of_a_copy_known_by_its_name_is_what_infer_says(name: str, gpus: str) -> None:
+    """What a name leaves open is a range in every question: no length is sure that an answer doubts."""
+    solution = memsheet.solve("max-model-len", name, gpus=gpus, engine="vllm")
+    rows = [row for row in (solution.found, solution.expected, solution.beyond, solution.least) if row]
+    assert rows
+    for row in rows:
+        answer = memsheet.infer(name, gpus=gpus, engine="vllm", max_model_len=row.value, fix=False)
+        assert answer.verdict is not None
+        assert answer.verdict.result is row.verdict.result
+        assert answer.verdict.device == row.verdict.device
