@@ -22,6 +22,7 @@ from memsheet.budget import (
 )
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error, raise_if_problems
+from memsheet.plan.aliases import engine_word
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import ONE_GPU, engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
@@ -175,6 +176,7 @@ def answer_for_model(
     notes = (
         *routed,
         *spec.source.notes,
+        *(() if serving is None or wanted else _sequence_limit_notes(request, resolved.plan, serving)),
         *(() if serving is None else _serving_notes(resolved.plan, spec)),
         *version_notes(resolved.plan),
     )
@@ -262,6 +264,21 @@ def _expert_routing_notes(
     from memsheet.search.train.routing import routing_notes
 
     return routing_notes(spec, plan, cluster, sheets, verdict)
+
+
+def _sequence_limit_notes(
+    request: Mapping[str, Any], plan: Plan, serving: Mapping[str, Any]
+) -> Iterator[str]:
+    """That a number of sequences in the engine's own words is the most it starts, where it has no room for
+    as many.
+    """
+    limit, word = request.get("serving.max_sequences"), engine_word("serving.max_sequences", plan.engine)
+    worst = (serving.get("capacity") or {}).get("worst")
+    if limit and word and worst is not None and int(worst) < int(limit):
+        yield (
+            f"{limit:,} sequences are the most that {plan.engine} runs at once (--{word}), and the verdict "
+            f"is about one; --sequences {limit} asks for room for all"
+        )
 
 
 def _serving_notes(plan: Plan, spec: ModelSpec) -> Iterator[str]:

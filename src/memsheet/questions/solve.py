@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from memsheet.budget import LibraryUse
@@ -115,7 +115,7 @@ def solve_question(
         return _with_assumptions(_largest_model(name, request, cluster, say, library), where)
     request = without_implied_keys(where["library"], request, where["own"])
     search = (
-        searches.solve_sequence_length
+        partial(searches.solve_sequence_length, at_once=where["wanted"] or 1)
         if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN)
         else searches.most_sequences
     )

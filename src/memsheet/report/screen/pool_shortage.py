@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
+from memsheet.plan.aliases import engine_word
 from memsheet.report.screen.layout import join_phrases, wrap_command_line
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.typed_changes import change_line
@@ -76,8 +77,10 @@ def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
     runs = ("it runs as many sequences as its pool holds", "and computes the others later or again.")
     if request_end(answer) and not asked["held"]:
         runs = ("it refuses prompts that are longer than its pool", "and ends answers there.")
+    limit = engine_word("serving.max_sequences", answer.plan.engine)
+    verdict = (f"The verdict is about all of them; of --{limit} it is about one.",) if limit else ()
     yield join_phrases(
-        (f"{answer.plan.engine} {starts} all the same: {runs[0]}", runs[1]),
+        (f"{answer.plan.engine} {starts} all the same: {runs[0]}", runs[1], *verdict),
         look.width,
         between=" ",
     )

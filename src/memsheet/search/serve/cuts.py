@@ -14,6 +14,7 @@ from memsheet.errors import InputError, input_error, printable_line, raise_if_pr
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.servers import server_facts
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
+from memsheet.plan.aliases import engine_word
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.hardware import unsupported_choices
@@ -313,8 +314,8 @@ def _engine_limit_reasons(
     if not pools_cache(plan) or not limit or room <= limit:
         return reasons
     words = (
-        f"runs {limit:,} sequences a replica at once by its own limit (--sequences), and has room for "
-        f"{room:,}"
+        f"runs {limit:,} sequences a replica at once by its own limit "
+        f"(--{engine_word('serving.max_sequences', plan.engine)}), and has room for {room:,}"
     )
     return tuple(
         Reason(asks=one.asks, holds=one.holds, words=words)

@@ -134,16 +134,19 @@ def solve_sequence_length(
     most: int | None = None,
     say: Say = discard_progress,
     library: LibraryUse | None = None,
+    at_once: int = 1,
 ) -> Solution:
     """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions
-    if it is None.
+    if it is None; ``at_once``: sequences of it that a server's pool is to hold.
     """
     target = Target.MAX_MODEL_LEN if request.get("task") == "infer" else Target.SEQ_LEN
     top = most or model.max_positions or LONGEST
     steps = range(TOKENS, top + 1, TOKENS)
     values = (*steps, top) if top % TOKENS else tuple(steps)
     trials = Trials(
-        values=values, asks=_question_by_value(model, request, cluster, target.key, library), say=say
+        values=values,
+        asks=_question_by_value(model, request, cluster, target.key, library, at_once),
+        say=say,
     )
     solution = _solution_of_trials(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
     return replace(
@@ -305,14 +308,25 @@ def model_size_trials(
 
 
 def _question_by_value(
-    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str, library: LibraryUse | None
+    model: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    key: str,
+    library: LibraryUse | None,
+    at_once: int = 1,
 ) -> Callable[[int], Question]:
-    """The question with a key set."""
+    """The question with a key set; sequences are searched for all at once."""
 
     def asked(value: int) -> Question:
         changed = {**request, key: value}
         implied = implied_library_keys(library.name, changed) if library else {}
-        return Question(model=model, request={**changed, **implied}, cluster=cluster, library=library)
+        return Question(
+            model=model,
+            request={**changed, **implied},
+            cluster=cluster,
+            library=library,
+            at_once=value if key == Target.SEQUENCES.key else at_once,
+        )
 
     return asked
 

@@ -4,6 +4,9 @@ thing.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import memsheet
@@ -73,3 +76,40 @@ def test_a_limit_in_a_file_asks_for_nothing() -> None:
     assert again.verdict is not None
     assert again.verdict.result is Result.FITS
     assert "asked" not in (again.serving or {})
+
+
+SERVED = {
+    "vllm": ("vllm serve {model} --max-model-len {tokens} --max-num-seqs {count}", "max_num_seqs"),
+    "sglang": (
+        "sglang serve --model-path {model} --context-length {tokens} --max-running-requests {count}",
+        "max_running_requests",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", SERVED)
+@pytest.mark.parametrize(
+    ("model", "tokens", "count"), [("qwen3-8b", 8192, 4), ("qwen3-8b", 32768, 64), ("qwen3-32b", 4096, 16)]
+)
+def test_a_word_means_one_thing_in_a_file_and_on_the_line(
+    engine: str, model: str, tokens: int, count: int, tmp_path: Path
+) -> None:
+    """The engine's own word is the most it starts, and everybody's asks for all at once, by either door."""
+    command, word = SERVED[engine]
+    (tmp_path / "serve.sh").write_text(command.format(model=model, tokens=tokens, count=count))
+    (tmp_path / "plain.sh").write_text(
+        command.format(model=model, tokens=tokens, count=count).rsplit(" --", 1)[0]
+    )
+    how: dict[str, Any] = {"gpus": "1xH100-80GB", "engine": engine, "max_model_len": tokens, "fix": False}
+    limited, alone = memsheet.infer(model, **how, **{word: count}), memsheet.infer(model, **how)
+    asked = memsheet.infer(model, **how, sequences=count)
+    assert limited.verdict is not None
+    assert alone.verdict is not None
+    assert limited.verdict.result is alone.verdict.result
+    by_file = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB")
+    assert by_file.result is limited.verdict.result
+    for file in ("serve.sh", "plain.sh"):
+        checked = memsheet.check(tmp_path / file, gpus="1xH100-80GB", sequences=count).answer
+        assert checked is not None
+        assert checked.verdict.result is asked.verdict.result
+        assert checked.serving["asked"]["held"] == asked.serving["asked"]["held"]

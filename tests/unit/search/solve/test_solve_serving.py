@@ -53,12 +53,14 @@ def test_longer_sequences_on_more_ranks() -> None:
 
 
 def test_sequences_that_are_pinned_are_all_held() -> None:
-    one, many = (
-        solved(solve_sequence_length, "llama-3.1-8b", "1xH100-80GB", engine="vllm", **more).found
-        for more in ({}, {"sequences": 16})
+    one, many, limited = (
+        memsheet.solve("max-model-len", "llama-3.1-8b", gpus="1xH100-80GB", engine="vllm", **more).found
+        for more in ({}, {"sequences": 16}, {"max_num_seqs": 16})
     )
-    assert one is not None
+    assert limited is not None
     assert many is not None
+    assert limited.value > many.value
+    assert one is not None
     assert 16 * many.value < 1.1 * 450_000
     assert many.value < one.value
 
