@@ -38,7 +38,8 @@ def test_infer_and_plan_infer_give_one_answer(
         assert one.serving is not None
         asked = one.serving["asked"]
         assert SAME[plan.holds] is one.verdict.result
-        assert plan.holds is Holds.YES or plan.sequences == (asked["held_low"], asked["held"])
+        room = tuple(min(count, sequences) for sequences in plan.sequences)
+        assert plan.holds is Holds.YES or room == (asked["held_low"], asked["held"])
         assert one.verdict.result is not Result.FITS or asked["held_low"] == asked["sequences"] == count
         results.append(one.verdict.result)
     order = [Result.FITS, Result.UNCERTAIN, Result.DOES_NOT_FIT]
@@ -113,3 +114,26 @@ def test_a_word_means_one_thing_in_a_file_and_on_the_line(
         assert checked is not None
         assert checked.verdict.result is asked.verdict.result
         assert checked.serving["asked"]["held"] == asked.serving["asked"]["held"]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "counts"),
+    [("gpt-oss-120b", "4xH100-80GB", (60, 100, 130)), ("llama-3.1-8b", "2xA100-40GB", (30, 42, 80))],
+)
+def test_the_room_of_a_cut_does_not_end_with_the_users_asked_for(
+    model: str, gpus: str, counts: tuple[int, ...]
+) -> None:
+    """No row holds fewer than where nobody counts users, whose buffers are larger."""
+    how: dict[str, Any] = {"gpus": gpus, "engine": "vllm", "context": 32768}
+    rooms = {
+        one.plan.mesh: one.sequences for one in memsheet.plan_serving(model, **how).plans if one.sequences[1]
+    }
+    for users in counts:
+        found = {one.plan.mesh: one for one in memsheet.plan_serving(model, **how, users=users).plans}
+        assert all(
+            held >= usual
+            for mesh, room in rooms.items()
+            if mesh in found
+            for held, usual in zip(found[mesh].sequences, room, strict=True)
+        )
+        assert all("own limit" not in reason.words for one in found.values() for reason in one.reasons)
