@@ -19,7 +19,7 @@ from memsheet.plan.library_defaults import assumed_value_text, library_defaults_
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
-from memsheet.plan.words import Asked, in_our_words, sequences_at_once
+from memsheet.plan.words import Asked, in_our_words, of_serving, sequences_at_once
 from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
@@ -70,6 +70,23 @@ def parse_question(
         "said": asked.request,
     }
     return model, request, cluster, {**where, **told, "library": asked.library}
+
+
+def task_of(options: Mapping[str, Any]) -> str:
+    """What a plan says it is; else inference where something of what is served is given, training
+    elsewhere.
+    """
+    plan = options.get("plan")
+    said = plan.get("task") if isinstance(plan, Mapping) else None
+    return said if said in ("train", "infer") else "infer" if _has_serving_options(options) else "train"
+
+
+def _has_serving_options(options: Mapping[str, Any]) -> bool:
+    given = [name for name, value in options.items() if value is not None]
+    return any(options.get(name) for name in _SERVED) or any(map(of_serving, given))
+
+
+_SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_dtype")
 
 
 def with_defaults(

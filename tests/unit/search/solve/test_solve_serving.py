@@ -110,3 +110,32 @@ def test_each_row_of_a_copy_known_by_its_name_is_what_infer_says(name: str, gpus
         assert answer.verdict is not None
         assert answer.verdict.result is row.verdict.result
         assert answer.verdict.device == row.verdict.device
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "options"),
+    [
+        ("moonshotai/Kimi-K2.5", "H200", {"engine": "vllm", "max_model_len": 131072}),
+        ("llama-3.1-70b", "H100-80GB", {"engine": "sglang"}),
+        ("llama-3.1-8b", "RTX4090", {"max_model_len": 32768, "sequences": 8}),
+        ("llama-3.1-70b", "RTX4090", {"max_model_len": 32768, "per_node": 8}),
+        ("llama-3.1-70b", "RTX4090", {"engine": "llama.cpp", "quantize": "gguf:Q4_K_M"}),
+        ("llama-3.1-8b", "RTX4090", {"engine": "transformers", "max_model_len": 4096, "prompt_tokens": 512}),
+    ],
+)
+def test_the_fewest_gpus_of_a_serving_question_are_those_infer_says(
+    model: str, device: str, options: dict[str, Any]
+) -> None:
+    """Words of those that serve, or an engine that only serves, ask about serving; every row is an answer."""
+    solution = memsheet.solve("gpus", model, gpus=device, **options)
+    assert solution.task == "infer"
+    found = solution.found
+    assert found is not None
+    count = found.value
+    while count:
+        node = {"per_node": min(count, options["per_node"])} if "per_node" in options else {}
+        cards = {"gpus": f"{count}x{device}", **node}
+        answer = memsheet.infer(model, **{**options, **cards}, fix=False)
+        assert answer.verdict is not None
+        assert (answer.verdict.result is Result.FITS) == (count == found.value)
+        count //= 2
