@@ -14,6 +14,7 @@ from memsheet.arith import Count, is_array, maximum, minimum, where
 from memsheet.errors import input_error
 from memsheet.formulas.model_code import engine_for, model_code
 from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.states.open_storage import mixers_left_whole, with_high_end
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
@@ -66,8 +67,23 @@ def account_rank(
     ``replays``: the allocator's slack is that of the step's own allocations where the engine's can be
     replayed, which takes a fraction of a second, else a share of them.
 
+    Where a copy's name leaves open what is quantized, the high end is with that whole.
+
     Raises InputError when something of the model or plan is not modelled; nothing is left out silently.
     """
+    sheet = _resolved_rank_sheet(model, plan, cluster, stage, device=device, replays=replays)
+    largest = mixers_left_whole(model, plan)
+    if largest is None:
+        return sheet
+    return with_high_end(
+        sheet, _resolved_rank_sheet(model, largest, cluster, stage, device=device, replays=replays)
+    )
+
+
+def _resolved_rank_sheet(
+    model: ModelSpec, plan: Plan, cluster: Cluster | None, stage: int, *, device: str, replays: bool
+) -> Sheet:
+    """The sheet where everything that is quantized is what the plan says."""
     engine = engine_for(model, plan)
     if device == "cpu":
         _check_processor(model, plan)

@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from memsheet.arith import Count, maximum
+from memsheet.arith import Count, maximum, minimum
 from memsheet.frozen import dataclass
 from memsheet.references import Reference
 
@@ -84,6 +84,10 @@ class Bytes:
         if self.low <= self.value <= self.high:
             return self
         return Bytes(min(self.low, self.value, self.high), self.value, max(self.low, self.value, self.high))
+
+    def with_ends_of(self, other: Bytes) -> Bytes:
+        """What is expected of this one, with the ends of both."""
+        return Bytes(minimum(self.low, other.low), self.value, maximum(self.high, other.high))
 
     def __add__(self, other: Bytes) -> Bytes:
         return Bytes(self.low + other.low, self.value + other.value, self.high + other.high)

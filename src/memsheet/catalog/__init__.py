@@ -82,7 +82,23 @@ def find_model(name: str) -> dict[str, Any] | None:
     if found is None:
         return None
     model: dict[str, Any] = json.loads(_read_catalog_file("models", f"{found}.json"))
-    return model
+    return as_released_under(model, key)
+
+
+def as_released_under(model: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A bundled model as it was released under one of its names, where its weights have another dtype under
+    that one (``released_dtypes``).
+    """
+    own = name.strip().lower().rpartition("/")[2]
+    dtype = next(
+        (
+            row["dtype"]
+            for other, row in model.get("released_dtypes", {}).items()
+            if other.rpartition("/")[2] == own
+        ),
+        None,
+    )
+    return {**model, "config": {**model["config"], "torch_dtype": dtype}} if dtype else dict(model)
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from memsheet.catalog import find_model, model_names, spelling_index
+from memsheet.catalog import as_released_under, find_model, model_names, spelling_index
 from memsheet.catalog.name_forms import AskedName, is_quant_tag, parse_model_name
 from memsheet.catalog.ollama_names import LATEST, OTHER_FORMS, ollama_names
 from memsheet.catalog.pipelines import generator_error, generator_kind
@@ -83,8 +83,9 @@ def bundled_entry(text: str, *, endpoint: str = "") -> Mapping[str, Any] | None:
     found = bundled_match(text, endpoint=endpoint)
     entry = find_model(found.name) if found else None
     if found is None or entry is None or found.exact:
-        return entry
+        return as_released_under(entry, text) if entry else None
     asked = parse_model_name(text, endpoint=endpoint)
+    entry = as_released_under(entry, asked.repo if asked else text)
     config = stored_as(entry["config"], found.storage) if found.storage else entry["config"]
     kept = config.get("quantization_config", {}).get("experts") if found.storage else None
     if kept:

@@ -113,7 +113,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     "recompute_modules": (MEMORY, "NAME,…", "Recompute only these modules."),
     "expandable_segments": (MEMORY, "", "The allocator's expandable_segments."),
     "max_model_len": (SERVING, "TOKENS", "Longest sequence to be served."),
-    "sequences": (SERVING, "N", "Sequences at once, per replica."),
+    "sequences": (SERVING, "N", "Sequences at once, per replica: room for all is asked for."),
     "max_batched_tokens": (SERVING, "TOKENS", "Tokens of one forward pass."),
     "kv_dtype": (SERVING, "DTYPE", "Number format of the cache."),
     "k_dtype": (SERVING, "DTYPE", "Number format of the cache's keys where values have another (llama.cpp)."),

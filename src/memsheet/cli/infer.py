@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.cli.job import run_job
@@ -30,12 +29,11 @@ def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> A
     """
     from memsheet.errors import input_error
     from memsheet.formulas.serving.mixture import request_mix_facts
-    from memsheet.formulas.serving.servers import server_of
+    from memsheet.formulas.serving.servers import sequence_room
     from memsheet.plan.engine_registry import engine_of, pool_servers
 
     plan, longest = answer.plan, max(prompt + output for prompt, output in requests)
-    room: Any = getattr(server_of(engine_of(plan)), "room", None)
-    if room is None:
+    if not engine_of(plan).serving.pools_cache:
         raise input_error(
             "lengths",
             None,
@@ -50,6 +48,6 @@ def _add_request_mix(answer: Answer, requests: tuple[tuple[int, int], ...]) -> A
             "a longer --max-model-len",
         )
     found = request_mix_facts(
-        room(answer.model, plan, answer.cluster), requests, int(plan.serving.max_sequences or 1)
+        sequence_room(answer.model, plan, answer.cluster), requests, int(plan.serving.max_sequences or 1)
     )
     return replace(answer, serving={**(answer.serving or {}), "lengths": found})

@@ -31,7 +31,11 @@ def solve(asked: Given) -> int:
     _draw_solved_sizes(found, asked.picture)
     _clear_progress_line()
     return _print_solution(
-        found.solution, found.curves, asked, decimal=decimal, typed=jobs.typed_options(asked, target.task)
+        found.solution,
+        found.curves,
+        asked,
+        decimal=decimal,
+        typed=jobs.typed_options(asked, found.solution.task),
     )
 
 

@@ -243,6 +243,19 @@ def _build_alias_table() -> dict[str, Word]:
 
 ALIASES: dict[str, Word] = _build_alias_table()
 
+
+def engine_word(key: str, engine: str) -> str | None:
+    """What an engine itself calls a key, where it has a word for it; None where it has none."""
+    return next(
+        (
+            name
+            for name, word in ALIASES.items()
+            if any(meaning.key == key and engine in meaning.engines for meaning in word.meanings)
+        ),
+        None,
+    )
+
+
 SHORT_FLAGS = {
     "-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size", "-ngl": "n-gpu-layers", "-c": "ctx-size",
     "-np": "parallel", "-ub": "ubatch-size", "-fa": "flash-attn", "-ctk": "cache-type-k", "-ctv": "cache-type-v", "-ncmoe": "n-cpu-moe",

@@ -15,6 +15,7 @@ from memsheet.plan import aliases
 from memsheet.plan.accumulated_batch import ACCUMULATION, REPLICAS
 from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
 from memsheet.plan.check import RULES
+from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.names import OFFLOADABLE, SHORT, parse_offload
 from memsheet.plan.values import said_in_thousands, value_of
@@ -116,6 +117,20 @@ def means_the_same(name: str, value: Any, keys: Mapping[str, Any], task: str, en
         and not problems
         and dict(found.keys) == {key: keys[key] for key in keys if key != "engine"}
     )
+
+
+def sequences_at_once(asked: Asked) -> int | None:
+    """How many sequences are asked for at once; None where nobody asks. An engine's own word
+    (``max-num-seqs``) is the most that it starts, and so is a plan's: no room for all of them is asked for.
+    """
+    said = (
+        keys[key]
+        for name, _, keys in asked.options
+        if not _engines_of(name, INFER)
+        for key in SEQUENCES
+        if keys.get(key)
+    )
+    return next(said, None)
 
 
 def request_from(options: Mapping[str, Any], task: str = aliases.TRAIN) -> dict[str, Any]:

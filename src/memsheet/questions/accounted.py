@@ -22,6 +22,7 @@ from memsheet.budget import (
 )
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error, raise_if_problems
+from memsheet.plan.aliases import engine_word
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import ONE_GPU, engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
@@ -30,7 +31,6 @@ from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Serving
 from memsheet.questions.bare_counts import bare_answer, count_of
-from memsheet.questions.open_storage import attention_left_whole, with_both_ends, with_high_end
 from memsheet.questions.question_parts import (
     catalog_entry,
     parse_question,
@@ -176,6 +176,7 @@ def answer_for_model(
     notes = (
         *routed,
         *spec.source.notes,
+        *(() if serving is None or wanted else _sequence_limit_notes(request, resolved.plan, serving)),
         *(() if serving is None else _serving_notes(resolved.plan, spec)),
         *version_notes(resolved.plan),
     )
@@ -249,15 +250,9 @@ def _verdict_on_sequences(
 def _serving_facts(
     spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]
 ) -> Mapping[str, Any]:
-    from memsheet.formulas.serving.servers import server_of
+    from memsheet.formulas.serving.servers import server_facts
 
-    server = server_of(engine_of(resolved.plan))
-    facts: Mapping[str, Any] = server.facts(spec, resolved.plan, cluster, sheets)
-    largest = attention_left_whole(spec, resolved.plan)
-    if largest is None:
-        return facts
-    others = tuple(account_rank(spec, largest, cluster, sheet.stage) for sheet in sheets)
-    return with_both_ends(facts, server.facts(spec, largest, cluster, others))
+    return server_facts(spec, resolved.plan, cluster, sheets)
 
 
 def _expert_routing_notes(
@@ -269,6 +264,21 @@ def _expert_routing_notes(
     from memsheet.search.train.routing import routing_notes
 
     return routing_notes(spec, plan, cluster, sheets, verdict)
+
+
+def _sequence_limit_notes(
+    request: Mapping[str, Any], plan: Plan, serving: Mapping[str, Any]
+) -> Iterator[str]:
+    """That a number of sequences in the engine's own words is the most it starts, where it has no room for
+    as many.
+    """
+    limit, word = request.get("serving.max_sequences"), engine_word("serving.max_sequences", plan.engine)
+    worst = (serving.get("capacity") or {}).get("worst")
+    if limit and word and worst is not None and int(worst) < int(limit):
+        yield (
+            f"{limit:,} sequences are the most that {plan.engine} runs at once (--{word}), and the verdict "
+            f"is about one; --sequences {limit} asks for room for all"
+        )
 
 
 def _serving_notes(plan: Plan, spec: ModelSpec) -> Iterator[str]:
@@ -302,15 +312,10 @@ def _prompts_unknown(plan: Plan) -> bool:
 
 def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:
     """One sheet a pipeline stage; ranks of a stage are alike."""
-    sheets = tuple(
+    return tuple(
         account_rank(spec, resolved.plan, cluster, stage, replays=True)
         for stage in range(resolved.plan.mesh.pp)
     )
-    largest = attention_left_whole(spec, resolved.plan)
-    if largest is None:
-        return sheets
-    others = (account_rank(spec, largest, cluster, sheet.stage, replays=True) for sheet in sheets)
-    return tuple(with_high_end(sheet, other) for sheet, other in zip(sheets, others, strict=True))
 
 
 def with_method(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:

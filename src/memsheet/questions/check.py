@@ -25,7 +25,7 @@ from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
 from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
-from memsheet.plan.words import in_our_words
+from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
@@ -85,6 +85,14 @@ def read_flags(given: Mapping[str, Any], gpus: Any, planned: Mapping[str, Any]) 
     return with_accumulated_batch(found.request, named_cards(str(gpus))[0] if gpus else None)[0]
 
 
+def sequences_demanded(given: Mapping[str, Any], planned: Mapping[str, Any]) -> int | None:
+    """How many sequences are asked for at once beside the files, whose own number is the most that start."""
+    try:
+        return sequences_at_once(in_our_words(given, "infer", planned))
+    except InputError:
+        return None  # words of a training
+
+
 def check_configuration_files(
     files: tuple[str, ...],
     model: str | None,
@@ -111,6 +119,7 @@ def check_configuration_files(
     }
     said = _said_of_engine(files_read.reads, planned)
     flags = {**flags, **read_flags(words, question["gpus"], said)}
+    at_once = sequences_demanded(words, said)
     reads = {name: _of_release(read, flags, planned) for name, read in files_read.reads.items()}
     named = model or files_read.document.get("model")
     name, unreadable = (named, ()) if named else model_of_files(reads)
@@ -118,7 +127,8 @@ def check_configuration_files(
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
     gpus = question["gpus"] or _gpus_for_processes(files_read.document.get("gpus"), files_read.reads)
     whole, gpus = _join_on_cards(files_read.reads, planned, flags, gpus, where)
-    job = _account_job(files_read.reads, whole, {**where, "gpus": gpus, "model": name}, {**planned, **flags})
+    ask = {**where, "gpus": gpus, "model": name, "sequences": at_once}
+    job = _account_job(files_read.reads, whole, ask, {**planned, **flags})
     checked = _judge_job(files_read, job, flags)
     return replace(
         checked,
@@ -351,5 +361,7 @@ def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any], *, 
             document.setdefault(group, {})[inner] = value if dot else None
             if not dot:
                 document[group] = value
-    asks = accounted.infer if document.get("task") == "infer" else accounted.train
-    return asks(**ask, plan=document, fix=fix)
+    serves = document.get("task") == "infer"
+    demanded = request.get("serving.max_sequences") if serves and ask["sequences"] else None
+    asks = accounted.infer if serves else accounted.train
+    return asks(**{**ask, "sequences": demanded}, plan=document, fix=fix)

@@ -24,9 +24,9 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.packages import DEEPSPEED
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Serving
-from memsheet.questions.question_parts import catalog_entry, parse_question
+from memsheet.questions.question_parts import catalog_entry, parse_question, task_of
 from memsheet.questions.traced import Options as TraceOptions
-from memsheet.questions.traced import check_runs, own_answer, serving_assumed, task_of, trace_facts
+from memsheet.questions.traced import check_runs, own_answer, serving_assumed, trace_facts
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config
 from memsheet.resolve import resolve_request

@@ -14,13 +14,12 @@ from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
 from memsheet.plan.accumulated_batch import ACCUMULATION, refuse_counts, with_accumulated_batch
 from memsheet.plan.check import flatten_document
-from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.device import Cluster, cluster_of, parse_gpus
 from memsheet.plan.library_defaults import assumed_value_text, library_defaults_for, of_library
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
-from memsheet.plan.words import Asked, in_our_words
+from memsheet.plan.words import Asked, in_our_words, of_serving, sequences_at_once
 from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
@@ -48,11 +47,7 @@ def parse_question(
     document = flatten_document(plan_document_of(where["plan"]))
     asked = in_our_words(options, task, document)
     request = {**without_overridden(document, asked.request), **asked.request, "task": task}
-    where["wanted"] = (
-        next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None)
-        if task == "infer"
-        else None
-    )
+    where["wanted"] = sequences_at_once(asked) if task == "infer" else None
     model = model if model is not None else request.pop("model", None)
     cluster = (
         _cluster_from_gpus(where["gpus"] or request.pop("gpus", None), where)
@@ -75,6 +70,23 @@ def parse_question(
         "said": asked.request,
     }
     return model, request, cluster, {**where, **told, "library": asked.library}
+
+
+def task_of(options: Mapping[str, Any]) -> str:
+    """What a plan says it is; else inference where something of what is served is given, training
+    elsewhere.
+    """
+    plan = options.get("plan")
+    said = plan.get("task") if isinstance(plan, Mapping) else None
+    return said if said in ("train", "infer") else "infer" if _has_serving_options(options) else "train"
+
+
+def _has_serving_options(options: Mapping[str, Any]) -> bool:
+    given = [name for name, value in options.items() if value is not None]
+    return any(options.get(name) for name in _SERVED) or any(map(of_serving, given))
+
+
+_SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_dtype")
 
 
 def with_defaults(

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from memsheet.budget import LibraryUse
 from memsheet.catalog import find_device, model_names, rented_cards
 from memsheet.errors import input_error, raise_if_problems
+from memsheet.plan.aliases import LIBRARIES, library_named
 from memsheet.plan.device import parse_gpus
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.library_defaults import without_implied_keys
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions, Model
@@ -23,6 +25,7 @@ from memsheet.questions.question_parts import (
     parse_question,
     plan_document_of,
     read_named_model,
+    task_of,
 )
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config
@@ -61,7 +64,8 @@ def solve(
 ) -> Solution:
     """The largest (of GPUs: the smallest) value of ``what`` that fits, and what stands in the way of more.
 
-    ``what``: "seq-len", "microbatch", "gpus", "parameters"; of serving "sequences", "max-model-len".
+    ``what``: "seq-len", "microbatch", "gpus", "parameters"; of serving "sequences", "max-model-len" and,
+    where the engine or a word of serving says so, "gpus".
     ``most``: how far to look, in tokens, sequences or GPUs. ``model`` and keywords as for ``memsheet.train``;
     of "gpus" a card without a count, of "parameters" the model names the family that is scaled. Raises
     InputError with every problem of the question.
@@ -115,7 +119,7 @@ def solve_question(
         return _with_assumptions(_largest_model(name, request, cluster, say, library), where)
     request = without_implied_keys(where["library"], request, where["own"])
     search = (
-        searches.solve_sequence_length
+        partial(searches.solve_sequence_length, at_once=where["wanted"] or 1)
         if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN)
         else searches.most_sequences
     )
@@ -185,16 +189,16 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
         )
     plan = plan_document_of(asked["plan"])
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
+    task = "infer" if _only_serves(asked.get("engine") or plan.get("engine")) else task_of(asked)
     machines, most = _node_and_limit(
         {key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")},
         plan.get("gpus"),
         most,
     )
-    name, request, _, where = parse_question(
-        "train", asked.pop("model"), asked, searched="the number of GPUs"
-    )
+    searched = "the number of GPUs" if task == "train" else ""
+    name, request, _, where = parse_question(task, asked.pop("model"), asked, searched=searched)
     solution = solve_gpu_count(
-        _read_named_model(name, "train", request),
+        with_draft_model(_read_named_model(name, task, request), request),
         request,
         machines.device,
         per_node=machines.per_node,
@@ -203,8 +207,16 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
         most=most,
         say=say,
         library=library_use(where["library"]),
+        at_once=where["wanted"] or 1,
     )
     return _with_assumptions(Solved(solution), where).solution
+
+
+def _only_serves(engine: Any) -> bool:
+    """Whether an engine, by its name or a library's, trains nothing."""
+    library = library_named(engine) if isinstance(engine, str) else None
+    found = find_engine(LIBRARIES[library][0] if library else str(engine))
+    return found is not None and "train" not in found.tasks
 
 
 def _node_and_limit(

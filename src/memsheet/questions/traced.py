@@ -23,9 +23,8 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Embeddings, Head, ModelSpec, Source
 from memsheet.plan.plan import Implementation, Loss, Plan
 from memsheet.plan.real_step import offloads_inputs_alone, scales_loss
-from memsheet.plan.words import of_serving
 from memsheet.plan.workload import Training
-from memsheet.questions.question_parts import catalog_entry, parse_question
+from memsheet.questions.question_parts import catalog_entry, parse_question, task_of
 from memsheet.questions.recordings import recording_of
 from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import Config, find_config
@@ -200,23 +199,6 @@ def own_answer(name: str, run: Traced) -> Answer:
         verdict=None,
         trace={"step": name, **trace_facts(run)},
     )
-
-
-def task_of(options: Mapping[str, Any]) -> str:
-    """What a plan says it is; else inference where something of what is served is given, training
-    elsewhere.
-    """
-    plan = options.get("plan")
-    said = plan.get("task") if isinstance(plan, Mapping) else None
-    return said if said in ("train", "infer") else "infer" if _has_serving_options(options) else "train"
-
-
-def _has_serving_options(options: Mapping[str, Any]) -> bool:
-    given = [name for name, value in options.items() if value is not None]
-    return any(options.get(name) for name in _SERVED) or any(map(of_serving, given))
-
-
-_SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_dtype")
 
 
 def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.formulas.serving.servers import pool_server_of, server_of
+from memsheet.formulas.serving.servers import sequence_room, server_facts
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
@@ -35,7 +35,7 @@ def pool_of(
     if not pools_cache(plan) or plan.serving.phase == "load":
         return None
     wanted = group_share(plan, wanted)
-    facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
+    facts = server_facts(model, plan, cluster, sheets)
     tokens, full = tokens_asked(plan), int(plan.serving.max_model_len or 1)
     held = room_of(model, plan, cluster, facts, tokens)
     longest = max(
@@ -82,7 +82,7 @@ def room_of(model: ModelSpec, plan: Plan, cluster: Cluster, facts: Mapping[str, 
     """Sequences of a length on one replica: as its pool counts them, where it has one."""
     if not pools_cache(plan):
         return sequences_of(facts, length)
-    return pool_server_of(engine_of(plan)).room(model, plan, cluster)(length)
+    return sequence_room(model, plan, cluster)(length)
 
 
 def sequences_of(facts: Mapping[str, Any], length: int) -> Bytes:

@@ -41,6 +41,8 @@ class Question:
     cluster: Cluster
     library: LibraryUse | None = None
     """What is on each card beside the sheet, where a library is named."""
+    at_once: int = 1
+    """Sequences that a server's pool is to hold."""
 
 
 SLACK = (Component.ALLOCATOR_SLACK,)
@@ -131,9 +133,7 @@ def account_trial(value: int, question: Question, *, replays: bool) -> Tried:
     raise_if_problems(unsupported_choices(resolved.plan, cluster, model))
     stages = range(resolved.plan.mesh.pp)
     sheets = tuple(account_rank(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
-    pool = pool_of(
-        model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1)
-    )
+    pool = pool_of(model, resolved.plan, cluster, sheets, question.at_once)
     low, high = question.library.extra_bytes(model, resolved.plan) if question.library else (0, 0)
     verdict = verdict_with_extra_bytes(judge_plan(model, resolved.plan, cluster, sheets), cluster, low, high)
     return Tried(

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from memsheet import catalog
+from memsheet.catalog.names import bundled_entry
 from memsheet.catalog.spellings import device_key, family_and_size
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
@@ -35,6 +36,7 @@ KEYS = {
     "published_source",
     "published_buffers",
     "published_note",
+    "released_dtypes",
 }
 
 
@@ -55,6 +57,20 @@ def bundled(name: str) -> dict:
 
 
 # Models
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "released_dtypes" in bundled(n)])
+def test_a_name_with_weights_of_its_own_dtype_has_them_by_every_spelling(name: str) -> None:
+    model = bundled(name)
+    for other, row in model["released_dtypes"].items():
+        assert other in model["aliases"]
+        assert row["source"]
+        assert row["dtype"] != model["config"]["torch_dtype"]
+        bare = other.rpartition("/")[2]
+        for spelling in (other, bare, f"unsloth/{bare}", f"https://huggingface.co/{other}"):
+            entry = bundled_entry(spelling)
+            assert entry is not None
+            assert entry["config"] == {**model["config"], "torch_dtype": row["dtype"]}
 
 
 def test_enough_models_and_every_file_is_listed():

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
+from memsheet.plan.aliases import engine_word
 from memsheet.report.screen.layout import join_phrases, wrap_command_line
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.typed_changes import change_line
@@ -18,6 +19,7 @@ LENGTHS = dict.fromkeys(
     ("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens")
 )
 """What says how long sequences are, which another length takes the place of."""
+SEQUENCES = "serving.max_sequences"
 MOST, WORTH = 5, 0.1
 """Changes that are shown, and the share of what is missing that one gives to be worth a line where it does
 not suffice.
@@ -31,6 +33,9 @@ def pool_lacks(answer: Answer, look: Look) -> str:
     short = (answer.serving or {}).get("short_bytes")
     if short is None or short.high <= 0:
         return _asked_lack(answer)
+    refused = answer.verdict is not None and answer.verdict.result is Result.DOES_NOT_FIT
+    if refused and short.value <= 0 and (lack := _asked_lack(answer)):
+        return lack
     tokens = _needed_sequence_tokens(answer)
     what = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
     if _is_certain_shortage(answer, short):
@@ -76,8 +81,10 @@ def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
     runs = ("it runs as many sequences as its pool holds", "and computes the others later or again.")
     if request_end(answer) and not asked["held"]:
         runs = ("it refuses prompts that are longer than its pool", "and ends answers there.")
+    limit = engine_word("serving.max_sequences", answer.plan.engine)
+    verdict = (f"The verdict is about all of them; of --{limit} it is about one.",) if limit else ()
     yield join_phrases(
-        (f"{answer.plan.engine} {starts} all the same: {runs[0]}", runs[1]),
+        (f"{answer.plan.engine} {starts} all the same: {runs[0]}", runs[1], *verdict),
         look.width,
         between=" ",
     )
@@ -95,7 +102,7 @@ def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
     if not _is_certain_shortage(answer, short):
         yield join_phrases(_shortage_range_phrases(short, look), look.width, between=" ")
         yield from _as_asked(serving, short, _needed_sequence_tokens(answer))
-    yield from _pool_fix_lines(serving, short, look)
+    yield from _pool_fix_lines(answer, short, look)
 
 
 def _needed_sequence_tokens(answer: Answer) -> int:
@@ -156,8 +163,13 @@ def _as_asked(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator
         )
 
 
-def _pool_fix_lines(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str]:
-    """Changes that were accounted again, those that suffice first."""
+def _pool_fix_lines(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
+    """Changes that were accounted again, those that suffice first. Where nobody asked for sequences at once,
+    fewer are said in the engine's word, which asks for none.
+    """
+    serving: Mapping[str, Any] = answer.serving or {}
+    limit = engine_word(SEQUENCES, answer.plan.engine)
+    words = {SEQUENCES: limit} if limit and "asked" not in serving else {}
     if "makes_room" not in serving:  # nobody asked for changes
         return
     worth = max(1, int(WORTH * short.value))
@@ -170,10 +182,11 @@ def _pool_fix_lines(serving: Mapping[str, Any], short: Bytes, look: Look) -> Ite
         (change_line(changes, look, "infer"), gives)
         for changes, gives in _shorter_sequence_fixes(serving, short)
     ]
-    rows += [(change_line(one["changes"], look, "infer"), _pool_fix_effect(one, look)) for one in told]
+    rows += [(change_line(one["changes"], look, "infer", words), _pool_fix_effect(one, look)) for one in told]
     together = serving.get("makes_room_together")
     if not rows and not together:
-        yield "Nothing that was tried makes room: no shorter sequence, no other format, no more GPUs."
+        makes = "makes room" if short.value > 0 else "makes it sure to start"
+        yield f"Nothing that was tried {makes}: no shorter sequence, no other format, no more GPUs."
         return
     yield "What makes room, each accounted again:"
     wide = max((len(flags) for flags, _ in rows), default=0)
@@ -185,7 +198,7 @@ def _pool_fix_lines(serving: Mapping[str, Any], short: Bytes, look: Look) -> Ite
             else f"{wrap_command_line(flags, look.width, indent=2)}\n      {gives}"
         )
     if together:
-        line = change_line(together["changes"], look, "infer")
+        line = change_line(together["changes"], look, "infer", words)
         yield (
             f"{wrap_command_line(line, look.width, indent=2)}\n      together "
             f"{_pool_fix_effect(together, look)}"

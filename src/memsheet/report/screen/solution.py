@@ -58,7 +58,7 @@ def _solution_sections(solution: Solution, look: Look, curves: tuple[Curve, ...]
         yield labelled_row("To fit", "bold", (change_line(changed_keys(solution.fix), look), after), look)
     if solution.ways_to_fit:
         yield ways_table(
-            tuple(_as_solved(way, solution, look) for way in solution.ways_to_fit), look, solution.target.task
+            tuple(_as_solved(way, solution, look) for way in solution.ways_to_fit), look, solution.task
         )
     if assumed := (*solution.assumed, *shown.assumed):
         yield labelled_row("Assumed", "bold", map(one_line, assumed), look, between="; ")
@@ -71,7 +71,7 @@ def _as_solved(way: WayToFit, solution: Solution, look: Look) -> WayToFit:
     """A way as the line that solves for it says it: of a number of GPUs what finds it, with as many looked
     at.
     """
-    if solution.target is not Target.GPUS:
+    if solution.target is not Target.GPUS or "gpus" not in way.changes:
         return way
     count, _ = parse_gpus(str(way.changes["gpus"]))
     most = next((int(value) for name, value, _ in look.typed if name == "most"), None)

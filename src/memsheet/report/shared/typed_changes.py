@@ -25,9 +25,15 @@ LEFT_OUT = {"speculative.method": "no --speculative", "quantization.weights": "n
 SHORT_KEYS = frozenset(SHORT.values())
 
 
-def change_line(changes: Mapping[str, Any], look: Look, task: str = "train") -> str:
+NO_WORDS: Mapping[str, str] = {}
+
+
+def change_line(
+    changes: Mapping[str, Any], look: Look, task: str = "train", words: Mapping[str, str] = NO_WORDS
+) -> str:
     """``add`` and the flags of some changes, or ``replace`` those that say something else of the same keys
-    ``by`` them, with what else those said; a key without a value is left out of the line.
+    ``by`` them, with what else those said; a key without a value is left out of the line. ``words``: the flag
+    of a key, where another than memsheet's own says what is meant.
     """
     replaced = [option for option in look.typed if _contradicts_change(option, changes, task)]
     kept = {
@@ -41,6 +47,7 @@ def change_line(changes: Mapping[str, Any], look: Look, task: str = "train") -> 
         for key, value in {**{key: kept[key] for key in kept if key not in changes}, **changes}.items()
         if value is not None
     }
+    named = {words.get(key, key): value for key, value in said.items()}
     spoken = {key for option in replaced for key in _option_plan_keys(option)}
     gone = (
         words
@@ -48,7 +55,7 @@ def change_line(changes: Mapping[str, Any], look: Look, task: str = "train") -> 
         if key in changes and changes[key] is None and key not in spoken
     )
     flags, old = (
-        " ".join([*_model_argument(said), flags_for(_without_model(said)), *gone]).strip(),
+        " ".join([*_model_argument(said), flags_for(_without_model(named)), *gone]).strip(),
         " ".join(map(_as_typed, replaced)),
     )
     if not old:

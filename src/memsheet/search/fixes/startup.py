@@ -10,7 +10,7 @@ from typing import Any
 from memsheet.account import account_rank
 from memsheet.budget import Result, judge_plan, verdict_on_held_sequences, verdict_on_start
 from memsheet.errors import InputError, raise_if_problems
-from memsheet.formulas.serving.servers import server_of
+from memsheet.formulas.serving.servers import server_facts
 from memsheet.frozen import dataclass
 from memsheet.plan.device import MAX_DEVICES, Cluster, cluster_of, parse_gpus
 from memsheet.plan.engine_registry import engine_of
@@ -52,11 +52,11 @@ class Found:
 def makes_room(
     model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, lacks: Bytes
 ) -> Mapping[str, Any]:
-    """Facts about a server that may not start. ``makes_room``: changes that save anything, those that suffice
-    first, each as {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that suffice
-    where none does alone; ``longest_that_fits``: tokens of the longest sequence with which it is sure to
-    start, ``longest_expected``: with which it is expected to, more than is asked too (None where no length
-    is).
+    """Facts about a server that may not start. ``makes_room``: changes that bring it nearer, those that
+    suffice first, each as {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that
+    suffice where none does alone; ``longest_that_fits``: tokens of the longest sequence, shorter than is
+    asked, with which it is sure to start, ``longest_expected``: with which it is expected to, more than is
+    asked too (None where no length is).
     """
     before = _startup_trial(model, request, cluster, {})
     if before is None:
@@ -65,7 +65,7 @@ def makes_room(
         _best_startup_change(model, request, cluster, kind)
         for kind in _startup_changes_by_kind(before.plan, cluster, request)
     ]
-    saving = [found for found in kinds if found is not None and found.lacks.value < lacks.value]
+    saving = [found for found in kinds if found is not None and _brings_nearer(found, before)]
     order = sorted(
         saving, key=lambda found: (ORDER[found.result], "gpus" in found.changes, found.lacks.value)
     )
@@ -82,6 +82,17 @@ def makes_room(
         **_longest_starting_lengths(model, request, cluster, before.plan),
     }
     return {**told, "makes_room_together": _startup_change_facts(together, lacks)} if together else told
+
+
+def _brings_nearer(found: Found, before: Found) -> bool:
+    """Whether a change saves anything and its own question has a better answer: of a server that is expected
+    to start, one that is sure to; of one that is not, one that may, or lacks less.
+    """
+    if found.lacks.value >= before.lacks.value:
+        return False
+    if found.result is Result.FITS or before.lacks.value <= 0:
+        return found.result is Result.FITS
+    return found.lacks.value > 0 or found.result is Result.UNCERTAIN
 
 
 ORDER = {Result.FITS: 0, Result.UNCERTAIN: 1, Result.DOES_NOT_FIT: 2}
@@ -199,13 +210,12 @@ def _startup_trial(
         plan = resolve_request(asked, model, larger).plan
         raise_if_problems(unsupported_choices(plan, larger, model))
         sheets = tuple(account_rank(model, plan, larger, stage) for stage in range(plan.mesh.pp))
-        lacks = server_of(engine_of(plan)).facts(model, plan, larger, sheets)["short_bytes"]
+        lacks = server_facts(model, plan, larger, sheets)["short_bytes"]
     except InputError:
         return None
     verdict = verdict_on_start(judge_plan(model, plan, larger, sheets), lacks)
-    wanted = changes.get(
-        "serving.max_sequences", request.get(WANTED)
-    )  # a number that is typed is asked about
+    wanted = request.get(WANTED)  # where nobody asks for any at once, a change is of the most that start
+    wanted = changes.get("serving.max_sequences", wanted) if wanted else None
     if wanted and (held := asked_sequences(model, plan, larger, wanted)) is not None:
         verdict = verdict_on_held_sequences(verdict, held.wanted, held.held, held.missing_bytes)
     return Found(changes=changes, plan=plan, lacks=lacks, result=verdict.result)
@@ -224,16 +234,16 @@ def _longest_starting_lengths(
     if not engine_of(plan).serving.needs_longest:
         return {"longest_that_fits": None, "longest_expected": None}
     asked = {key: value for key, value in request.items() if key not in LENGTHS}
-    most = (
-        max(int(plan.serving.max_model_len or STEP), derived_max_length(model) or 0) // STEP
-    )  # what is asked may be expected to start
+    length = int(plan.serving.max_model_len or STEP)
+    most = max(length, derived_max_length(model) or 0) // STEP  # what is asked may be expected to start
 
     def at(steps: int) -> Found | None:
         return _startup_trial(model, asked, cluster, {"serving.max_model_len": steps * STEP})
 
     return {
         "longest_that_fits": _bisect_longest_length(
-            most, lambda steps: (found := at(steps)) is not None and found.result is Result.FITS
+            (length - 1) // STEP,
+            lambda steps: (found := at(steps)) is not None and found.result is Result.FITS,
         ),
         "longest_expected": _bisect_longest_length(
             most,
@@ -253,7 +263,7 @@ def _bisect_longest_length(most: int, holds: Callable[[int], bool]) -> int | Non
     A bracket is halved: of what serves no step is replayed, slack is a share of what is allocated, and a
     longer sequence needs more.
     """
-    if not holds(1):
+    if most < 1 or not holds(1):
         return None
     low, high = 1, most + 1
     while high - low > 1:

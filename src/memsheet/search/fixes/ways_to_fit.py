@@ -17,6 +17,7 @@ from memsheet.catalog import find_model, model_names
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, cluster_of
+from memsheet.plan.dtypes import BF16
 from memsheet.plan.engine_registry import HOST_LAYERS_SERVER, engine_of
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
@@ -106,6 +107,7 @@ def _serving_ways(
     engine = engine_of(plan)
     keeps_host_layers = "serving.gpu_layers" in engine.models
     yield _shorter_way(spec, request, cluster, plan)
+    yield _half_precision_way(spec, request, cluster, plan)
     if alone and keeps_host_layers:
         yield from host_ways(spec, request, cluster, {})
     if plan.quantization is None:
@@ -121,6 +123,15 @@ def _serving_ways(
     if alone and (not keeps_host_layers or files) and not spec.in_gguf:
         yield from host_ways(spec, request, cluster, {"engine": HOST_LAYERS_SERVER, **files})
     yield _on_more(spec, request, cluster, (("", {}),))
+
+
+def _half_precision_way(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> WayToFit | None:
+    """Weights in sixteen bits of a model that was released in more, where nobody said in which."""
+    named = any(key.startswith("precision.") and value is not None for key, value in request.items())
+    if named or plan.quantization is not None or plan.precision.parameters.bits <= BF16.bits:
+        return None
+    edits = {"precision.name": "bf16-pure"}
+    return _way_with_edits(spec, request, cluster, edits, f"in bf16, not {plan.precision.parameters.name}")
 
 
 def _shorter_way(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> WayToFit | None:
@@ -357,7 +368,7 @@ def _pool_is_short(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[
     """Whether a server may refuse to start for want of cache."""
     if not engine_of(plan).serving.pools_cache:
         return False
-    from memsheet.formulas.serving.servers import server_of
+    from memsheet.formulas.serving.servers import server_facts
 
-    short = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets).get("short_bytes")
+    short = server_facts(spec, plan, cluster, sheets).get("short_bytes")
     return short is not None and short.high > 0

@@ -9,10 +9,9 @@ from typing import Any
 
 from memsheet.account import account_rank
 from memsheet.errors import InputError, raise_if_problems
-from memsheet.formulas.serving.servers import pool_server_of
+from memsheet.formulas.serving.servers import sequence_room, server_facts
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
-from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.hardware import FP8_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
@@ -51,10 +50,9 @@ def asked_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int)
     if not pools_cache(plan) or plan.serving.phase == "load":
         return None
     each, tokens = group_share(plan, wanted), tokens_asked(plan)
-    server = pool_server_of(engine_of(plan))
-    room = server.room(model, plan, cluster)(tokens)
+    room = sequence_room(model, plan, cluster)(tokens)
     held = Bytes(*(min(each, count) for count in (room.low, room.value, room.high)))
-    facts = server.facts(model, plan, cluster, ())
+    facts = server_facts(model, plan, cluster, ())
     a_token = int(facts.get("kv_bytes_per_token_per_rank") or 0)
     return AskedSequences(
         wanted=each, tokens=tokens, held=held, missing_bytes=(each - held.value) * tokens * a_token
@@ -104,8 +102,7 @@ def _longest_held_tokens(
     short.
     """
     plan = resolve_request(request, model, cluster).plan
-    server = pool_server_of(engine_of(plan))
-    room = server.room(model, plan, cluster)
+    room = sequence_room(model, plan, cluster)
     low, high = 0, asked.tokens // STEP + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -12,8 +12,9 @@ from memsheet.account import account_rank
 from memsheet.budget import Result, judge_plan, verdict_on_start, worst_sheet
 from memsheet.errors import InputError, input_error, printable_line, raise_if_problems
 from memsheet.formulas.serving.dp_attention import group_plan
-from memsheet.formulas.serving.servers import server_of
+from memsheet.formulas.serving.servers import server_facts
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
+from memsheet.plan.aliases import engine_word
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.hardware import unsupported_choices
@@ -176,9 +177,9 @@ def _latency_overrun_ratio(decode_s: float, prefill_s: float, load: Load) -> flo
 
 
 def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
-    """One plan; where it does not surely hold the users that are asked for, for no more of them than there
-    are, as a server's buffers are sized for all that may run. Raises InputError where it is illegal or not
-    modelled.
+    """One plan; where it does not surely hold the users that are asked for, one that runs no more of them
+    than there are, as a server's buffers are sized for all that may run. Its room is still what its pool
+    holds. Raises InputError where it is illegal or not modelled.
     """
     usual, load = _account_serving_plan(search, request), search.load
     key = "serving.max_sequences"
@@ -192,8 +193,13 @@ def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
     share = users_of_replica(usual.plan, load.users)
     if share >= int(usual.plan.serving.max_sequences or 0):
         return usual
-    fewer = _account_serving_plan(search, {**request, key: share})
-    return fewer if (fewer.holds, -fewer.in_all) < (usual.holds, -min(usual.in_all, load.users)) else usual
+    fewer = _account_serving_plan(search, {**request, key: share}, limit=sequence_limit(usual.plan))
+    return min(usual, fewer, key=lambda one: (one.holds, -min(one.in_all, load.users or 0)))
+
+
+def sequence_limit(plan: Plan) -> int:
+    """The most sequences that a replica runs at once; with data-parallel attention, a group."""
+    return int(group_plan(plan).serving.max_sequences or 0)
 
 
 def users_of_replica(plan: Plan, users: int) -> int:
@@ -204,19 +210,25 @@ def users_of_replica(plan: Plan, users: int) -> int:
     return -(-users // int(plan.mesh.dp_replicate * groups))
 
 
-def _account_serving_plan(search: Search, request: Mapping[str, Any]) -> Served:
-    """One plan, accounted and timed. Raises InputError where it is illegal or not modelled."""
+def _account_serving_plan(search: Search, request: Mapping[str, Any], *, limit: int | None = None) -> Served:
+    """One plan, accounted and timed. ``limit``: what its sequences could be set to, where their number is
+    only that of the users asked for. Raises InputError where it is illegal or not modelled.
+    """
     spec, cluster, load = search.spec, search.cluster, search.load
     resolved = resolve_request(request, spec, cluster)
     plan = resolved.plan
     search.notes.update(dict.fromkeys((*version_notes(plan), *length_notes(plan, spec))))
     raise_if_problems(unsupported_choices(plan, cluster, spec))
     sheets = tuple(account_rank(spec, plan, cluster, stage) for stage in deciding_stages(plan))
-    facts = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets)
+    facts = server_facts(spec, plan, cluster, sheets)
     verdict = judge_plan(spec, plan, cluster, sheets)
     if "short_bytes" in facts:
         verdict = verdict_on_start(verdict, facts["short_bytes"])
-    held = _context_sequences(search, plan, facts) if verdict.result is not Result.DOES_NOT_FIT else NOTHING
+    held = (
+        _context_sequences(search, plan, facts, limit or sequence_limit(plan))
+        if verdict.result is not Result.DOES_NOT_FIT
+        else NOTHING
+    )
     sequences = held.low, held.value
     batch, decode, prefill, users = _decode_batch_and_latencies(search, plan, sequences)
     reasons = tuple(reasons_of(verdict, cluster, held, groups_of(plan), load, (decode, prefill)))
@@ -250,13 +262,11 @@ def deciding_stages(plan: Plan) -> list[int]:
     return sorted({0, count - 1, *([max(0, count - 2)] if plan.layers_per_stage else [])})
 
 
-def _context_sequences(search: Search, plan: Plan, facts: Mapping[str, Any]) -> Bytes:
+def _context_sequences(search: Search, plan: Plan, facts: Mapping[str, Any], limit: int) -> Bytes:
     """Sequences of the context on one replica: at least, as expected and at most."""
     room = room_of(search.spec, plan, search.cluster, facts, search.load.context)
-    limit = (
-        int(group_plan(plan).serving.max_sequences or room.value) if pools_cache(plan) else int(room.value)
-    )
-    return Bytes(*(min(int(count), limit) for count in (room.low, room.value, room.high)))
+    most = limit if limit and pools_cache(plan) else int(room.value)
+    return Bytes(*(min(int(count), most) for count in (room.low, room.value, room.high)))
 
 
 def _decode_batch_and_latencies(
@@ -309,12 +319,12 @@ def _engine_limit_reasons(
 ) -> tuple[Reason, ...]:
     """Where the engine's own limit, and not room, is what there are too few of."""
     room = int(sequences_of(facts, load.context).value)
-    limit = int(group_plan(plan).serving.max_sequences or 0)
+    limit = sequence_limit(plan)
     if not pools_cache(plan) or not limit or room <= limit:
         return reasons
     words = (
-        f"runs {limit:,} sequences a replica at once by its own limit (--sequences), and has room for "
-        f"{room:,}"
+        f"runs {limit:,} sequences a replica at once by its own limit "
+        f"(--{engine_word('serving.max_sequences', plan.engine)}), and has room for {room:,}"
     )
     return tuple(
         Reason(asks=one.asks, holds=one.holds, words=words)

@@ -12,6 +12,7 @@ from typing import Any
 
 from memsheet.budget import Result, Verdict
 from memsheet.errors import input_error
+from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time import Seconds
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Plan
@@ -125,7 +126,8 @@ class Served:
         one replica are not had one by one.
         """
         groups = int(self.plan.mesh.attn_dp)
-        sure = min(self.sequences[0], self.within[0]) * groups
+        runs = int(group_plan(self.plan).serving.max_sequences or self.sequences[0])
+        sure = min(self.sequences[0], self.within[0], runs) * groups
         return -(-users // sure) * self.gpus_each * groups if sure else None
 
 

@@ -40,7 +40,8 @@ def _prompt_spare_bytes(tried: Tried) -> int:
 
 
 def _prompt_question(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> Question:
-    return Question(model=model, request=request, cluster=cluster)
+    batch = int(request.get("serving.max_sequences") or 1)  # all of which are computed at once
+    return Question(model=model, request=request, cluster=cluster, at_once=batch)
 
 
 def _chunked_prefill_server(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> str | None:

@@ -32,6 +32,8 @@ LONGEST = 2**20
 """Where to stop when a model does not say how many positions it has."""
 MOST_SEQUENCES = 2**16
 MOST_GPUS = 2**14
+MOST_OF_A_SERVER = 2**7
+"""GPUs of one that serves; more of them are replicas."""
 MODELS_PROBED = 6
 """Of a family, whose members differ much from one to the next, and of which a chart asks for many."""
 
@@ -110,6 +112,11 @@ class Solution:
         raise ValueError("a solution has tried something")
 
     @property
+    def task(self) -> str:
+        """Of what was asked: the fewest GPUs train or serve."""
+        return self.shown.plan.task
+
+    @property
     def possible(self) -> Tried | None:
         """The last value tried that may fit, where none is sure to."""
         every = (self.least, *self.tried, self.expected) if self.found is None else ()
@@ -134,16 +141,19 @@ def solve_sequence_length(
     most: int | None = None,
     say: Say = discard_progress,
     library: LibraryUse | None = None,
+    at_once: int = 1,
 ) -> Solution:
     """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions
-    if it is None.
+    if it is None; ``at_once``: sequences of it that a server's pool is to hold.
     """
     target = Target.MAX_MODEL_LEN if request.get("task") == "infer" else Target.SEQ_LEN
     top = most or model.max_positions or LONGEST
     steps = range(TOKENS, top + 1, TOKENS)
     values = (*steps, top) if top % TOKENS else tuple(steps)
     trials = Trials(
-        values=values, asks=_question_by_value(model, request, cluster, target.key, library), say=say
+        values=values,
+        asks=_question_by_value(model, request, cluster, target.key, library, at_once),
+        say=say,
     )
     solution = _solution_of_trials(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
     return replace(
@@ -242,27 +252,39 @@ def solve_gpu_count(
     most: int | None = None,
     say: Say = discard_progress,
     library: LibraryUse | None = None,
+    at_once: int = 1,
 ) -> Solution:
-    """The smallest cluster: powers of two within a node, then whole nodes."""
-    size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
+    """The smallest cluster: powers of two within a node, then whole nodes. Of what is served, all of them
+    hold one replica unless the request says otherwise, and its pool ``at_once`` sequences.
+    """
+    serves = request.get("task") == "infer"
+    size = per_node or device.per_node or ONE_NODE
+    top = min(most or (MOST_OF_A_SERVER if serves else MOST_GPUS), MAX_DEVICES)
+    cut = any(key.startswith("mesh.") and value is not None for key, value in request.items())
+    sizes_of = replica_sizes if serves and not cut else cluster_sizes
     node = Cluster(device=device, per_node=size, links=links.over(device.links), host_bytes=host_bytes)
 
     def trials(most: int, edits: Mapping[str, Any]) -> Trials:
-        changed, sizes = {**request, **edits}, cluster_sizes(size, most)
+        changed, sizes = {**request, **edits}, sizes_of(size, most)
         return Trials(
             values=sizes[::-1],
             asks=lambda n: Question(
-                model=model, request=changed, cluster=resize_cluster(node, n), library=library
+                model=model,
+                request=changed,
+                cluster=resize_cluster(node, n),
+                library=library,
+                at_once=at_once,
             ),
             say=say,
         )
 
+    nodes = "doublings of nodes" if sizes_of is replica_sizes else "whole nodes"
     found = _solution_of_trials(
         Target.GPUS,
         trials(top, {}),
-        f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs",
+        f"powers of two within a node of {size}, then {nodes}, up to {top:,} GPUs",
     )
-    if found.expected is not None or found.found is not None or found.least is None:
+    if serves or found.expected is not None or found.found is not None or found.least is None:
         return found
     ways = fewer_ways(request, found.least.plan, trials, (top, max(top, MOST_GPUS)), per_node=per_node)
     return replace(found, ways_to_fit=tuple(ways) or found.ways_to_fit)
@@ -272,6 +294,17 @@ def cluster_sizes(per_node: int, top: int) -> tuple[int, ...]:
     """1, 2, 4 … GPUs within a node, then one node, two nodes and so on."""
     within = [1 << power for power in range(per_node.bit_length()) if 1 << power < per_node]
     return tuple(count for count in (*within, *range(per_node, top + 1, per_node)) if count <= top)
+
+
+def replica_sizes(per_node: int, top: int) -> tuple[int, ...]:
+    """1, 2, 4 … GPUs within a node, then one node, two, four and so on: what lies between is replicas of
+    fewer, of which a larger cluster may hold less.
+    """
+    return tuple(
+        count
+        for count in cluster_sizes(per_node, top)
+        if count <= per_node or (count // per_node).bit_count() == 1
+    )
 
 
 def solve_model_size(
@@ -305,14 +338,25 @@ def model_size_trials(
 
 
 def _question_by_value(
-    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str, library: LibraryUse | None
+    model: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    key: str,
+    library: LibraryUse | None,
+    at_once: int = 1,
 ) -> Callable[[int], Question]:
-    """The question with a key set."""
+    """The question with a key set; sequences are searched for all at once."""
 
     def asked(value: int) -> Question:
         changed = {**request, key: value}
         implied = implied_library_keys(library.name, changed) if library else {}
-        return Question(model=model, request={**changed, **implied}, cluster=cluster, library=library)
+        return Question(
+            model=model,
+            request={**changed, **implied},
+            cluster=cluster,
+            library=library,
+            at_once=value if key == Target.SEQUENCES.key else at_once,
+        )
 
     return asked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,9 +25,24 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama-3.1-70b", {"gpus": "1xH100-80GB", "engine": "vllm"}),
     ("llama-3.1-70b", {"gpus": "1xH100-80GB", "engine": "sglang"}),
     ("llama-3.1-8b", {"gpus": "1xRTX4090", "engine": "vllm"}),
+    (
+        "nvidia/Llama-3.3-70B-Instruct-FP4",
+        {"gpus": "2xRTX5090", "engine": "vllm", "max_model_len": 20224},
+    ),
+    ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm", "sequences": 16}),
+    ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm", "max_num_seqs": 64}),
+    ("gemma-3-27b", {"gpus": "1xH100-80GB", "engine": "vllm"}),
 )
 NOT_ASKED = {"schema", "model", "task", "phase", "async_tp", "megatron_fsdp", "seq_len_kind"}
+LIMITS = {"vllm": "max_num_seqs", "sglang": "max_running_requests"}
 LONG = {key: short for short, key in SHORT.items()}
+BETTER = [Result.DOES_NOT_FIT, Result.UNCERTAIN, Result.FITS]
+
+
+def as_typed(changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with some changes: of sequences that nobody asked for at once, the engine's own limit."""
+    words = LONG if "sequences" in options else {**LONG, "serving.max_sequences": LIMITS[options["engine"]]}
+    return {**options, **{words.get(key, key): value for key, value in changes.items()}}
 
 
 def screen(answer: Any, width: int = 100) -> str:
@@ -39,13 +55,31 @@ def test_every_change_comes_to_what_is_promised(model: str, options: dict[str, A
     assert before.serving is not None
     assert before.serving["makes_room"]
     for one in before.serving["makes_room"]:
-        changed = {LONG.get(key, key): value for key, value in one["changes"].items()}
-        after = memsheet.infer(model, **{**options, **changed}, fix=False)
+        after = memsheet.infer(model, **as_typed(one["changes"], options), fix=False)
         assert after.verdict is not None
         assert after.serving is not None
         assert after.verdict.result.value == one["result"]
         assert int(after.serving["short_bytes"].value) == one["lacks_bytes"]
         assert one["frees_bytes"] == int(before.serving["short_bytes"].value) - one["lacks_bytes"] > 0
+
+
+@pytest.mark.parametrize(("model", "options"), CASES)
+def test_no_change_is_offered_whose_answer_is_no_better(model: str, options: dict[str, Any]) -> None:
+    """What has the same answer as the question, or a worse one, is no cure, unless less is missing then."""
+    before = memsheet.infer(model, **options)
+    assert before.verdict is not None
+    assert before.serving is not None
+    starts = int(before.serving["short_bytes"].value) <= 0
+    for one in before.serving["makes_room"]:
+        better = BETTER.index(Result(one["result"])) > BETTER.index(before.verdict.result)
+        assert better or (not starts and (one["lacks_bytes"] > 0 or one["result"] == "uncertain"))
+    shorter = before.serving["longest_that_fits"]
+    assert shorter is None or shorter < before.plan.serving.max_model_len
+    if shorter:
+        lengths = {**options, "max_model_len": shorter}
+        after = memsheet.infer(model, **lengths, fix=False)
+        assert after.verdict is not None
+        assert after.verdict.result is Result.FITS
 
 
 @pytest.mark.parametrize(("model", "options"), CASES)

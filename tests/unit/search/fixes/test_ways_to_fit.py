@@ -5,6 +5,7 @@ said.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -156,3 +157,18 @@ def test_a_board_of_several_shared_devices_may_have_more():
     board = find_device("MI300A")
     assert board.shared_bytes
     assert not board.alone
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("gemma-2-27b", "4xRTX4090"), ("olmo-2-13b", "1xA100-40GB"), ("olmo-7b", "1xRTX4090")]
+)
+def test_weights_released_in_more_are_offered_in_sixteen_bits(model: str, gpus: str) -> None:
+    how: dict[str, Any] = {"gpus": gpus, "engine": "transformers", "max_model_len": 1024}
+    ways = memsheet.infer(model, **how).ways_to_fit
+    way = next(one for one in ways if one.changes == {"precision.name": "bf16-pure"})
+    after = memsheet.infer(model, **how, precision="bf16-pure")
+    assert after.verdict is not None
+    assert after.verdict.result is Result.FITS
+    assert after.verdict.device == way.device
+    named = memsheet.infer(model, **how, precision="fp32").ways_to_fit
+    assert not any("precision.name" in one.changes for one in named)

@@ -4,6 +4,9 @@ thing.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import memsheet
@@ -35,7 +38,8 @@ def test_infer_and_plan_infer_give_one_answer(
         assert one.serving is not None
         asked = one.serving["asked"]
         assert SAME[plan.holds] is one.verdict.result
-        assert plan.holds is Holds.YES or plan.sequences == (asked["held_low"], asked["held"])
+        room = tuple(min(count, sequences) for sequences in plan.sequences)
+        assert plan.holds is Holds.YES or room == (asked["held_low"], asked["held"])
         assert one.verdict.result is not Result.FITS or asked["held_low"] == asked["sequences"] == count
         results.append(one.verdict.result)
     order = [Result.FITS, Result.UNCERTAIN, Result.DOES_NOT_FIT]
@@ -73,3 +77,63 @@ def test_a_limit_in_a_file_asks_for_nothing() -> None:
     assert again.verdict is not None
     assert again.verdict.result is Result.FITS
     assert "asked" not in (again.serving or {})
+
+
+SERVED = {
+    "vllm": ("vllm serve {model} --max-model-len {tokens} --max-num-seqs {count}", "max_num_seqs"),
+    "sglang": (
+        "sglang serve --model-path {model} --context-length {tokens} --max-running-requests {count}",
+        "max_running_requests",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", SERVED)
+@pytest.mark.parametrize(
+    ("model", "tokens", "count"), [("qwen3-8b", 8192, 4), ("qwen3-8b", 32768, 64), ("qwen3-32b", 4096, 16)]
+)
+def test_a_word_means_one_thing_in_a_file_and_on_the_line(
+    engine: str, model: str, tokens: int, count: int, tmp_path: Path
+) -> None:
+    """The engine's own word is the most it starts, and everybody's asks for all at once, by either door."""
+    command, word = SERVED[engine]
+    (tmp_path / "serve.sh").write_text(command.format(model=model, tokens=tokens, count=count))
+    (tmp_path / "plain.sh").write_text(
+        command.format(model=model, tokens=tokens, count=count).rsplit(" --", 1)[0]
+    )
+    how: dict[str, Any] = {"gpus": "1xH100-80GB", "engine": engine, "max_model_len": tokens, "fix": False}
+    limited, alone = memsheet.infer(model, **how, **{word: count}), memsheet.infer(model, **how)
+    asked = memsheet.infer(model, **how, sequences=count)
+    assert limited.verdict is not None
+    assert alone.verdict is not None
+    assert limited.verdict.result is alone.verdict.result
+    by_file = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB")
+    assert by_file.result is limited.verdict.result
+    for file in ("serve.sh", "plain.sh"):
+        checked = memsheet.check(tmp_path / file, gpus="1xH100-80GB", sequences=count).answer
+        assert checked is not None
+        assert checked.verdict.result is asked.verdict.result
+        assert checked.serving["asked"]["held"] == asked.serving["asked"]["held"]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "counts"),
+    [("gpt-oss-120b", "4xH100-80GB", (60, 100, 130)), ("llama-3.1-8b", "2xA100-40GB", (30, 42, 80))],
+)
+def test_the_room_of_a_cut_does_not_end_with_the_users_asked_for(
+    model: str, gpus: str, counts: tuple[int, ...]
+) -> None:
+    """No row holds fewer than where nobody counts users, whose buffers are larger."""
+    how: dict[str, Any] = {"gpus": gpus, "engine": "vllm", "context": 32768}
+    rooms = {
+        one.plan.mesh: one.sequences for one in memsheet.plan_serving(model, **how).plans if one.sequences[1]
+    }
+    for users in counts:
+        found = {one.plan.mesh: one for one in memsheet.plan_serving(model, **how, users=users).plans}
+        assert all(
+            held >= usual
+            for mesh, room in rooms.items()
+            if mesh in found
+            for held, usual in zip(found[mesh].sequences, room, strict=True)
+        )
+        assert all("own limit" not in reason.words for one in found.values() for reason in one.reasons)

@@ -53,12 +53,14 @@ def test_longer_sequences_on_more_ranks() -> None:
 
 
 def test_sequences_that_are_pinned_are_all_held() -> None:
-    one, many = (
-        solved(solve_sequence_length, "llama-3.1-8b", "1xH100-80GB", engine="vllm", **more).found
-        for more in ({}, {"sequences": 16})
+    one, many, limited = (
+        memsheet.solve("max-model-len", "llama-3.1-8b", gpus="1xH100-80GB", engine="vllm", **more).found
+        for more in ({}, {"sequences": 16}, {"max_num_seqs": 16})
     )
-    assert one is not None
+    assert limited is not None
     assert many is not None
+    assert limited.value > many.value
+    assert one is not None
     assert 16 * many.value < 1.1 * 450_000
     assert many.value < one.value
 
@@ -88,3 +90,52 @@ def test_sequences_of_the_lengths_asked_are_held_and_one_more_is_not(engine: str
         assert answer.verdict is not None
         surely = answer.verdict.result is Result.FITS and answer.serving["asked"]["held_low"] >= count
         assert surely is held, (count, lengths)
+
+
+NAMED = (
+    ("nvidia/Llama-3.3-70B-Instruct-FP4", "2xRTX5090"),
+    ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "1xRTXPRO6000"),
+    ("RedHatAI/Qwen3-32B-NVFP4", "1xRTX5090"),
+)
+
+
+@pytest.mark.parametrize(("name", "gpus"), NAMED)
+def test_each_row_of_a_copy_known_by_its_name_is_what_infer_says(name: str, gpus: str) -> None:
+    """What a name leaves open is a range in every question: no length is sure that an answer doubts."""
+    solution = memsheet.solve("max-model-len", name, gpus=gpus, engine="vllm")
+    rows = [row for row in (solution.found, solution.expected, solution.beyond, solution.least) if row]
+    assert rows
+    for row in rows:
+        answer = memsheet.infer(name, gpus=gpus, engine="vllm", max_model_len=row.value, fix=False)
+        assert answer.verdict is not None
+        assert answer.verdict.result is row.verdict.result
+        assert answer.verdict.device == row.verdict.device
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "options"),
+    [
+        ("moonshotai/Kimi-K2.5", "H200", {"engine": "vllm", "max_model_len": 131072}),
+        ("llama-3.1-70b", "H100-80GB", {"engine": "sglang"}),
+        ("llama-3.1-8b", "RTX4090", {"max_model_len": 32768, "sequences": 8}),
+        ("llama-3.1-70b", "RTX4090", {"max_model_len": 32768, "per_node": 8}),
+        ("llama-3.1-70b", "RTX4090", {"engine": "llama.cpp", "quantize": "gguf:Q4_K_M"}),
+        ("llama-3.1-8b", "RTX4090", {"engine": "transformers", "max_model_len": 4096, "prompt_tokens": 512}),
+    ],
+)
+def test_the_fewest_gpus_of_a_serving_question_are_those_infer_says(
+    model: str, device: str, options: dict[str, Any]
+) -> None:
+    """Words of those that serve, or an engine that only serves, ask about serving; every row is an answer."""
+    solution = memsheet.solve("gpus", model, gpus=device, **options)
+    assert solution.task == "infer"
+    found = solution.found
+    assert found is not None
+    count = found.value
+    while count:
+        node = {"per_node": min(count, options["per_node"])} if "per_node" in options else {}
+        cards = {"gpus": f"{count}x{device}", **node}
+        answer = memsheet.infer(model, **{**options, **cards}, fix=False)
+        assert answer.verdict is not None
+        assert (answer.verdict.result is Result.FITS) == (count == found.value)
+        count //= 2

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.formulas.serving.dp_attention import group_plan
+from memsheet.plan.aliases import engine_word
 from memsheet.report.screen.layout import command_row, join_phrases, labelled_row, one_line, render_parts
 from memsheet.report.screen.plans.story import plain_table
 from memsheet.report.shared.look import Look
@@ -21,7 +21,7 @@ from memsheet.report.shared.plans.serving_words import (
 )
 from memsheet.report.shared.plans.shown_cuts import select_table_plans
 from memsheet.search.pool_room import pools_cache
-from memsheet.search.serve.cuts import Deployment, best_plan_per_cut
+from memsheet.search.serve.cuts import Deployment, best_plan_per_cut, sequence_limit
 from memsheet.search.serve.load import Holds, Served, format_latency
 from memsheet.units import format_count
 
@@ -332,11 +332,12 @@ def _deployment_note_lines(found: Deployment) -> Iterator[str]:
         yield "adapters have their room, and their own products are not in the latencies"
     room, limit = (
         int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)),
-        int(group_plan(best.plan).serving.max_sequences or 0),
+        sequence_limit(best.plan),
     )
-    if pools_cache(best.plan) and room > limit:
+    if pools_cache(best.plan) and room > limit >= best.sequences[1]:
         who = "group" if best.plan.mesh.attn_dp > 1 else "replica"
+        word = engine_word("serving.max_sequences", best.plan.engine)
         yield (
             f"a {who} has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s "
-            "own limit, and --sequences raises it"
+            f"own limit, and --{word} raises it"
         )

@@ -1,5 +1,11 @@
-"""A copy whose name leaves open which layers are quantized: the high end of its range is with all
-attention whole.
+"""A copy whose name leaves open which layers are quantized: the high end of its range is with every mixer
+whole.
+
+That is what such copies leave in sixteen bits where they leave anything: attention, and what stands in its
+place (hf_quant_config.json of arcee-ai/Trinity-Large-Preview-NVFP4 and mconcat/MiniMax-M2.5-NVFP4: lm_head,
+every self_attn, routers; of FINAL-Bench/Darwin-9B-MFP4: every self_attn and linear_attn); of Nemotron 3 Super
+the projections into and out of its experts' width too, while its experts are in four bits
+(docs.nvidia.com/nemotron/latest/nemotron/super3/quantization.html, "Precision Settings").
 """
 
 from __future__ import annotations
@@ -8,17 +14,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memsheet.formulas.states.held import is_quantized, module_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import NOTHING, Bytes, Item, Sheet
 
+LATENT_PROJECTIONS = ("fc1_latent_proj", "fc2_latent_proj")
+"""Into the width that experts work in, and out of it."""
 
-def attention_left_whole(spec: ModelSpec, plan: Plan) -> Plan | None:
-    """The plan with no attention quantized, where a name leaves that open; None where nothing is open."""
+
+def mixers_left_whole(spec: ModelSpec, plan: Plan) -> Plan | None:
+    """The plan with no mixer quantized, where a name leaves that open; None where nothing is open."""
     if not spec.source.attention_open or plan.quantization is None:
         return None
-    paths = tuple(dict.fromkeys(mixer.path for mixer in spec.mixers()))
-    skip = (*plan.quantization.skip, *(path for path in paths if path not in plan.quantization.skip))
+    weights = (weight for mixer in spec.mixers() for weight in mixer.weights)
+    modules = (
+        module_of(weight.path) for weight in weights if is_quantized(weight.path, weight, plan.quantization)
+    )
+    skip = tuple(dict.fromkeys((*plan.quantization.skip, *modules, *LATENT_PROJECTIONS)))
     return replace(plan, quantization=replace(plan.quantization, skip=skip))
 
 
@@ -42,7 +55,7 @@ def _range_of_both(key: str, value: Any, other: Any) -> Any:
     if isinstance(value, int) and isinstance(other, int) and key.endswith(("_low", "_high")):
         return min(value, other) if key.endswith("_low") else max(value, other)
     if isinstance(value, Bytes) and isinstance(other, Bytes):
-        return Bytes(min(value.low, other.low), value.value, max(value.high, other.high))
+        return value.with_ends_of(other)
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         return with_both_ends(value, other)
     return value

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
 
 import memsheet
+from memsheet.formulas.states.params import parameter_count, parameter_tensors
+from memsheet.plan.model import Role
+from memsheet.questions.question_parts import read_named_model
 from memsheet.sheet import Component
 
 OPEN = ("Qwen/Qwen3-8B-NVFP4", "unsloth/Qwen3-8B-MXFP4", "unsloth/Qwen3-8B-unsloth-bnb-4bit")
@@ -17,6 +21,8 @@ SERVED: list[dict[str, Any]] = [
     {"gpus": "1xH100-80GB", "engine": "sglang", "max_model_len": 4096},
     {"gpus": "1xH100-80GB", "engine": "transformers", "max_model_len": 4096},
 ]
+FOUR_BITS_SCALED = 0.6
+"""Bytes of a weight in nvfp4, no less than its own four bits and its share of a scale for sixteen."""
 
 
 @pytest.mark.parametrize("name", OPEN[:2])
@@ -53,3 +59,28 @@ def test_a_copy_of_which_nothing_is_open_has_no_wider_range(name: str) -> None:
     answer = memsheet.infer(name, gpus="1xH100-80GB", engine="transformers", max_model_len=4096)
     found = answer.sheets[0].of(Component.PARAMETERS)
     assert found.low == found.value == found.high
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4",
+        "nvidia/Qwen3-235B-A22B-NVFP4",
+        "nvidia/DeepSeek-R1-NVFP4",
+        "RedHatAI/Qwen3-Next-80B-A3B-Instruct-NVFP4",
+    ],
+)
+def test_experts_are_quantized_at_both_ends(name: str) -> None:
+    """Of experts nothing is open, whatever the module that mixes is called: the high end lies below that of
+    attention and experts whole, by the experts' own bytes.
+    """
+    spec = read_named_model(name, "infer")
+    sheet = memsheet.infer(name, gpus="1xB200", engine="vllm", max_model_len=4096, fix=False).sheets[0]
+    experts = sum(
+        times * prod(weight.shape)
+        for _, weight, times in parameter_tensors(spec)
+        if weight.role is Role.EXPERT
+    )
+    found = sheet.of(Component.PARAMETERS)
+    assert found.value < found.high < 2 * (parameter_count(spec) - experts) + FOUR_BITS_SCALED * experts
