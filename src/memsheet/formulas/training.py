@@ -209,7 +209,9 @@ def _backward_stop_places(step: Step) -> frozenset[tuple[int, int]]:
 
 
 def _everything_left(step: Step) -> Moment:
+    groups = [(run.count, group) for run in step.walk.layers for group in run.pattern]
+    lingering = [(count, group.part.lingers) for count, group in groups if group.part.lingers.held]
     if step.lets_go:
-        return head_left(step) if step.walk.tied else []
-    layers = [(run.count, step.around.leaves(group)) for run in step.walk.layers for group in run.pattern]
-    return [*layers, *head_left(step), (1, step.walk.end)]
+        return [*lingering, *(head_left(step) if step.walk.tied else [])]
+    left = [(count, step.around.leaves(group)) for count, group in groups]
+    return [*left, *lingering, *head_left(step), (1, step.walk.end)]

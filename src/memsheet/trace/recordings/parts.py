@@ -248,7 +248,8 @@ class _Cutter:
             made.forward.append((RELEASED, place))
         else:
             made.saved.append(place)
-            if gone > backward and not light and row not in self.claimed:
+            read = self._backward_of(forward - self._forward_of(0)) if light else backward
+            if gone > read and row not in self.claimed:
                 made.lingering.append(place)
 
     def _named_after(self, layer: int) -> frozenset[int]:
@@ -301,11 +302,16 @@ class _Cutter:
                     made.backward.append((RELEASED, place))
 
     def _arriving(self, window: int) -> list[int]:
-        """What a window of backward begins with: what the one before it made and left, and the gradient that
-        it is handed.
+        """What a window of backward begins with: what those before it made and left, as gradients of what all
+        layers add to are, and the gradient that it is handed.
         """
         handed = self._handed_back(window)
-        found = set(self.windows[window - 1] if window - 1 >= self._loss_back else ())
+        found = {
+            row
+            for before in range(self._loss_back, window)
+            for row in self.windows[before]
+            if before == window - 1 or self.rows[row].bytes != self.step.tied_bytes  # it waits by itself
+        }
         if handed is not None and self.made[handed] < window:
             found.add(handed)
         return sorted(
