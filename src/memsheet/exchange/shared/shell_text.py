@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from memsheet.guard.budget import CHARACTERS, Budget
 
 NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
-USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*))?\}|([A-Za-z_]\w*|\d))")
+USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*(?:\$\{\w+\}[^{}]*)*))?\}|([A-Za-z_]\w*|\d))")
 SUM = re.compile(r"\$\(\(([\d\s+*/%()-]{1,200})\)\)")
+NAMED_SUM = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
+BARE_NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 SPACED_SUM = re.compile(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
 EXPRESSION = re.compile(r"[$`]\(?expr ([^()`\n]+)[)`]")
 ENDS = (";", "&&", "||", "|", "&")
@@ -24,6 +26,8 @@ MOST_EXPANDED, MOST_HELD, MOST_TEXT = 40_000, 20_000, 2**14
 """Words that all commands of a script come to with their variables in place, that its variables hold, and
 characters of one word: a launch is a hundred or two.
 """
+DEEPEST = 3
+"""Defaults that stand in one another."""
 SHORT_WORD = 4
 """Characters of a text to a word of it, at the least, as texts are taken apart."""
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -88,9 +92,18 @@ class ShellScript:
 
         if "$" not in word:
             return word
-        for _ in range(2):  # a default may name another variable
+        for _ in range(DEEPEST):  # a default may name another variable
             word = USED.sub(value, word)[:MOST_TEXT]
-        return sums_summed_up(word)
+        return sums_summed_up(NAMED_SUM.sub(self._sum_of_numbers, word))
+
+    def _sum_of_numbers(self, found: re.Match[str]) -> str:
+        """A sum with the variables that it names without a dollar, where they are whole numbers."""
+
+        def known_number(name: re.Match[str]) -> str:
+            held = " ".join(self.known.get(name[0], ()))
+            return held if held.isdecimal() else name[0]
+
+        return f"$(({BARE_NAME.sub(known_number, found[1])}))"
 
     def _without_assignments(self, words: Sequence[str]) -> Sequence[str]:
         """The command without the assignments in front of it, which are kept."""
