@@ -114,7 +114,7 @@ class ShellScript:
                 break
             if named is not None and named[3].startswith("("):
                 end = next(
-                    (n for n in range(at, len(words)) if words[n].endswith(")") and "$((" not in words[n]),
+                    (n for n in range(at, len(words)) if _ends_list(words[n], opens=n == at)),
                     len(words) - 1,
                 )
                 inner = [
@@ -175,7 +175,7 @@ def _split_commands(text: str) -> Iterator[list[str]]:
         opens = NAMED.fullmatch(word)
         if depth == 0 and opens and opens[3].startswith("(") and not word.endswith(")"):
             depth = 1
-        elif depth and word.endswith(")") and not word.startswith("$("):
+        elif depth and _ends_list(word, opens=False):
             depth = 0
         elif word in ENDS or word.endswith(";"):
             if depth and word == ";":
@@ -189,6 +189,13 @@ def _split_commands(text: str) -> Iterator[list[str]]:
             continue
         command.append(word)
     yield from [command] if command else []
+
+
+def _ends_list(word: str, *, opens: bool) -> bool:
+    """Whether a list in parentheses ends with a word, and not a sum or a command inside it. ``opens``:
+    whether the word has the list's own beginning in it.
+    """
+    return word.endswith(")") and word.count(")") > word.count("(") - opens
 
 
 def _with_words_whole(text: str) -> str:

@@ -21,7 +21,7 @@ from memsheet.exchange.formats.verl.losses import (
     verl_bytes_beside,
 )
 from memsheet.exchange.formats.verl.names import KNOWN, UNMODELLED
-from memsheet.exchange.formats.verl.overrides import PATHS, verl_values
+from memsheet.exchange.formats.verl.overrides import CONFIG, PATHS, verl_values
 from memsheet.exchange.formats.verl.pipelined import PIPELINED_KEYS
 from memsheet.exchange.formats.verl.sharded import SHARDED_KEYS
 from memsheet.exchange.formats.verl.strategies import (
@@ -81,6 +81,6 @@ KEYS = (
 )  # fmt: skip
 FORMAT: Format = Format(
     name="verl", file="verl.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, also=verl_values,
-    marks=frozenset({PROGRAM, "actor_rollout_ref"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED,
+    refers=(CONFIG,), marks=frozenset({PROGRAM, "actor_rollout_ref"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED,
     unmodelled=UNMODELLED, known=KNOWN - set(UNMODELLED) - WEIGHED - {key.at for key in KEYS},
 )  # fmt: skip

@@ -148,7 +148,7 @@ def offload_moved(values: Values) -> Iterator[Moved]:
     if named:
         why = (
             "the actor's parameters and states are on the card again while it is updated "
-            "(workers/fsdp_workers.py:895-898)"
+            f"({'workers/fsdp_workers.py:895' if is_sharded(values) else 'workers/megatron_workers.py:744'})"
         )
         yield Moved(at=", ".join(named), why=why, low_bytes=0, high_bytes=0)
 

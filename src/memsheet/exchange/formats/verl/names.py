@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from memsheet.exchange.formats.verl.losses import OFFLOADS, ROLES, ULYSSES
-from memsheet.exchange.formats.verl.overrides import CONFIG, LAUNCHES
+from memsheet.exchange.formats.verl.overrides import CONFIG, LAUNCHES, STOCK
 from memsheet.exchange.formats.verl.pipelined import OPTIMIZER_OVERRIDES, OVERRIDES
-from memsheet.exchange.formats.verl.strategies import ACTOR, GROUPS, MODEL, STOCK_CONFIGS
+from memsheet.exchange.formats.verl.strategies import ACTOR, GROUPS, MODEL
 
 OTHER_ROLES = frozenset({
     "actor_rollout_ref.rollout.*", "actor_rollout_ref.ref.*", "critic.*", "reward_model.*", "reward.*", "reward_manager.*", "rollout.*", "async_training.*",
@@ -68,7 +68,7 @@ KNOWN = OTHER_ROLES | OFFLOADS | frozenset({
     *_in_groups(_DATA, "data"), *_in_groups(_TRAINER, "trainer"), *_in_groups(_ACTOR, ACTOR), *_in_groups(_OPTIM, f"{ACTOR}.optim", "optim"),
     *_in_groups(_MODEL, MODEL, "model"), *_in_groups(_FSDP, f"{ACTOR}.fsdp_config", "engine", "model.fsdp_config"),
     *_in_groups(_MEGATRON, f"{ACTOR}.megatron", "engine"), "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout", "optim", "defaults",
-    *GROUPS, "use_remove_padding", "ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size",
+    *GROUPS, CONFIG, STOCK, "use_remove_padding", "ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size",
     f"{MODEL}.use_remove_padding", "model.use_remove_padding", f"{MODEL}.torch_dtype",
 })  # fmt: skip
 _MORE_OF_MEGATRON = {
@@ -80,7 +80,7 @@ _MORE_OF_MEGATRON = {
     }.items()
 }  # fmt: skip
 UNMODELLED: dict[str, tuple[Any, ...]] = {
-    ROLES: (), ULYSSES: (), LAUNCHES: (), CONFIG: tuple(sorted(STOCK_CONFIGS)), "$.strategy": (),
+    ROLES: (), ULYSSES: (), LAUNCHES: (), "$.strategy": (),
     **{f"{place}.{name}": harmless for place in (MODEL, "model") for name, harmless in {
         "use_liger": (False,), "lora_adapter_path": (), "exclude_modules": (), "tiled_mlp.enabled": (False,), "mtp.enable": (False,), "mtp.enable_train": (False,),
         "mtp.enable_rollout": (False,), "lora.type": ("lora",), "lora.dropout": (0, 0.0), "lora.dtype": (), "lora.adapter_path": (),

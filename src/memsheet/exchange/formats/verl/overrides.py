@@ -16,7 +16,10 @@ from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.launched_script import PROGRAM, filled_commands, flags_of, plain_value
 from memsheet.exchange.shared.shell_text import ShellScript
 
-CONFIG, LAUNCHES = "--config-name", "$.launches"
+CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
+"""Where the values have the name of a configuration of somebody's own, and of one of verl's."""
+STOCK_CONFIGS = frozenset({"ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine"})
+"""Configurations of verl itself, whose defaults are known here (verl/trainer/config)."""
 MODULE = re.compile(r"(verl|recipe)(\.\w+)+")
 SCRIPT_FILE = re.compile(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
 OVERRIDE = re.compile(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
@@ -101,11 +104,11 @@ def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) 
     values: dict[str, Any] = {PROGRAM: program.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]}
     launcher = flags_of([word for word in before if word not in ("-m", program)])[0]
     values |= {f"--{at.replace('_', '-')}": launcher[at] for at in COUNTS if at in launcher}
-    for word in _before_output(_unpacked_overrides(given)):
+    words = list(_before_output(_unpacked_overrides(given)))
+    values |= _config_file(words)
+    for word in words:
         removed, override = REMOVED.fullmatch(word), OVERRIDE.fullmatch(word)
-        if word.startswith(CONFIG):
-            values |= _config_name(word.removeprefix(CONFIG).lstrip("= "))
-        elif removed:
+        if removed:
             values.pop(removed[1], None)
         elif override:
             values[override[2]] = override_value(override[2], override[3])
@@ -131,9 +134,27 @@ def _before_output(words: Iterator[str]) -> Iterator[str]:
         yield word
 
 
-def _config_name(text: str) -> dict[str, Any]:
-    name = text.strip("'\" ").removesuffix(".yaml")
-    return {CONFIG: UNSET if "$" in name else f"{name}.yaml"} if name else {}
+def _config_file(words: Sequence[str]) -> dict[str, Any]:
+    """The configuration that the overrides change: verl's own by its name, another by where its file lies as
+    far as the last folder of ``--config-path`` tells.
+    """
+    name = _flag_text(words, CONFIG).removesuffix(".yaml")
+    if not name or "$" in name:
+        return {CONFIG: UNSET} if name else {}
+    if name in STOCK_CONFIGS:
+        return {STOCK: name}
+    folder = _flag_text(words, "--config-path").rstrip("/").rpartition("/")[2]
+    inside = f"{folder}/" if re.fullmatch(r"\w[\w.-]*", folder) else ""
+    return {CONFIG: f"{inside}{name}.yaml"}
+
+
+def _flag_text(words: Sequence[str], flag: str) -> str:
+    """What a flag is given, behind it or as the next word; nothing where it does not stand there."""
+    for at, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if name == flag:
+            return (text if equals else "".join(words[at + 1 : at + 2])).strip("'\" ")
+    return ""
 
 
 def override_value(at: str, text: str) -> Any:

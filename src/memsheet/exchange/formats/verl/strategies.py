@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any
 
-from memsheet.exchange.formats.verl.overrides import CONFIG
+from memsheet.exchange.formats.verl.overrides import CONFIG, STOCK
 from memsheet.exchange.shared.file_format import Key, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
 
@@ -21,8 +21,6 @@ SUPERVISED, OF_ENGINES = "fsdp_sft_trainer", "sft_trainer"
 FSDP1, FSDP2, MEGATRON, VEOMNI = "fsdp", "fsdp2", "megatron", "veomni"
 ENGINES = {FSDP1: "fsdp1", FSDP2: "fsdp2", MEGATRON: "megatron", VEOMNI: "fsdp2"}
 """The engine of a plan by a strategy's word (trainer/main_ppo.py:153-159); VeOmni shards by FSDP2."""
-STOCK_CONFIGS = frozenset({"ppo_trainer.yaml", "ppo_megatron_trainer.yaml", "sft_trainer.yaml", "sft_trainer_engine.yaml"})  # fmt: skip
-"""Configurations of verl itself, whose defaults are known here (trainer/config)."""
 GROUPS = ("engine", "model_engine", f"actor@{ACTOR}")
 """Overrides that choose a group of defaults by its name."""
 
@@ -76,7 +74,11 @@ def _group_words(values: Values) -> list[str]:
     defaults = values.get("defaults")
     listed = defaults if isinstance(defaults, list) else []
     names = [one if isinstance(one, str) else " ".join(map(str, one.values())) for one in listed if isinstance(one, str | Mapping)]  # fmt: skip
-    return [*names, str(values.get(CONFIG, "")), *(str(values.get(at, "")) for at in GROUPS)]
+    return [
+        *names,
+        *(str(values.get(at, "")) for at in (CONFIG, STOCK)),
+        *(str(values.get(at, "")) for at in GROUPS),
+    ]
 
 
 def strategy_of(values: Values) -> str:
