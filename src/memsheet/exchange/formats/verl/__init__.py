@@ -80,7 +80,7 @@ KEYS = (
     *BATCH_KEYS, *SHARDED_KEYS, *PIPELINED_KEYS, *LOSS_KEYS,
 )  # fmt: skip
 FORMAT: Format = Format(
-    name="verl", file="verl.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, also=verl_values,
-    refers=(CONFIG,), marks=frozenset({PROGRAM, "actor_rollout_ref"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED,
+    name="verl", file="verl.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, also=verl_values, program_known=lambda _: False,
+    refers=(CONFIG,), marks=frozenset({PROGRAM, "actor_rollout_ref", "ulysses_sequence_parallel_size"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED,
     unmodelled=UNMODELLED, known=KNOWN - set(UNMODELLED) - WEIGHED - {key.at for key in KEYS},
 )  # fmt: skip

@@ -19,6 +19,7 @@ from memsheet.exchange.formats.verl.strategies import (
     held_value,
     is_on,
     is_sharded,
+    model_place,
     parallel_degree,
     program_of,
     sequence_ranks,
@@ -78,8 +79,8 @@ def _reads_loss(values: Values) -> bool:
 
 
 def _has_fused_kernels(values: Values) -> bool:
-    place = MODEL if trains_actor(values) else "model"
-    return is_on(values, f"{place}.use_fused_kernels", usual=False)
+    of_model = is_on(values, f"{model_place(values)}.use_fused_kernels", usual=False)
+    return is_on(values, f"{ACTOR}.use_fused_kernels", usual=of_model)
 
 
 def _read_fused_kernels(value: Any, values: Values) -> Mapping[str, Any]:

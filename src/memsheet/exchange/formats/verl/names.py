@@ -37,7 +37,7 @@ _TRAINER = (
 _ACTOR = (
     "_target_", "rollout_n", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "tau_pos", "tau_neg", "policy_loss.*", "clip_ratio_c", "loss_agg_mode",
     "loss_scale_factor", "use_kl_loss", "kl_loss_coef", "kl_loss_type", "ppo_epochs", "shuffle", "data_loader_seed", "checkpoint.*", "profiler.*",
-    "grad_clip", "use_torch_compile", "load_weight", "use_remove_padding", "nccl_timeout", "use_rollout_log_probs",
+    "grad_clip", "use_torch_compile", "load_weight", "use_remove_padding", "use_fused_kernels", "router_replay._target_", "nccl_timeout", "use_rollout_log_probs",
 )  # fmt: skip
 _OPTIM = (
     "_target_", "lr", "lr_warmup_steps", "lr_warmup_steps_ratio", "total_training_steps", "weight_decay", "betas", "clip_grad", "min_lr_ratio", "num_cycles",
@@ -49,7 +49,8 @@ _MODEL = (
     "override_config.max_position_embeddings", "override_config.model_config.max_position_embeddings", "override_config.model_config", "override_config.moe_config.*",
     "fused_kernel_options.*", "lora.alpha", "lora.dropout_position", "lora.lora_A_init_method", "lora.lora_B_init_method", "lora.merge",
     "lora.exclude_modules", "lora.a2a_experimental", "mtp.mtp_loss_scaling_factor", "mtp.detach_encoder", "mtp.method", "mtp.num_speculative_tokens",
-    "mtp.speculative_*", "tiled_mlp.num_shards",
+    "mtp._target_", "mtp.speculative_algorithm", "mtp.speculative_num_steps", "mtp.speculative_eagle_topk", "mtp.speculative_num_draft_tokens",
+    "tiled_mlp.num_shards",
 )  # fmt: skip
 _FSDP = ("_target_", "seed", "full_determinism", "forward_only", "use_torch_compile", "strategy", "use_orig_params", "mixed_precision.buffer_dtype", "ulysses_sequence_parallel_size")  # fmt: skip
 _MEGATRON = (
@@ -84,7 +85,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     **{f"{place}.{name}": harmless for place in (MODEL, "model") for name, harmless in {
         "use_liger": (False,), "lora_adapter_path": (), "exclude_modules": (), "tiled_mlp.enabled": (False,), "mtp.enable": (False,), "mtp.enable_train": (False,),
         "mtp.enable_rollout": (False,), "lora.type": ("lora",), "lora.dropout": (0, 0.0), "lora.dtype": (), "lora.adapter_path": (),
-        "lora.freeze_vision_model": (), "lora.freeze_vision_projection": (), "lora.freeze_language_model": (),
+        "lora.freeze_vision_model": (True,), "lora.freeze_vision_projection": (True,), "lora.freeze_language_model": (True,),
     }.items()},
     **{f"{ACTOR}.{name}": (False,) for name in ("freeze_vision_tower", "use_prefix_grouper", "calculate_sum_pi_squared", "sum_pi_squared_checkpointing")},
     f"{ACTOR}.router_replay.mode": ("disabled",), f"{ACTOR}.router_replay.record_file": (), f"{ACTOR}.router_replay.replay_file": (),

@@ -41,7 +41,8 @@ def says_nothing(*_: Any) -> Mapping[str, Any]:
 def held_value(values: Values, at: str, usual: Any) -> Any:
     """A value, or what verl takes where nothing is said."""
     found = values.get(at)
-    return usual if found is None else found
+    of_another = isinstance(found, str) and found.startswith("${")  # OmegaConf's name of another key
+    return usual if found is None or of_another else found
 
 
 def whole_number(values: Values, at: str, usual: int | None) -> int | None:
