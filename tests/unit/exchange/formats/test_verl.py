@@ -135,6 +135,7 @@ def test_offload_by_hand_takes_nothing_off_the_card_while_the_actor_is_updated()
     ("told", "words"),
     [
         ("", "PPO: the actor alone: the rollout engine and the critic share"), ("algorithm.adv_estimator=grpo", "GRPO: the actor alone: the rollout engine shares"),
+        ("algorithm.adv_estimator=rloo actor_rollout_ref.hybrid_engine=False", "RLOO: the actor alone, whose rollout engine has cards of its own"),
         (f"algorithm.adv_estimator=grpo {A}.use_kl_loss=True", "GRPO: the actor alone: the rollout engine and the reference share"),
     ],
 )  # fmt: skip

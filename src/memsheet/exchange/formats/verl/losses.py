@@ -53,17 +53,24 @@ def roles_beside(values: Values) -> Mapping[str, Any]:
     if not trains_actor(values):
         return {}
     estimator = str(held_value(values, "algorithm.adv_estimator", "gae")).rpartition(".")[2]
-    others = ["the rollout engine"]
+    hybrid = is_on(values, "actor_rollout_ref.hybrid_engine", usual=True)
+    others = ["the rollout engine"] if hybrid else []
     if is_on(values, f"{ACTOR}.use_kl_loss", usual=False) or is_on(
         values, "algorithm.use_kl_in_reward", usual=False
     ):
         others.append("the reference")
     others += ["the critic"] if estimator in CRITICS else []
     others += ["the reward model"] if is_on(values, "reward_model.enable", usual=False) else []
-    named = " and ".join((", ".join(others[:-1]), others[-1])) if len(others) > 1 else others[0]
     method = "PPO" if estimator in CRITICS else estimator.upper()
-    share = "share the same cards and come" if len(others) > 1 else "shares the same cards and comes"
-    return {ROLES: f"{method}: the actor alone: {named} {share} on top"}
+    apart = "" if hybrid else ", whose rollout engine has cards of its own"
+    return {ROLES: f"{method}: the actor alone{apart}{_on_top(others)}"}
+
+
+def _on_top(others: list[str]) -> str:
+    """That models share the cards, in words; nothing where there are none."""
+    if len(others) < 2:
+        return f": {others[0]} shares the same cards and comes on top" if others else ""
+    return f": {', '.join(others[:-1])} and {others[-1]} share the same cards and come on top"
 
 
 def shared_sequences(values: Values) -> Mapping[str, Any]:
