@@ -30,6 +30,7 @@ NAMES = (
     "llamafactory-v1",
     "axolotl",
     "llamafactory",
+    "verl",
     "open-instruct",
     "trl",
     "transformers",

@@ -104,8 +104,11 @@ def doubt_of(
     least = int(fewer.verdict.device.low) if fewer.verdict else 0
     if stranger := another_model(served_model(reads), model_of(named_model(reads)), answer):
         return Doubt(stranger, _least_as_stored(served_model(reads) or "", stranger, answer, case.ask))
+    named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
+    further = f"; {_not_held(reads, named)}" if named else ""
     if likely := likely_trained(reads):
-        return Doubt(f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read")
+        words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
+        return Doubt(words + further)
     other = [
         f"{at} {read.values[at]}, and the model has {own}"
         for read in reads.values()
@@ -116,8 +119,8 @@ def doubt_of(
     if other:
         return Doubt(f"the files are of another model: {'; '.join(other)}", least)
     if absent := absent_files(reads):
-        return Doubt(f"{absent[0]} is named and is not among the files: name it on the command line, too")
-    named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
+        words = f"{absent[0]} is named and is not among the files: name it on the command line, too"
+        return Doubt(words + further)
     if named:
         keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
         job = answer.plan.workload

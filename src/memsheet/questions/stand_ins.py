@@ -12,6 +12,7 @@ from memsheet.errors import Problem
 from memsheet.plan.adapter_targets import PART
 
 Request = Mapping[str, Any]
+OVER_STAGES = re.compile(r"does not divide (\d{1,4}) layers over (\d{1,4}) stages")
 Changes = Callable[[Request, Problem], Request | None]
 
 
@@ -72,6 +73,21 @@ def _names_of_pattern(request: Request, problem: Problem) -> Request | None:
     return {"adapter.targets": [*dict.fromkeys([*rest, *names])]} if names else None
 
 
+def _even_stages(request: Request, problem: Problem) -> Request | None:
+    """Stages that differ by one layer at the most, the first and the last having fewer, in place of those
+    that the file divides itself.
+    """
+    told = OVER_STAGES.search(problem.reason)
+    if told is None or request.get("layers_per_stage") is not None:
+        return None
+    layers, stages = int(told[1]), int(told[2])
+    if stages > layers:
+        return None
+    most, short = -(-layers // stages), -layers % stages
+    fewer = (0, stages - 1, *range(1, stages - 1))[:short]
+    return {"layers_per_stage": [most - (at in fewer) for at in range(stages)]}
+
+
 STAND_INS = (
     StandIn("attention", r"not installed|does not exist for|not modelled|fp16 or bf16 only", _next_attention),
     StandIn("model", r"real code under \w+ attention|has no sdpa", _next_attention),
@@ -79,6 +95,7 @@ STAND_INS = (
     StandIn("quantization.weights", "in a flat parameter", _per_parameter_shards),
     StandIn("engine", "vision tower is not modelled", _per_parameter_shards),
     StandIn("mesh.cp", "not modelled", _whole_sequences),
+    StandIn("mesh.pp", OVER_STAGES.pattern, _even_stages),
     StandIn("adapter.targets", PART, _last_names),
     StandIn("adapter.targets", "names no linear layer", _names_of_pattern),
 )
@@ -105,5 +122,5 @@ def _told(changes: Request) -> str:
 
 def _words(changes: Request) -> Iterator[str]:
     for key, held in changes.items():
-        shown = ",".join(held) if isinstance(held, list) else held
+        shown = ",".join(map(str, held)) if isinstance(held, list) else held
         yield f"without {key}" if held is None else f"of {key} = {shown}"

@@ -25,6 +25,7 @@ FORMATS = {
     "dc": ("deepspeed-chat", "transformers", "deepspeed"),
     "oi": ("open-instruct", "accelerate"),
     "tr": ("transformers",),
+    "ve": ("verl",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

@@ -51,6 +51,173 @@ OPEN_INSTRUCT = {
     "dgx-spark-lora-sft-no-robots": ("Qwen/Qwen3-0.6B", 8, 8, 2048, "full", 1, None, 64), "dgx-spark-sft-no-robots": ("Qwen/Qwen3-0.6B", 32, 4, 1024, "full", 1, None, None),
     "debug-grpo-fast-3-gpu": ("Qwen/Qwen3-0.6B", 1, 1, 1024, "full", 2, SPEED, None), "qwen-grpo-fast-7b": ("Qwen/Qwen2.5-7B", 1, 1, 6144, "full", 4, SPEED, None),
 }  # fmt: skip
+VERL_OF = (
+    "@model",
+    "engine",
+    "@gpus",
+    "microbatch",
+    "@accumulation",
+    "seq_len",
+    "seq_len_kind",
+    "recompute.mode",
+    "adapter.rank",
+    "loss",
+)
+Q7, Q05, MOST = "Qwen/Qwen2-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "maximum"
+VERL = {
+    "ppo-qwen2-7b-rm.sh": (
+        "$HOME/models/Qwen2-7B-Instruct",
+        "fsdp1",
+        8,
+        16,
+        2,
+        1536,
+        MOST,
+        "full",
+        None,
+        "fused",
+    ),
+    "ppo-deepseek7b-sp2.sh": (
+        "deepseek-ai/deepseek-llm-7b-chat",
+        "fsdp1",
+        8,
+        32,
+        2,
+        512,
+        MOST,
+        "full",
+        None,
+        "fused",
+    ),
+    "grpo-qwen2-7b-seq-balance.sh": (Q7, "fsdp1", 8, 1, 11, 24000, MOST, "full", None, "fused"),
+    "grpo-qwen2-7b-sgl-megatron.sh": (Q7, "megatron", 8, 4, 320, 2048, MOST, "none", None, "plain"),
+    "grpo-qwen2-7b-megatron-lora.sh": (Q7, "megatron", 8, 1, 4, 16384, MOST, "full", 256, "plain"),
+    "grpo-qwen3-235b-megatron.sh": (
+        "${HOME}/verl/models/Qwen3-235B-A22B",
+        "megatron",
+        32,
+        1,
+        128,
+        11680,
+        MOST,
+        "none",
+        None,
+        "fused",
+    ),
+    "grpo-seed-oss-36b.sh": (
+        "ByteDance-Seed/Seed-OSS-36B-Base",
+        "fsdp2",
+        8,
+        1,
+        1,
+        3072,
+        MOST,
+        "full",
+        None,
+        "fused",
+    ),
+    "grpo-qwen2-72b-lora.sh": (
+        "Qwen/Qwen2.5-72B-Instruct",
+        "fsdp1",
+        8,
+        44,
+        5,
+        768,
+        MOST,
+        "full",
+        32,
+        "fused",
+    ),
+    "gmpo-dapo-7b-math.sh": (
+        "${HOME}/verl/models/Qwen2.5-Math-7B",
+        "fsdp1",
+        64,
+        1,
+        4,
+        20480,
+        MOST,
+        "full",
+        None,
+        "fused",
+    ),
+    "gspo-3b-math-slurm.sh": (
+        "Qwen/Qwen2.5-3B-Instruct",
+        "fsdp1",
+        8,
+        1,
+        128,
+        20480,
+        MOST,
+        "full",
+        None,
+        "fused",
+    ),
+    "gspo-qwen30b-a3b-ep.sh": (
+        "$HDFS_ROOT/model/Qwen3-30B-A3B-Base",
+        "megatron",
+        16,
+        1,
+        128,
+        10240,
+        MOST,
+        "full",
+        None,
+        "plain",
+    ),
+    "sapo-qwen30b.sh": ("Qwen/Qwen3-30B-A3B-Base", "fsdp1", 8, 1, 22, 30720, MOST, "full", None, "fused"),
+    "sft-qwen-05-peft.sh": (Q05, "fsdp2", None, 4, None, 1024, None, "full", 32, "plain"),
+    "sft-qwen-05-sp2.sh": (Q05, "fsdp2", None, 4, None, 512, MOST, "full", None, "plain"),
+    "sft-qwen3-vl-2b.sh": (
+        "$PWD/model/Qwen3-VL-2B-Instruct",
+        "fsdp2",
+        8,
+        1,
+        1,
+        24576,
+        MOST,
+        "full",
+        None,
+        "fused",
+    ),
+    "skypilot-ppo.yaml": (Q05, "fsdp1", 2, 4, 8, 768, MOST, "full", None, "fused"),
+    "gsm8k-multiturn-grpo.yaml": (None, "fsdp1", 8, None, None, 2048, MOST, "full", None, "fused"),
+}
+VERL_DEGREES = {
+    "grpo-qwen2-7b-sgl-megatron.sh": {
+        "mesh.tp": 4,
+        "mesh.pp": 2,
+        "mesh.vpp": 2,
+        "schedule": "interleaved",
+        "sequence_parallel": True,
+    },
+    "grpo-qwen3-235b-megatron.sh": {
+        "mesh.tp": 4,
+        "mesh.pp": 8,
+        "mesh.ep": 4,
+        "mesh.etp": 1,
+        "offload.optimizer": 1,
+        "moe.dispatch": "flex",
+    },
+    "gspo-qwen30b-a3b-ep.sh": {"mesh.tp": 4, "mesh.pp": 1, "mesh.ep": 4, "moe.dispatch": "alltoall"},
+    "gmpo-dapo-7b-math.sh": {"mesh.dp_shard": 32, "mesh.dp_replicate": 2},
+    "grpo-qwen2-7b-megatron-lora.sh": {
+        "mesh.tp": 4,
+        "adapter.targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    },
+    "grpo-qwen2-72b-lora.sh": {
+        "adapter.targets": ["all-linear"],
+        "precision.parameters": "fp32",
+        "precision.compute": "bf16",
+    },
+}
+VERL_SHARED = {
+    "ppo-deepseek7b-sp2.sh": 2,
+    "grpo-qwen2-72b-lora.sh": 2,
+    "gmpo-dapo-7b-math.sh": 4,
+    "sapo-qwen30b.sh": 4,
+    "sft-qwen-05-sp2.sh": 2,
+    "sft-qwen3-vl-2b.sh": 2,
+}
 OTHERS = {
     "oi-tulu3-sft.yaml": {"@model": "meta-llama/Llama-3.1-8B", "microbatch": 1, "@accumulation": 2, "seq_len": 4096, "precision.parameters": "bf16", "attention": "flash"},
     "tr-example-config.yaml": {"@model": "Qwen/Qwen2.5-0.5B", "microbatch": 8},
@@ -93,6 +260,16 @@ def test_open_instruct(name: str) -> None:
         key: given.get(key) if held is None else held for key, held in wanted.items()
     }
     assert ("$.beside" in beside) is ("dpo" in name or "grpo" in name)
+
+
+@pytest.mark.parametrize("name", VERL)
+def test_verl(name: str) -> None:
+    found, beside = read_out(f"ve-{name}")
+    assert tuple(found.get(key) for key in VERL_OF) == VERL[name]
+    wanted = VERL_DEGREES.get(name, {})
+    assert {key: found.get(key) for key in wanted} == wanted
+    assert ("$.roles" in beside) is not name.startswith("sft")
+    assert str(beside.get("$.ulysses", "1")).partition(" ")[0] == str(VERL_SHARED.get(name, 1))
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -121,7 +121,7 @@ def filled_commands(text: str) -> Iterator[list[str]]:
 def _unpacked_words(words: Sequence[str]) -> Iterator[str]:
     """Words of a command, and of the command that one of them holds as a text."""
     for word in words:
-        first = word.split(None, 1)[0].rpartition("/")[2] if " " in word else ""
+        first = word.split(None, 1)[0].rpartition("/")[2] if " " in word.strip() else ""
         try:
             yield from shlex.split(word) if first in STARTERS else (word,)
         except ValueError:

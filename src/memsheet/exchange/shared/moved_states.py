@@ -67,6 +67,9 @@ and no weight; balanced experts are copies beside those there (vLLM v0.33.0 conf
 config/parallel.py, config/cache.py, config/model.py enable_sleep_mode).
 """
 
+ADDING = frozenset({"roles"})
+"""Further models on the same cards: they take nothing of the one that is trained off them."""
+
 
 def moves_states(keys: Iterable[str]) -> bool:
     """Whether one of some keys that are not accounted may take states off the card, or store them in fewer
@@ -74,5 +77,7 @@ def moves_states(keys: Iterable[str]) -> bool:
     """
     names = (key.rpartition(".")[2] for key in keys)
     return any(
-        bool(STORING.search(name)) or not PASSING.search(name) for name in names if name not in KEEPING
+        bool(STORING.search(name)) or not PASSING.search(name)
+        for name in names
+        if name not in KEEPING | ADDING
     )

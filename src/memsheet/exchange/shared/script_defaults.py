@@ -29,7 +29,13 @@ def of_the_script(
     return (*_microbatch_remarks(request), *_open_precision_remarks(reads, told))
 
 
-KINDS = {"config_file": "accelerate", "config": "trl", "--config": "vllm", FACTORY_FILE: "llamafactory"}
+KINDS = {
+    "config_file": "accelerate",
+    "config": "trl",
+    "--config": "vllm",
+    "--config-name": "verl",
+    FACTORY_FILE: "llamafactory",
+}
 """Which format a file is of that a key names; of DeepSpeed's for every other."""
 
 

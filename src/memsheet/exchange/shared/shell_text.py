@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from memsheet.guard.budget import CHARACTERS, Budget
 
 NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
-USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*))?\}|([A-Za-z_]\w*|\d))")
+USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*(?:\$\{\w+\}[^{}]*)*))?\}|([A-Za-z_]\w*|\d))")
 SUM = re.compile(r"\$\(\(([\d\s+*/%()-]{1,200})\)\)")
+NAMED_SUM = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
+BARE_NAME = re.compile(r"[A-Za-z_]\w{0,63}")
 SPACED_SUM = re.compile(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
 EXPRESSION = re.compile(r"[$`]\(?expr ([^()`\n]+)[)`]")
 ENDS = (";", "&&", "||", "|", "&")
@@ -24,6 +26,8 @@ MOST_EXPANDED, MOST_HELD, MOST_TEXT = 40_000, 20_000, 2**14
 """Words that all commands of a script come to with their variables in place, that its variables hold, and
 characters of one word: a launch is a hundred or two.
 """
+DEEPEST = 3
+"""Defaults that stand in one another."""
 SHORT_WORD = 4
 """Characters of a text to a word of it, at the least, as texts are taken apart."""
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -88,9 +92,18 @@ class ShellScript:
 
         if "$" not in word:
             return word
-        for _ in range(2):  # a default may name another variable
+        for _ in range(DEEPEST):  # a default may name another variable
             word = USED.sub(value, word)[:MOST_TEXT]
-        return sums_summed_up(word)
+        return sums_summed_up(NAMED_SUM.sub(self._sum_of_numbers, word))
+
+    def _sum_of_numbers(self, found: re.Match[str]) -> str:
+        """A sum with the variables that it names without a dollar, where they are whole numbers."""
+
+        def known_number(name: re.Match[str]) -> str:
+            held = " ".join(self.known.get(name[0], ()))
+            return held if held.isdecimal() else name[0]
+
+        return f"$(({BARE_NAME.sub(known_number, found[1])}))"
 
     def _without_assignments(self, words: Sequence[str]) -> Sequence[str]:
         """The command without the assignments in front of it, which are kept."""
@@ -101,7 +114,7 @@ class ShellScript:
                 break
             if named is not None and named[3].startswith("("):
                 end = next(
-                    (n for n in range(at, len(words)) if words[n].endswith(")") and "$((" not in words[n]),
+                    (n for n in range(at, len(words)) if _ends_list(words[n], opens=n == at)),
                     len(words) - 1,
                 )
                 inner = [
@@ -162,7 +175,7 @@ def _split_commands(text: str) -> Iterator[list[str]]:
         opens = NAMED.fullmatch(word)
         if depth == 0 and opens and opens[3].startswith("(") and not word.endswith(")"):
             depth = 1
-        elif depth and word.endswith(")") and not word.startswith("$("):
+        elif depth and _ends_list(word, opens=False):
             depth = 0
         elif word in ENDS or word.endswith(";"):
             if depth and word == ";":
@@ -176,6 +189,13 @@ def _split_commands(text: str) -> Iterator[list[str]]:
             continue
         command.append(word)
     yield from [command] if command else []
+
+
+def _ends_list(word: str, *, opens: bool) -> bool:
+    """Whether a list in parentheses ends with a word, and not a sum or a command inside it. ``opens``:
+    whether the word has the list's own beginning in it.
+    """
+    return word.endswith(")") and word.count(")") > word.count("(") - opens
 
 
 def _with_words_whole(text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import MOST_SCRIPT, read_text
-from memsheet.exchange.shared.launched_script import first_script_launch
+from memsheet.exchange.shared.launched_script import filled_commands, first_script_launch
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
 from memsheet.report.shared.checked import Checked
@@ -303,3 +303,9 @@ def test_a_variable_that_is_empty_where_nobody_sets_it_is_no_word(start: str, te
     plain, found = first_script_launch(start + GIVEN), first_script_launch(text % (start + GIVEN))
     assert plain is not None
     assert found == plain
+
+
+def test_a_word_of_blanks_is_a_word() -> None:
+    """What a backslash before a comment leaves is one."""
+    (words,) = filled_commands("python3 train.py --a 1 \\  # words\n")
+    assert words == ["python3", "train.py", "--a", "1", " "]

@@ -22,6 +22,10 @@ SCRIPTS = {
     "unset": 'O=--a\nif [ -n "$WILD_KEY" ]; then\n O="$O --key"\nfi\nrun $O',
     "inside": "A=one\nrun --a /x/$A/y --b ${A}_${A}",
     "comment sign inside a word": "run --data org/name#500 --n 1",
+    "sum of names": "a=2\nb=$((a * 3))\nrun --n $((a + b)) --m $(((a + b) * 2))",
+    "sum in an array": "a=2\nA=(\n --n $((a * 3))\n --m $(( (a + 1) * 2 ))\n --o 1\n)\nrun ${A[@]}",
+    "array of one": "A=(--a)\nrun ${A[@]} --b",
+    "defaults in one another": 'M=${WILD_M:-${WILD_D:-"${WILD_H:-/h}/v"}/m}\nrun --m $M',
     "nested": "N=2\nif [ $N -eq 2 ]; then\nif [ $N -lt 2 ]; then\nO=--x\nelse\nO=--y\nfi\nfi\nrun $O",
 }
 

@@ -1,0 +1,86 @@
+"""verl's launches: shell scripts with Hydra's overrides (``python3 -m verl.trainer.main_ppo key=value …``,
+``torchrun -m verl.trainer.fsdp_sft_trainer …``), and YAML of the same places.
+
+Of reinforcement learning the sheet is of the actor while it is updated: the learner alone, on FSDP or on
+Megatron-Core. The models that share its cards are told, and no verdict that it fits is sure.
+
+Lines are of volcengine/verl at b178a3cd5, under verl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.exchange.formats.verl.batches import BATCH_KEYS
+from memsheet.exchange.formats.verl.losses import (
+    LOSS_KEYS,
+    WEIGHED,
+    roles_beside,
+    shared_sequences,
+    verl_bytes_beside,
+)
+from memsheet.exchange.formats.verl.names import KNOWN, UNMODELLED
+from memsheet.exchange.formats.verl.overrides import CONFIG, PATHS, verl_values
+from memsheet.exchange.formats.verl.pipelined import PIPELINED_KEYS
+from memsheet.exchange.formats.verl.sharded import SHARDED_KEYS
+from memsheet.exchange.formats.verl.strategies import (
+    ACTOR,
+    ENGINES,
+    VEOMNI,
+    rank_count,
+    says_nothing,
+    strategy_of,
+    trains_actor,
+    verl_row,
+)
+from memsheet.exchange.shared.file_format import Format, Values
+from memsheet.exchange.shared.launched_script import PROGRAM
+
+VERSION = "verl"  # of its commit b178a3cd5
+STRATEGIES = (f"{ACTOR}.strategy", "model.strategy", "engine.strategy")
+RANKS = ("trainer.nnodes", "trainer.n_gpus_per_node")
+LAUNCHED = ("--nnodes", "--nproc-per-node")
+
+
+def _read_strategy(_: Any, values: Values) -> Mapping[str, Any]:
+    """The engine that runs the strategy; FSDP keeps a share of everything between layers."""
+    strategy = strategy_of(values)
+    engine = ENGINES.get(strategy, strategy)
+    return {"engine": engine, **({} if engine == "megatron" else {"?zero": 3})}
+
+
+def _read_rank_counts(_: Any, values: Values) -> Mapping[str, Any]:
+    """Processes, one a GPU; of several nodes where both counts are known."""
+    ranks = rank_count(values)
+    nodes = values.get(RANKS[0], 1) if trains_actor(values) else values.get(LAUNCHED[0], 1)
+    return {"@gpus": ranks, "@nodes": nodes, "@per_node": ranks // nodes} if ranks and nodes else {}
+
+
+def _read_learner_ranks(value: Any, values: Values) -> Mapping[str, Any]:
+    return _read_rank_counts(value, values) if trains_actor(values) else {}
+
+
+def _read_tuned_ranks(value: Any, values: Values) -> Mapping[str, Any]:
+    return {} if trains_actor(values) else _read_rank_counts(value, values)
+
+
+def _beside_and_unmodelled(values: Values) -> Mapping[str, Any]:
+    """What shares the cards, and a strategy that another stands for."""
+    other = {"$.strategy": f"{VEOMNI} (the sheet is of FSDP2)"} if strategy_of(values) == VEOMNI else {}
+    return {**roles_beside(values), **shared_sequences(values), **other}
+
+
+KEYS = (
+    *(verl_row(at, lambda v, _: {"@model": v}, "trainer/config/model/hf_model.yaml:10; trainer/config/sft_trainer.yaml:34") for at in PATHS),
+    verl_row(PROGRAM, _read_strategy, "trainer/main_ppo.py:153-159", "main_ppo"),
+    *(verl_row(at, says_nothing, "trainer/config/actor/dp_actor.yaml:26; trainer/config/sft_trainer.yaml:49") for at in STRATEGIES),
+    verl_row(RANKS[0], _read_learner_ranks, "trainer/config/ppo_trainer.yaml:153", 1), verl_row(RANKS[1], _read_learner_ranks, "trainer/config/ppo_trainer.yaml:156", 8),
+    *(verl_row(at, _read_tuned_ranks, "torch/distributed/run.py") for at in LAUNCHED),
+    *BATCH_KEYS, *SHARDED_KEYS, *PIPELINED_KEYS, *LOSS_KEYS,
+)  # fmt: skip
+FORMAT: Format = Format(
+    name="verl", file="verl.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, also=verl_values, program_known=lambda _: False,
+    refers=(CONFIG,), marks=frozenset({PROGRAM, "actor_rollout_ref", "ulysses_sequence_parallel_size"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED,
+    unmodelled=UNMODELLED, known=KNOWN - set(UNMODELLED) - WEIGHED - {key.at for key in KEYS},
+)  # fmt: skip

@@ -1,0 +1,178 @@
+"""What verl holds at the loss beyond the sheet's, and beside the trained model on the same cards.
+
+Log-probabilities of the answers take the place of a mean cross-entropy: without entropy the logits stand
+once and their gradient is written over them (utils/torch_functional.py:73-110), with it the probabilities
+stand beside them (:215-231). Lines are of volcengine/verl at b178a3cd5, under verl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.formats.verl.strategies import (
+    ACTOR,
+    MODEL,
+    OF_ENGINES,
+    SUPERVISED,
+    engine_place,
+    held_value,
+    is_on,
+    is_sharded,
+    model_place,
+    parallel_degree,
+    program_of,
+    sequence_ranks,
+    trains_actor,
+    verl_row,
+)
+from memsheet.exchange.shared.file_format import Key, Moved, Values
+
+ROLES = "$.roles"
+ULYSSES = "$.ulysses"
+ENTROPY = ("entropy_coeff", "calculate_entropy", "entropy_checkpointing", "entropy_from_logits_with_chunking")
+WEIGHED = frozenset(
+    {f"{ACTOR}.{name}" for name in ENTROPY} | {f"{place}.{name}" for place in (f"{ACTOR}.fsdp_config", "engine") for name in ENTROPY}
+)  # fmt: skip
+MOVED_BACK = ("param_offload", "optimizer_offload", "grad_offload")
+OFFLOADS = frozenset(
+    f"{place}.{name}"
+    for place in (f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron", "engine")
+    for name in MOVED_BACK
+)
+LOGIT, WIDE = 2, 4
+"""Bytes of a logit in sixteen bits, and of its probability in fp32 (autocast of softmax)."""
+CRITICS = ("gae",)
+"""Estimators of advantages that train a critic (trainer/ppo/core_algos.py)."""
+
+
+def roles_beside(values: Values) -> Mapping[str, Any]:
+    """Which models share the cards with the actor, in words (trainer/ppo/ray_trainer.py: one pool of GPUs for
+    all of them); nothing in fine-tuning.
+    """
+    if not trains_actor(values):
+        return {}
+    estimator = str(held_value(values, "algorithm.adv_estimator", "gae")).rpartition(".")[2]
+    hybrid = is_on(values, "actor_rollout_ref.hybrid_engine", usual=True)
+    others = ["the rollout engine"] if hybrid else []
+    if is_on(values, f"{ACTOR}.use_kl_loss", usual=False) or is_on(
+        values, "algorithm.use_kl_in_reward", usual=False
+    ):
+        others.append("the reference")
+    others += ["the critic"] if estimator in CRITICS else []
+    others += ["the reward model"] if is_on(values, "reward_model.enable", usual=False) else []
+    method = "PPO" if estimator in CRITICS else estimator.upper()
+    apart = "" if hybrid else ", whose rollout engine has cards of its own"
+    return {ROLES: f"{method}: the actor alone{apart}{_on_top(others)}"}
+
+
+def _on_top(others: list[str]) -> str:
+    """That models share the cards, in words; nothing where there are none."""
+    if len(others) < 2:
+        return f": {others[0]} shares the same cards and comes on top" if others else ""
+    return f": {', '.join(others[:-1])} and {others[-1]} share the same cards and come on top"
+
+
+def shared_sequences(values: Values) -> Mapping[str, Any]:
+    """Ulysses' ranks, whose exchanges the sheet does not hold (utils/ulysses.py)."""
+    ranks = sequence_ranks(values)
+    words = "(the sheet is of one rank's part of each sequence, without the exchange of heads)"
+    return {ULYSSES: f"{ranks} {words}"} if ranks and ranks > 1 else {}
+
+
+def _reads_loss(values: Values) -> bool:
+    """Whether the loss is made of log-probabilities of whole logits, by FSDP's actor or engine."""
+    return is_sharded(values) and program_of(values) != SUPERVISED
+
+
+def _has_fused_kernels(values: Values) -> bool:
+    of_model = is_on(values, f"{model_place(values)}.use_fused_kernels", usual=False)
+    return is_on(values, f"{ACTOR}.use_fused_kernels", usual=of_model)
+
+
+def _read_fused_kernels(value: Any, values: Values) -> Mapping[str, Any]:
+    """A loss without whole logits stands for both: what whole ones add is told beside the sheet. In
+    Megatron-Core the logits of a rank's part of the vocabulary in fp32.
+    """
+    if program_of(values) == SUPERVISED:
+        return {"loss": "plain"}
+    if not is_sharded(values):
+        return {"loss": "fused" if str(value).lower() == "true" else "plain"}
+    return {"loss": "fused"}
+
+
+def _says_entropy(values: Values) -> bool:
+    """Whether entropy is part of the update (workers/actor/dp_actor.py:570)."""
+    coefficient = held_value(values, f"{ACTOR}.entropy_coeff", 0)
+    return is_on(values, f"{ACTOR}.calculate_entropy", usual=False) or coefficient not in (0, 0.0)
+
+
+def logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
+    """Bytes of whole logits beyond a sheet without them. ``asked``: ``@tokens`` of a rank's micro-batch and
+    the model's ``@vocab``.
+    """
+    elements = asked.get("@tokens", 0) * asked.get("@vocab", 0)
+    if not elements:
+        return
+    if not is_sharded(values):
+        if trains_actor(values) and _says_entropy(values) and not _has_fused_kernels(values):
+            why = (
+                "with entropy the logits are copied and their probabilities stand beside them "
+                "(workers/actor/megatron_actor.py:649-657)"
+            )
+            ranks = (parallel_degree(values, "tensor_model") or 1) * (parallel_degree(values, "context") or 1)
+            most = elements // ranks * (LOGIT + 2 * WIDE)
+            yield Moved(at=f"{ACTOR}.entropy_coeff", why=why, low_bytes=0, high_bytes=most)
+        return
+    if not _reads_loss(values) or _has_fused_kernels(values):
+        return
+    once = elements * LOGIT
+    why = (
+        "logits of all tokens stand once in sixteen bits, and their gradient is written over them "
+        "(utils/torch_functional.py:104)"
+    )
+    if not (trains_actor(values) and _says_entropy(values)):
+        copied = 2 if program_of(values) == OF_ENGINES else 1
+        yield Moved(at="logits", why=why, low_bytes=once, high_bytes=once * copied)
+        return
+    why = (
+        "logits of all tokens, their gradient, and the probabilities that entropy is made of "
+        "(workers/actor/dp_actor.py:262-276)"
+    )
+    yield Moved(
+        at=f"{ACTOR}.entropy_coeff", why=why, low_bytes=2 * once, high_bytes=elements * (2 * LOGIT + 3 * WIDE)
+    )
+
+
+def offload_moved(values: Values) -> Iterator[Moved]:
+    """Offload by hand, which ends where the update begins: nothing of it is off the card then
+    (workers/fsdp_workers.py:895-898, workers/megatron_workers.py:744-748).
+    """
+    named = [
+        f"{engine_place(values)}.{name}"
+        for name in MOVED_BACK
+        if is_on(values, f"{engine_place(values)}.{name}", usual=False)
+    ]
+    if named:
+        why = (
+            "the actor's parameters and states are on the card again while it is updated "
+            f"({'workers/fsdp_workers.py:895' if is_sharded(values) else 'workers/megatron_workers.py:744'})"
+        )
+        yield Moved(at=", ".join(named), why=why, low_bytes=0, high_bytes=0)
+
+
+def verl_bytes_beside(values: Values, asked: Values) -> Iterator[Moved]:
+    yield from logits_moved(values, asked)
+    yield from offload_moved(values)
+
+
+def _loss_row(place: str) -> Key:
+    def read_loss(value: Any, values: Values) -> Mapping[str, Any]:
+        return _read_fused_kernels(value, values) if (place == MODEL) is trains_actor(values) else {}
+
+    return verl_row(
+        f"{place}.use_fused_kernels", read_loss, "trainer/config/model/hf_model.yaml:61", usual=False
+    )
+
+
+LOSS_KEYS = tuple(_loss_row(place) for place in (MODEL, "model"))

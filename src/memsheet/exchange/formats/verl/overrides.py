@@ -1,0 +1,173 @@
+"""What a shell's script gives a program of verl: Hydra's overrides (``key=value``, ``+key=value``,
+``++key=value``, ``~key``), the name of the configuration that they change, and the flags of ``torchrun``
+where that starts it. Read as text, never run.
+
+Rules of the overrides are Hydra 1.3's (hydra/core/override_parser): the last of several counts.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.launched_script import PROGRAM, filled_commands, flags_of, plain_value
+from memsheet.exchange.shared.shell_text import ShellScript
+
+CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
+"""Where the values have the name of a configuration of somebody's own, and of one of verl's."""
+STOCK_CONFIGS = frozenset({"ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine"})
+"""Configurations of verl itself, whose defaults are known here (verl/trainer/config)."""
+MODULE = re.compile(r"(verl|recipe)(\.\w+)+")
+SCRIPT_FILE = re.compile(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
+OVERRIDE = re.compile(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
+REMOVED = re.compile(r"~([A-Za-z_][\w.]*)(=.*)?")
+FLOAT = re.compile(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
+OUTPUT = re.compile(r"(\d?|&)>.*|<.*|\|")
+ROOTS = ("actor_rollout_ref.", "model.")
+"""Groups that name the trained model: of reinforcement learning, and of fine-tuning."""
+PATHS = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
+"""Keys whose last parts tell the model, whatever folder a variable names before them."""
+NO_TRAINERS = ("main_generation", "main_eval")
+"""Programs of the same keys that generate and score (verl/trainer)."""
+COUNTS = ("nnodes", "nproc_per_node")
+OF_SLURM = re.compile(
+    r"^#SBATCH\s+--(nodes|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?(\d{1,6})\b", re.MULTILINE
+)
+SLURM_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
+}  # fmt: skip
+"""What Slurm sets by its directives (slurm 25.05 sbatch, output environment variables)."""
+MOST_LAUNCHES, MOST_LIST = 16, 256
+
+
+def verl_values(text: str) -> dict[str, Any]:
+    """The values of the first program of verl's that a text starts with a model, by their places; nothing
+    where there is none.
+    """
+    if "verl" not in text and "recipe." not in text and "main_ppo" not in text:
+        return {}
+    found = [one for one in _launched_values(text) if _names_trained_model(one)][:MOST_LAUNCHES]
+    if not found:
+        return {}
+    several = {} if len(found) == 1 else {LAUNCHES: f"{len(found)} (the first is read)"}
+    return {**found[0], **several}
+
+
+def _names_trained_model(values: Mapping[str, Any]) -> bool:
+    """Whether a program is given what only those that train read; ``main_generation`` names a model, too."""
+    named = any(at.startswith("actor_rollout_ref.actor.") or at in PATHS for at in values)
+    return named and not str(values[PROGRAM]).startswith(NO_TRAINERS)
+
+
+def _launched_values(text: str) -> Iterator[dict[str, Any]]:
+    for words in _script_commands(text):
+        start = _program_index(words)
+        if start is not None:
+            yield _values_of_words(words[:start], words[start], words[start + 1 :])
+
+
+def _script_commands(text: str) -> Iterator[list[str]]:
+    """Commands with variables in their places: by the whole script, else line by line where it is no shell
+    to its end.
+    """
+    try:
+        found = list(ShellScript(_slurm_assignments(text) + text).commands())
+    except ValueError:
+        found = []
+    if any(_program_index(words) is not None for words in found):
+        yield from found
+    else:
+        yield from filled_commands(_slurm_assignments(text) + text)
+
+
+def _slurm_assignments(text: str) -> str:
+    """Lines that give Slurm's variables what the directives ask for."""
+    given = {name: count for name, count in OF_SLURM.findall(text) if name in SLURM_VARIABLES}
+    return "".join(f"{one}={count}\n" for name, count in given.items() for one in SLURM_VARIABLES[name])
+
+
+def _program_index(words: Sequence[str]) -> int | None:
+    """Where the program's name stands in a command: a module after ``-m``, or a script."""
+    for at, word in enumerate(words):
+        if at and words[at - 1] == "-m" and MODULE.fullmatch(word):
+            return at
+        if at and words[at - 1].rpartition("/")[2].startswith("python") and SCRIPT_FILE.fullmatch(word):
+            return at
+    return None
+
+
+def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) -> dict[str, Any]:
+    """Values by place of one launch. ``before``: the launcher's own words."""
+    values: dict[str, Any] = {PROGRAM: program.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]}
+    launcher = flags_of([word for word in before if word not in ("-m", program)])[0]
+    values |= {f"--{at.replace('_', '-')}": launcher[at] for at in COUNTS if at in launcher}
+    words = list(_before_output(_unpacked_overrides(given)))
+    values |= _config_file(words)
+    for word in words:
+        removed, override = REMOVED.fullmatch(word), OVERRIDE.fullmatch(word)
+        if removed:
+            values.pop(removed[1], None)
+        elif override:
+            values[override[2]] = override_value(override[2], override[3])
+    return values
+
+
+def _unpacked_overrides(words: Sequence[str]) -> Iterator[str]:
+    """Words, and those that one of them holds as a text (``OVERRIDES="a=1 b=2"``)."""
+    for word in words:
+        if re.match(r"\s*[+~]{0,2}[\w.]+=\S*\s+[+~]{0,2}[\w.]+=", word):
+            try:
+                yield from shlex.split(word)
+                continue
+            except ValueError:
+                pass
+        yield word
+
+
+def _before_output(words: Iterator[str]) -> Iterator[str]:
+    for word in words:
+        if OUTPUT.fullmatch(word):
+            return
+        yield word
+
+
+def _config_file(words: Sequence[str]) -> dict[str, Any]:
+    """The configuration that the overrides change: verl's own by its name, another by where its file lies as
+    far as the last folder of ``--config-path`` tells.
+    """
+    name = _flag_text(words, CONFIG).removesuffix(".yaml")
+    if not name or "$" in name:
+        return {CONFIG: UNSET} if name else {}
+    if name in STOCK_CONFIGS:
+        return {STOCK: name}
+    folder = _flag_text(words, "--config-path").rstrip("/").rpartition("/")[2]
+    inside = f"{folder}/" if re.fullmatch(r"\w[\w.-]*", folder) else ""
+    return {CONFIG: f"{inside}{name}.yaml"}
+
+
+def _flag_text(words: Sequence[str], flag: str) -> str:
+    """What a flag is given, behind it or as the next word; nothing where it does not stand there."""
+    for at, word in enumerate(words):
+        name, equals, text = word.partition("=")
+        if name == flag:
+            return (text if equals else "".join(words[at + 1 : at + 2])).strip("'\" ")
+    return ""
+
+
+def override_value(at: str, text: str) -> Any:
+    """A value as Hydra's grammar reads it: a list, a quoted text, ``null``, a switch, a number, or a text."""
+    bare = text.strip()
+    if at in PATHS and not re.fullmatch(r"\$\{?\w+\}?", bare):
+        return bare.strip("'\"") or None
+    if bare.lower() in ("null", "~", ""):
+        return None
+    if bare[:1] == "[" and bare[-1:] == "]" and "$" not in bare:
+        inner = bare[1:-1].strip()
+        parts = inner.split(",")[:MOST_LIST] if inner else []
+        return [plain_value(part.strip().strip("'\"")) for part in parts]
+    if bare[:1] in "'\"" and bare[-1:] == bare[:1] and len(bare) > 1:
+        return UNSET if "$" in bare else bare[1:-1]
+    return float(bare) if FLOAT.fullmatch(bare) else plain_value(bare)
