@@ -79,6 +79,10 @@ def _fused_loss(asked: _Tried) -> Edits | None:
     return {"loss": "fused"} if asked.plan.loss is Loss.PLAIN else None
 
 
+def _expandable_segments(asked: _Tried) -> Edits | None:
+    return None if asked.plan.expandable_segments else {"allocator.expandable_segments": True}
+
+
 def _full_recompute_edit(asked: _Tried) -> Edits | None:
     return {"recompute.mode": "full"} if asked.plan.recompute.mode is not RecomputeMode.FULL else None
 
@@ -156,6 +160,7 @@ def _qlora_edit(asked: _Tried) -> Edits | None:
 
 CANDIDATES = (
     Candidate(0, "fused loss (logits never exist whole)", _fused_loss),
+    Candidate(0, "expandable segments (fewer gaps in the allocator)", _expandable_segments),
     Candidate(1, "recompute every layer", _full_recompute_edit, "about a third more time"),
     Candidate(
         1,
@@ -345,7 +350,7 @@ def _previous_value(state: _Tried, key: str) -> Any:
     plan = state.plan
     resolved = {
         "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "nodes": state.cluster.nodes, "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
-        "zero": plan.zero, "engine": plan.engine,
+        "zero": plan.zero, "engine": plan.engine, "allocator.expandable_segments": plan.expandable_segments,
         "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
         "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
     }  # fmt: skip
