@@ -81,7 +81,7 @@ def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
     runs = ("it runs as many sequences as its pool holds", "and computes the others later or again.")
     if request_end(answer) and not asked["held"]:
         runs = ("it refuses prompts that are longer than its pool", "and ends answers there.")
-    limit = engine_word("serving.max_sequences", answer.plan.engine)
+    limit = engine_word(SEQUENCES, answer.plan.engine)
     verdict = (f"The verdict is about all of them; of --{limit} it is about one.",) if limit else ()
     yield join_phrases(
         (f"{answer.plan.engine} {starts} all the same: {runs[0]}", runs[1], *verdict),

@@ -28,6 +28,7 @@ from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
     ENGINES,
     VEOMNI,
+    is_sharded,
     rank_count,
     says_nothing,
     strategy_of,
@@ -46,8 +47,7 @@ LAUNCHED = ("--nnodes", "--nproc-per-node")
 def _read_strategy(_: Any, values: Values) -> Mapping[str, Any]:
     """The engine that runs the strategy; FSDP keeps a share of everything between layers."""
     strategy = strategy_of(values)
-    engine = ENGINES.get(strategy, strategy)
-    return {"engine": engine, **({} if engine == "megatron" else {"?zero": 3})}
+    return {"engine": ENGINES.get(strategy, strategy), **({"?zero": 3} if is_sharded(values) else {})}
 
 
 def _read_rank_counts(_: Any, values: Values) -> Mapping[str, Any]:

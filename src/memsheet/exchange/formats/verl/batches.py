@@ -30,7 +30,7 @@ from memsheet.exchange.formats.verl.strategies import (
 )
 from memsheet.exchange.shared.file_format import Key, Values
 
-CONFIG = "trainer/config"
+DEFAULTS = "trainer/config"
 BUDGET, MICRO, OLD_MICRO, MINI = (
     f"{ACTOR}.{name}"
     for name in ("ppo_max_token_len_per_gpu", "ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size", "ppo_mini_batch_size")
@@ -171,17 +171,17 @@ def _learner_counts_ranks(values: Values) -> bool:
 
 
 BATCH_KEYS = (
-    _batch_row(PROMPT, 512, f"{CONFIG}/data/legacy_data.yaml:35", trains_actor),
-    _batch_row(ANSWER, 512, f"{CONFIG}/data/legacy_data.yaml:39", trains_actor),
-    _batch_row(DYNAMIC, None, f"{CONFIG}/actor/actor.yaml:28", trains_actor),
-    _batch_row(BUDGET, 16384, f"{CONFIG}/actor/actor.yaml:33", lambda values: trains_actor(values) and packs_by_tokens(values)),
-    _batch_row(MICRO, None, f"{CONFIG}/actor/actor.yaml:24", _learner_counts_rows),
+    _batch_row(PROMPT, 512, f"{DEFAULTS}/data/legacy_data.yaml:35", trains_actor),
+    _batch_row(ANSWER, 512, f"{DEFAULTS}/data/legacy_data.yaml:39", trains_actor),
+    _batch_row(DYNAMIC, None, f"{DEFAULTS}/actor/actor.yaml:28", trains_actor),
+    _batch_row(BUDGET, 16384, f"{DEFAULTS}/actor/actor.yaml:33", lambda values: trains_actor(values) and packs_by_tokens(values)),
+    _batch_row(MICRO, None, f"{DEFAULTS}/actor/actor.yaml:24", _learner_counts_rows),
     _batch_row(OLD_MICRO, None, "workers/fsdp_workers.py:242", _learner_counts_rows),
-    _batch_row(MINI, 256, f"{CONFIG}/actor/actor.yaml:18; workers/fsdp_workers.py:235", _learner_counts_ranks),
-    _batch_row(SAMPLES, 1, f"{CONFIG}/rollout/rollout.yaml:108", _learner_counts_ranks),
-    _batch_row(SFT_LENGTH, 1024, f"{CONFIG}/sft_trainer.yaml:24", lambda values: not trains_actor(values)),
-    _batch_row(SFT_MICRO, 4, f"{CONFIG}/sft_trainer.yaml:8", _tunes_rows),
-    _batch_row(SFT_BUDGET, 8192, f"{CONFIG}/sft_trainer_engine.yaml:19", _tunes_tokens),
-    _batch_row(SFT_DYNAMIC, None, f"{CONFIG}/sft_trainer_engine.yaml:20", lambda values: not trains_actor(values)),
-    _batch_row(SFT_BATCH, None, f"{CONFIG}/sft_trainer.yaml:6", lambda values: not trains_actor(values)),
+    _batch_row(MINI, 256, f"{DEFAULTS}/actor/actor.yaml:18; workers/fsdp_workers.py:235", _learner_counts_ranks),
+    _batch_row(SAMPLES, 1, f"{DEFAULTS}/rollout/rollout.yaml:108", _learner_counts_ranks),
+    _batch_row(SFT_LENGTH, 1024, f"{DEFAULTS}/sft_trainer.yaml:24", lambda values: not trains_actor(values)),
+    _batch_row(SFT_MICRO, 4, f"{DEFAULTS}/sft_trainer.yaml:8", _tunes_rows),
+    _batch_row(SFT_BUDGET, 8192, f"{DEFAULTS}/sft_trainer_engine.yaml:19", _tunes_tokens),
+    _batch_row(SFT_DYNAMIC, None, f"{DEFAULTS}/sft_trainer_engine.yaml:20", lambda values: not trains_actor(values)),
+    _batch_row(SFT_BATCH, None, f"{DEFAULTS}/sft_trainer.yaml:6", lambda values: not trains_actor(values)),
 )  # fmt: skip

@@ -23,7 +23,7 @@ from memsheet.exchange.formats.verl.strategies import (
 )
 from memsheet.exchange.shared.file_format import Key, Values, plan_word
 
-CONFIG = "trainer/config/engine/megatron.yaml"
+DEFAULTS = "trainer/config/engine/megatron.yaml"
 PLACES = (f"{ACTOR}.megatron", "engine")
 OVERRIDES = "override_transformer_config"
 OPTIMIZER_OVERRIDES = (f"{ACTOR}.optim.override_optimizer_config", "optim.override_optimizer_config")
@@ -165,7 +165,7 @@ def read_megatron_optimizer(value: Any) -> Mapping[str, Any]:
 def _megatron_rows(name: str, back: Back, line: str, usual: Any = None) -> tuple[Key, ...]:
     """One setting at both of its places."""
     return tuple(
-        verl_row(f"{place}.{name}", _at_megatron_place(place, back), f"{CONFIG}:{line}", usual)
+        verl_row(f"{place}.{name}", _at_megatron_place(place, back), f"{DEFAULTS}:{line}", usual)
         for place in PLACES
     )
 

@@ -30,7 +30,7 @@ from memsheet.exchange.formats.verl.strategies import (
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.trainers import comma_separated_names, uniform_precision_keys
 
-CONFIG, WORKERS = "trainer/config", "workers/fsdp_workers.py"
+DEFAULTS, WORKERS = "trainer/config", "workers/fsdp_workers.py"
 PLACES = (f"{ACTOR}.fsdp_config", "engine", "model.fsdp_config")
 MODELS, OPTIMIZERS = (MODEL, "model"), (f"{ACTOR}.optim", "optim")
 DTYPES = {
@@ -145,19 +145,19 @@ def _at_optimizer_place(place: str) -> Back:
 
 
 SHARDED_KEYS = (
-    *(verl_row(f"{place}.model_dtype", _at_fsdp_place(place, _read_fsdp_dtypes), f"{CONFIG}/engine/fsdp.yaml:33; {WORKERS}:309", "fp32") for place in PLACES),
+    *(verl_row(f"{place}.model_dtype", _at_fsdp_place(place, _read_fsdp_dtypes), f"{DEFAULTS}/engine/fsdp.yaml:33; {WORKERS}:309", "fp32") for place in PLACES),
     *(verl_row(f"{place}.dtype", says_nothing, f"{WORKERS}:486") for place in PLACES[:2]),
     *(verl_row(f"{place}.mixed_precision.{name}", says_nothing, f"{WORKERS}:480-484") for place in PLACES[:2] for name in ("param_dtype", "reduce_dtype")),
-    *(verl_row(f"{place}.fsdp_size", _at_fsdp_place(place, _read_fsdp_size), f"{CONFIG}/engine/fsdp.yaml:26") for place in PLACES),
-    *(verl_row(f"{place}.reshard_after_forward", _at_fsdp_place(place, _read_reshard_switch), f"{CONFIG}/engine/fsdp.yaml:23") for place in PLACES[:2]),
+    *(verl_row(f"{place}.fsdp_size", _at_fsdp_place(place, _read_fsdp_size), f"{DEFAULTS}/engine/fsdp.yaml:26") for place in PLACES),
+    *(verl_row(f"{place}.reshard_after_forward", _at_fsdp_place(place, _read_reshard_switch), f"{DEFAULTS}/engine/fsdp.yaml:23") for place in PLACES[:2]),
     *(verl_row(f"{place}.offload_policy", _at_fsdp_place(place, _read_offload_policy), f"{WORKERS}:545") for place in PLACES[:2]),
-    verl_row("model.fsdp_config.cpu_offload", _read_cpu_offload, f"{CONFIG}/sft_trainer.yaml:40"),
-    verl_row("model.fsdp_config.offload_params", says_nothing, f"{CONFIG}/sft_trainer.yaml:41"),
-    *(verl_row(f"{place}.enable_gradient_checkpointing", _at_model_place(place, _read_checkpointing_switch), f"{CONFIG}/model/hf_model.yaml:34", True) for place in MODELS),
-    *(verl_row(f"{place}.enable_activation_offload", _at_model_place(place, _read_activation_offload), f"{CONFIG}/model/hf_model.yaml:37") for place in MODELS),
-    *(verl_row(f"{place}.lora_rank", _at_model_place(place, _read_peft_rank), f"{CONFIG}/model/hf_model.yaml:43") for place in MODELS),
-    *(verl_row(f"{place}.target_modules", _at_model_place(place, _read_peft_targets), f"{CONFIG}/model/hf_model.yaml:49", "all-linear") for place in MODELS),
+    verl_row("model.fsdp_config.cpu_offload", _read_cpu_offload, f"{DEFAULTS}/sft_trainer.yaml:40"),
+    verl_row("model.fsdp_config.offload_params", says_nothing, f"{DEFAULTS}/sft_trainer.yaml:41"),
+    *(verl_row(f"{place}.enable_gradient_checkpointing", _at_model_place(place, _read_checkpointing_switch), f"{DEFAULTS}/model/hf_model.yaml:34", True) for place in MODELS),
+    *(verl_row(f"{place}.enable_activation_offload", _at_model_place(place, _read_activation_offload), f"{DEFAULTS}/model/hf_model.yaml:37") for place in MODELS),
+    *(verl_row(f"{place}.lora_rank", _at_model_place(place, _read_peft_rank), f"{DEFAULTS}/model/hf_model.yaml:43") for place in MODELS),
+    *(verl_row(f"{place}.target_modules", _at_model_place(place, _read_peft_targets), f"{DEFAULTS}/model/hf_model.yaml:49", "all-linear") for place in MODELS),
     *(verl_row(f"{place}.override_config.attn_implementation", _at_model_place(place, _read_attention_name), f"{WORKERS}:316", "flash_attention_2") for place in MODELS),
-    *(verl_row(f"{place}.optimizer", _at_optimizer_place(place), f"{CONFIG}/optim/fsdp.yaml:5", "AdamW") for place in OPTIMIZERS),
-    *(verl_row(f"{place}.optimizer_impl", says_nothing, f"{CONFIG}/optim/fsdp.yaml:9") for place in OPTIMIZERS),
+    *(verl_row(f"{place}.optimizer", _at_optimizer_place(place), f"{DEFAULTS}/optim/fsdp.yaml:5", "AdamW") for place in OPTIMIZERS),
+    *(verl_row(f"{place}.optimizer_impl", says_nothing, f"{DEFAULTS}/optim/fsdp.yaml:9") for place in OPTIMIZERS),
 )  # fmt: skip
