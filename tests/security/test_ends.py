@@ -111,6 +111,24 @@ def test_an_interrupt_is_said_in_a_word(wait_s: float, tmp_path: Path) -> None:
     assert running.returncode != 130 or said.strip().splitlines()[-1] == "interrupted"
 
 
+def test_an_interrupt_that_a_package_tells_as_its_own_error_is_an_interrupt() -> None:
+    """As numpy's compiled part does while it is imported: the error follows from nothing."""
+    script = (
+        "import os, signal, sys\n"
+        "from memsheet import cli\n"
+        "def dispatch(words):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        pass\n"
+        "    raise ImportError('the compiled part failed')\n"
+        "cli._dispatch_command = dispatch\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted")
+
+
 def test_files_are_written_all_or_none(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     with pytest.raises(InputError, match="is a folder"):

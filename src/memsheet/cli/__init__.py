@@ -21,6 +21,8 @@ from memsheet.errors import InputError, input_error, missing_package
 INTERRUPTED = 130
 BROKEN = 70
 """Exit code of an error that is memsheet's own (EX_SOFTWARE of sysexits.h), never that of an answer."""
+_interrupts: list[int] = []
+"""Signals that asked this process to end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted.
     """
     _open_streams()
+    if arguments is None:
+        _note_interrupts()
     try:
         code = _run_guarded(arguments)
     except KeyboardInterrupt:
@@ -43,6 +47,21 @@ def _open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - it is open until the end
+
+
+def _note_interrupts() -> None:
+    """An interrupt is noted before it is raised: a package that meets one inside its compiled part, while it is
+    imported, tells it as an error of its own that follows from nothing.
+    """
+    import signal
+
+    def note(number: int, _frame: object) -> None:
+        _interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with suppress(ValueError):  # not the main thread's
+            signal.signal(signal.SIGINT, note)
 
 
 def _let_end() -> None:
@@ -86,6 +105,8 @@ def _follows_interrupt(error: BaseException | None) -> bool:
     """Whether an error came of an interrupt: one that meets a package while it is imported is told as the
     package's own.
     """
+    if _interrupts:
+        return True
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
