@@ -5,6 +5,7 @@ the script's. Read as text, never run.
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,6 +47,12 @@ WRAPPER, WRAPPED = "mason.py", "--"
 """A script that starts what stands behind the dashes on a cluster (allenai/open-instruct e6c3044
 mason.py:122-126, 533-545: it multiplies accelerate's processes by its nodes).
 """
+COMMAND_LINE = re.compile(
+    r"^\s*(?:\$ +|# +)?(?P<command>(?:\w+=\S* +)*"
+    r"(?:python3?|accelerate launch|torchrun|deepspeed|uv run|trl|llamafactory-cli)\s)",
+    re.MULTILINE,
+)
+"""How a line of prose begins that is a command."""
 SWITCHES_OF_PYTHON = ("-u", "-O", "-B")
 
 
@@ -87,8 +94,17 @@ def described_launches(text: str, name: str) -> str:
         told = ast.get_docstring(ast.parse(text)) or ""
     except (SyntaxError, ValueError, RecursionError):
         return ""
-    own = any(found.script.rpartition("/")[2] == name for found in script_launches(told))
-    return told if own else ""
+    said = "\n\n".join(_command_blocks(told))
+    own = any(found.script.rpartition("/")[2] == name for found in script_launches(said))
+    return said if own else ""
+
+
+def _command_blocks(told: str) -> Iterator[str]:
+    """Of prose, the paragraphs in which a command stands, from its line on."""
+    for block in re.split(r"\n\s*\n|^\s*```.*$", told, flags=re.MULTILINE):
+        found = COMMAND_LINE.search(block)
+        if found is not None:
+            yield block[found.start("command") :]
 
 
 def _wrapper_index(words: Sequence[str]) -> int | None:

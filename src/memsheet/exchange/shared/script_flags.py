@@ -1,5 +1,5 @@
 """What a script's own flags come to where a command does not give them: ``add_argument("--batch_size",
-type=int, default=4)``, read from the text.
+type=int, default=4)``, and fields of the dataclasses that a parser fills, read from the text.
 """
 
 from __future__ import annotations
@@ -8,8 +8,12 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.python_config import CLASS, LINE, Module
+from memsheet.exchange.shared.python_module import Module, attribute_path
+
+PARSES = (
+    "parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "parse",
+)  # fmt: skip
+"""Methods that read a command line (argparse; transformers hf_argparser.py; trl/scripts/utils.py)."""
 
 
 class Flag(NamedTuple):
@@ -20,47 +24,80 @@ class Flag(NamedTuple):
     line: int
 
 
-def flags_in_call(module: Module, call: Mapping[str, Any]) -> dict[str, Flag]:
-    """Arguments of a call that are a flag's value as it stands (``args.batch_size``), by name. ``call``: one
-    that ``script.calls`` found.
+def flags_in_call(module: Module, node: ast.Call | None) -> dict[str, Flag]:
+    """Arguments of a call that are a flag's value as it stands (``args.batch_size``), by name; by their
+    place where they have none.
     """
-    known = dict(_argparse_flags(module))
-    changed = {
-        node.attr
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-    node = next(
-        (node for node, path, _ in module.sites if path[-1] == call[CLASS] and node.lineno == call[LINE]),
-        None,
+    known = known_flags(module)
+    given = (
+        [
+            *((str(at), held) for at, held in enumerate(node.args)),
+            *((held.arg, held.value) for held in node.keywords),
+        ]
+        if node is not None and known
+        else []
     )
     return {
-        held.arg: known[held.value.attr]
-        for held in (node.keywords if node is not None else ())
-        if held.arg is not None
-        and call.get(held.arg) == UNSET
-        and isinstance(held.value, ast.Attribute)
-        and isinstance(held.value.value, ast.Name)
-        and held.value.attr in known
-        and held.value.attr not in changed
+        name: known[held.attr]
+        for name, held in given
+        if name is not None
+        and isinstance(held, ast.Attribute)
+        and isinstance(held.value, ast.Name)
+        and held.attr in known
     }
 
 
-def _argparse_flags(module: Module) -> Iterator[tuple[str, Flag]]:
+def known_flags(module: Module) -> Mapping[str, Flag]:
     """The flags that have a plain default, by the name that the script reads them by; none that are told
-    twice, or given in ``set_defaults``.
+    twice, given in ``set_defaults``, or changed.
     """
+    if not module.flags:
+        changed = {
+            node.attr
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        }
+        module.flags.append({name: flag for name, flag in _plain_flags(module) if name not in changed})
+    return module.flags[0]
+
+
+def _plain_flags(module: Module) -> Iterator[tuple[str, Flag]]:
     found: dict[str, list[Flag]] = {}
     elsewhere: set[str | None] = set()
     for node, path, _ in module.sites:
         elsewhere |= {held.arg for held in node.keywords} if path[-1] == "set_defaults" else set()
         if path[-1] == "add_argument" and (flag := _parse_add_argument(node)) is not None:
             found.setdefault(_kept_as(node, flag), []).append(flag)
+    for name, flag in _dataclass_fields(module):
+        found.setdefault(name, []).append(flag)
     yield from (
         (name, held[0])
         for name, held in found.items()
         if len(held) == 1 and name not in elsewhere and held[0].default is not None
     )
+
+
+def _dataclass_fields(module: Module) -> Iterator[tuple[str, Flag]]:
+    """Fields of the file's dataclasses, which transformers' parser makes flags of."""
+    for held in module.tree.body:
+        if not isinstance(held, ast.ClassDef) or not any(map(_is_dataclass, held.decorator_list)):
+            continue
+        for node in held.body:
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and node.value is not None
+            ):
+                value = (
+                    _constant_keyword(node.value, "default")
+                    if isinstance(node.value, ast.Call)
+                    else _plain_constant(node.value)
+                )
+                yield node.target.id, Flag(f"--{node.target.id}", value, node.lineno)
+
+
+def _is_dataclass(node: ast.expr) -> bool:
+    return attribute_path(node.func if isinstance(node, ast.Call) else node)[-1:] == ["dataclass"]
 
 
 def _parse_add_argument(node: ast.Call) -> Flag | None:
@@ -80,9 +117,13 @@ def _kept_as(node: ast.Call, flag: Flag) -> str:
 
 
 def _constant_keyword(node: ast.Call, name: str) -> Any:
-    held = next((held.value for held in node.keywords if held.arg == name), None)
-    return (
-        held.value
-        if isinstance(held, ast.Constant) and isinstance(held.value, bool | int | float | str)
-        else None
-    )
+    return _plain_constant(next((held.value for held in node.keywords if held.arg == name), None))
+
+
+def _plain_constant(node: ast.expr | None) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+    return None

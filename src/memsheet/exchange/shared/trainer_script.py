@@ -13,15 +13,16 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_config import (
-    CLASS,
     LINE,
     SCOPE,
     WHOLE,
-    Module,
+    call_node,
     flatten_constructor,
     named_calls,
     read_module,
 )
+from memsheet.exchange.shared.python_module import Module
+from memsheet.exchange.shared.python_values import CLASS
 from memsheet.exchange.shared.script_flags import flags_in_call
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
@@ -31,6 +32,20 @@ METHODS = {
     f"{name}Config": name
     for name in (
         "GRPO",
+        "AsyncGRPO",
+        "GRPOWithReplayBuffer",
+        "GMPO",
+        "A2PO",
+        "TPO",
+        "SDPO",
+        "SDFT",
+        "SSD",
+        "GOLD",
+        "MiniLLM",
+        "Distillation",
+        "ServerDistillation",
+        "IWOPD",
+        "PRM",
         "DPO",
         "KTO",
         "ORPO",
@@ -81,6 +96,8 @@ RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
 SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
+MODEL_FLAG = "$.model"
+"""Until its place is known: the flag whose default the model's name is."""
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 _OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
@@ -113,7 +130,7 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         for key, value in last.items()
     }
     said = {key: value for key, value in said.items() if key not in OURS}
-    taken = flags_in_call(module, last)
+    taken = flags_in_call(module, call_node(module, last))
     said |= {at: flag.default for at, flag in taken.items() if at in said}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     said = {key: value for key, value in said.items() if key not in own}
@@ -140,6 +157,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         and any(named_calls(module, (SFT_TRAINER,)))
     ):
         beside["adapter_dtype"] = ADAPTERS_OF_TRL
+    if (flag := beside.pop(MODEL_FLAG, None)) is not None:
+        taken[f"{SCRIPT}.model"] = flag
     defaults = {at: f"{flag.name} {flag.line}" for at, flag in taken.items()}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
@@ -155,26 +174,35 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     if found is not None:
         return {
             "dtype": UNSAID,
-            **_model_name_key(found.get("0", found.get("pretrained_model_name_or_path"))),
+            **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
             **_from_pretrained_keys(found),
         }
-    given = next(
+    trained = next(
         (
-            name
+            held
             for held in named_calls(module, TRAINERS, local=True)
-            if isinstance(name := held.get("model", held.get("0")), str)
+            if isinstance(name := held.get("model", held.get("0")), str) and name != UNSET
         ),
-        UNSET,
+        None,
     )
-    if given == UNSET:
+    if trained is None:
         return {}
     initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
-    return {"dtype": "float32", **_model_name_key(given), **_from_pretrained_keys(initial)}
+    return {
+        "dtype": "float32",
+        **_model_name_key(module, trained, ("model", "0")),
+        **_from_pretrained_keys(initial),
+    }
 
 
-def _model_name_key(name: Any) -> dict[str, Any]:
-    """A model's name, where the text says it."""
-    return {"model": name} if isinstance(name, str) and name != UNSET else {}
+def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, ...]) -> dict[str, Any]:
+    """A model's name, where the text says it; and the flag that it is the default of, if it is one's."""
+    at = next((at for at in places if at in call), None)
+    name = call[at] if at is not None else None
+    if at is None or not isinstance(name, str) or name == UNSET:
+        return {}
+    flag = flags_in_call(module, call_node(module, call)).get(at)
+    return {"model": name, **({MODEL_FLAG: flag} if flag is not None and flag.default == name else {})}
 
 
 def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
@@ -298,7 +326,7 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     )
     length = next((held for held in asked if held is not None), UNSET)
     own["max_length"] = length
-    made = {"unsloth": True, **_model_name_key(load.get("0", load.get("model_name"))), **_unsloth_bits(load)}
+    made = {"unsloth": True, **_model_name_key(module, load, ("0", "model_name")), **_unsloth_bits(load)}
     recompute = (trained or load).get("use_gradient_checkpointing", "unsloth")
     if recompute not in (False, None, "False", "none"):
         said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET

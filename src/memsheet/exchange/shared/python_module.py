@@ -1,0 +1,62 @@
+"""The text of a Python file as a tree, with its functions, the values that it gives names, and its calls."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from functools import lru_cache
+from typing import Any
+
+from memsheet.frozen import dataclass
+from memsheet.guard.budget import Budget
+
+Tree = dict[str, Any]
+MOST_STEPS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A file's functions, its own plain values, and what it imports from elsewhere."""
+
+    tree: ast.Module
+    functions: Mapping[str, ast.FunctionDef]
+    names: dict[str, Any]
+    imported: dict[str, str]
+    bases: Mapping[str, Tree]
+    sites: tuple[
+        tuple[ast.Call, tuple[str, ...], int], ...
+    ]  # every call of a name, its path, and the line of the function around it
+    flags: list[Mapping[str, Any]] = field(default_factory=list)  # of its command line, once somebody asks
+    steps: Budget = field(default_factory=lambda: Budget(MOST_STEPS, "steps"))
+
+
+@lru_cache(maxsize=2)
+def syntax_tree(text: str) -> ast.Module:
+    """The tree of a text, which several formats ask for; nobody changes it."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise ValueError(f"is no Python: {type(error).__name__}") from None
+
+
+def call_sites(tree: ast.Module) -> Iterator[tuple[ast.Call, tuple[str, ...], int]]:
+    """Level by level, as ``ast.walk`` goes."""
+    level: list[tuple[ast.AST, int]] = [(tree, 0)]
+    while level:
+        below: list[tuple[ast.AST, int]] = []
+        for node, scope in level:
+            inside = node.lineno if isinstance(node, ast.FunctionDef) else scope
+            if isinstance(node, ast.Call) and (path := attribute_path(node.func)):
+                yield node, tuple(path), scope
+            below += [(child, inside) for child in ast.iter_child_nodes(node)]
+        level = below
+
+
+def attribute_path(node: ast.expr) -> list[str]:
+    """``a.b.c`` as its names; nothing for any other place."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []

@@ -1,0 +1,283 @@
+"""What statements and expressions of a Python file come to, where they are plain; ``UNSET`` where they are not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.plain_values import (
+    concatenate_text,
+    evaluate_arithmetic,
+    is_bounded_literal,
+    plain_part,
+)
+from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
+from memsheet.exchange.shared.script_flags import PARSES, known_flags
+from memsheet.guard.budget import TooMuchError
+
+CLASS, BASE, PARSED = "class", "base", "parse_args"
+CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
+FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
+PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
+ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
+"""What reads a variable of the environment, with what it is where nobody set it."""
+NUMBERS: Mapping[str, type] = {"int": int, "float": float, "str": str}
+DEEPEST, LONGEST_NUMBER = 24, 64
+
+
+def evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, Any], depth: int = 0) -> Any:
+    """What a list of statements returns; assignments go into ``given``, and what is not read makes nothing
+    sure that it names.
+    """
+    for node in body:
+        module.steps.spend()
+        if isinstance(node, ast.Return):
+            return _evaluate_expression(module, node.value, given, depth)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            module.imported.update(
+                {held.asname or held.name: f"{node.module}.{held.name}" for held in node.names}
+            )
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            value = (
+                _evaluate_expression(module, node.value, given, depth) if node.value is not None else UNSET
+            )
+            for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
+                assign_target(target, value, given)
+        elif isinstance(node, ast.With) or (taken := _taken_branch(module, node, given, depth)) is not None:
+            for target in block_targets(node):
+                assign_target(target, UNSET, given)
+            inner = node.body if isinstance(node, ast.With) else taken
+            if (value := evaluate_statements(module, inner or [], given, depth)) is not None:
+                return value
+        elif isinstance(
+            node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.AugAssign | ast.Match | ast.Delete
+        ):
+            for target in (
+                held
+                for held in ast.walk(node)
+                if isinstance(held, ast.Attribute | ast.Name) and isinstance(held.ctx, ast.Store)
+            ):
+                assign_target(target, UNSET, given)
+    return None
+
+
+def _taken_branch(
+    module: Module, node: ast.stmt, given: Mapping[str, Any], depth: int
+) -> list[ast.stmt] | None:
+    """The statements that a condition leads to, where the text decides it."""
+    if _is_main(node):
+        return node.body
+    if not isinstance(node, ast.If):
+        return None
+    decided = _evaluate_condition(module, node.test, given, depth)
+    return None if decided is None else node.body if decided else node.orelse
+
+
+def _evaluate_condition(module: Module, test: ast.expr, given: Mapping[str, Any], depth: int) -> bool | None:
+    """A switch that the file itself sets, or its opposite; None of anything else."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        held = _evaluate_condition(module, test.operand, given, depth + 1)
+        return None if held is None else not held
+    held = _evaluate_expression(module, test, given, depth + 1)
+    return held if isinstance(held, bool) else None
+
+
+def _is_main(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether it is what a file does where it is started itself."""
+    match node:
+        case ast.If(
+            test=ast.Compare(
+                left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]
+            ),
+            orelse=[],
+        ):
+            return True
+    return False
+
+
+def assign_target(target: ast.expr, value: Any, given: dict[str, Any]) -> None:
+    if isinstance(target, ast.Tuple | ast.List):
+        _assign_each(target.elts, value, given)
+        return
+    path = attribute_path(target)
+    if not path:
+        return
+    held: Any = given
+    for name in path[:-1]:
+        inner = held.get(name)
+        if not isinstance(inner, dict):
+            inner = held[name] = {}
+        held = inner
+    held[path[-1]] = value
+
+
+def _assign_each(targets: Sequence[ast.expr], value: Any, given: dict[str, Any]) -> None:
+    """Several targets at once: of a list each its own, of a parsed command line each all of it."""
+    if isinstance(value, list) and len(value) == len(targets):
+        for target, held in zip(targets, value, strict=True):
+            assign_target(target, held, given)
+        return
+    whole = value if isinstance(value, dict) and value.get(CLASS) == PARSED else UNSET
+    for target in targets:
+        assign_target(target.value if isinstance(target, ast.Starred) else target, whole, given)
+
+
+def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
+    module.steps.spend()
+    if depth > DEEPEST:
+        raise TooMuchError("is nested too deeply")
+    match node:
+        case None:
+            return None
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return value if is_bounded_literal(value) else UNSET
+        case ast.UnaryOp(op=ast.USub(), operand=held):
+            value = _evaluate_expression(module, held, given, depth + 1)
+            return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
+        case ast.BinOp(left=left, op=op, right=right):
+            return evaluate_arithmetic(
+                op,
+                _evaluate_expression(module, left, given, depth + 1),
+                _evaluate_expression(module, right, given, depth + 1),
+            )
+        case ast.JoinedStr(values=held):
+            return concatenate_text(
+                [_evaluate_expression(module, plain_part(one), given, depth + 1) for one in held]
+            )
+        case ast.List(elts=held) | ast.Tuple(elts=held):
+            return [_evaluate_expression(module, one, given, depth + 1) for one in held]
+        case ast.Dict(keys=keys, values=held):
+            return _evaluate_dict(module, keys, held, given, depth + 1)
+        case ast.Name() | ast.Attribute():
+            found = _looked_up(attribute_path(node), given)
+            module.steps.spend_size(found)  # a name may stand for all that other names hold
+            return found
+        case ast.IfExp(test=test, body=body, orelse=other):
+            taken = _evaluate_condition(module, test, given, depth + 1)
+            ways = (body, other) if taken is None else (body,) if taken else (other,)
+            found = [_evaluate_expression(module, one, given, depth + 1) for one in ways]
+            return found[0] if found[0] == found[-1] else UNSET
+        case ast.Call(func=function):
+            return _evaluate_call(module, node, ".".join(attribute_path(function)), given, depth + 1)
+    return UNSET
+
+
+def _evaluate_dict(
+    module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int
+) -> Any:
+    words = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+    if not all(isinstance(word, str) for word in words):
+        return UNSET
+    return {
+        word: _evaluate_expression(module, one, given, depth) for word, one in zip(words, held, strict=True)
+    }
+
+
+def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
+    held: Any = given
+    if len(path) == 2 and path[0] == "torch" and "torch" not in given:  # a dtype's name
+        return ".".join(path)
+    for name in path:
+        if not isinstance(held, Mapping) or name not in held:
+            return UNSET
+        held = held[name]
+    return held if path else UNSET
+
+
+def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int) -> Any:
+    """A constructor's arguments by name, under its class; a function of the file as what it returns."""
+    if name in module.functions:
+        found = function_return_value(module, name, depth)
+        module.steps.spend_size(found)
+        return _copy_config_value(found)
+    if name == "dict" and not node.args:
+        return call_arguments(module, node, given, depth)
+    if name.rpartition(".")[2] in PARSES and (flags := known_flags(module)):
+        return {CLASS: PARSED, **{at: flag.default for at, flag in flags.items()}}
+    if name in ENVIRONMENT and len(node.args) == 2:
+        return _evaluate_expression(module, node.args[1], given, depth)
+    if name in NUMBERS and len(node.args) == 1 and not node.keywords:
+        return _as_number(NUMBERS[name], _evaluate_expression(module, node.args[0], given, depth))
+    whole = module.imported.get(name, "")
+    if whole in module.bases:
+        return _copy_config_value({CLASS: CONFIG, BASE: whole, **module.bases[whole]})
+    if whole and not node.args and not node.keywords:
+        return {CLASS: CONFIG, BASE: whole}
+    if not (name.rpartition(".")[2][:1].isupper() or name in FACTORIES):
+        return UNSET
+    return {**call_arguments(module, node, given, depth), CLASS: name}
+
+
+def _as_number(kind: type, value: Any) -> Any:
+    if value == UNSET or not isinstance(value, int | float | str) or len(str(value)) > LONGEST_NUMBER:
+        return UNSET
+    try:
+        made = kind(value)
+    except (ValueError, OverflowError):
+        return UNSET
+    return made if is_bounded_literal(made) else UNSET
+
+
+def call_arguments(module: Module, node: ast.Call, given: Mapping[str, Any], depth: int) -> Tree:
+    """Arguments of a call by name; those without one by their place, and what is not known to be given as
+    ``**``.
+    """
+    places = PLACES.get(".".join(attribute_path(node.func)), ())
+    made: Tree = {}
+    for number, held in enumerate(node.args):
+        if isinstance(held, ast.Starred):
+            made["**"] = UNSET
+        else:
+            made[places[number] if number < len(places) else str(number)] = _evaluate_expression(
+                module, held, given, depth
+            )
+    for keyword in node.keywords:
+        value = _evaluate_expression(module, keyword.value, given, depth)
+        if keyword.arg is not None:
+            made[keyword.arg] = value
+        elif isinstance(value, dict) and CLASS not in value:
+            made |= value
+        else:
+            made["**"] = UNSET
+    return made
+
+
+def _copy_config_value(value: Any) -> Any:
+    return (
+        {key: _copy_config_value(held) for key, held in value.items()}
+        if isinstance(value, Mapping)
+        else list(value)
+        if isinstance(value, list)
+        else value
+    )
+
+
+def function_return_value(module: Module, name: str, depth: int) -> Any:
+    """What a function returns without arguments; its parameters are what they default to."""
+    function = module.functions[name]
+    given = {**module.names, **default_parameter_values(module, function, module.names, depth)}
+    return evaluate_statements(module, function.body, given, depth)
+
+
+def default_parameter_values(
+    module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, given: Mapping[str, Any], depth: int
+) -> dict[str, Any]:
+    arguments = [*function.args.posonlyargs, *function.args.args]
+    defaults = [*(None for _ in range(len(arguments) - len(function.args.defaults))), *function.args.defaults]
+    pairs = [
+        *zip(arguments, defaults, strict=True),
+        *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True),
+    ]
+    return {
+        held.arg: _evaluate_expression(module, default, given, depth) if default is not None else UNSET
+        for held, default in pairs
+    }
+
+
+def block_targets(node: ast.stmt) -> list[ast.expr]:
+    """Names that a loop or a block of its own gives values."""
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return [held.optional_vars for held in node.items if held.optional_vars is not None]
+    return [node.target] if isinstance(node, ast.For | ast.AsyncFor) else []
