@@ -1,4 +1,4 @@
-"""What statements and expressions of a Python file come to, where they are plain; ``UNSET`` where they are not."""
+"""What statements and expressions of a Python file come to where they are plain; ``UNSET`` elsewhere."""
 
 from __future__ import annotations
 
