@@ -44,6 +44,7 @@ NAMES = (
     "megatron",
     "torchtitan",
     "torchtitan-toml",
+    "pytorch",
     "slurm",
     "torchrun",
     "vllm",

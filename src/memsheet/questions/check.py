@@ -29,7 +29,12 @@ from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
-from memsheet.questions.files_on_disk import adjacent_file_texts, large_scripts, read_texts_and_plan
+from memsheet.questions.files_on_disk import (
+    adjacent_file_texts,
+    large_scripts,
+    read_texts_and_plan,
+    started_scripts,
+)
 from memsheet.questions.named_models import (
     bundled_draft,
     bundled_name,
@@ -47,6 +52,7 @@ from memsheet.report.shared.checked import Checked
 from memsheet.resolve.mesh import mesh_product
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
+BATCH = "global_batch"
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -129,6 +135,10 @@ def check_configuration_files(
     whole, gpus = _join_on_cards(files_read.reads, planned, flags, gpus, where)
     ask = {**where, "gpus": gpus, "model": name, "sequences": at_once}
     job = _account_job(files_read.reads, whole, ask, {**planned, **flags})
+    own = _gpus_for_processes(gpus, files_read.reads)
+    kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
+    if not kept and own and own != str(gpus):
+        job = _account_on_own_cards(files_read.reads, job, own, {**planned, **flags})
     checked = _judge_job(files_read, job, flags)
     return replace(
         checked,
@@ -164,11 +174,11 @@ def _read_job_files(files: tuple[str, ...], plan: Any) -> _JobFiles:
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
-    folder = of_folders(files, texts)
-    reads, skipped = recognise_files(texts, folder)
+    folder, scripts = of_folders(files, texts), started_scripts(files, texts)
+    reads, skipped = recognise_files(texts, folder, scripts)
     if beside := adjacent_file_texts(files, texts, reads):
         texts |= beside
-        reads, skipped = recognise_files(texts, folder)
+        reads, skipped = recognise_files(texts, folder, scripts)
     reads = {name: bundled_draft(read) for name, read in with_their_files(reads).items()}
     return _JobFiles({**dict.fromkeys(reads, ""), **texts}, reads, document, (*skipped, *too_large))
 
@@ -203,6 +213,20 @@ def _account_job(
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     return _AccountedJob(ask, whole, answer, why_not, without.doubt)
+
+
+def _account_on_own_cards(
+    reads: Mapping[str, Read], job: _AccountedJob, own: str, said: Mapping[str, Any]
+) -> _AccountedJob:
+    """The job on as many cards as its files start processes, where it has no sheet on those that are named;
+    ``own``: those cards.
+    """
+    whole = join_files(reads, {}, said, named_cards(own)[0])
+    again = _account_job(reads, whole, {**job.ask, "gpus": own}, said)
+    if again.answer is None or again.whole.request.get(BATCH) != whole.request.get(BATCH):
+        return job
+    told = f"gpus = {own}: as many as the files start processes, and {job.ask['gpus']} cannot run it"
+    return replace(again, whole=replace(again.whole, assumed=(told, *again.whole.assumed)))
 
 
 def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -> Checked:

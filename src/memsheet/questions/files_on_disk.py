@@ -5,12 +5,14 @@ name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.exchange import MOST_SCRIPT
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
@@ -21,7 +23,8 @@ MOST_BYTES = 2**20
 """Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is
 something else.
 """
-ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
+DATA = (".json", ".yaml", ".yml", ".toml")
+ENDINGS = (*DATA, ".sh", ".sbatch", ".slurm")
 NAMED = ("Modelfile",)
 CODE = ".py"
 
@@ -83,6 +86,23 @@ def adjacent_file_texts(
             if any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
                 found[str(path)] = read_bytes(path, MOST_BYTES).decode(errors="replace")
                 break
+    return found
+
+
+def started_scripts(files: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, str]:
+    """Texts of the Python scripts that shells among the texts start and that lie beside them, in the same
+    folder or below it, by the names they are started by.
+    """
+    folders = [path if is_folder(path) else path.parent for path in map(Path, files)]
+    found: dict[str, str] = {}
+    for name, text in texts.items():
+        if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or len(text) > MOST_SCRIPT:
+            continue
+        for launch in islice(script_launches(text), MAX_FILES):
+            path = next((held for folder in folders if is_file(held := folder / launch.script)), None)
+            within = path and any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
+            if path and within and path.stat().st_size <= MOST_SCRIPT:
+                found[launch.script] = read_bytes(path, MOST_SCRIPT).decode(errors="replace")
     return found
 
 

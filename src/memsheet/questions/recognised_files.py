@@ -14,10 +14,12 @@ from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import described_launches, first_script_launch
-from memsheet.exchange.shared.launcher_flags import launched_reads
+from memsheet.exchange.shared.launcher_flags import NO_TEXTS, launched_reads
 from memsheet.exchange.shared.notebook import NOTEBOOK
+from memsheet.exchange.shared.script_defaults import LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT
+from memsheet.exchange.shared.written_files import written_files
 from memsheet.guard import is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.plan.library_defaults import assumed_value_text
@@ -32,10 +34,10 @@ NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 
 
 def recognise_files(
-    texts: Mapping[str, str], in_folder: Collection[str]
+    texts: Mapping[str, str], in_folder: Collection[str], scripts: Mapping[str, str] = NO_TEXTS
 ) -> tuple[dict[str, Read], tuple[str, ...]]:
     """Files read, and those of a folder that are nothing known, each with why; of a shell's script what it
-    starts, too.
+    starts, too. ``scripts``: texts of those that lie beside, by name.
 
     Raises InputError where a file was named itself, or nothing is known.
     """
@@ -44,10 +46,18 @@ def recognise_files(
     for name, text in texts.items():
         own, error = _read_or_error(name, text)
         shell = not name.endswith((".py", NOTEBOOK, *ENDINGS))
-        said = text if shell else "" if own or not name.endswith(".py") else _described_command(name, text)
-        further, unread = _launched_files(name, said, own) if said and len(text) <= MOST_SCRIPT else ({}, ())
+        told = own is not None and own.request.get("@model") is not None
+        said = text if shell else "" if told or not name.endswith(".py") else _described_command(name, text)
+        further, unread = (
+            _launched_files(name, said, own if shell else None, scripts)
+            if said and len(text) <= MOST_SCRIPT
+            else ({}, ())
+        )
         if said and not shell:
             further = {at: replace(read, assumed=(*read.assumed, DESCRIBED)) for at, read in further.items()}
+            own = None if further else own  # whose flags they are
+        if shell and (own or further):
+            further = {**further, **_written_configurations(name, text)}
         reads |= {**({name: own} if own else {}), **further}
         left += unread
         if error is not None and not further:
@@ -69,6 +79,16 @@ def recognise_files(
         if given and given.keys() <= _flags_of(own).keys():
             left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
+
+
+def _written_configurations(name: str, text: str) -> dict[str, Read]:
+    """Configurations that a shell's script writes itself, of kinds that a script is started with."""
+    found: dict[str, Read] = {}
+    for file, body in written_files(text).items() if len(text) <= MOST_SCRIPT else ():
+        own, _ = _read_or_error(Path(file).name, body)
+        if own is not None and own.form.name in LAUNCHED:
+            found[f"{name}: {Path(file).name}"] = own
+    return found
 
 
 def _described_command(name: str, text: str) -> str:
@@ -121,12 +141,14 @@ def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
     return replace(found, assumed=(*found.assumed, *words))
 
 
-def _launched_files(name: str, text: str, own: Read | None) -> tuple[Mapping[str, Read], tuple[str, ...]]:
+def _launched_files(
+    name: str, text: str, own: Read | None, scripts: Mapping[str, str]
+) -> tuple[Mapping[str, Read], tuple[str, ...]]:
     """What a shell's script starts; one that asks for more than is spent on a file starts nothing that is
     known, and that is said.
     """
     try:
-        return launched_reads(name, text, own)
+        return launched_reads(name, text, own, scripts)
     except TooMuchError as error:
         return {}, (f"{name}: {error}",)
 

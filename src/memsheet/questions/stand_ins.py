@@ -88,7 +88,13 @@ def _even_stages(request: Request, problem: Problem) -> Request | None:
     return {"layers_per_stage": [most - (at in fewer) for at in range(stages)]}
 
 
+def _own_micro_batch(request: Request, _: Problem) -> Request | None:
+    """The micro-batch alone, where the whole batch is of another number of ranks."""
+    return {"global_batch": None} if isinstance(request.get("microbatch"), int) else None
+
+
 STAND_INS = (
+    StandIn("global_batch", "is not a multiple of", _own_micro_batch),
     StandIn("attention", r"not installed|does not exist for|not modelled|fp16 or bf16 only", _next_attention),
     StandIn("model", r"real code under \w+ attention|has no sdpa", _next_attention),
     StandIn("adapter.rank", "part of a flat parameter", _per_parameter_shards),

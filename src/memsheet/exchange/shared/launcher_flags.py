@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange import find_format
+from memsheet.exchange import find_format, flatten_tree
 from memsheet.exchange.shared.file_format import Format, Read, is_key, read_format_values
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
@@ -22,7 +22,10 @@ from memsheet.exchange.shared.launched_script import (
     Launch,
     script_launches,
 )
+from memsheet.exchange.shared.loop_commands import command_loop_values
+from memsheet.exchange.shared.role_names import command_values, role_value
 
+NO_TEXTS: Mapping[str, str] = {}
 SHELLS = ("torchrun", "slurm", "skypilot")
 """Formats that a script's start stands in, and that leave its flags to it."""
 COUNTED = ("nproc_per_node", "nnodes")
@@ -55,14 +58,18 @@ OF_TRL = re.compile(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)/\
 """TRL's own, each with the dataclasses of its trainer (huggingface/trl f2cd577)."""
 
 
-def launched_reads(name: str, text: str, own: Read | None) -> tuple[dict[str, Read], tuple[str, ...]]:
+def launched_reads(
+    name: str, text: str, own: Read | None, beside: Mapping[str, str] = NO_TEXTS
+) -> tuple[dict[str, Read], tuple[str, ...]]:
     """Further files that a script's text stands for, by name, and what of it nobody reads. ``own``: what its
-    text is itself.
+    text is itself; ``beside``: texts of scripts, by name.
     """
     launches = list(script_launches(text)) if own is None or own.form.name in SHELLS else []
     if not launches:
         return {}, ()
-    found = next((one for one in launches if _script_flag_format(one) is not None), launches[0])
+    found = next((one for one in launches if _script_flag_format(one) is not None), None)
+    if found is None:
+        return _by_flag_names(name, launches, own, beside)
     reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
     form = _script_flag_format(found)
     if form is not None:
@@ -71,7 +78,27 @@ def launched_reads(name: str, text: str, own: Read | None) -> tuple[dict[str, Re
             **reads,
             f"{name}: {found.script}": read_format_values(form, {**_as_said(form, found.arguments), **told}),
         }, ()
+    return reads, ()
+
+
+def _by_flag_names(
+    name: str, launches: list[Launch], own: Read | None, beside: Mapping[str, str]
+) -> tuple[dict[str, Read], tuple[str, ...]]:
+    """The first start whose flags tell a job by their names, or by the script's own text; else what nobody
+    reads of the first.
+    """
+    form = find_format("pytorch")
+    for one in launches:
+        values = command_loop_values(one, beside.get(one.script, ""))
+        if values:
+            read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
+            return {
+                **{f"{name}: {one.launcher}": said for said in _of_launcher(one, own)},
+                f"{name}: {one.script}": read,
+            }, ()
+    found = launches[0]
     words = (*(f"--{at}" for at in found.arguments), *found.left)
+    reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
     return reads, (
         f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",
     ) if words else ()
@@ -145,4 +172,5 @@ def _script_flag_format(found: Launch) -> Format | None:
     if found.launcher == TRL or own or ("model_name_or_path" in given and trl.marks & given):
         return trl
     known = [at for at in given if is_key(trainer, trainer.rename(at) if trainer.rename else at)]
-    return trainer if len(known) >= LEAST and trainer.marks & given else None
+    named = "model_name_or_path" in given or not role_value("model", command_values(found.arguments))
+    return trainer if len(known) >= LEAST and trainer.marks & given and named else None

@@ -32,8 +32,9 @@ MOST_TEXT = 2**15
 """Characters of a file that is parsed: its tree takes a thousand bytes of memory for some of them."""
 
 
-def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
-    """A file's own values and functions. ``bases``: what imported functions return, by their whole names.
+def read_module(text: str, bases: Mapping[str, Tree], given: Mapping[str, Any] | None = None) -> Module:
+    """A file's own values and functions. ``bases``: what imported functions return, by their whole names;
+    ``given``: the flags of the command that starts it.
 
     Raises ValueError for text that is no Python.
     """
@@ -42,7 +43,13 @@ def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
     parsed = syntax_tree(text)
     functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}
     module = Module(
-        tree=parsed, functions=functions, names={}, imported={}, bases=bases, sites=tuple(call_sites(parsed))
+        tree=parsed,
+        functions=functions,
+        names={},
+        imported={},
+        bases=bases,
+        sites=tuple(call_sites(parsed)),
+        given=given or {},
     )
     evaluate_statements(module, parsed.body, module.names)
     return module

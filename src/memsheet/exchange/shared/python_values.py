@@ -24,6 +24,8 @@ PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are gi
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 """What reads a variable of the environment, with what it is where nobody set it."""
 NUMBERS: Mapping[str, type] = {"int": int, "float": float, "str": str}
+NAMED_CONSTANTS = ("torch", "ShardingStrategy")
+"""What holds dtypes and other constants that are read by their names."""
 DEEPEST, LONGEST_NUMBER = 24, 64
 
 
@@ -177,8 +179,8 @@ def _evaluate_dict(
 
 def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
     held: Any = given
-    if len(path) == 2 and path[0] == "torch" and "torch" not in given:  # a dtype's name
-        return ".".join(path)
+    if len(path) > 1 and path[-2] in NAMED_CONSTANTS and path[0] not in given:
+        return ".".join(path[-2:])
     for name in path:
         if not isinstance(held, Mapping) or name not in held:
             return UNSET

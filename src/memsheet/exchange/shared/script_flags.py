@@ -57,7 +57,9 @@ def known_flags(module: Module) -> Mapping[str, Flag]:
             for node in ast.walk(module.tree)
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         }
-        module.flags.append({name: flag for name, flag in _plain_flags(module) if name not in changed})
+        told = {name: Flag(f"--{name}", held, 0) for name, held in module.given.items()}
+        own = {**dict(_plain_flags(module)), **told}
+        module.flags.append({name: flag for name, flag in own.items() if name not in changed})
     return module.flags[0]
 
 

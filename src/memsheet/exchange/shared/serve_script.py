@@ -135,7 +135,7 @@ class Variables:
             value = expand_variables(word, known, self.budget, defaults=defaults)
             if not value and _VARIABLE.fullmatch(word):
                 continue  # a shell makes no word of nothing
-            several = value != word and _VARIABLE.fullmatch(word) and value.startswith("-")
+            several = value != word and _VARIABLE.fullmatch(word) and value.lstrip().startswith("-")
             found += _split_shell_words(value) if several else [value]
         return [_unshield_word(word) for word in found]
 

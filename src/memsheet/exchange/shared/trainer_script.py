@@ -7,8 +7,9 @@ attention) is read from the calls.
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
@@ -21,9 +22,9 @@ from memsheet.exchange.shared.python_config import (
     named_calls,
     read_module,
 )
-from memsheet.exchange.shared.python_module import Module
+from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import CLASS
-from memsheet.exchange.shared.script_flags import flags_in_call
+from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 
@@ -92,6 +93,7 @@ WITHOUT_BYTES = (
     "init_lora_weights",
     "bnb_4bit_compute_dtype",
 )
+PARSERS = ("HfArgumentParser", "TrlParser")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
@@ -118,7 +120,7 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     if not any(name in text for name in ARGUMENTS):
         return {}
     module = read_module(text, {})
-    made = list(named_calls(module, ARGUMENTS, local=True))
+    made = list(named_calls(module, ARGUMENTS, local=True)) or list(_parsed_arguments(module))
     if not made:
         return {}
     last = max(made, key=lambda one: int(one[LINE]))
@@ -143,9 +145,9 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         else {}
     )
     for held in named_calls(module, (LORA,), local=True):
-        beside |= _lora_config_keys(held)
+        beside |= lora_config_keys(held)
     for held in named_calls(module, (BITS,), local=True):
-        beside |= _bitsandbytes_keys(held)
+        beside |= bitsandbytes_keys(held)
     unsloth = _of_unsloth(module, said, own)
     beside |= unsloth or _loaded_model_keys(module, own)
     for held in named_calls(module, (PREPARES,), local=True):
@@ -163,6 +165,30 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
 
+def _parsed_arguments(module: Module) -> Iterator[dict[str, Any]]:
+    """Arguments that the file leaves to a command line: those of its own class of them, at its defaults, or
+    of a parser that is given the library's class.
+    """
+    flags = known_flags(module)
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef) and (name := _arguments_named(*node.bases)):
+            fields = [held.target for held in node.body if isinstance(held, ast.AnnAssign)]
+            names = [held.id for held in fields if isinstance(held, ast.Name) and held.id in flags]
+            told = {at: flags[at].default for at in names}
+            yield {**told, CLASS: name, LINE: node.lineno, SCOPE: 0, WHOLE: node.name}
+            return
+    for held in named_calls(module, PARSERS):
+        given = call_node(module, held)
+        if given is not None and (name := _arguments_named(*ast.walk(given))):
+            yield {CLASS: name, LINE: held[LINE], SCOPE: 0, WHOLE: name}
+
+
+def _arguments_named(*nodes: ast.AST) -> str | None:
+    """The class of arguments that one of the nodes names."""
+    named = (attribute_path(one)[-1:] for one in nodes if isinstance(one, ast.Name | ast.Attribute))
+    return next((one[0] for one in named if one and one[0] in ARGUMENTS), None)
+
+
 def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     """Which model is loaded, and how: by the script, or by TRL's trainer where it is given a name
     (trl/trainer/utils.py, create_model_from_path).
@@ -175,7 +201,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
         return {
             "dtype": UNSAID,
             **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
-            **_from_pretrained_keys(found),
+            **from_pretrained_keys(found),
         }
     trained = next(
         (
@@ -191,7 +217,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     return {
         "dtype": "float32",
         **_model_name_key(module, trained, ("model", "0")),
-        **_from_pretrained_keys(initial),
+        **from_pretrained_keys(initial),
     }
 
 
@@ -231,7 +257,7 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
     return {"method": METHODS[name], **({"max_length": whole} if isinstance(whole, int) else {})}
 
 
-def _lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
+def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     """LoRA of chosen modules: what of it a plan says, and the names of the rest (peft
     tuners/lora/config.py).
     """
@@ -251,7 +277,7 @@ def _lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, **({LORA: ", ".join(sorted(rest))} if rest else {})}
 
 
-def _bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
+def bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     """A model that is loaded in four or eight bits (transformers utils/quantization_config.py); the rest by
     name.
     """
@@ -266,7 +292,7 @@ def _bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     return {**(made if weights else {}), **({BITS: ", ".join(sorted(rest))} if rest or not weights else {})}
 
 
-def _from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
+def from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     """How a model is loaded: the dtype and the attention that the call names, and four or eight bits as its
     own keywords, which transformers 4 makes a ``BitsAndBytesConfig`` of (v4.57 modeling_utils.py,
     from_pretrained).
@@ -285,7 +311,7 @@ def bit_keywords(held: Mapping[str, Any]) -> list[str]:
 
 def _bits_of_keywords(held: Mapping[str, Any]) -> dict[str, Any]:
     return (
-        _bitsandbytes_keys(
+        bitsandbytes_keys(
             {name: value for name, value in held.items() if name.startswith(("load_in_", "bnb_"))}
         )
         if bit_keywords(held)
@@ -356,7 +382,7 @@ def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
         if name not in ("0", "model", *_UNSLOTH_WITHOUT_BYTES) and value is not None
     }
     usual = {"r": 16, "target_modules": ALL_LINEAR}
-    return _lora_config_keys({**usual, **held})
+    return lora_config_keys({**usual, **held})
 
 
 _UNSLOTH_WITHOUT_BYTES = (

@@ -1,0 +1,147 @@
+"""Scripts with a training loop of their own on PyTorch, as far as their text tells, and commands that start
+some script with flags that no format has: those are read by their names (``shared/loop_script``,
+``shared/loop_commands``, ``shared/role_names``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.exchange import find_format
+from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.loop_commands import BY_NAMES
+from memsheet.exchange.shared.loop_script import DIVIDED, LOOP, loop_values
+from memsheet.exchange.shared.trainer_script import BITS, LORA, SCRIPT, UNSAID
+from memsheet.exchange.shared.trainers import inside_moves, inside_names, inside_rows, row_of, with_master
+
+TRANSFORMERS, DEEPSPEED = find_format("transformers"), find_format("deepspeed")
+VERSION = "PyTorch 2.13"
+SHARDED = ("fsdp1", "fsdp2")
+STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3}
+"""torch/distributed/fsdp/api.py, ShardingStrategy."""
+WORDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
+INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED = inside_names(DEEPSPEED)
+
+
+def _generates(values: Values) -> bool:
+    return values.get(f"{LOOP}.task") == "infer"
+
+
+def _read_task(value: Any, _: Values) -> Mapping[str, Any]:
+    """A process that generates has the whole model."""
+    return {"task": value, **({"engine": "transformers", "mesh.tp": 1} if value == "infer" else {})}
+
+
+def _read_wrap(value: Any, values: Values) -> Mapping[str, Any]:
+    """What runs a step: a wrapper of the whole model, or one process on a card of its own."""
+    if _generates(values):
+        return {}
+    if value == "deepspeed":
+        return {"engine": "deepspeed"}
+    strategy = str(values.get(f"{LOOP}.strategy", "")).upper()
+    if value in SHARDED or (value == "fabric" and "FSDP" in strategy):
+        kept = values.get(f"{LOOP}.reshard") is False
+        return {
+            "engine": "fsdp2" if value == "fsdp2" else "fsdp1",
+            "zero": 2 if kept else STAGES.get(strategy, 3),
+        }
+    weak = "?" if value in ("accelerate", "none") else ""
+    return {f"{weak}engine": "transformers", f"{weak}zero": 0}
+
+
+def _computes_in(values: Values) -> Any:
+    """The dtype of a step where it is not that of the parameters."""
+    told = values.get(f"{LOOP}.gathered", values.get(f"{LOOP}.autocast"))
+    return told if told in ("bf16", "fp16") else None
+
+
+def _read_autocast(value: Any, values: Values) -> Mapping[str, Any]:
+    if _generates(values):
+        return {}
+    if values.get(f"{LOOP}.wrap") == "deepspeed":
+        return with_master(value) if value in ("bf16", "fp16") else {}
+    if _computes_in(values) is None:
+        return {"?precision.name": "fp32"}
+    kept = {f"?precision.{key}": "fp32" for key in ("parameters", "gradients", "moments", "reduce")}
+    return {"precision.compute": _computes_in(values), **kept}
+
+
+def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
+    """What the model is loaded in, or cast to; its gradients and moments have the same, adapters not."""
+    word = WORDS.get(str(value), str(value))
+    if values.get(f"{LOOP}.wrap") == "deepspeed" or str(value) == UNSAID:
+        return {}
+    if _generates(values):
+        return {} if values.get(f"{SCRIPT}.quantized") else {"precision.parameters": word}
+    if values.get(f"{SCRIPT}.quantized"):
+        return {}
+    computed = _computes_in(values) or word
+    if values.get(f"{SCRIPT}.lora_rank"):
+        return {"precision.parameters": word, "precision.compute": computed}
+    told = {f"precision.{name}": word for name in ("parameters", "gradients", "moments")}
+    return {**told, "precision.compute": computed, "precision.reduce": values.get(f"{LOOP}.reduced", word)}
+
+
+def _read_batch(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"serving.max_sequences" if _generates(values) else "microbatch": value}
+
+
+def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
+    """Rows as long as they may be; a prompt, where nothing else is said of it."""
+    if not _generates(values):
+        return {"seq_len": value, "?seq_len_kind": "maximum"}
+    return {} if values.get(f"{LOOP}.prompt") else {"serving.prompt_tokens": value}
+
+
+def _read_optimizer(value: Any, values: Values) -> Mapping[str, Any]:
+    how = values.get(f"{LOOP}.implementation")
+    return {"optimizer.name": value, **({"optimizer.implementation": how} if how else {})}
+
+
+def _of_training(key: str) -> Any:
+    return lambda value, values: {} if _generates(values) else {key: value}
+
+
+def _loop_row(at: str, back: Any, source: str = "the script's own text", **more: Any) -> Key:
+    return Key(at=f"{LOOP}.{at}", out=lambda _: None, back=back, source=source, **more)
+
+
+def _says_nothing(*_: Any) -> Mapping[str, Any]:
+    return {}
+
+
+OF_LOADING = (
+    "attention", "fused", "prepared", "lora_rank", "lora_targets", "lora_dropout", "quantized", "double_quant", "model",
+)  # fmt: skip
+KEYS = (
+    _loop_row("task", _read_task, usual="train"),
+    _loop_row("wrap", _read_wrap, usual=None),
+    *(_loop_row(name, _says_nothing) for name in ("strategy", "reshard", "gathered", "reduced", "implementation")),
+    _loop_row("batch", _read_batch),
+    _loop_row("length", _read_length),
+    _loop_row("prompt", lambda value, values: {"serving.prompt_tokens": value} if _generates(values) else {}),
+    _loop_row("answer", lambda value, values: {"serving.output_tokens": value} if _generates(values) else {}),
+    _loop_row("accumulation", _of_training("@accumulation")),
+    _loop_row("autocast", _read_autocast, usual="no", source="torch/amp/autocast_mode.py: a dtype where it is on"),
+    _loop_row("recompute", lambda value, values: {} if _generates(values) else {"recompute.mode": "full" if value is True else "none"}, usual=False, source="modeling_utils.py, gradient_checkpointing_enable"),
+    _loop_row("optimizer", _read_optimizer, source="torch/optim/adamw.py: foreach on a GPU unless told otherwise"),
+    _loop_row("compile", _of_training("compile")),
+    _loop_row("zero", lambda value, values: {"zero": value} if values.get(f"{LOOP}.wrap") == "deepspeed" else {}),
+    Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=_read_dtype, source="modeling_utils.py, from_pretrained: dtype"),
+    *(replace(row_of(TRANSFORMERS, f"{SCRIPT}.{name}"), usual=None) for name in OF_LOADING),
+    *inside_rows(DEEPSPEED),
+)  # fmt: skip
+
+
+FORMAT = Format(
+    name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values,
+    program_known=lambda _: False, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
+    refers=(f"{LOOP}.config_file", f"{LOOP}.deepspeed_file"), moves=inside_moves(DEEPSPEED), weighed=INSIDE_WEIGHED,
+    unmodelled={
+        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
+        f"{LOOP}.{DIVIDED}": (),
+    },
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.config_file", f"{LOOP}.deepspeed_file"},
+)  # fmt: skip

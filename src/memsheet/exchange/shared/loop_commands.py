@@ -1,0 +1,117 @@
+"""A command that starts a script whose flags no format has: what they mean by their names, and what the
+script's own text makes of them where it lies beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch
+from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
+from memsheet.exchange.shared.loop_script import DIVIDED, LOOP, loop_values, mixed_word
+from memsheet.exchange.shared.role_names import ROLES, Told, command_values, role_value, task_of_script
+from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
+
+BY_NAMES = "flags"
+FILES = {"deepspeed_config": "deepspeed_file", "deepspeed": "deepspeed_file", "ds_config": "deepspeed_file"}
+COUNTED = ("batch", "length", "accumulation", "prompt", "answer", "zero", "tensor")
+
+
+def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
+    """The values of a start, of its script's ``text`` and flags; nothing where neither names a model or
+    tells whether it trains.
+    """
+    try:
+        read = loop_values(text, found.arguments) if text else {}
+    except ValueError:
+        read = {}
+    flags = command_values(found.arguments)
+    task = read[LOOP].get("task", "train") if read else task_of_script(found.script, found.arguments)
+    model = role_value("model", flags)
+    named = model is not None and isinstance(model.value, str)
+    if task is None or not (named or read.get(SCRIPT, {}).get("model")):
+        return {}
+    own = {**read.get(LOOP, {}), **_loop_flags(flags, found), "task": task}
+    if task == "infer" and own.pop("wrap", None) == DEEPSPEED_WRAP:
+        own[DIVIDED] = "by DeepSpeed"
+        own.pop("deepspeed_file", None)
+    if not read:
+        own |= {"reads": f"the flags of {found.script}", BY_NAMES: _names_read(flags)}
+    said = {"dtype": UNSAID, **_loading_flags(flags), **read.get(SCRIPT, {})}
+    if model is not None and named:
+        said["model"] = model.value
+    return {LOOP: own, SCRIPT: said, **{at: held for at, held in read.items() if at not in (LOOP, SCRIPT)}}
+
+
+def _names_read(flags: Mapping[str, Told]) -> str:
+    """The flags whose names were taken for what they mean."""
+    taken = [role_value(role, flags) for role in ROLES]
+    names = ", ".join(dict.fromkeys(one.name for one in taken if one is not None))
+    return f"read by their names: {names}"
+
+
+def _loop_flags(flags: Mapping[str, Told], found: Launch) -> dict[str, Any]:
+    """Sizes, dtypes and wrappers that flags say, and what the launcher makes of the processes."""
+    made: dict[str, Any] = {}
+    for role in COUNTED:
+        told = role_value(role, flags)
+        if told is not None and (told.value == UNSET or type(told.value) is int):
+            made[role] = told.value
+    for role, word in (("bf16", "bf16"), ("fp16", "fp16")):
+        if (told := role_value(role, flags)) is not None and told.value is True:
+            made["autocast"] = word
+    mixed = flags.get("mixed_precision")
+    if mixed is not None and isinstance(mixed.value, str) and mixed.value != UNSET:
+        made["autocast"] = mixed_word(mixed.value)
+    if (told := role_value("recompute", flags)) is not None:
+        made["recompute"] = told.value is True or told.value == 1
+    if (told := role_value("compile", flags)) is not None and told.value is True:
+        made["compile"] = True
+    files = {
+        own: flags[at].value for at, own in FILES.items() if at in flags and isinstance(flags[at].value, str)
+    }
+    return {**made, **files, **_launcher_wrap(found, flags)}
+
+
+def _launcher_wrap(found: Launch, flags: Mapping[str, Told]) -> dict[str, Any]:
+    told = flags.get("deepspeed")
+    if (
+        found.launcher == DEEPSPEED
+        or any(at in flags for at in FILES)
+        or (told is not None and told.value is True)
+    ):
+        return {"wrap": DEEPSPEED_WRAP}
+    return (
+        {"wrap": {ACCELERATE: "accelerate", TORCHRUN: "ddp"}[found.launcher]}
+        if found.launcher in (ACCELERATE, TORCHRUN)
+        else {}
+    )
+
+
+def _loading_flags(flags: Mapping[str, Told]) -> dict[str, Any]:
+    """How a model is loaded: its dtype, attention, bits and adapters."""
+    made: dict[str, Any] = {}
+    dtype = flags.get("torch_dtype") or flags.get("dtype")
+    if dtype is not None and isinstance(dtype.value, str) and dtype.value not in (UNSET, "auto"):
+        made["dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16"}.get(
+            dtype.value, dtype.value
+        )
+    if (told := role_value("attention", flags)) is not None and isinstance(told.value, str):
+        made["attention"] = told.value
+    if (told := role_value("flash", flags)) is not None and told.value is True:
+        made["attention"] = "flash_attention_2"
+    if (told := role_value("4bit", flags)) is not None and told.value is True:
+        made |= {"quantized": "nf4", "double_quant": False}
+    if (told := role_value("8bit", flags)) is not None and told.value is True:
+        made["quantized"] = "int8"
+    rank, switch = role_value("lora_rank", flags), role_value("lora", flags)
+    if (
+        rank is not None
+        and type(rank.value) is int
+        and rank.value > 0
+        and (switch is None or switch.value is not False)
+    ):
+        made |= {"lora_rank": rank.value, "lora_targets": ["all-linear"]}
+    return made

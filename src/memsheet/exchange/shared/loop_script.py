@@ -1,0 +1,309 @@
+"""What the text of a script with a training loop of its own says: the model it loads, how it is wrapped, in
+which dtypes it computes, what it steps with, and how long and how many its rows are. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
+from memsheet.exchange.shared.python_module import Module, Tree
+from memsheet.exchange.shared.python_values import CLASS
+from memsheet.exchange.shared.role_names import (
+    Told,
+    constant_values,
+    flag_values,
+    role_value,
+)
+from memsheet.exchange.shared.trainer_script import (
+    ARGUMENTS,
+    BITS,
+    LIGER,
+    LOADS,
+    LORA,
+    PREPARES,
+    RECOMPUTE,
+    SCRIPT,
+    UNSAID,
+    bitsandbytes_keys,
+    from_pretrained_keys,
+    lora_config_keys,
+)
+
+LOOP, DEEPSPEED, DIVIDED = "loop", "deepspeed", "divided_weights"
+STEPS = re.compile(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
+GENERATES = re.compile(r"\.generate\(")
+OTHER_MODELS = re.compile(
+    r"(?:Peft|Reward|Value|Critic|Ref\w*|Teacher|Vision|CLIP|Embedding)Model\.from_pretrained$"
+)
+WRAPPERS = {
+    "FSDP": "fsdp1", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2", "DistributedDataParallel": "ddp", "DDP": "ddp",
+    "Accelerator": "accelerate", "Fabric": "fabric",
+}  # fmt: skip
+INITIALIZES = "deepspeed.initialize"
+OPTIMIZERS = {
+    "AdamW": ("adamw", "foreach"), "Adam": ("adamw", "foreach"), "FusedAdam": ("adamw", "fused"), "DeepSpeedCPUAdam": ("adamw", None),
+    "CPUAdamBuilder": ("adamw", None), "SGD": ("sgd", "foreach"), "Adafactor": ("adafactor", "loop"),
+    "AdamW8bit": ("adamw_8bit", "bnb"), "Adam8bit": ("adamw_8bit", "bnb"), "PagedAdamW8bit": ("paged_adamw_8bit", "bnb"),
+    "PagedAdam8bit": ("paged_adamw_8bit", "bnb"), "PagedAdamW": ("paged_adamw", "bnb"), "PagedAdamW32bit": ("paged_adamw", "bnb"),
+    "Lion": ("lion", "foreach"), "Lion8bit": ("lion_8bit", "bnb"),
+}  # fmt: skip
+"""Classes by the plan's name and implementation (torch.optim, bitsandbytes.optim, deepspeed.ops,
+transformers.optimization).
+"""
+CHECKPOINTS = (*RECOMPUTE, "apply_activation_checkpointing", "checkpoint_wrapper")
+WIDTHS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16", "torch.float32": "fp32"}
+CASTS = {"bfloat16": "bf16", "half": "fp16"}
+MOST_LINES = 64
+
+
+def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """A script's own loop, with ``script.*`` for how the model is loaded; nothing of a script without one.
+    ``given``: the flags that a command starts it with. Raises ValueError for no Python.
+    """
+    steps = STEPS.search(text)
+    if (
+        "from_pretrained" not in text
+        or not (steps or GENERATES.search(text))
+        or any(one in text for one in ARGUMENTS)
+    ):
+        return {}
+    module = read_module(text, {}, given)
+    load = next(_model_loads(module), None)
+    if load is None:
+        return {}
+    flags, constants = flag_values(module), constant_values(module)
+    told: Callable[[str], Told | None] = lambda role: role_value(role, flags, constants)  # noqa: E731
+    said = {**_loading_keys(module, load, told), **_adapter_keys(module, told)}
+    made = {
+        **_row_sizes(module, told),
+        **_precision_keys(module, told),
+        **_wrapper_keys(module),
+        **_optimizer_keys(module),
+    }
+    made |= _recompute_key(module, told)
+    if not steps:
+        divided = made.pop("wrap", None) == DEEPSPEED
+        made.pop(DEEPSPEED, None)
+        made |= {
+            "task": "infer",
+            **({DIVIDED: "by DeepSpeed"} if divided else {}),
+            **_generation_sizes(module, told),
+        }
+    kind = "loop" if steps else "generation"
+    inline = made.pop(DEEPSPEED, None)
+    own = {"reads": f"the {kind} of a model loaded on line {load[LINE]}", **made}
+    return {LOOP: own, SCRIPT: said, **({DEEPSPEED: inline} if inline else {})}
+
+
+def _local_calls(module: Module, *names: str) -> list[Tree]:
+    return list(named_calls(module, names, local=True))
+
+
+def _model_loads(module: Module) -> Iterator[Tree]:
+    return (
+        held
+        for held in named_calls(module, ("from_pretrained",), local=True)
+        if LOADS.search(held[WHOLE]) and not OTHER_MODELS.search(held[WHOLE])
+    )
+
+
+def _loading_keys(module: Module, load: Tree, told: Callable[[str], Told | None]) -> dict[str, Any]:
+    """The model's name, and how it is loaded."""
+    name = load.get("0", load.get("pretrained_model_name_or_path"))
+    if not isinstance(name, str) or name == UNSET:
+        found = told("model")
+        name = found.value if found is not None and isinstance(found.value, str) else None
+    keys = {at: held for at, held in from_pretrained_keys(load).items() if held != UNSET}
+    attention = told("attention")
+    if "attention" not in keys and "attn_implementation" in load and attention is not None:
+        keys["attention"] = attention.value
+    fused = any(_local_calls(module, *LIGER))
+    return {
+        "dtype": UNSAID,
+        **({"model": name} if name else {}),
+        **({"fused": True} if fused else {}),
+        **keys,
+    }
+
+
+def _adapter_keys(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+    """Adapters and fewer bits, unless a flag switches them off."""
+    made: dict[str, Any] = {}
+    if not _is_off(told("lora")):
+        for held in _local_calls(module, LORA):
+            made |= lora_config_keys(
+                {at: one for at, one in held.items() if one != UNSET or at == "target_modules"}
+            )
+    if not _is_off(told("4bit")) and not _is_off(told("8bit")):
+        for held in _local_calls(module, BITS):
+            made |= bitsandbytes_keys(held)
+    if any(_local_calls(module, PREPARES)):
+        made["prepared"] = True
+    return made
+
+
+def _is_off(found: Told | None) -> bool:
+    return found is not None and found.value in (False, 0, "", "none", "None", "no")
+
+
+def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+    """Rows of a micro-batch, their length, and how many micro-batches a step has."""
+    batch = next(
+        (
+            held["batch_size"]
+            for held in _local_calls(module, "DataLoader")
+            if _is_count(held.get("batch_size"))
+        ),
+        None,
+    )
+    lengths = [
+        held[at] for held in _local_calls(module, "tokenizer", "tokenize", "encode_plus", "from_pretrained")
+        for at in ("max_length", "model_max_length", "max_seq_length") if _is_count(held.get(at))
+    ]  # fmt: skip
+    rounds = next(
+        (
+            held["gradient_accumulation_steps"]
+            for held in _local_calls(module, "Accelerator")
+            if _is_count(held.get("gradient_accumulation_steps"))
+        ),
+        None,
+    )
+    sizes = {
+        "batch": batch or _role_count(told("batch")), "length": max(lengths, default=None) or _role_count(told("length")),
+        "accumulation": rounds or _role_count(told("accumulation")),
+    }  # fmt: skip
+    return {at: size for at, size in sizes.items() if size is not None}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _role_count(found: Told | None) -> int | None:
+    return found.value if found is not None and _is_count(found.value) else None
+
+
+def _precision_keys(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+    """What the loop computes in: autocast's dtype, accelerate's or Fabric's word, or a cast of the model."""
+    made: dict[str, Any] = {}
+    for held in _local_calls(module, "autocast"):
+        if held.get("enabled", True) is not False:
+            asked = held.get("dtype", held.get("1", "torch.float16"))  # its own on a GPU
+            made["autocast"] = WIDTHS.get(str(asked), _word_of_flags(told) or UNSET)
+    for held in _local_calls(module, "Accelerator", "Fabric"):
+        word = held.get("mixed_precision", held.get("precision"))
+        if isinstance(word, str):
+            made["autocast"] = mixed_word(word) if word != UNSET else _word_of_flags(told) or UNSET
+    for held in _local_calls(module, "MixedPrecisionPolicy", "MixedPrecision"):
+        made |= {
+            at: WIDTHS[str(held[name])]
+            for at, name in (("gathered", "param_dtype"), ("reduced", "reduce_dtype"))
+            if str(held.get(name)) in WIDTHS
+        }
+    cast = next(_model_casts(module), None)
+    return {**made, **({"cast": cast} if cast else {})}
+
+
+def _word_of_flags(told: Callable[[str], Told | None]) -> str | None:
+    for role in ("bf16", "fp16"):
+        found = told(role)
+        if found is not None and found.value is True:
+            return role
+    found = told("dtype")
+    return mixed_word(str(found.value)) if found is not None else None
+
+
+def mixed_word(word: str) -> str:
+    """A word for mixed precision, of accelerate's, of Lightning's or of a flag, as bf16, fp16 or no."""
+    low = word.lower()
+    return "bf16" if "bf" in low else "fp16" if "16" in low or "half" in low else "no"
+
+
+def _model_casts(module: Module) -> Iterator[str]:
+    """The dtype that a model is cast to as a whole."""
+    for held in _local_calls(module, "to", *CASTS):
+        owner, _, name = held[WHOLE].rpartition(".")
+        if not owner.rpartition(".")[2].endswith("model"):
+            continue
+        found = CASTS.get(name) or next(
+            (
+                WIDTHS[str(one)]
+                for at, one in held.items()
+                if at in ("0", "1", "dtype") and str(one) in WIDTHS
+            ),
+            None,
+        )
+        if found:
+            yield found
+
+
+def _wrapper_keys(module: Module) -> dict[str, Any]:
+    """What divides the model, or copies it: the surest of the calls."""
+    found = {WRAPPERS[held[CLASS]]: held for held in _local_calls(module, *WRAPPERS)}
+    engines = [held for held in _local_calls(module, "initialize") if held[WHOLE] == INITIALIZES]
+    if engines:
+        inline: Mapping[str, Any] = next(
+            (
+                held[at]
+                for held in engines
+                for at in ("config", "config_params")
+                if isinstance(held.get(at), dict)
+            ),
+            {},
+        )
+        return {"wrap": DEEPSPEED, **({DEEPSPEED: inline} if inline else {})}
+    wrap = next((one for one in ("fsdp2", "fsdp1", "ddp", "fabric", "accelerate") if one in found), "none")
+    strategy = found.get(wrap, {}).get("sharding_strategy", found.get(wrap, {}).get("strategy"))
+    kept = found.get(wrap, {}).get("reshard_after_forward")
+    return {
+        "wrap": wrap,
+        **(
+            {"strategy": str(strategy).rpartition(".")[2]}
+            if isinstance(strategy, str) and strategy != UNSET
+            else {}
+        ),
+        **({"reshard": kept} if isinstance(kept, bool) else {}),
+    }
+
+
+def _optimizer_keys(module: Module) -> dict[str, Any]:
+    """The optimizer, by the class that is made last, and what torch compiles."""
+    made = (
+        {"compile": True}
+        if any(held[WHOLE] == "torch.compile" for held in _local_calls(module, "compile"))
+        else {}
+    )
+    last = max(_local_calls(module, *OPTIMIZERS), key=lambda held: int(held[LINE]), default=None)
+    if last is None:
+        return made
+    name, how = OPTIMIZERS[last[CLASS]]
+    if name == "sgd" and last.get("momentum") not in (None, 0, 0.0):
+        name = "sgd_momentum"
+    how = "fused" if last.get("fused") is True else "loop" if last.get("foreach") is False else how
+    return {**made, "optimizer": name, **({"implementation": how} if how else {})}
+
+
+def _recompute_key(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+    """Whether layers are computed again: as a flag says that is called so, else where a call does it."""
+    flag = told("recompute")
+    if flag is not None and isinstance(flag.value, bool | int):
+        return {"recompute": bool(flag.value)}
+    return {"recompute": True} if any(_local_calls(module, *CHECKPOINTS)) else {}
+
+
+def _generation_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+    """Tokens of a prompt and of an answer."""
+    asked = [
+        held["max_new_tokens"]
+        for held in _local_calls(module, "generate")
+        if _is_count(held.get("max_new_tokens"))
+    ]
+    sizes = {
+        "answer": max(asked, default=None) or _role_count(told("answer")),
+        "prompt": _role_count(told("prompt")),
+    }
+    return {at: size for at, size in sizes.items() if size is not None}

@@ -1,0 +1,141 @@
+"""What people call a job's batch, length and model in scripts of their own: names of flags, of fields and of
+constants, each with its meaning.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.python_module import Module
+from memsheet.exchange.shared.script_flags import known_flags
+
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "model": (
+        "model_name_or_path", "model_name", "model_id", "base_model", "base_model_name", "base_model_id", "model_path", "model",
+        "pretrained_model_name_or_path", "pretrained_model", "pretrained_model_name", "model_checkpoint", "hf_model", "student_model_name", "full_model_name",
+        "base_model_name_or_path", "checkpoint", "bert_model", "lm_model_name_or_path",
+    ),
+    "batch": (
+        "per_device_train_batch_size", "per_device_batch_size", "micro_batch_size", "micro_batch", "microbatch_size", "train_micro_batch_size_per_gpu",
+        "batch_size_per_gpu", "per_gpu_train_batch_size", "train_batch_size", "batch_size", "bsz", "bs", "mbs",
+    ),
+    "accumulation": (
+        "gradient_accumulation_steps", "grad_accum_steps", "gradient_accumulation", "grad_accumulation_steps", "accumulation_steps", "accum_steps",
+        "grad_accum", "accumulate_grad_batches", "gradient_accumulation_iters",
+    ),
+    "length": (
+        "max_seq_length", "max_seq_len", "max_sequence_length", "sequence_length", "seq_length", "seq_len", "max_length", "max_len", "block_size",
+        "context_length", "ctx_len", "model_max_length", "cutoff_len", "context_window", "tokens_per_sample",
+    ),
+    "recompute": (
+        "gradient_checkpointing", "activation_checkpointing", "use_gradient_checkpointing", "enable_gradient_checkpointing", "gradient_checkpoint",
+        "use_activation_checkpointing", "checkpoint_activations", "grad_checkpointing",
+    ),
+    "bf16": ("bf16", "use_bf16"), "fp16": ("fp16", "use_fp16", "half"),
+    "dtype": ("torch_dtype", "dtype", "model_dtype", "data_type", "precision", "mixed_precision"),
+    "attention": ("attn_implementation", "attn_impl", "attention_implementation"), "flash": ("use_flash_attention", "use_flash_attn", "flash_attention", "use_flash_attention_2"),
+    "lora": ("use_lora", "use_peft", "lora", "peft"), "lora_rank": ("lora_rank", "lora_r", "lora_dim"),
+    "4bit": ("load_in_4bit", "use_4bit", "use_qlora", "qlora", "in_4bit"), "8bit": ("load_in_8bit", "use_8bit", "in_8bit"),
+    "optimizer": ("optimizer", "optim", "optimizer_name"), "compile": ("compile", "torch_compile", "use_compile"),
+    "zero": ("zero_stage",),
+    "prompt": ("prompt_len", "prompt_length", "input_len", "input_length", "prompt_tokens", "max_prompt_length", "max_input_length", "max_input_len"),
+    "answer": ("max_new_tokens", "gen_len", "output_len", "output_length", "gen_length", "max_tokens", "max_output_len", "answer_len", "max_gen_len"),
+    "tensor": ("tp_size", "tensor_parallel_size", "tensor_parallel", "autotp_size", "tp"),
+}  # fmt: skip
+"""Of each role the names that mean it, the surest first."""
+TRAINING = re.compile(
+    r"train|finetun|fine_tun|(^|_)sft|(^|_)dpo|pretrain|run_clm|run_mlm|run_glue|distil|lora", re.IGNORECASE
+)
+GENERATION = re.compile(
+    r"eval|infer|generat|predict|chat|serve|bench|demo|test|prompt|sample|flex|run_model", re.IGNORECASE
+)
+STEPS = frozenset({
+    "learning_rate", "lr", "num_train_epochs", "num_epochs", "epochs", "max_steps", "max_train_steps", "weight_decay", "warmup_steps", "num_warmup_steps",
+    "warmup_ratio", "warmup_proportion", "do_train", "adam_beta1", *ROLES["accumulation"],
+})  # fmt: skip
+"""Flags that only a training has."""
+
+
+class Told(NamedTuple):
+    """A value of a role, what it was called, and the line that says so (0: a command's flag)."""
+
+    value: Any
+    name: str
+    line: int
+
+
+def role_value(role: str, *sources: Mapping[str, Told]) -> Told | None:
+    """What the first source says of a role that says anything of it, by its surest name."""
+    for source in sources:
+        for name in ROLES[role]:
+            if (held := source.get(name)) is not None and held.value is not None:
+                return held
+    return None
+
+
+def flag_values(module: Module) -> dict[str, Told]:
+    """Flags of a script with what they are, by their names in lower case."""
+    return {
+        name.lower(): Told(flag.default, flag.name, flag.line) for name, flag in known_flags(module).items()
+    }
+
+
+def command_values(arguments: Mapping[str, Any]) -> dict[str, Told]:
+    """Flags as a command gives them."""
+    return {
+        name.lower().replace("-", "_"): Told(held, f"--{name.replace('_', '-')}", 0)
+        for name, held in arguments.items()
+    }
+
+
+def constant_values(module: Module) -> dict[str, Told]:
+    """Constants of a file by their names in lower case, wherever they are given: in functions, in classes
+    and in tables of words; none that has two values.
+    """
+    found: dict[str, list[Told]] = {}
+    for name, node in _named_expressions(module.tree):
+        value = node.value if isinstance(node, ast.Constant) else UNSET
+        if value is not None and value != UNSET and not isinstance(value, bytes | complex):
+            found.setdefault(name.lower(), []).append(Told(value, name, node.lineno))
+    for name, value in module.names.items():
+        if isinstance(value, str | int | float) and value != UNSET:
+            found.setdefault(name.lower(), []).append(Told(value, name, 0))
+    return {
+        name: max(held, key=lambda one: one.line)
+        for name, held in found.items()
+        if len({repr(one.value) for one in held}) == 1
+    }
+
+
+def _named_expressions(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=held):
+                yield name, held
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as held):
+                yield name, held
+            case ast.Dict(keys=keys, values=values):
+                yield from _worded_expressions(keys, values)
+
+
+def _worded_expressions(
+    keys: Sequence[ast.expr | None], values: Sequence[ast.expr]
+) -> Iterator[tuple[str, ast.expr]]:
+    for key, held in zip(keys, values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.value, held
+
+
+def task_of_script(name: str, flags: Mapping[str, Any]) -> str | None:
+    """Whether a script of that name, given such flags, trains or generates; None where nothing tells."""
+    given = {flag.lower() for flag in flags}
+    if given & STEPS:
+        return "train"
+    base = name.rpartition("/")[2].removesuffix(".py")
+    if given & {*ROLES["answer"], *ROLES["prompt"]} or GENERATION.search(base):
+        return "infer"
+    return "train" if TRAINING.search(base) else None

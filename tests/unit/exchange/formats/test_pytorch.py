@@ -1,0 +1,172 @@
+"""Scripts with a loop of their own, and commands whose flags are read by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.errors import InputError
+from memsheet.exchange.shared.written_files import written_files
+from memsheet.questions.recognised_files import recognise_files
+
+HEAD = """import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+"""
+LOOP = """
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def request_of(text: str, name: str = "train.py", **scripts: str) -> dict[str, Any]:
+    """All that is read of a text, as keys of a plan."""
+    reads, _ = recognise_files({name: text}, (), {f"{at}.py": held for at, held in scripts.items()})
+    return {key: held for read in reads.values() for key, held in read.request.items()}
+
+
+def of_loop(before: str) -> dict[str, Any]:
+    return request_of(f"{HEAD}{before}{LOOP}")
+
+
+def test_constants_calls_and_keywords_are_read() -> None:
+    found = of_loop("""
+MODEL, BATCH_SIZE = "Qwen/Qwen2.5-0.5B", 4
+model = AutoModelForCausalLM.from_pretrained(MODEL, torch_dtype=torch.bfloat16, attn_implementation="sdpa")
+model.gradient_checkpointing_enable()
+rows = tokenizer(texts, truncation=True, max_length=1024)
+loader = DataLoader(rows, batch_size=BATCH_SIZE)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+""")
+    assert {
+        "@model": "Qwen/Qwen2.5-0.5B", "microbatch": 4, "seq_len": 1024, "recompute.mode": "full", "optimizer.name": "adamw",
+        "optimizer.implementation": "fused", "precision.parameters": "bf16", "precision.compute": "bf16", "attention": "sdpa", "task": "train",
+    }.items() <= found.items()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrap", "engine", "zero"),
+    [
+        ("model = FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)", "fsdp1", 2),
+        ("model = FullyShardedDataParallel(model)", "fsdp1", 3),
+        ("fully_shard(model, reshard_after_forward=False)", "fsdp2", 2),
+        ("model = DDP(model)", "transformers", 0),
+        ("engine, *_ = deepspeed.initialize(model=model, config={'zero_optimization': {'stage': 2}})", "deepspeed", 2),
+    ],
+)  # fmt: skip
+def test_the_wrapper_says_the_engine(wrap: str, engine: str, zero: int) -> None:
+    found = of_loop(f'model = AutoModelForCausalLM.from_pretrained("gpt2")\n{wrap}\n')
+    assert (found["engine"], found["zero"]) == (engine, zero)
+
+
+@pytest.mark.parametrize(
+    ("line", "compute"),
+    [
+        ("with torch.autocast('cuda', dtype=torch.bfloat16): pass", "bf16"), ("with torch.cuda.amp.autocast(): pass", "fp16"),
+        ("accelerator = Accelerator(mixed_precision='bf16')", "bf16"), ("with torch.autocast('cuda', enabled=False): pass", None),
+    ],
+)  # fmt: skip
+def test_autocast_is_what_is_computed_in(line: str, compute: str | None) -> None:
+    found = of_loop(f'model = AutoModelForCausalLM.from_pretrained("gpt2")\n{line}\n')
+    assert found.get("precision.compute") == compute
+
+
+def test_a_flag_of_a_command_stands_before_the_script_s_own_default() -> None:
+    script = f"""{HEAD}
+parser.add_argument("--model_name", default="gpt2")
+parser.add_argument("--batch_size", type=int, default=2)
+parser.add_argument("--gradient_checkpointing", action="store_true")
+args = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained(args.model_name)
+if args.gradient_checkpointing:
+    model.gradient_checkpointing_enable()
+loader = DataLoader(rows, batch_size=args.batch_size)
+{LOOP}"""
+    alone = request_of(script)
+    assert (alone["@model"], alone["microbatch"], alone["recompute.mode"]) == ("gpt2", 2, "none")
+    command = "torchrun --nproc_per_node 4 train.py --batch_size 8 --gradient_checkpointing\n"
+    found = request_of(command, "run.sh", train=script)
+    assert (found["@model"], found["microbatch"], found["recompute.mode"]) == ("gpt2", 8, "full")
+    assert found["@gpus"] == 4
+
+
+def test_flags_alone_are_read_by_their_names_and_that_is_a_doubt(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python my_finetune.py --model_name Qwen/Qwen2.5-0.5B --batch_size 2 --max_length 512 --lr 1e-5\n"
+    )
+    checked = memsheet.check(tmp_path / "run.sh", gpus="1xH100-80GB")
+    assert checked.answer is not None
+    assert checked.answer.plan.training.microbatch == 2
+    assert "--max-length" in checked.doubt
+
+
+def test_what_neither_trains_nor_generates_is_no_job() -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        recognise_files({"run.sh": "python convert_weights.py --model a/b --out c\n"}, ())
+
+
+def test_generation_has_whole_weights_in_each_process() -> None:
+    found = request_of("python run_generation.py --model gpt2 --batch-size 8 --max_new_tokens 32\n", "run.sh")
+    assert (found["task"], found["serving.max_sequences"], found["serving.output_tokens"]) == ("infer", 8, 32)
+    assert found["mesh.tp"] == 1
+
+
+def test_a_configuration_that_a_script_writes_itself_is_read() -> None:
+    text = """BATCH=8
+cat > "out/ds.json" << EOF
+{"train_batch_size": $BATCH, "zero_optimization": {"stage": 3}}
+EOF
+deepspeed --num_gpus 2 train.py --deepspeed_config=out/ds.json --model_name gpt2 --lr 1e-4
+"""
+    assert written_files(text) == {
+        "out/ds.json": '{"train_batch_size": 8, "zero_optimization": {"stage": 3}}\n'
+    }
+    found = request_of(text, "run.sh")
+    assert (found["zero"], found["global_batch"], found["@gpus"], found["engine"]) == (3, 8, 2, "deepspeed")
+    quoted = 'cat <<\'EOF\' > a.json\n{"x": "$BATCH"}\nEOF\n'
+    assert written_files(quoted) == {"a.json": '{"x": "$BATCH"}\n'}
+    assert written_files("cat > a.json << EOF\nnever ended\n") == {}
+
+
+def test_a_job_of_one_process_is_of_one_card_where_the_named_ones_cannot_run_it(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage": 1}}')
+    (tmp_path / "run.sh").write_text(
+        "deepspeed --num_gpus=1 train.py --deepspeed_config ds.json --model_name gpt2 --batch_size 4\n"
+    )
+    checked = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+    assert any("as many as the files start processes" in one for one in checked.assumed)
+
+
+def test_a_class_of_arguments_is_read_at_its_defaults() -> None:
+    found = request_of(f"""{HEAD}
+from dataclasses import dataclass, field
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(default="facebook/opt-125m")
+@dataclass
+class TrainingArguments(transformers.TrainingArguments):
+    per_device_train_batch_size: int = field(default=3)
+parser = transformers.HfArgumentParser((ModelArguments, TrainingArguments))
+model_args, training_args = parser.parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path)
+trainer = Trainer(model=model, args=training_args)
+""")
+    assert (found["@model"], found["microbatch"]) == ("facebook/opt-125m", 3)
+
+
+def test_two_names_of_one_assignment_and_a_switch_of_the_file_s_own() -> None:
+    found = of_loop("""
+model_id, output_dir = "Qwen/Qwen2.5-0.5B", "out"
+LONG = False
+if LONG:
+    MAX_LEN = 8192
+else:
+    MAX_LEN = 256
+model = AutoModelForCausalLM.from_pretrained(model_id)
+rows = tokenizer(texts, max_length=MAX_LEN)
+""")
+    assert (found["@model"], found["seq_len"]) == ("Qwen/Qwen2.5-0.5B", 256)
