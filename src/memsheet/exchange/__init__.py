@@ -34,6 +34,9 @@ NAMES = (
     "open-instruct",
     "trl",
     "transformers",
+    "litgpt",
+    "llm-foundry",
+    "nanotron",
     "skypilot",
     "trainjob",
     "kubernetes",
@@ -59,6 +62,7 @@ MODULES = {
     "llama.cpp": "llama_cpp",
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
+    "llm-foundry": "llm_foundry",
 }
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""

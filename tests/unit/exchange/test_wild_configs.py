@@ -26,6 +26,9 @@ FORMATS = {
     "oi": ("open-instruct", "accelerate"),
     "tr": ("transformers",),
     "ve": ("verl",),
+    "lg": ("litgpt",),
+    "mf": ("llm-foundry",),
+    "nt": ("nanotron",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 
