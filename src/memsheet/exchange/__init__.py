@@ -37,6 +37,7 @@ NAMES = (
     "litgpt",
     "llm-foundry",
     "nanotron",
+    "nemo",
     "skypilot",
     "trainjob",
     "kubernetes",

@@ -42,13 +42,27 @@ READINGS: dict[str, dict[str, Any]] = {
     "nt-mup-350m.yaml": {"@gpus": 8, "microbatch": 32, "@accumulation": 8, "precision.gradients": "bf16"},
     "nt-nanoset.yaml": {"@gpus": 1, "microbatch": 2, "seq_len": 1024, "sequence_parallel": False},
     "nt-debug-tiny-llama.yaml": {"@gpus": 2, "microbatch": 2, "seq_len": 32},
+    "nm-megatron-llama.yaml": {"engine": "megatron", "@gpus": 1, "microbatch": 4, "global_batch": 8, "seq_len": 4096, "mesh.tp": 1, "zero": 0, "dropout": 0.0, "recompute.mode": "none", "sequence_parallel": False, "vocab_multiple": 128},
+    "nm-megatron-gpt.yaml": {"microbatch": 4, "global_batch": 8, "seq_len": 512, "dropout": 0.1, "precision.parameters": "bf16", "precision.gradients": "fp32", "precision.master_weights": "fp32"},
+    "nm-megatron-qwen2.yaml": {"microbatch": 4, "seq_len": 32768, "zero": 1, "optimizer.name": "adamw"},
+    "nm-megatron-gemma2.yaml": {"microbatch": 4, "seq_len": 8192, "mesh.pp": 1},
+    "nm-megatron-falcon.yaml": {"microbatch": 1, "global_batch": 1, "seq_len": 2048, "zero": 1},
+    "nm-megatron-starcoder2.yaml": {"microbatch": 1, "global_batch": 2, "seq_len": 4096, "zero": 1},
+    "nm-gpt-finetuning.yaml": {"@model": None, "microbatch": 4, "global_batch": 128, "seq_len": 2048, "adapter.rank": None, "precision.parameters": "fp16"},
+    "nm-megatron-mamba.yaml": {"microbatch": 1, "global_batch": 8, "seq_len": 4096},
 }  # fmt: skip
-UNNAMED = ("mf-finetune-dbrx-lora.yaml", "mf-mcli-1b.yaml")
+UNNAMED = (
+    "nm-gpt-finetuning.yaml",
+    "nm-megatron-mamba.yaml",
+    "mf-finetune-dbrx-lora.yaml",
+    "mf-mcli-1b.yaml",
+)
 """Of a model that is not bundled, or that another file names."""
 PARAMETERS = {
     "lg-stablelm-3b-full.yaml": 3_637_321_728, "lg-pretrain-tinystories.yaml": 15_191_712, "lg-pretrain-microllama.yaml": 304_636_928,
     "mf-pretrain-mpt-7b.yaml": 6_649_024_512, "mf-mcli-1b-8k.yaml": 1_311_213_568,
     "nt-tiny-llama.yaml": 2_420_754_432, "nt-mup-350m.yaml": 320_893_952,
+    "nm-megatron-gpt.yaml": 124_046_592, "nm-megatron-qwen2.yaml": 3_950_369_280,
 }  # fmt: skip
 """Of models that the file, or the tool by a name, describes."""
 

@@ -29,6 +29,7 @@ FORMATS = {
     "lg": ("litgpt",),
     "mf": ("llm-foundry",),
     "nt": ("nanotron",),
+    "nm": ("nemo",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

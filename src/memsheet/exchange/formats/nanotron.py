@@ -1,5 +1,5 @@
-"""nanotron's YAML (``torchrun … run_train.py --config-file config_tiny_llama.yaml``): a model described whole,
-and how it is divided.
+"""nanotron's YAML (``torchrun … run_train.py --config-file config.yaml``): a model described whole, and how
+it is divided.
 
 The sheet is of Megatron-Core, which divides it the same way: fp32 gradients beside sixteen-bit weights, fp32
 copies and states that ZeRO-1 divides, regions between products cut along the sequence. nanotron's own kernels

@@ -9,17 +9,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.launched_script import filled_commands, plain_value
 from memsheet.guard import parse_yaml
 
 FILE, PROCESSES = "$.parameters", "$.compute.gpus"
 """Where the values have the file that a command names, and the GPUs that an object of MosaicML's asks for."""
-REFERENCE = re.compile(r"\$\{([\w.]{1,100})\}")
 OVERRIDE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 NEEDED = frozenset({"model", "max_seq_len", "train_loader", "optimizer"})
 MOUNTED = "parameters.yaml"
 """The file that an object's own parameters are mounted as (mcli/mcli-llama3-finetune.yaml)."""
-DEEPEST = 8
 
 
 def parse_foundry_text(text: str) -> Mapping[str, Any]:
@@ -37,30 +36,13 @@ def parse_foundry_text(text: str) -> Mapping[str, Any]:
     tree = inner if isinstance(inner, Mapping) else outer
     if not tree.keys() >= NEEDED or not isinstance(tree["model"], Mapping) or "name" not in tree["model"]:
         return {}
-    return {**_with_references(tree, tree, 0), **_asked_cards(outer)}
+    return {**with_references(tree), **_asked_cards(outer)}
 
 
 def _asked_cards(outer: Mapping[str, Any]) -> dict[str, Any]:
     compute = outer.get("compute")
     cards = compute.get("gpus") if isinstance(compute, Mapping) else None
     return {PROCESSES: cards} if type(cards) is int else {}
-
-
-def _with_references(held: Any, tree: Mapping[str, Any], depth: int) -> Any:
-    """A value with what it names in its place, as OmegaConf puts it there; a name of nothing stays."""
-    if depth > DEEPEST:
-        return held
-    if isinstance(held, Mapping):
-        return {str(at): _with_references(one, tree, depth + 1) for at, one in held.items()}
-    if isinstance(held, list):
-        return [_with_references(one, tree, depth + 1) for one in held]
-    named = REFERENCE.fullmatch(held) if isinstance(held, str) else None
-    if named is None:
-        return held
-    found: Any = tree
-    for part in named[1].split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return held if isinstance(found, Mapping | list) else _with_references(found, tree, depth + 1)
 
 
 def _started_values(text: str) -> dict[str, Any]:
