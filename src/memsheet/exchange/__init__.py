@@ -34,6 +34,10 @@ NAMES = (
     "open-instruct",
     "trl",
     "transformers",
+    "litgpt",
+    "llm-foundry",
+    "nanotron",
+    "nemo",
     "skypilot",
     "trainjob",
     "kubernetes",
@@ -60,6 +64,7 @@ MODULES = {
     "llama.cpp": "llama_cpp",
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
+    "llm-foundry": "llm_foundry",
 }
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""

@@ -15,6 +15,7 @@ from memsheet.plan.overriding import without_overridden
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 PLAN = "plan.json"
+BATCHES = {"microbatch", "global_batch"}
 
 
 def asked_of(
@@ -89,6 +90,11 @@ def join_files(
     ]
     request.update({key: value for key, value in weak.items() if not _is_key_said(key, request)})
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
+    if count and not given.keys() & BATCHES:
+        ranks = max(1, count // _ranks_per_microbatch(request))
+        request.update(
+            pair for read in reads.values() for pair in read.form.on_ranks(read.values, ranks).items()
+        )
     if micro := derived_microbatch(
         reads, request, count // _ranks_per_microbatch(request) if count else None
     ):

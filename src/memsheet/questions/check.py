@@ -192,7 +192,7 @@ def _join_on_cards(
 ) -> tuple[Together, Any]:
     """The files as one request, and the cards that it runs on."""
     whole = join_files(reads, planned, flags, named_cards(str(gpus))[0] if gpus else None)
-    taken = _fewer_cards(gpus, where, whole)
+    taken = _fewer_cards(gpus, where, whole, reads)
     if not taken:
         return whole, gpus
     whole = join_files(reads, planned, flags, named_cards(taken)[0])
@@ -284,13 +284,18 @@ def _gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
     return f"{counts[-1]}x{named_cards(str(named))[1]}"
 
 
-def _fewer_cards(gpus: Any, where: Mapping[str, Any], whole: Together) -> str | None:
-    """The cards that a server's command takes, where it says its degrees and more are named."""
-    if not gpus or where["nodes"] or where["cluster"] or whole.request.get("task") != "infer":
+def _fewer_cards(
+    gpus: Any, where: Mapping[str, Any], whole: Together, reads: Mapping[str, Read]
+) -> str | None:
+    """The cards that a server's command takes, where it says its degrees and more are named; or a training
+    that starts its processes itself.
+    """
+    if not gpus or where["nodes"] or where["cluster"]:
         return None
     count, card = named_cards(str(gpus))
-    says_degrees = whole.request.get("mesh.tp") is not None
-    ranks = mesh_product(whole.request) if says_degrees else None
+    serves = whole.request.get("task") == "infer" and whole.request.get("mesh.tp") is not None
+    own = (read.request.get("@gpus") for read in reads.values() if read.form.own_processes)
+    ranks = mesh_product(whole.request) if serves else next(own, None)
     return f"{ranks}x{card}" if ranks and count and ranks < count else None
 
 

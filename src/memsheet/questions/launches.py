@@ -32,7 +32,7 @@ DESCRIBES = re.compile(
     r"model_name_or_path|\bbase_model\b|--model[ =]|model_path|--num-layers|--num_layers|model_id\b"
     r"|from_pretrained|--model-path|^model:\s*\S|^\s*_component_: torchtune\.models|pretrained_model"
     r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?="
-    r"|model\.path|checkpoint_dir: checkpoints/",
+    r"|model\.path|checkpoint_dir: checkpoints/|^model_name: \S|^ *model_config:\s|tensor_model_parallel_size: ",
     re.MULTILINE,
 )
 STARTS = re.compile(

@@ -40,13 +40,24 @@ def likely_trained(reads: Mapping[str, Read]) -> str | None:
 
 def described_model(reads: Mapping[str, Read]) -> tuple[ModelSpec | None, tuple[str, ...]]:
     """The model that a file's own sizes describe, where one does; and what is wrong with them."""
-    from memsheet.readers.megatron_sizes import read_megatron_sizes
-
     sizes = next((held for read in reads.values() if (held := read.form.model(read.values))), None)
     try:
-        return read_megatron_sizes(sizes) if sizes else None, ()
+        return _read_sizes(sizes) if sizes else None, ()
     except InputError as error:
         return None, tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+
+
+def _read_sizes(sizes: Mapping[str, Any]) -> ModelSpec:
+    """A model of sizes in the library's words, which name its family, or in Megatron-LM's."""
+    from memsheet.readers.hf_config import read_hf_config
+    from memsheet.readers.megatron_sizes import read_megatron_sizes
+
+    if "model_type" not in sizes:
+        return read_megatron_sizes(sizes)
+    found = read_hf_config(sizes)
+    name = f"{found.model_type} of {found.layers} layers, hidden {found.hidden:,}"
+    note = "the model is what the file's own sizes describe"
+    return replace(found, name=name, source=replace(found.source, notes=(*found.source.notes, note)))
 
 
 def is_surely_bundled(name: str) -> bool:

@@ -42,6 +42,12 @@ def _per_parameter_shards(request: Request, problem: Problem) -> Request | None:
     return {"engine": engine, "zero": 3 if zero is None else zero, **kept}
 
 
+def _named_engine(request: Request, problem: Problem) -> Request | None:
+    """The engine that the refusal names, in place of one that has no such layers."""
+    engine = problem.hint.removeprefix("engine ")
+    return {"engine": engine} if engine not in (problem.hint, request.get("engine")) else None
+
+
 def _whole_sequences(request: Request, _: Problem) -> Request | None:
     """A rank of context parallelism as one that has the whole sequence, and as many of its states."""
     degree = request.get("mesh.cp")
@@ -97,6 +103,7 @@ STAND_INS = (
     StandIn("global_batch", "is not a multiple of", _own_micro_batch),
     StandIn("attention", r"not installed|does not exist for|not modelled|fp16 or bf16 only", _next_attention),
     StandIn("model", r"real code under \w+ attention|has no sdpa", _next_attention),
+    StandIn("model", r"is no model of|is not built of|is not modelled of", _named_engine),
     StandIn("adapter.rank", "part of a flat parameter", _per_parameter_shards),
     StandIn("quantization.weights", "in a flat parameter", _per_parameter_shards),
     StandIn("engine", "vision tower is not modelled", _per_parameter_shards),

@@ -26,6 +26,10 @@ FORMATS = {
     "oi": ("open-instruct", "accelerate"),
     "tr": ("transformers",),
     "ve": ("verl",),
+    "lg": ("litgpt",),
+    "mf": ("llm-foundry",),
+    "nt": ("nanotron",),
+    "nm": ("nemo",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

@@ -170,6 +170,12 @@ class Format:
     program_known: Callable[[Values], bool] = lambda _: (
         True
     )  # whether what the file says tells which program reads it
+    on_ranks: Callable[[Values, int], Mapping[str, Any]] = (
+        lambda *_: {}
+    )  # keys of the batch that it says once the ranks are counted that have sequences of their own
+    own_processes: bool = (
+        False  # whether it starts as many processes as the file says, and leaves other cards
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

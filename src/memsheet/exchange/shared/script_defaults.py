@@ -34,6 +34,8 @@ KINDS = {
     "config": "trl",
     "--config": "vllm",
     "--config-name": "verl",
+    "$.config": "litgpt",
+    "$.parameters": "llm-foundry",
     FACTORY_FILE: "llamafactory",
 }
 """Which format a file is of that a key names; of DeepSpeed's for every other."""

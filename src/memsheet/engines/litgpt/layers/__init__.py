@@ -40,7 +40,10 @@ def litgpt_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What litgpt has no model for, and what its scripts do not do."""
     found = [
         Problem(
-            field="model", value=spec.name, reason=f"is no model of litgpt's: {why}", hint="another engine"
+            field="model",
+            value=spec.name,
+            reason=f"is no model of litgpt's: {why}",
+            hint="engine transformers",
         )
         for why in (() if is_built(spec) else unbuildable_reasons(spec, plan))
     ]
