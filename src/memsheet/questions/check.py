@@ -99,9 +99,11 @@ def check_configuration_files(
     question: dict[str, Any],
     flags: Mapping[str, Any] = NOTHING,
     words: Mapping[str, Any] = NOTHING,
+    server: str = "",
 ) -> Checked:
     """The files read together, accounted and looked over. ``flags``: what is said beside them, as keys of a
-    plan; ``words``: as people say it. Raises InputError for what cannot be read at all.
+    plan; ``words``: as people say it; ``server``: the one of several that a file starts. Raises InputError
+    for what cannot be read at all.
     """
     if question["parameters"] is not None:
         raise input_error(
@@ -110,7 +112,7 @@ def check_configuration_files(
             "says nothing of a file's activations",
             "name the model: --model",
         )
-    files_read = _read_job_files(files, question.pop("plan", None))
+    files_read = _read_job_files(files, question.pop("plan", None), server)
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     planned = {
         key: value
@@ -158,17 +160,17 @@ class _AccountedJob:
     unaccounted: Doubt
 
 
-def _read_job_files(files: tuple[str, ...], plan: Any) -> _JobFiles:
+def _read_job_files(files: tuple[str, ...], plan: Any, server: str) -> _JobFiles:
     texts, document = read_texts_and_plan(files, plan)
     too_large = tuple(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
     folder = of_folders(files, texts)
-    reads, skipped = recognise_files(texts, folder)
+    reads, skipped = recognise_files(texts, folder, server)
     if beside := adjacent_file_texts(files, texts, reads):
         texts |= beside
-        reads, skipped = recognise_files(texts, folder)
+        reads, skipped = recognise_files(texts, folder, server)
     reads = {name: bundled_draft(read) for name, read in with_their_files(reads).items()}
     return _JobFiles({**dict.fromkeys(reads, ""), **texts}, reads, document, (*skipped, *too_large))
 

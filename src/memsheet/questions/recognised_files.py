@@ -32,17 +32,17 @@ NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 
 
 def recognise_files(
-    texts: Mapping[str, str], in_folder: Collection[str]
+    texts: Mapping[str, str], in_folder: Collection[str], server: str = ""
 ) -> tuple[dict[str, Read], tuple[str, ...]]:
     """Files read, and those of a folder that are nothing known, each with why; of a shell's script what it
-    starts, too.
+    starts, too. ``server``: the one that is read of those that a file starts.
 
     Raises InputError where a file was named itself, or nothing is known.
     """
     reads: dict[str, Read] = {}
     left: list[str] = []
     for name, text in texts.items():
-        own, error = _read_or_error(name, text)
+        own, error = _read_or_error(name, text, server)
         shell = not name.endswith((".py", NOTEBOOK, *ENDINGS))
         said = text if shell else "" if own or not name.endswith(".py") else _described_command(name, text)
         further, unread = _launched_files(name, said, own) if said and len(text) <= MOST_SCRIPT else ({}, ())
@@ -131,9 +131,9 @@ def _launched_files(name: str, text: str, own: Read | None) -> tuple[Mapping[str
         return {}, (f"{name}: {error}",)
 
 
-def _read_or_error(name: str, text: str) -> tuple[Read | None, InputError | None]:
+def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, InputError | None]:
     try:
-        return read_text(name, text, PARSERS), None
+        return read_text(name, text, PARSERS, server), None
     except InputError as error:
         return None, error
 

@@ -31,6 +31,8 @@ LAUNCHES = (
     ("llama-server",), ("llama-cli",),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
+OLDER_NAMES = {"server": "llama-server", "main": "llama-cli"}
+"""Names of programs before ggml-org/llama.cpp 1c641e6a, which gave all of them a prefix."""
 NAMES_A_MODEL = frozenset({"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"})
 """Flags by which a program of one word is told its model."""
 IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp"}
@@ -188,7 +190,11 @@ def server_flags_index(
     for at, word in enumerate(words):
         own = word.rpartition("/")[2].partition("@")[0]
         for launch in launches:
-            started = own == launch[0] or (launch[0] == "python" and own.startswith("python"))
+            started = (
+                own == launch[0]
+                or (launch[0] == "python" and own.startswith("python"))
+                or _is_build_of(own, launch, words[at:])
+            )
             sure = len(launch) > 1 or _is_program_started(words, at)
             if started and sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
@@ -202,6 +208,17 @@ def _is_program_started(words: Sequence[str], at: int) -> bool:
     """Whether a name of one word is run there, and no option's value, a variable's or another program's."""
     is_value = _ASSIGNED.fullmatch(words[at]) or (at > 0 and words[at - 1].startswith("-"))
     return not is_value and not NAMES_A_MODEL.isdisjoint(word.partition("=")[0] for word in words[at:])
+
+
+def _is_build_of(own: str, launch: tuple[str, ...], words: Sequence[str]) -> bool:
+    """Whether a program is one of llama.cpp's by another name: with a build behind it, as Windows calls it,
+    or as it was called before its programs had a common prefix, where it is given a GGUF file.
+    """
+    if len(launch) > 1:
+        return False
+    older = OLDER_NAMES.get(own.removesuffix(".exe"))
+    given = older == launch[0] and any(word.endswith(".gguf") for word in words)
+    return given or re.fullmatch(rf"{re.escape(launch[0])}(?:-[0-9a-z]+)?(?:\.exe)?", own) is not None
 
 
 def named_image(word: str) -> str:
