@@ -51,6 +51,7 @@ NAMES = (
     "sglang",
     "llama.cpp",
     "ollama",
+    "tensorrt-llm",
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
 MODULES = {
@@ -58,6 +59,7 @@ MODULES = {
     "torchtitan-toml": "torchtitan.toml",
     "swift-megatron": "swift.megatron",
     "llama.cpp": "llama_cpp",
+    "tensorrt-llm": "tensorrt_llm",
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
 }

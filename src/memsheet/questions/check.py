@@ -28,7 +28,14 @@ from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
-from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
+from memsheet.questions.doubts_of_files import (
+    bytes_beyond,
+    claimed_fit,
+    doubt_of,
+    may_fit,
+    moved_bytes,
+    without_stand_in_log,
+)
 from memsheet.questions.files_on_disk import adjacent_file_texts, large_scripts, read_texts_and_plan
 from memsheet.questions.named_models import (
     bundled_draft,
@@ -229,7 +236,7 @@ def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -
             doubt = both_doubts(doubt, unsaid)
     return Checked(
         reads=reads,
-        answer=widen_verdict(answer, doubt),
+        answer=without_stand_in_log(widen_verdict(answer, doubt), reads),
         why_not=job.why_not,
         assumed=(
             *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),

@@ -27,6 +27,7 @@ FORMATS = {
     "tr": ("transformers",),
     "ve": ("verl",),
     "ls": ("llama.cpp",),
+    "tl": ("tensorrt-llm",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

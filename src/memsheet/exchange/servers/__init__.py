@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from memsheet.exchange.servers.batch_tasks import batch_servers, task_servers
+from memsheet.exchange.servers.disaggregated import disaggregated_servers
 from memsheet.exchange.servers.llama_swap import swapped_servers
 from memsheet.exchange.shared.named_server import NamedServer, with_own_names
 from memsheet.exchange.shared.serve_charts import chart_servers
@@ -15,7 +17,7 @@ from memsheet.exchange.shared.serve_pods import pod_servers
 
 Parse = Callable[[str, str], Any]
 KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
-    swapped_servers, chart_servers, pod_servers, compose_servers,
+    swapped_servers, disaggregated_servers, chart_servers, pod_servers, compose_servers, task_servers, batch_servers,
 )  # fmt: skip
 """In the order in which a text is tried; one that is of no kind of theirs has none."""
 

@@ -28,14 +28,23 @@ variables, what a variable holds.
 LAUNCHES = (
     ("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
-    ("llama-server",), ("llama-cli",),
+    ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("python", "-m", "dynamo.vllm"),
+    ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
 OLDER_NAMES = {"server": "llama-server", "main": "llama-cli"}
 """Names of programs before ggml-org/llama.cpp 1c641e6a, which gave all of them a prefix."""
+SHELLS = ("bash", "sh")
+ITSELF = frozenset({"trtllm-serve"})
+"""Programs of one word that are nothing but servers, whatever they are given."""
 NAMES_A_MODEL = frozenset({"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"})
 """Flags by which a program of one word is told its model."""
-IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp"}
+IMAGES = {
+    "vllm": "vllm/vllm-openai",
+    "sglang": "lmsysorg/sglang",
+    "llama.cpp": "ghcr.io/ggml-org/llama.cpp",
+    "tensorrt-llm": "nvcr.io/nvidia/tensorrt-llm/release",
+}
 ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"])
 """Images that take the flags alone."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
@@ -93,7 +102,10 @@ def _unshield_word(word: str) -> str:
 
 
 def split_line_commands(words: Sequence[str]) -> Iterator[list[str]]:
-    """Commands of one line."""
+    """Commands of one line, and those of the text that a shell is given in it."""
+    for text in _shell_texts(words):
+        for line in _split_script_lines(text):
+            yield from split_line_commands(line)
     found: list[str] = []
     for word in words:
         ends = word in BETWEEN
@@ -103,6 +115,14 @@ def split_line_commands(words: Sequence[str]) -> Iterator[list[str]]:
             yield found
             found = []
     yield found
+
+
+def _shell_texts(words: Sequence[str]) -> Iterator[str]:
+    """What a shell is started with as its script (``bash -c "…"``)."""
+    for at in range(len(words) - 2):
+        program, how = words[at].rpartition("/")[2], words[at + 1]
+        if program in SHELLS and re.fullmatch(r"-[a-z]{0,3}c", how):
+            yield _unshield_word(words[at + 2])
 
 
 class Variables:
@@ -201,12 +221,19 @@ def server_flags_index(
     named = (
         at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image
     )
-    return next(named, None)
+    return next((start for start in named if not _is_shell(words[start : start + 1])), None)
+
+
+def _is_shell(words: Sequence[str]) -> bool:
+    """Whether a container is told to run a shell in the server's place."""
+    return bool(words) and words[0].rpartition("/")[2] in SHELLS
 
 
 def _is_program_started(words: Sequence[str], at: int) -> bool:
     """Whether a name of one word is run there, and no option's value, a variable's or another program's."""
     is_value = _ASSIGNED.fullmatch(words[at]) or (at > 0 and words[at - 1].startswith("-"))
+    if words[at].rpartition("/")[2] in ITSELF:
+        return not is_value and at + 1 < len(words)
     return not is_value and not NAMES_A_MODEL.isdisjoint(word.partition("=")[0] for word in words[at:])
 
 
