@@ -52,6 +52,7 @@ NAMES = (
     "llama.cpp",
     "ollama",
     "tensorrt-llm",
+    "tgi",
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
 MODULES = {

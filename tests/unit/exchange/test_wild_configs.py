@@ -28,6 +28,7 @@ FORMATS = {
     "ve": ("verl",),
     "ls": ("llama.cpp",),
     "tl": ("tensorrt-llm",),
+    "tg": ("tgi",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

@@ -174,7 +174,6 @@ def _row(at: str, says: str = "", **more: Any) -> Key:
 
 KEYS = (
     beside.stand_in_row(),
-    *serving.PLACES,
     _row("model", "@model", back=lambda v, _: {"@model": str(v)}),
     _row("tensor_parallel_size", "mesh.tp", back=_read_tensor_parallel, usual=1),
     _row("pipeline_parallel_size", "mesh.pp", back=_read_pipeline_parallel, usual=1),
@@ -234,6 +233,6 @@ COMMON = frozenset(
 
 FORMAT: Format = Format(
     name="tensorrt-llm", file="trtllm-serve.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"model"}), needs={beside.ACCOUNTING: "TensorRT-LLM"},
-    known=frozenset({*_KNOWN.split(), CONFIG}), unmodelled={**serving.OPEN_PLACES, **_UNMODELLED}, said={"task": "infer", "engine": "vllm"},
+    known=frozenset({*_KNOWN.split(), CONFIG, "version"}), unmodelled={**serving.OPEN_PLACES, **_UNMODELLED}, said={"task": "infer", "engine": "vllm"},
     taken=serving.variable_default_remarks, parse=_parse_trtllm_command, also=_trtllm_options, refers=(CONFIG,),
 )  # fmt: skip

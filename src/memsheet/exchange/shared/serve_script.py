@@ -28,25 +28,25 @@ variables, what a variable holds.
 LAUNCHES = (
     ("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
-    ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("python", "-m", "dynamo.vllm"),
+    ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("text-generation-launcher",), ("python", "-m", "dynamo.vllm"),
     ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
 OLDER_NAMES = {"server": "llama-server", "main": "llama-cli"}
 """Names of programs before ggml-org/llama.cpp 1c641e6a, which gave all of them a prefix."""
 SHELLS = ("bash", "sh")
-ITSELF = frozenset({"trtllm-serve"})
+ITSELF = frozenset({"trtllm-serve", "text-generation-launcher"})
 """Programs of one word that are nothing but servers, whatever they are given."""
 NAMES_A_MODEL = frozenset({"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"})
 """Flags by which a program of one word is told its model."""
 IMAGES = {
-    "vllm": "vllm/vllm-openai",
-    "sglang": "lmsysorg/sglang",
-    "llama.cpp": "ghcr.io/ggml-org/llama.cpp",
-    "tensorrt-llm": "nvcr.io/nvidia/tensorrt-llm/release",
-}
-ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"])
+    "vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp", "tensorrt-llm": "nvcr.io/nvidia/tensorrt-llm/release",
+    "tgi": "ghcr.io/huggingface/text-generation-inference",
+}  # fmt: skip
+ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"])
 """Images that take the flags alone."""
+COPIED = re.compile(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
+"""Copies of images that clouds keep under names of their own."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=])([^{}]*))?\}|(\w+))")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -249,7 +249,9 @@ def _is_build_of(own: str, launch: tuple[str, ...], words: Sequence[str]) -> boo
 
 
 def named_image(word: str) -> str:
-    """An image's name without its tag and the hub's own name."""
+    """An image's name without its tag and the hub's own name; of a cloud's copy, whose it is."""
+    if COPIED.search(word):
+        return IMAGES["tgi"]
     return word.partition("@")[0].partition(":")[0].removeprefix("docker.io/")
 
 

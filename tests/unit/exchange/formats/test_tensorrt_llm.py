@@ -25,12 +25,18 @@ def said(text: str, name: str = "serve.sh") -> dict[str, Any]:
     "line",
     [
         f"trtllm-serve {MODEL} --max_batch_size 64 --max_num_tokens 4096 --max_seq_len 8192 --tp_size 2",
-        (f"trtllm-serve serve {MODEL} --max_batch_size=64 --max_num_tokens 4096 --max_seq_len 8192 "
-        "--tensor_parallel_size 2 --kv_cache_free_gpu_memory_fraction 0.9 --backend pytorch"),
-        (f"mpirun -n 2 trtllm-llmapi-launch trtllm-serve {MODEL} --max-batch-size 64 --max-num-tokens 4096 "
-        "--max-seq-len 8192 --tp_size 2 --host 0.0.0.0"),
-        (f"python3 -m dynamo.trtllm --model-path {MODEL} --max-batch-size 64 --tensor-parallel-size 2 "
-        """--override-engine-args '{"max_num_tokens": 4096, "max_seq_len": 8192}'"""),
+        (
+            f"trtllm-serve serve {MODEL} --max_batch_size=64 --max_num_tokens 4096 --max_seq_len 8192 "
+            "--tensor_parallel_size 2 --kv_cache_free_gpu_memory_fraction 0.9 --backend pytorch"
+        ),
+        (
+            f"mpirun -n 2 trtllm-llmapi-launch trtllm-serve {MODEL} --max-batch-size 64 --max-num-tokens 4096 "
+            "--max-seq-len 8192 --tp_size 2 --host 0.0.0.0"
+        ),
+        (
+            f"python3 -m dynamo.trtllm --model-path {MODEL} --max-batch-size 64 --tensor-parallel-size 2 "
+            """--override-engine-args '{"max_num_tokens": 4096, "max_seq_len": 8192}'"""
+        ),
     ],
 )
 def test_flags_in_every_spelling_say_the_same(line: str) -> None:
