@@ -12,9 +12,9 @@ from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.line import Given
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
-from memsheet.questions.launches import check_launches, launch_files
+from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers
 from memsheet.report.json.checked import checked_document, launches_document
-from memsheet.report.screen.checked import render_checked, render_launches
+from memsheet.report.screen.checked import render_checked, render_launches, render_servers
 from memsheet.report.shared.checked import Checked
 from memsheet.report.shared.look import Look
 
@@ -34,6 +34,8 @@ def check(asked: Given) -> int:
         )
     if launches := launch_files(asked.files):
         return _check_tree(asked, launches)
+    if servers := started_servers(asked.files):
+        return _check_servers(asked, servers)
     decimal = screen.wants_decimal_units(asked.units)
     question = jobs.job_arguments(asked)
     checked = check_configuration_files(
@@ -54,6 +56,18 @@ def _check_tree(asked: Given, launches: list[Path]) -> int:
         screen.write_json(launches_document(root.name, found))
     else:
         screen.write_stdout(render_launches(found, _look_of(asked, decimal=decimal)))
+    return worst_exit_code(NO_START if one.checked is None else _exit_code(one.checked) for one in found)
+
+
+def _check_servers(asked: Given, names: tuple[str, ...]) -> int:
+    """Every server that a file starts, a sheet each."""
+    decimal, file = screen.wants_decimal_units(asked.units), asked.files[0]
+    found = check_servers(file, names, jobs.job_arguments(asked), plan_flag_values(asked))
+    left = names[len(found) :]
+    if asked.json:
+        screen.write_json(launches_document(file, found))
+    else:
+        screen.write_stdout(render_servers(found, left, _look_of(asked, decimal=decimal)))
     return worst_exit_code(NO_START if one.checked is None else _exit_code(one.checked) for one in found)
 
 

@@ -16,11 +16,12 @@ from importlib import import_module
 from typing import Any
 
 from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read_format_values
+from memsheet.exchange.shared.named_server import joined_script
 from memsheet.exchange.shared.program_releases import stated_release
-from memsheet.exchange.shared.serve_charts import chart_script
-from memsheet.exchange.shared.serve_compose import DEVICES, compose_file_script
-from memsheet.exchange.shared.serve_pods import command_of, given_to
+from memsheet.exchange.shared.serve_pods import given_to
+from memsheet.exchange.shared.serve_script import OTHERS
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.guard.budget import TooMuchError
 
@@ -55,6 +56,8 @@ NAMES = (
     "sglang",
     "llama.cpp",
     "ollama",
+    "tensorrt-llm",
+    "tgi",
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
 MODULES = {
@@ -62,6 +65,7 @@ MODULES = {
     "torchtitan-toml": "torchtitan.toml",
     "swift-megatron": "swift.megatron",
     "llama.cpp": "llama_cpp",
+    "tensorrt-llm": "tensorrt_llm",
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",
@@ -220,19 +224,18 @@ def _prepend_comments(kind: str, lines: Iterable[str], text: str) -> str:
 # ---- in ----------------------------------------------------------------------------------------------------
 
 
-def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
+def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str = "") -> Read:
     """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and
-    the file's name.
+    the file's name; ``server``: the one of several that a file starts, the first where none is named.
     """
-    pod = chart_script(name, text, parsers["yaml"]) or command_of(name, text, parsers["yaml"])
-    if pod:
-        return given_to(_recognise_format(name, pod[0], parsers), pod[1])
-    services = compose_file_script(name, text, parsers["yaml"])
-    return (
-        given_to(_recognise_format(name, services[0], parsers), services[1], DEVICES)
-        if services
-        else _recognise_format(name, text, parsers)
-    )
+    servers = servers_in_text(name, text, parsers["yaml"])
+    if not servers:
+        return _recognise_format(name, text, parsers)
+    own = [one for one in servers if one.name == server]
+    script, first = joined_script(tuple(own) or servers), (own or servers)[0]
+    found = given_to(_recognise_format(name, script, parsers), first.gpus, first.at)
+    others = ((OTHERS, f"1 of {len(servers)} read"),) if own and first.together and len(servers) > 1 else ()
+    return replace(found, unmodelled=(*found.unmodelled, *others), assumed=(*found.assumed, *first.remarks))
 
 
 def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:

@@ -13,6 +13,7 @@ from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
+from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.frozen import dataclass
 from memsheet.plan.aliases import OWN_FP16
 from memsheet.plan.engine_registry import engine_of
@@ -23,6 +24,9 @@ from memsheet.sheet import STATES, Bytes, Component, Instant
 
 Ask = Callable[[Mapping[str, Any]], Answer | None]
 FURTHER = "a further server"
+BY_WHICH = {
+    Result.FITS: "by these it fits", Result.DOES_NOT_FIT: "by these it does not fit", Result.UNCERTAIN: "by these, too, it is uncertain",
+}  # fmt: skip
 STORED = (
     (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4", "nvfp4"),
     (r"mxfp4", "mxfp4"), (r"mxfp8", "mxfp8"), (r"fp8", "fp8"), (r"w8a8|int8", "int8"), (r"bnb|4bit|nf4", "nf4"),
@@ -186,6 +190,8 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
             yield from _defaulted_flag_remarks(read, str(value), given)
         elif at == OTHERS:
             yield f"{FURTHER} ({value.replace(' read', ' commands read')})"
+        elif at == ACCOUNTING:
+            yield f"{at} {value}: {BY_WHICH[result]}"
         elif value == UNSET and not _is_flag_given(read, at, given):
             yield f"{at} {UNSET}{_flag_hint(read, at)}"
         elif value != UNSET and not (at == AUTO_LENGTH and result is Result.FITS):

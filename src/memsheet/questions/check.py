@@ -28,7 +28,14 @@ from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
-from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
+from memsheet.questions.doubts_of_files import (
+    bytes_beyond,
+    claimed_fit,
+    doubt_of,
+    may_fit,
+    moved_bytes,
+    without_stand_in_log,
+)
 from memsheet.questions.files_on_disk import (
     adjacent_file_texts,
     large_scripts,
@@ -105,9 +112,11 @@ def check_configuration_files(
     question: dict[str, Any],
     flags: Mapping[str, Any] = NOTHING,
     words: Mapping[str, Any] = NOTHING,
+    server: str = "",
 ) -> Checked:
     """The files read together, accounted and looked over. ``flags``: what is said beside them, as keys of a
-    plan; ``words``: as people say it. Raises InputError for what cannot be read at all.
+    plan; ``words``: as people say it; ``server``: the one of several that a file starts. Raises InputError
+    for what cannot be read at all.
     """
     if question["parameters"] is not None:
         raise input_error(
@@ -116,7 +125,7 @@ def check_configuration_files(
             "says nothing of a file's activations",
             "name the model: --model",
         )
-    files_read = _read_job_files(files, question.pop("plan", None))
+    files_read = _read_job_files(files, question.pop("plan", None), server)
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     planned = {
         key: value
@@ -168,17 +177,17 @@ class _AccountedJob:
     unaccounted: Doubt
 
 
-def _read_job_files(files: tuple[str, ...], plan: Any) -> _JobFiles:
+def _read_job_files(files: tuple[str, ...], plan: Any, server: str) -> _JobFiles:
     texts, document = read_texts_and_plan(files, plan)
     too_large = tuple(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
     folder, scripts = of_folders(files, texts), started_scripts(files, texts)
-    reads, skipped = recognise_files(texts, folder, scripts)
+    reads, skipped = recognise_files(texts, folder, server, scripts)
     if beside := adjacent_file_texts(files, texts, reads):
         texts |= beside
-        reads, skipped = recognise_files(texts, folder, scripts)
+        reads, skipped = recognise_files(texts, folder, server, scripts)
     reads = {name: bundled_draft(read) for name, read in with_their_files(reads).items()}
     return _JobFiles({**dict.fromkeys(reads, ""), **texts}, reads, document, (*skipped, *too_large))
 
@@ -251,7 +260,7 @@ def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -
             doubt = both_doubts(doubt, unsaid)
     return Checked(
         reads=reads,
-        answer=widen_verdict(answer, doubt),
+        answer=without_stand_in_log(widen_verdict(answer, doubt), reads),
         why_not=job.why_not,
         assumed=(
             *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),

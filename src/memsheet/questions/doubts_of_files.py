@@ -13,6 +13,7 @@ from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.exchange.shared.script_defaults import absent_files
+from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.verdict_doubts import (
     FURTHER,
     Doubt,
@@ -46,6 +47,14 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
     return tuple(
         moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked)
     )
+
+
+def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> Answer | None:
+    """The answer without the lines that a log should have, where they are those of a server that stands in."""
+    stands_in = any(ACCOUNTING in read.values for read in reads.values())
+    if answer is None or not stands_in or not answer.serving:
+        return answer
+    return replace(answer, serving={at: held for at, held in answer.serving.items() if at != "start_up"})
 
 
 def may_fit(answer: Answer, doubt: Doubt) -> bool:

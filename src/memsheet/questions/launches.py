@@ -13,9 +13,11 @@ from typing import Any
 
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError, input_error
+from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.named_server import MOST_SERVERS
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
-from memsheet.guard import is_folder, parse_json, read_bytes
+from memsheet.guard import is_folder, parse_json, parse_yaml, read_bytes
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.export import PLAN, SHEET
 from memsheet.questions.files_on_disk import CODE, ENDINGS, NAMED
@@ -69,6 +71,35 @@ def check_launches(
     """
     found = [_check_launch(path, root, {**question}, words) for path in paths]
     return tuple(sorted(found, key=lambda one: (WORST_FIRST.index(one.outcome), one.file)))
+
+
+def started_servers(files: tuple[str, ...]) -> tuple[str, ...]:
+    """The servers that the one file which is named starts, by their names in it, where they are several."""
+    path = Path(files[0]) if len(files) == 1 else None
+    if path is None or not path.is_file() or path.stat().st_size > MOST_BYTES:
+        return ()
+    try:
+        text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
+        found = servers_in_text(path.name, text, parse_yaml)
+    except InputError:
+        return ()
+    return tuple(one.name for one in found) if len(found) > 1 else ()
+
+
+def check_servers(
+    file: str, names: Sequence[str], question: Mapping[str, Any], words: Mapping[str, Any]
+) -> tuple[Launch, ...]:
+    """Each server of a file, checked by itself on the cards that are named, in the file's order."""
+    return tuple(_check_server(file, name, {**question}, words) for name in names[:MOST_SERVERS])
+
+
+def _check_server(file: str, name: str, question: dict[str, Any], words: Mapping[str, Any]) -> Launch:
+    model = question.pop("model", None)
+    try:
+        checked = check_configuration_files((file,), model, question, words=words, server=name)
+    except InputError as error:
+        return Launch(file=f"{file}: {name}", checked=None, problem=str(error.problems[0]))
+    return Launch(file=f"{file}: {name}", checked=checked)
 
 
 def _check_launch(path: Path, root: Path, question: dict[str, Any], words: Mapping[str, Any]) -> Launch:

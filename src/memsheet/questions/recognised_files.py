@@ -34,17 +34,21 @@ NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 
 
 def recognise_files(
-    texts: Mapping[str, str], in_folder: Collection[str], scripts: Mapping[str, str] = NO_TEXTS
+    texts: Mapping[str, str],
+    in_folder: Collection[str],
+    server: str = "",
+    scripts: Mapping[str, str] = NO_TEXTS,
 ) -> tuple[dict[str, Read], tuple[str, ...]]:
     """Files read, and those of a folder that are nothing known, each with why; of a shell's script what it
-    starts, too. ``scripts``: texts of those that lie beside, by name.
+    starts, too. ``server``: the one that is read of those that a file starts; ``scripts``: texts of those
+    that lie beside, by name.
 
     Raises InputError where a file was named itself, or nothing is known.
     """
     reads: dict[str, Read] = {}
     left: list[str] = []
     for name, text in texts.items():
-        own, error = _read_or_error(name, text)
+        own, error = _read_or_error(name, text, server)
         shell = not name.endswith((".py", NOTEBOOK, *ENDINGS))
         told = own is not None and own.request.get("@model") is not None
         said = text if shell else "" if told or not name.endswith(".py") else _described_command(name, text)
@@ -85,7 +89,7 @@ def _written_configurations(name: str, text: str) -> dict[str, Read]:
     """Configurations that a shell's script writes itself, of kinds that a script is started with."""
     found: dict[str, Read] = {}
     for file, body in written_files(text).items() if len(text) <= MOST_SCRIPT else ():
-        own, _ = _read_or_error(Path(file).name, body)
+        own, _ = _read_or_error(Path(file).name, body, "")
         if own is not None and own.form.name in LAUNCHED:
             found[f"{name}: {Path(file).name}"] = own
     return found
@@ -153,9 +157,9 @@ def _launched_files(
         return {}, (f"{name}: {error}",)
 
 
-def _read_or_error(name: str, text: str) -> tuple[Read | None, InputError | None]:
+def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, InputError | None]:
     try:
-        return read_text(name, text, PARSERS), None
+        return read_text(name, text, PARSERS, server), None
     except InputError as error:
         return None, error
 

@@ -226,6 +226,36 @@ OTHERS = {
 }  # fmt: skip
 
 
+TENSORRT_OF = (
+    "@model",
+    "mesh.tp",
+    "mesh.ep",
+    "mesh.attn_dp",
+    "serving.max_sequences",
+    "serving.max_batched_tokens",
+    "serving.memory_fraction",
+    "serving.kv_dtype",
+)
+TENSORRT = {
+    "tl-deepseek-r1-reasoning-parser.sh": ("deepseek-ai/DeepSeek-R1", 8, 8, 8, 1024, 8192, 0.8, "fp8"),
+    "tl-mgmn-trtllm-serve.slurm.sh": ("$LOCAL_MODEL", 16, 1, None, 2048, 8192, 0.9, None),
+    "tl-curated-qwen3.yaml": (None, 1, 1, 1, 161, 1160, 0.8, None),
+    "tl-curated-deepseek-r1-throughput.yaml": (None, 8, 8, 8, 1024, 3200, 0.8, "fp8"),
+    "tl-curated-gpt-oss-120b-throughput.yaml": (None, 2, 2, 2, 720, 16384, 0.9, None),
+    "tl-curated-llama-3.3-70b.yaml": (None, 1, 1, None, 1024, 2048, 0.9, "fp8"),
+    "tl-disagg-config.yaml": ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1, 1, None, 2048, 8192, None, None),
+}  # fmt: skip
+
+
+TGI_OF = ("@model", "mesh.tp", "quantization.weights")
+TGI = {
+    "tg-falcon-40b.yaml": ("tiiuae/falcon-40b-instruct", 2, "nf4"), "tg-gemma-7b-it-shards.yaml": ("google/gemma-7b-it", 2, None),
+    "tg-gke-deployment.yaml": ("meta-llama/Meta-Llama-3-8B-Instruct", 1, None), "tg-gke-llama-405b.yaml": ("meta-llama/Llama-3.1-405B-Instruct-FP8", 8, None),
+    "tg-gke-multi-lora.yaml": ("google/gemma-2-2b-it", 1, None), "tg-llama3-70b.yaml": ("meta-llama/Meta-Llama-3-70B-Instruct", 2, "nf4"),
+    "tg-mixtral-8x7b.yaml": ("mistralai/Mixtral-8x7B-Instruct-v0.1", 2, "nf4"),
+}  # fmt: skip
+
+
 def read_out(name: str) -> tuple[dict, dict]:
     """All that is asked for, weak words with the firm ones over them; and what is not modelled."""
     reads, _ = recognise_files({name: (FOLDER / name).read_text()}, ())
@@ -276,6 +306,24 @@ def test_verl(name: str) -> None:
 def test_recipes_and_examples(name: str) -> None:
     found, _ = read_out(name)
     assert {key: found.get(key) for key in OTHERS[name]} == OTHERS[name]
+
+
+@pytest.mark.parametrize("name", TENSORRT)
+def test_tensorrt_llm(name: str) -> None:
+    found, beside = read_out(name)
+    assert tuple(found.get(key) for key in TENSORRT_OF) == TENSORRT[name]
+    assert str(beside["accounting"]).startswith("TensorRT-LLM")
+    assert ("speculative_config" in beside) is ("r1-throughput" in name)
+    assert ("cache_share" in beside) is ("disagg" in name)
+
+
+@pytest.mark.parametrize("name", TGI)
+def test_text_generation_inference(name: str) -> None:
+    found, beside = read_out(name)
+    assert tuple(found.get(key) for key in TGI_OF) == TGI[name]
+    assert (found["serving.max_batched_tokens"], found["serving.memory_fraction"]) == (4096, 0.9)
+    assert ("--quantize" in beside) is (found.get("quantization.weights") == "nf4")
+    assert ("--lora-adapters" in beside) is ("lora" in name)
 
 
 DOCUMENTED = '''"""

@@ -22,6 +22,15 @@ PROJECTOR = "--mmproj-auto"
 """On unless it is off: with a repository's model comes its projector, onto the GPU (common/arg.cpp)."""
 UNSET_VALUES = {"--ctx-size": (None, 0), "--n-gpu-layers": (None, "auto", -1)}
 """Flags that ``--fit`` may lower, with the values that leave them to it."""
+DRAFT = frozenset({"--model-draft", "--hf-repo-draft"})
+OF_DRAFT = DRAFT | {
+    f"--{name}"
+    for name in (
+        "spec-draft-ngl", "ctx-size-draft", "spec-draft-device", "spec-draft-type-k", "spec-draft-type-v", "override-tensor-draft", "cpu-moe-draft",
+        "n-cpu-moe-draft", "spec-replace", "threads-draft", "threads-batch-draft",
+    )
+}  # fmt: skip
+"""A second model that drafts, and where it lies: weights, a cache and a compute buffer of its own."""
 CACHE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 """Types of the cache by the names of plans; blocks are a GGUF file's (``gguf:Q8_0``)."""
 HOW = Command(
@@ -38,6 +47,10 @@ HOW = Command(
         "-lzm": "--lazy-mode", "-ctxcp": "--ctx-checkpoints", "--swa-checkpoints": "--ctx-checkpoints", "-cram": "--cache-ram", "-p": "--prompt",
         "-v": "--verbose", "-lv": "--verbosity", "--temperature": "--temp", "-to": "--timeout", "-rea": "--reasoning", "-ncffn": "--n-cpu-ffn",
         "-cnv": "--conversation", "-i": "--interactive", "-e": "--escape", "--embeddings": "--embedding", "--reranking": "--rerank",
+        "-ngld": "--spec-draft-ngl", "--gpu-layers-draft": "--spec-draft-ngl", "--n-gpu-layers-draft": "--spec-draft-ngl", "-cd": "--ctx-size-draft",
+        "-devd": "--spec-draft-device", "--device-draft": "--spec-draft-device", "-ctkd": "--spec-draft-type-k", "--cache-type-k-draft": "--spec-draft-type-k",
+        "-ctvd": "--spec-draft-type-v", "--cache-type-v-draft": "--spec-draft-type-v", "--spec-draft-hf": "--hf-repo-draft", "-otd": "--override-tensor-draft",
+        "-cmoed": "--cpu-moe-draft", "-ncmoed": "--n-cpu-moe-draft", "--draft": "--draft-max", "--draft-n": "--draft-max", "--draft-n-min": "--draft-min",
         "-dr": "--docker-repo", "-f": "--file", "-sys": "--system-prompt", "-hft": "--hf-token", "-nr": "--no-repack",
     },
     switches=frozenset({
@@ -73,6 +86,9 @@ def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _moved_by_defaults(values: Values, asked: Values) -> Iterable[Moved]:
+    if named := [f"{at} {values[at]}" for at in sorted(DRAFT) if values.get(at)]:
+        why = f"{named[0]}: the draft's weights and cache come on top of the sheet"
+        yield Moved(at=named[0].partition(" ")[0], why=why, low_bytes=0, high_bytes=EVERYTHING)
     if values.get(PROJECTOR) is True and asked.get("@towers"):
         why = "the repository's projector is loaded, too, and is not in the sheet: --no-mmproj leaves it out"
         yield Moved(at=PROJECTOR, why=why, low_bytes=0, high_bytes=EVERYTHING)
@@ -163,13 +179,14 @@ host port reuse-port path cors-origins cors-methods cors-headers cors-credential
 api-key-file ssl-key-file ssl-cert-file chat-template-kwargs timeout sse-ping-interval threads-http cache-prompt cache-reuse metrics props slots
 slot-save-path media-path jinja reasoning-format reasoning reasoning-effort reasoning-budget reasoning-budget-message reasoning-preserve
 chat-template chat-template-file prompt file interactive conversation color system-prompt single-turn multiline-input simple-io mmproj-auto
-lookup-cache-static lookup-cache-dynamic ctx-checkpoints checkpoint-min-step
+lookup-cache-static lookup-cache-dynamic draft-max draft-min draft-p-min draft-p-split spec-type spec-ngram-size-n spec-ngram-size-m
+spec-ngram-min-hits spec-ngram-check-rate spec-draft-n-max spec-draft-n-min spec-draft-p-min spec-draft-p-split no-webui ctx-checkpoints checkpoint-min-step
 """
 """Of the processor, the host's memory, of sampling, the server and its logs: no byte of a GPU."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "kv-offload": (True,), "kv-unified": (True,), "split-mode": ("layer",), "tensor-split": (), "main-gpu": (0,), "device": (),
     "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "swa-full": (False,), "lora": (), "lora-scaled": (), "control-vector": (),
-    "control-vector-scaled": (), "control-vector-layer-range": (), "model-draft": (), "hf-repo-draft": (), "mmproj": (False,), "mmproj-url": (),
+    "control-vector-scaled": (), "control-vector-layer-range": (), "mmproj": (False,), "mmproj-url": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),
     "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,),
     "image-min-tokens": (), "image-max-tokens": (), "mtmd-batch-max-tokens": (), "model-url": (), "no-host": (False,), "backend-sampling": (False,),
@@ -181,5 +198,5 @@ FORMAT = Format(
     beside=serving.BESIDE | OF_THE_FILE, differs={"@model": "a file of that model, in the plan's types"}, known=frozenset(f"--{name}" for name in _KNOWN.split()),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}},
     taken=serving.variable_default_remarks, problems=_llama_plan_problems,
-    said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
+    weighed=OF_DRAFT, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
 )  # fmt: skip

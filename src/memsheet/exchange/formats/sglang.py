@@ -31,7 +31,7 @@ READ = {
 }
 HOW = Command(
     model="--model-path", package="sglang", image="", partition=LAYERS, dashed=False,
-    launches=(("python", "-m", "sglang.launch_server"), ("sglang", "serve")),
+    launches=(("python", "-m", "sglang.launch_server"), ("sglang", "serve"), ("python", "-m", "dynamo.sglang")),
     aliases={
         "--speculative-draft-model": drafts.DRAFT, "--model": "--model-path", "--tensor-parallel-size": "--tp-size", "--tp": "--tp-size", "--pipeline-parallel-size": "--pp-size", "--pp": "--pp-size",
         "--data-parallel-size": "--dp-size", "--dp": "--dp-size", "--expert-parallel-size": "--ep-size", "--ep": "--ep-size",

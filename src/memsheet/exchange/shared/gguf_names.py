@@ -8,6 +8,10 @@ from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.serve_command import SIXTEEN_OF
 
 _WHOLE = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+_OWNED = re.compile(
+    r"(?<=^Qwen)_|(?<=^google)_|(?<=^openai)_|(?<=^microsoft)_|(?<=^mistralai)_|(?<=^nvidia)_|(?<=^meta-llama)_|(?<=^zai-org)_"
+)
+"""What stands between a publisher and a model in files of repositories that keep both (bartowski's)."""
 OF_THE_FILE = frozenset(
     {"quantization.weights", "quantization.group_size", "quantization.skip", "precision.name"}
 ) | {f"precision.{name}" for name in (*SIXTEEN_OF, "master_weights")}
@@ -24,7 +28,7 @@ def gguf_model_name(path: str) -> str:
     as it is.
     """
     told = _GGUF.fullmatch(path.replace("\\", "/").rpartition("/")[2])
-    return f"{told['stem']}@{told['types']}" if told else path
+    return f"{_OWNED.sub('/', told['stem'])}@{told['types']}" if told else path
 
 
 def gguf_file_types(path: str) -> str | None:

@@ -67,8 +67,12 @@ and no weight; balanced experts are copies beside those there (vLLM v0.33.0 conf
 config/parallel.py, config/cache.py, config/model.py enable_sleep_mode).
 """
 
-ADDING = frozenset({"roles"})
-"""Further models on the same cards: they take nothing of the one that is trained off them."""
+ADDING = frozenset(
+    {"roles", "accounting", "load_balancer", "speculative_config", "--lora-adapters", "--speculate"}
+)
+"""Further models and copies on the same cards, and whose accounting the sheet is of: they take nothing of the
+one that runs off them.
+"""
 
 
 def moves_states(keys: Iterable[str]) -> bool:

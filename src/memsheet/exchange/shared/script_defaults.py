@@ -33,6 +33,7 @@ KINDS = {
     "config_file": "accelerate",
     "config": "trl",
     "--config": "vllm",
+    "extra_llm_api_options": "tensorrt-llm",
     "--config-name": "verl",
     "$.config": "litgpt",
     "$.parameters": "llm-foundry",

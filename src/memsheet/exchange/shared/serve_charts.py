@@ -15,9 +15,9 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.named_server import GPU, NamedServer
 from memsheet.exchange.shared.serve_pods import (
     DOCUMENT_BREAK,
-    GPU,
     MOST,
     command_line,
     container_gpu_limit,
@@ -39,25 +39,23 @@ PARALLEL_OPTIONS = {
 }  # fmt: skip
 """Keys of a service's ``parallelism`` by the server's flags."""
 MORE_ARGS = "VLLM_ADDITIONAL_ARGS"
-Server = tuple[str, int | None]
-"""A line of a script, and the GPUs of its container, None where nobody said."""
 
 
-def chart_script(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
-    """The script that the servers of a file are, in their order, and the GPUs of the first; None for texts of
-    other kinds.
+def chart_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
+    """The servers of a file, in their order, each with the GPUs of its container; none of texts of other
+    kinds.
     """
     if not any(mark in text for mark in _MARKS):
-        return None
-    found: list[Server] = []
+        return []
+    found: list[NamedServer] = []
     for one in DOCUMENT_BREAK.split(text)[:MOST]:
         tree = tree_of(parse, name, one)
         if tree is not None:
-            found += [*_chart_servers(tree), *_service_servers(tree)]
-    return ("\n".join(line for line, _ in found), found[0][1]) if found else None
+            found += [*_values_servers(tree), *_service_servers(tree)]
+    return found
 
 
-def _chart_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
+def _values_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
     spec = _mapping(tree.get("servingEngineSpec"))
     held = spec.get("modelSpec")
     for one in held if isinstance(held, list) else ():
@@ -70,11 +68,15 @@ def _chart_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
         words = ["vllm", "serve", model["modelURL"], *flags, *scalar_list(options.get("extraArgs"))]
         image = f"{model.get('repository')}:{model.get('tag')}"
         container = {"image": image, "command": words, "resources": {"limits": {GPU: model.get(CHART)}}}
-        yield command_line(container), container_gpu_limit(container)
+        yield _container_server(str(model.get("name") or model["modelURL"]), container)
 
 
-def _service_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
-    spec = _mapping(tree.get("spec"))
+def _container_server(name: str, container: Mapping[str, Any]) -> NamedServer:
+    return NamedServer(name, command_line(container), container_gpu_limit(container))
+
+
+def _service_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
+    spec, name = _mapping(tree.get("spec")), str(_mapping(tree.get("metadata")).get("name") or "service")
     match tree.get("kind"):
         case "LLMInferenceService":
             held = _mapping(spec.get("model"))
@@ -92,7 +94,7 @@ def _service_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
             if model and not any(one.get("command") for one in containers):
                 own = containers[0] if containers else {}
                 command = ["vllm", "serve", model, *flags, *more]
-                yield command_line({**own, "command": command}), container_gpu_limit(own)
+                yield _container_server(name, {**own, "command": command})
         case "InferenceService":
             held = _mapping(_mapping(spec.get("predictor")).get("model"))
             args = [str(word) for word in scalar_list(held.get("args"))]
@@ -104,7 +106,7 @@ def _service_servers(tree: Mapping[str, Any]) -> Iterator[Server]:
             rest = [word for word in args if not word.startswith(("--model_", "--model-", "--backend"))]
             if model and _mapping(held.get("modelFormat")).get("name") == "huggingface":
                 container = {**held, "command": ["vllm", "serve", model], "args": rest}
-                yield command_line(container), container_gpu_limit(container)
+                yield _container_server(name, container)
         case _:
             return
 

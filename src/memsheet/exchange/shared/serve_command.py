@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
 from typing import Any
 
 from memsheet.errors import Problem
@@ -62,6 +63,7 @@ class Command:
     words: frozenset[str] = frozenset()  # flags whose values are words, whatever they look like
     lists: frozenset[str] = frozenset()  # flags that take several words
     objects: frozenset[str] = frozenset()  # flags whose parts (--a.b) are places of their own
+    variables: Mapping[str, str] = field(default_factory=dict)  # the environment's names of flags
 
 
 def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -> Mapping[str, Any]:
@@ -82,15 +84,31 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
         before += filled
         for word in filled:
             name, _, value = word.partition("=")
-            if value and name in (how.partition, ALLOCATOR, OLDER):
+            if name and value and name in (how.partition, ALLOCATOR, OLDER, *how.variables):
                 found[ALLOCATOR if name == OLDER else name] = value
         start = around.server_flags_index(filled, how.launches, (how.image,))
         if start is not None:
             version = around.pinned_release(how.package, before)
             said = _resolve_launch_flags(how, words, known, filled[start:], frozenset(weighed))
-            found = {**found, **({around.VERSION: version} if version else {}), how.model: None, **said}
+            told = _environment_flags(how, found)
+            found = {
+                **found,
+                **({around.VERSION: version} if version else {}),
+                how.model: None,
+                **told,
+                **said,
+            }
     more = {around.OTHERS: f"1 of {launches} read"} if how.model in found and launches > 1 else {}
     return {**found, **more} if how.model in found else {}
+
+
+def _environment_flags(how: Command, found: dict[str, Any]) -> dict[str, Any]:
+    """The flags that the environment says, taken out of what was found before the launch."""
+    told = {flag: found.pop(name) for name, flag in how.variables.items() if name in found}
+    return {
+        flag: held if flag == how.model or flag in how.words else parse_human_number(held)
+        for flag, held in told.items()
+    }
 
 
 def _resolve_launch_flags(

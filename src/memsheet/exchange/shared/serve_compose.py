@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import command_line, starts_a_server, tree_of
 
 DEVICES = "deploy.resources.reservations.devices"
@@ -16,25 +17,21 @@ _SERVICES = re.compile(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
 _VARIABLE = re.compile(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
 
 
-def compose_file_script(
-    name: str, text: str, parse: Callable[[str, str], Any]
-) -> tuple[str, int | None] | None:
-    """The script that the services' servers are, in their order, and the GPUs that the first has reserved;
-    None for texts of other kinds.
+def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
+    """The servers of the services, in their order, each with the GPUs that it has reserved; none of texts of
+    other kinds. A count is taken of all cards, so that two services may have the same.
     """
     if not _SERVICES.search(text):
-        return None
+        return []
     tree = tree_of(parse, name, text)
     services = tree.get("services") if tree else None
-    held = (
-        [_service_container(one) for one in services.values() if isinstance(one, Mapping)]
-        if isinstance(services, Mapping)
-        else []
-    )
-    found = [
-        (line, one["gpus"]) for one in held if starts_a_server(line := command_line(one, _quote_compose_word))
+    held = services if isinstance(services, Mapping) else {}
+    containers = {str(at): _service_container(one) for at, one in held.items() if isinstance(one, Mapping)}
+    return [
+        NamedServer(at, line, one["gpus"], DEVICES, together=True)
+        for at, one in containers.items()
+        if starts_a_server(line := command_line(one, _quote_compose_word))
     ]
-    return ("\n".join(line for line, _ in found), found[0][1]) if found else None
 
 
 def _service_container(service: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.named_server import GPU, NamedServer
 from memsheet.exchange.shared.serve_script import (
     ALONE,
     IMAGES,
@@ -34,22 +35,21 @@ ones (LeaderWorkerSet, JobSet, KServe, Ray, Argo).
 """
 JOBS = frozenset({"PyTorchJob", "TrainJob"})
 """Kinds that have formats of their own."""
-GPU = "nvidia.com/gpu"
 MOST, MOST_NAMED = 16, 120
 FOREIGN, NO_SERVER = "a kind that is not read", "in which no server's command stands"
 DOCUMENT_BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _VALUE = re.compile(r"(\$\(\w+\))")
 
 
-def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
-    """The script that a pod's server is, and the GPUs of its container; None for texts that are no objects of
+def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
+    """The servers of pods, each with the GPUs of its container; none of texts that are no objects of
     Kubernetes, or jobs.
 
     Raises InputError for pods without one, and for objects of kinds that are not read.
     """
     if "apiVersion" not in text or "kind" not in text:
-        return None
-    seen, foreign, jobs = list[str](), list[str](), False
+        return []
+    found, seen, foreign, jobs = list[NamedServer](), list[str](), list[str](), False
     for one in DOCUMENT_BREAK.split(text)[:MOST]:
         tree = tree_of(parse, name, one)
         if tree is None or "apiVersion" not in tree or "kind" not in tree:
@@ -60,13 +60,13 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
             foreign += [] if kind in JOBS else [f"{kind} of {tree['apiVersion']}"[:MOST_NAMED]]
             continue
         seen.append(kind)
-        found = [
-            (line, container_gpu_limit(held))
+        found += [
+            NamedServer(_object_name(tree), line, gpus := container_gpu_limit(held), together=gpus is None)
             for held in _pod_containers(tree)
             if (line := command_line(held)) and starts_a_server(line)
         ]
-        if found:
-            return "\n".join(line for line, _ in found), found[0][1]
+    if found:
+        return found
     if seen:
         raise input_error(
             "file",
@@ -79,7 +79,13 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
         raise input_error(
             "file", name, f"is {_indefinite_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known
         )
-    return None
+    return []
+
+
+def _object_name(tree: Mapping[str, Any]) -> str:
+    held = tree.get("metadata")
+    named = held.get("name") or held.get("generateName") if isinstance(held, Mapping) else None
+    return str(named or tree.get("kind"))[:MOST_NAMED]
 
 
 def _indefinite_article(word: str) -> str:

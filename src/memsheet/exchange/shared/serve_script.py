@@ -28,14 +28,25 @@ variables, what a variable holds.
 LAUNCHES = (
     ("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
-    ("llama-server",), ("llama-cli",),
+    ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("text-generation-launcher",), ("python", "-m", "dynamo.vllm"),
+    ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
+OLDER_NAMES = {"server": "llama-server", "main": "llama-cli"}
+"""Names of programs before ggml-org/llama.cpp 1c641e6a, which gave all of them a prefix."""
+SHELLS = ("bash", "sh")
+ITSELF = frozenset({"trtllm-serve", "text-generation-launcher"})
+"""Programs of one word that are nothing but servers, whatever they are given."""
 NAMES_A_MODEL = frozenset({"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"})
 """Flags by which a program of one word is told its model."""
-IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp"}
-ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"])
+IMAGES = {
+    "vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp", "tensorrt-llm": "nvcr.io/nvidia/tensorrt-llm/release",
+    "tgi": "ghcr.io/huggingface/text-generation-inference",
+}  # fmt: skip
+ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"])
 """Images that take the flags alone."""
+COPIED = re.compile(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
+"""Copies of images that clouds keep under names of their own."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=])([^{}]*))?\}|(\w+))")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -91,7 +102,10 @@ def _unshield_word(word: str) -> str:
 
 
 def split_line_commands(words: Sequence[str]) -> Iterator[list[str]]:
-    """Commands of one line."""
+    """Commands of one line, and those of the text that a shell is given in it."""
+    for text in _shell_texts(words):
+        for line in _split_script_lines(text):
+            yield from split_line_commands(line)
     found: list[str] = []
     for word in words:
         ends = word in BETWEEN
@@ -101,6 +115,14 @@ def split_line_commands(words: Sequence[str]) -> Iterator[list[str]]:
             yield found
             found = []
     yield found
+
+
+def _shell_texts(words: Sequence[str]) -> Iterator[str]:
+    """What a shell is started with as its script (``bash -c "…"``)."""
+    for at in range(len(words) - 2):
+        program, how = words[at].rpartition("/")[2], words[at + 1]
+        if program in SHELLS and re.fullmatch(r"-[a-z]{0,3}c", how):
+            yield _unshield_word(words[at + 2])
 
 
 class Variables:
@@ -188,24 +210,48 @@ def server_flags_index(
     for at, word in enumerate(words):
         own = word.rpartition("/")[2].partition("@")[0]
         for launch in launches:
-            started = own == launch[0] or (launch[0] == "python" and own.startswith("python"))
+            started = (
+                own == launch[0]
+                or (launch[0] == "python" and own.startswith("python"))
+                or _is_build_of(own, launch, words[at:])
+            )
             sure = len(launch) > 1 or _is_program_started(words, at)
             if started and sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
     named = (
         at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image
     )
-    return next(named, None)
+    return next((start for start in named if not _is_shell(words[start : start + 1])), None)
+
+
+def _is_shell(words: Sequence[str]) -> bool:
+    """Whether a container is told to run a shell in the server's place."""
+    return bool(words) and words[0].rpartition("/")[2] in SHELLS
 
 
 def _is_program_started(words: Sequence[str], at: int) -> bool:
     """Whether a name of one word is run there, and no option's value, a variable's or another program's."""
     is_value = _ASSIGNED.fullmatch(words[at]) or (at > 0 and words[at - 1].startswith("-"))
+    if words[at].rpartition("/")[2] in ITSELF:
+        return not is_value and at + 1 < len(words)
     return not is_value and not NAMES_A_MODEL.isdisjoint(word.partition("=")[0] for word in words[at:])
 
 
+def _is_build_of(own: str, launch: tuple[str, ...], words: Sequence[str]) -> bool:
+    """Whether a program is one of llama.cpp's by another name: with a build behind it, as Windows calls it,
+    or as it was called before its programs had a common prefix, where it is given a GGUF file.
+    """
+    if len(launch) > 1:
+        return False
+    older = OLDER_NAMES.get(own.removesuffix(".exe"))
+    given = older == launch[0] and any(word.endswith(".gguf") for word in words)
+    return given or re.fullmatch(rf"{re.escape(launch[0])}(?:-[0-9a-z]+)?(?:\.exe)?", own) is not None
+
+
 def named_image(word: str) -> str:
-    """An image's name without its tag and the hub's own name."""
+    """An image's name without its tag and the hub's own name; of a cloud's copy, whose it is."""
+    if COPIED.search(word):
+        return IMAGES["tgi"]
     return word.partition("@")[0].partition(":")[0].removeprefix("docker.io/")
 
 

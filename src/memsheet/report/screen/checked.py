@@ -44,6 +44,19 @@ def render_launches(launches: Sequence[Launch], look: Look) -> str:
     return "\n".join([head, "", *(line for one in launches for line in _launch_lines(one, look))]) + "\n"
 
 
+def render_servers(launches: Sequence[Launch], left: Sequence[str], look: Look) -> str:
+    """The servers of a file, a sheet each below its name; and the names of those that were left."""
+    parts = [f"== {one.file}\n{_server_text(one, look)}" for one in launches]
+    more = [f"{len(left)} further servers are not read: {', '.join(left)}\n"] if left else []
+    return "\n".join([*parts, *more])
+
+
+def _server_text(launch: Launch, look: Look) -> str:
+    if launch.checked is None:
+        return f"{OUTCOMES[launch.outcome]}  {launch.problem}\n"
+    return render_checked(launch.checked, look)
+
+
 def _launch_lines(launch: Launch, look: Look) -> Iterator[str]:
     checked = launch.checked
     verdict = checked.answer.verdict if checked and checked.answer else None

@@ -25,7 +25,7 @@ for batch in loader:
 
 def request_of(text: str, name: str = "train.py", **scripts: str) -> dict[str, Any]:
     """All that is read of a text, as keys of a plan."""
-    reads, _ = recognise_files({name: text}, (), {f"{at}.py": held for at, held in scripts.items()})
+    reads, _ = recognise_files({name: text}, (), scripts={f"{at}.py": held for at, held in scripts.items()})
     return {key: held for read in reads.values() for key, held in read.request.items()}
 
 

@@ -1,0 +1,30 @@
+"""Files that start servers without being a script themselves: each kind finds the servers in a text, as
+commands that the engines' formats then read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memsheet.exchange.servers.batch_tasks import batch_servers, task_servers
+from memsheet.exchange.servers.disaggregated import disaggregated_servers
+from memsheet.exchange.servers.llama_swap import swapped_servers
+from memsheet.exchange.shared.named_server import NamedServer, with_own_names
+from memsheet.exchange.shared.serve_charts import chart_servers
+from memsheet.exchange.shared.serve_compose import compose_servers
+from memsheet.exchange.shared.serve_pods import pod_servers
+
+Parse = Callable[[str, str], Any]
+KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
+    swapped_servers, disaggregated_servers, chart_servers, pod_servers, compose_servers, task_servers, batch_servers,
+)  # fmt: skip
+"""In the order in which a text is tried; one that is of no kind of theirs has none."""
+
+
+def servers_in_text(name: str, text: str, parse: Parse) -> tuple[NamedServer, ...]:
+    """The servers that a text starts, in their order; none where it is a script, or no such file. ``parse``:
+    YAML, from text and the file's name.
+    """
+    found = next((held for kind in KINDS if (held := kind(name, text, parse))), [])
+    return with_own_names(found)

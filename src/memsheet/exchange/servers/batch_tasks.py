@@ -1,0 +1,64 @@
+"""Servers that a batch script of Slurm or a task of SkyPilot starts itself, beside the jobs that these have
+formats for (docs.skypilot.co running-jobs/environment-variables).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.launched_script import script_launches
+from memsheet.exchange.shared.named_server import NamedServer
+from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
+
+ACCELERATORS = "resources.accelerators"
+_DIRECTIVE = re.compile(r"^#SBATCH.*\n", re.MULTILINE)
+_RUN = re.compile(r"^run:", re.MULTILINE)
+_CARDS = re.compile(r"[A-Za-z][\w.-]*:(\d{1,4})")
+
+
+def batch_servers(_: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
+    """The servers that a batch script starts; none where it launches a training, or nothing of ours."""
+    del parse
+    if not _DIRECTIVE.search(text) or not starts_a_server(text) or next(iter(script_launches(text)), None):
+        return []
+    return [NamedServer("sbatch", _DIRECTIVE.sub("", text))]
+
+
+def task_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
+    """The servers that a task runs, with its environment; none where it runs something else."""
+    tree = tree_of(parse, name, text) if _RUN.search(text) else None
+    run = tree.get("run") if tree else None
+    if tree is None or not isinstance(run, str) or not starts_a_server(run):
+        return []
+    gpus = _accelerator_count(tree)
+    setup = tree["setup"] if isinstance(tree.get("setup"), str) else ""
+    script = "\n".join([*_exports(tree, gpus), *_installed(setup), run])
+    return [NamedServer("run", script, gpus, ACCELERATORS)]
+
+
+def _accelerator_count(tree: Mapping[str, Any]) -> int | None:
+    """Cards of a node; a choice of several kinds is no count."""
+    held = tree.get("resources")
+    told = held.get("accelerators") if isinstance(held, Mapping) else None
+    if isinstance(told, Mapping) and len(told) == 1:
+        ((card, many),) = told.items()
+        told = f"{card}:{many}"
+    found = _CARDS.fullmatch(told) if isinstance(told, str) else None
+    return int(found[1]) if found else 1 if isinstance(told, str) else None
+
+
+def _exports(tree: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
+    held = tree.get("envs")
+    for name, value in held.items() if isinstance(held, Mapping) else ():
+        if str(name).isidentifier() and isinstance(value, str | int | float):
+            yield f"export {name}={shlex.quote(str(value))}"
+    if gpus is not None:
+        yield f"export SKYPILOT_NUM_GPUS_PER_NODE={gpus}"
+
+
+def _installed(setup: str) -> Iterator[str]:
+    """Lines of a setup that install packages, of which one may say the engine's version."""
+    yield from (line.strip() for line in setup.splitlines() if " install " in line)

@@ -1,0 +1,41 @@
+"""One server of a file that starts several: its name there, and its command as the text of a script."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.frozen import dataclass
+
+GPU = "nvidia.com/gpu"
+MOST_SERVERS = 8
+"""Servers of one file that are checked; the others are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedServer:
+    """``gpus``: cards that are given to it alone, None where nobody said; ``at``: where the file says it.
+    ``together``: others of the file may run on the same cards at the same time.
+    """
+
+    name: str
+    script: str
+    gpus: int | None = None
+    at: str = GPU
+    together: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+def joined_script(servers: tuple[NamedServer, ...]) -> str:
+    """The script that starts all of them, in their order."""
+    return "\n".join(one.script for one in servers)
+
+
+def with_own_names(servers: list[NamedServer]) -> tuple[NamedServer, ...]:
+    """The servers with a number behind each name that another has, too."""
+    names = [one.name for one in servers]
+    return tuple(
+        replace(one, name=f"{one.name} {names[: at + 1].count(one.name)}")
+        if names.count(one.name) > 1
+        else one
+        for at, one in enumerate(servers)
+    )

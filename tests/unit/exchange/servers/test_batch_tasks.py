@@ -1,0 +1,55 @@
+"""Servers that batch scripts and tasks start, and shells inside of commands."""
+
+from __future__ import annotations
+
+from memsheet.exchange import read_text
+from memsheet.exchange.servers import servers_in_text
+from memsheet.exchange.shared.here_documents import here_documents
+from memsheet.guard import parse_yaml
+from memsheet.questions.recognised_files import PARSERS
+
+LINE = "vllm serve Qwen/Qwen3-8B --max-model-len 4096 --tensor-parallel-size 2"
+SBATCH = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\n{}\n"
+TASK = """resources: {{accelerators: {}}}
+envs: {{MODEL_NAME: Qwen/Qwen3-8B}}
+setup: |
+  uv pip install vllm==0.11.0
+run: |
+  vllm serve $MODEL_NAME --tensor-parallel-size $SKYPILOT_NUM_GPUS_PER_NODE --max-model-len 4096
+"""
+
+
+def test_a_batch_script_that_serves_is_the_servers_command() -> None:
+    for line in (f"srun {LINE}", f'srun bash -c "set -e; {LINE}"', f"apptainer exec x.sif {LINE}"):
+        found = read_text("a.sbatch", SBATCH.format(line), PARSERS)
+        assert (found.form.name, found.request["mesh.tp"], found.unmodelled) == ("vllm", 2, ())
+
+
+def test_a_batch_script_that_trains_stays_one() -> None:
+    text = SBATCH.format(f"srun torchrun --nproc-per-node 2 train.py &\n{LINE}")
+    assert read_text("a.sbatch", text, PARSERS).form.name == "slurm"
+    assert read_text("a.sbatch", SBATCH.format("srun bash vllm.sh"), PARSERS).form.name == "slurm"
+
+
+def test_a_task_that_serves_has_its_environment_and_cards() -> None:
+    found = read_text("a.yaml", TASK.format("H100:2"), PARSERS)
+    assert (found.form.name, found.request["@model"], found.request["mesh.tp"]) == (
+        "vllm",
+        "Qwen/Qwen3-8B",
+        2,
+    )
+    assert (found.request["engine_version"], found.unmodelled) == ("0.11.0", ())
+    (open_,) = servers_in_text("a.yaml", TASK.format("{H100: 2, A100: 2}"), parse_yaml)
+    assert open_.gpus is None
+
+
+def test_a_container_that_runs_a_shell_is_read_by_what_the_shell_runs() -> None:
+    text = f"docker run --gpus all vllm/vllm-openai:v0.11.0 bash -c 'pip list && {LINE}'\n"
+    found = read_text("a.sh", text, PARSERS)
+    assert (found.request["@model"], found.unmodelled) == ("Qwen/Qwen3-8B", ())
+
+
+def test_texts_that_a_script_writes() -> None:
+    text = "cat > ./a.yml <<EOF\nx: 1\ny: 2\nEOF\ncat <<'END' | tee /b/c.yaml\nz\nEND\necho\n"
+    assert here_documents(text) == {"a.yml": "x: 1\ny: 2", "c.yaml": "z"}
+    assert here_documents("cat <<EOF\nx\n") == {}
