@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
 from memsheet.exchange.mistakes.files import FILES
+from memsheet.exchange.mistakes.loops import LOOPS
 from memsheet.exchange.mistakes.megatron import MEGATRON
 from memsheet.exchange.mistakes.plans import PLANS
 from memsheet.exchange.mistakes.scripts import SCRIPTS
@@ -21,7 +22,7 @@ from memsheet.exchange.mistakes.trainer import TRAINER
 from memsheet.exchange.mistakes.zero import ZERO
 from memsheet.exchange.shared.script_defaults import absent_files
 
-TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS)
+TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS, *LOOPS)
 RULES = (*TRAINING, *SERVING, *STORED)
 SERVED = (*FILES, *SERVING, *STORED)
 """Those for a server's command; the others are of training."""

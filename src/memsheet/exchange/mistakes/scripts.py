@@ -51,7 +51,7 @@ def _first_lines(text: str) -> list[Lines]:
 
 def _script_call_lines(case: Case) -> Iterator[tuple[str, Lines]]:
     for name, read in case.reads.items():
-        if name.endswith(".py") and read.form.name in ("transformers", "torchtitan"):
+        if name.endswith(".py") and read.form.name in ("transformers", "torchtitan", "pytorch"):
             yield from ((name, lines) for lines in _first_lines(case.texts[name]))
 
 
