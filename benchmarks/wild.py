@@ -4,8 +4,9 @@
 
 Every file of a tree that may be a launch or a configuration is checked by itself. The cards are
 those of ``--gpus``, as many as the file starts processes where it says how many. Files that name a model
-or describe one are counted apart from those that only say the rest (a bare ds_config.json). A stop is counted
-as false: the trees are of files that their authors run.
+or describe one are counted apart from those that only say the rest (a bare ds_config.json), or whose model is an
+argument of whoever starts them (``$1``, a flag that is required). A stop is counted as false: the trees are of
+files that their authors run.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ LEFT_OUT = re.compile(
     r"|docker-compose|(^|/)(tokenizer|special_tokens|dataset_info|install)[^/]*$"
 )
 MOST_BYTES = 2**18
+LITERAL = re.compile(
+    r"(?:model|checkpoint)[\w.-]*[\"']?\s*[:=,\s]\s*(?:default=)?[\"']?(?![\"']?\$)(?:[A-Za-z][\w.-]*/[\w.-]+|[\w-]+-\d+b\b)"
+    r"|--num[-_]layers[= ]+\d|language-model-type",
+    re.IGNORECASE,
+)
+"""A model that is written out, or its sizes."""
+UNNAMED = "no model is named"
 
 
 COLUMNS = (
@@ -97,7 +105,9 @@ def outcome_of(path: Path, root: Path, gpus: str) -> Outcome:
 
 def _outcome(path: Path, root: Path, text: str, outcome: str, why: str, form: str, seconds: float) -> Outcome:
     name = f"{path.relative_to(root)}" if root.is_dir() else path.name
-    return Outcome(name, path.suffix[1:], bool(DESCRIBES.search(text)), outcome, why, form, round(seconds, 3))
+    left_open = outcome == "no model" and why.startswith(UNNAMED) and not LITERAL.search(text)
+    names = bool(DESCRIBES.search(text)) and not left_open
+    return Outcome(name, path.suffix[1:], names, outcome, why, form, round(seconds, 3))
 
 
 def outcomes_of(root: Path, gpus: str, seconds: float) -> Iterator[Outcome]:
