@@ -51,6 +51,7 @@ from memsheet.questions.named_models import (
     strange_drafts,
     unnamed_words,
 )
+from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.questions.without_unmodelled import Left, answer_without
@@ -327,11 +328,35 @@ def _answer_or_reasons(
     try:
         return _answer_from_request(ask, request, fix=True), (), Left(request)
     except InputError as error:
-        left = answer_without(request, said, lambda rest: _answer_from_request(ask, rest, fix=False), error)
+        left = _answer_with_stand_ins(ask, request, said)
         if left is not None:
             return left.answer, (), left
         reasons = tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
         return None, reasons, Left(request)
+
+
+def _answer_with_stand_ins(
+    ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any]
+) -> Left | None:
+    """The answer to what is accounted of the files' request, of the model or of a plainer one."""
+    told: list[str] = []
+
+    def answer_plainer(rest: Mapping[str, Any]) -> Answer:
+        try:
+            return _answer_from_request(ask, rest, fix=False)
+        except InputError as error:
+            spec = model_of(ask["model"]) if any(one.field == "model" for one in error.problems) else None
+            plainer = plainer_model(spec, error.problems) if spec is not None else None
+            if plainer is None:
+                raise
+            told.append(plainer[1])
+            return _answer_from_request({**ask, "model": plainer[0]}, rest, fix=False)
+
+    try:
+        left: Left | None = Left(request, answer_plainer(request))
+    except InputError as error:
+        left = answer_without(request, said, answer_plainer, error)
+    return left._replace(doubt=both_doubts(Doubt("".join(told[-1:])), left.doubt)) if left else None
 
 
 def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:

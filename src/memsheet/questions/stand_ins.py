@@ -108,6 +108,7 @@ STAND_INS = (
     StandIn("quantization.weights", "in a flat parameter", _per_parameter_shards),
     StandIn("engine", "vision tower is not modelled", _per_parameter_shards),
     StandIn("mesh.cp", "not modelled", _whole_sequences),
+    StandIn("layers_per_stage", "is not a list of whole numbers", lambda *_: {"layers_per_stage": None}),
     StandIn("mesh.pp", OVER_STAGES.pattern, _even_stages),
     StandIn("adapter.targets", PART, _last_names),
     StandIn("adapter.targets", "names no linear layer", _names_of_pattern),

@@ -1,0 +1,64 @@
+"""A plainer model in the place of one whose layers an engine has code of its own for that nobody accounts: the
+language model without its towers, attention without what is particular to it. Its parameters are the same but
+for the towers'; what stands in is told, and no verdict is sure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from memsheet.errors import Problem
+from memsheet.formulas.states.params import tower_tensors
+from memsheet.plan.model import Attention, Block, LinearAttention, ModelSpec, Stack
+
+TOWER, LAYERS = "vision tower is not modelled", re.compile(r"layers of \S+ are not modelled")
+
+
+def plainer_model(spec: ModelSpec, problems: Iterable[Problem]) -> tuple[ModelSpec, str] | None:
+    """The model that stands in for one that is refused, and what is told of it; None where none does."""
+    reasons = [problem.reason for problem in problems if problem.field == "model"]
+    made, told = spec, list[str]()
+    if any(TOWER in reason for reason in reasons) and spec.towers:
+        count = sum(weight.elements * times for _, weight, times in tower_tensors(spec))
+        made = _without_towers(made)
+        told.append(f"the language model alone, without {count / 1e9:.2f} B parameters of its towers")
+    if any(LAYERS.search(reason) for reason in reasons):
+        made = replace(made, stacks=tuple(map(_with_plain_attention, made.stacks)))
+        told.append("plain attention in each layer, with the layer's own parameters")
+    return (made, f"the sheet is of {' and '.join(told)}: {reasons[0]}") if told else None
+
+
+def _without_towers(spec: ModelSpec) -> ModelSpec:
+    own = tuple(f"{tower.path}." for tower in spec.towers)
+    return replace(
+        spec, towers=(), extras=tuple(weight for weight in spec.extras if not weight.path.startswith(own))
+    )
+
+
+def _with_plain_attention(stack: Stack) -> Stack:
+    blocks = [block for run in stack.runs for block in run.pattern]
+    known = [mixer for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)]
+    if not known:
+        return stack
+    return replace(
+        stack,
+        runs=tuple(
+            replace(run, pattern=tuple(_plain_block(block, known[0]) for block in run.pattern))
+            for run in stack.runs
+        ),
+    )
+
+
+def _plain_block(block: Block, other: Attention) -> Block:
+    """``other``: what stands in for a mixer that is no attention."""
+    if len(block.mixers) != 1:
+        return block
+    own = block.mixers[0]
+    if isinstance(own, LinearAttention):
+        own = replace(other, path=own.path, weights=own.weights, qk_norm=None)
+    if not isinstance(own, Attention):
+        return block
+    plain = replace(own, sinks=False, gated_output=False, position_bias=False, chunk=None, softcap=None)
+    return replace(block, mixers=(plain,))

@@ -1,0 +1,54 @@
+"""What stands in for a model whose layers an engine has code of its own for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.errors import Problem
+from memsheet.formulas.states.params import parameter_tensors, tower_tensors
+from memsheet.questions.plainer_models import plainer_model
+from memsheet.questions.question_parts import read_named_model
+
+TOWER = Problem(field="model", value="m", reason="its vision tower is not modelled for megatron")
+LAYERS = Problem(field="model", value="m", reason="the layers of x are not modelled for megatron: caps")
+
+
+def parameters_of(entries: object) -> int:
+    return sum(weight.elements * times for _, weight, times in entries)  # type: ignore[attr-defined]
+
+
+def test_without_its_towers_a_model_has_the_other_parameters() -> None:
+    spec = read_named_model("qwen2.5-vl-7b", "infer")
+    plainer = plainer_model(spec, [TOWER])
+    assert plainer is not None
+    whole, towers = (parameters_of(found(spec)) for found in (parameter_tensors, tower_tensors))
+    assert parameters_of(parameter_tensors(plainer[0])) == whole - towers > 0
+    assert f"{towers / 1e9:.2f} B" in plainer[1]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-next-80b-a3b", "gemma-2-9b"])
+def test_plain_attention_keeps_every_parameter(name: str) -> None:
+    spec = read_named_model(name, "infer")
+    plainer = plainer_model(spec, [LAYERS])
+    assert plainer is not None
+    assert parameters_of(parameter_tensors(plainer[0])) == parameters_of(parameter_tensors(spec))
+
+
+def test_any_other_reason_has_no_stand_in() -> None:
+    spec = read_named_model("llama-3.1-8b", "infer")
+    assert plainer_model(spec, [Problem(field="model", value="m", reason="is a riddle")]) is None
+    assert plainer_model(spec, [TOWER]) is None
+
+
+def test_a_file_of_such_a_model_has_a_sheet_with_a_doubt(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "megatron sft --model Qwen/Qwen2.5-VL-7B-Instruct --tensor_model_parallel_size 2 --micro_batch_size 1 "
+        "--global_batch_size 16 --max_length 2048\n"
+    )
+    checked = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+    assert checked.result is Result.UNCERTAIN
+    assert "language model alone" in checked.doubt
