@@ -38,6 +38,7 @@ NAMES = (
     "llm-foundry",
     "nanotron",
     "nemo",
+    "nemo-recipe",
     "skypilot",
     "trainjob",
     "kubernetes",
@@ -64,6 +65,7 @@ MODULES = {
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",
+    "nemo-recipe": "nemo.recipe_scripts",
 }
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""

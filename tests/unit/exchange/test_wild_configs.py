@@ -30,6 +30,7 @@ FORMATS = {
     "mf": ("llm-foundry",),
     "nt": ("nanotron",),
     "nm": ("nemo",),
+    "nr": ("nemo-recipe",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 
