@@ -57,9 +57,16 @@ def test_what_is_read_of_a_script(text: str, wanted: dict) -> None:
     assert {key: found.request.get(key) for key in wanted} == wanted
 
 
+def test_what_is_put_in_the_place_of_a_whole_group() -> None:
+    text = SCRIPT.replace(".micro_batch_size = 2", " = run.Config(Data, seq_length=512, micro_batch_size=4)")
+    found = reading(text).request
+    assert (found["seq_len"], found["microbatch"]) == (512, 4)
+
+
 def test_a_command() -> None:
-    text = "nemo llm pretrain --factory \"llama3_8b(num_nodes=2, name='a')\" trainer.strategy.tensor_model_parallel_size=2 data.micro_batch_size=2\n"
-    found = reading(text, "run.sh").request
+    places = "trainer.strategy.tensor_model_parallel_size=2 data.micro_batch_size=2"
+    factory = "llama3_8b(num_nodes=2, name='a')"
+    found = reading(f'nemo llm pretrain --factory "{factory}" {places}\n', "run.sh").request
     assert found["@model"] == "meta-llama/Meta-Llama-3-8B"
     assert (found["@gpus"], found["mesh.tp"], found["microbatch"]) == (16, 2, 2)
 
@@ -70,6 +77,7 @@ def test_a_command() -> None:
         (SCRIPT.replace("return recipe", "set_sizes(recipe)\n    return recipe"), "$.changed_by"),
         (SCRIPT.replace('name="a"', "performance_mode=True"), "performance_mode"),
         (SCRIPT + "other = llm.llama2_7b.pretrain_recipe()\n", "$.recipes"),
+        (SCRIPT.replace("return recipe", "recipe.data = run.Config(Data)\n    return recipe"), "data"),
         (SCRIPT.replace("= 4\n", "= size()\n"), "trainer.strategy.tensor_model_parallel_size"),
     ],
 )

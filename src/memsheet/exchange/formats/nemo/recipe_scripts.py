@@ -95,16 +95,24 @@ def _functions_given_recipes(tree: ast.Module) -> Iterator[str]:
 
 
 def _set_places(module: Module) -> Iterator[tuple[str, Any]]:
-    """Places of a recipe that the script sets, whatever it calls the recipe."""
+    """Places of a recipe that the script sets, whatever it calls the recipe; of what is put in the place of a
+    whole group, the arguments.
+    """
     for node in ast.walk(module.tree):
-        if (
-            isinstance(node, ast.Assign)
-            and len(node.targets) == 1
-            and isinstance(node.targets[0], ast.Attribute)
-        ):
-            path = ast.unparse(node.targets[0]).partition(".")[2]
-            if path.split(".")[0] in ("trainer", "data", "model", "peft", "optim"):
-                yield path, node.value.value if isinstance(node.value, ast.Constant) else UNSET
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
+            continue
+        path = ast.unparse(node.targets[0]).partition(".")[2]
+        if path.split(".")[0] in GROUPS:
+            yield path, _constant_value(node.value)
+            named = node.value.keywords if isinstance(node.value, ast.Call) else []
+            yield from ((f"{path}.{one.arg}", _constant_value(one.value)) for one in named if one.arg)
+
+
+GROUPS = ("trainer", "data", "model", "peft", "optim")
+
+
+def _constant_value(node: ast.expr) -> Any:
+    return node.value if isinstance(node, ast.Constant) else UNSET
 
 
 def _factory_values(text: str) -> dict[str, Any]:
@@ -231,8 +239,8 @@ FORMAT = Format(
     unmodelled={
         SEVERAL: (), PASSED: (), "performance_mode": (False,), TARGETS: (), "trainer.plugins": (), "trainer.plugins.fp8": (), "trainer.plugins.grad_reduce_in_fp32": (True,), "trainer.strategy.fsdp": (),
         "model.config.recompute_num_layers": (1,), "model.config.recompute_modules": (), "model.config.cpu_offloading": (False,), "optim.config.use_distributed_optimizer": (),
-        "model.config.num_layers": (), "model.config.hidden_size": (), "model.config": (), "peft": (), "optim": (), "trainer.strategy": (),
+        "model.config.num_layers": (), "model.config.hidden_size": (), "model.config": (), "trainer.strategy": (), **dict.fromkeys(GROUPS, ()),
         "model.config.moe_token_dispatcher_type": (), "model.config.enable_cuda_graph": (False,),
     },
-    known=frozenset({"dir", "name", "fn", "tokenizer", "model", "trainer", "data", "trainer.*", "data.*", "model.*", "peft.*", "optim.*", "log.*", "resume.*", "$.*"}) - {key.at for key in KEYS},
+    known=frozenset({"dir", "name", "fn", "tokenizer", "trainer.*", "data.*", "model.*", "peft.*", "optim.*", "log.*", "resume.*", "$.*"}) - {key.at for key in KEYS},
 )  # fmt: skip

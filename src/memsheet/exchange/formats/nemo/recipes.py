@@ -73,4 +73,4 @@ RECIPES: Mapping[str, Recipe] = {
 RECOMPUTED = ("qwen3_32b", "qwen3_30b_a3b")
 """Recipes that recompute every layer to pretrain (qwen3_32b.py:175-177, qwen3_30b_a3b.py:179-181)."""
 TUNED_BATCH = (2048, 128, 1)
-"""Length, sequences of a step and of a micro-batch of recipes that finetune (finetune_default.py:73)."""
+"""Length, sequences of a step and of a micro-batch of recipes that finetune (finetune_default.py:78)."""
