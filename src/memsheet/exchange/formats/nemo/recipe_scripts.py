@@ -170,6 +170,8 @@ def _first_said(values: Values, places: tuple[str, ...], usual: Any) -> Any:
 
 def _read_recipe_name(_: Any, values: Values) -> Mapping[str, Any]:
     """The model, its degrees and precision, and an optimizer that ranks divide but with LoRA."""
+    if values.get(RECIPE) not in RECIPES:
+        return {}
     recipe, degrees = _recipe_of(values), dict(_own_degrees(values))
     degrees |= {name: values[at] for name, at in OVER.items() if values.get(at) is not None}
     shared = degrees.pop("sp", False)
@@ -219,7 +221,7 @@ def _read_granularity(value: Any, values: Values) -> Mapping[str, Any]:
     if value == BY_RECIPE:
         return (
             {"recompute.mode": "full"}
-            if _pretrains(values) and values[RECIPE] in RECOMPUTED
+            if _pretrains(values) and values.get(RECIPE) in RECOMPUTED
             else {"recompute.mode": "none"}
         )
     return {"recompute.mode": value if value in ("full", "selective") else "none"}
