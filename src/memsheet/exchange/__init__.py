@@ -39,6 +39,7 @@ NAMES = (
     "llm-foundry",
     "nanotron",
     "nemo",
+    "nemo-recipe",
     "skypilot",
     "trainjob",
     "kubernetes",
@@ -69,6 +70,7 @@ MODULES = {
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",
+    "nemo-recipe": "nemo.recipe_scripts",
 }
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""

@@ -33,8 +33,9 @@ MOST_CANDIDATES, MOST_TEXT = 2_000, 2**23
 DESCRIBES = re.compile(
     r"model_name_or_path|\bbase_model\b|--model[ =]|model_path|--num-layers|--num_layers|model_id\b"
     r"|from_pretrained|--model-path|^model:\s*\S|^\s*_component_: torchtune\.models|pretrained_model"
-    r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?="
-    r"|model\.path|checkpoint_dir: checkpoints/|^model_name: \S|^ *model_config:\s|tensor_model_parallel_size: ",
+    r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?=|model\.path|checkpoint_dir: checkpoints/|^model_name: \S"
+    r"|^ *model_config:\s|tensor_model_parallel_size: "
+    r"|(pretrain|finetune)_recipe\(",
     re.MULTILINE,
 )
 STARTS = re.compile(
@@ -45,6 +46,7 @@ STARTS = re.compile(
 """What a shell's script, or an object of a cluster, holds that starts anything of ours."""
 TRAINS = re.compile(
     r"Trainer\(|SFTConfig|DPOConfig|GRPOConfig|TrainingArguments|FastLanguageModel|\.backward\(|LLM\(|swift_"
+    r"|(pretrain|finetune)_recipe\("
 )
 """What a Python script or a notebook holds that trains or serves."""
 LEFT_OUT = frozenset({"node_modules", "site-packages", "__pycache__", "venv", "build", "dist"})

@@ -50,6 +50,7 @@ READINGS: dict[str, dict[str, Any]] = {
     "nm-megatron-starcoder2.yaml": {"microbatch": 1, "global_batch": 2, "seq_len": 4096, "zero": 1},
     "nm-gpt-finetuning.yaml": {"@model": None, "microbatch": 4, "global_batch": 128, "seq_len": 2048, "adapter.rank": None, "precision.parameters": "fp16"},
     "nm-megatron-mamba.yaml": {"microbatch": 1, "global_batch": 8, "seq_len": 4096},
+    "nr-custom-recipe.py": {"@model": L3, "engine": "megatron", "@gpus": 8, "mesh.cp": 2, "seq_len": 8192, "microbatch": 1, "global_batch": 512, "zero": 1, "adapter.rank": None, "precision.name": "megatron-mixed"},
 }  # fmt: skip
 UNNAMED = (
     "nm-gpt-finetuning.yaml",

@@ -33,6 +33,7 @@ FORMATS = {
     "ls": ("llama.cpp",),
     "tl": ("tensorrt-llm",),
     "tg": ("tgi",),
+    "nr": ("nemo-recipe",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

@@ -1,5 +1,5 @@
-"""Names of other keys in their places, as OmegaConf puts them there: ``${model.length}``, ``${.length}`` beside
-it. What calls a resolver (``${multiply:…}``) or stands inside of a text is left as it is.
+"""Names of other keys in their places, as OmegaConf puts them there: ``${model.length}``, and ``${.length}``
+beside it. What calls a resolver (``${multiply:…}``) or stands inside of a text is left as it is.
 """
 
 from __future__ import annotations

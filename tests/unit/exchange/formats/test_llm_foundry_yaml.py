@@ -103,6 +103,15 @@ def test_a_described_model_that_the_library_has_not_is_no_sheet(tmp_path: Path) 
     assert named.result is not Result.FITS
 
 
+def test_a_named_model_with_more_positions_than_it_has(tmp_path: Path) -> None:
+    overrides = "gpt2, config_overrides: {n_positions: 2048, attn_config: {a: 1}}"
+    text = LLAMA.replace("meta-llama/Llama-3.2-1B", overrides).replace("length: 1024", "length: 2048")
+    (tmp_path / "gpt2.yaml").write_text(text)
+    checked = memsheet.check(tmp_path / "gpt2.yaml", gpus="8xH100-80GB")
+    assert checked.answer
+    assert (checked.answer.model.max_positions, checked.answer.model.hidden) == (2048, 768)
+
+
 def test_a_command_with_the_file_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "mpt.yaml").write_text(MPT)
     (tmp_path / "run.sh").write_text(

@@ -13,6 +13,7 @@ from typing import Any
 
 from memsheet.exchange.formats.llm_foundry.described import (
     NAME,
+    changed_config,
     foundry_described_config,
     is_plain_mpt,
     runs_mpt_code,
@@ -94,8 +95,10 @@ def _read_composer_precision(value: Any, values: Values) -> Mapping[str, Any]:
     return {**uniform_precision_keys("fp32"), "precision.compute": width, "precision.reduce": reduced}
 
 
-def _read_foundry_model(value: Any, _: Values) -> Mapping[str, Any]:
-    return {"@model": value} if isinstance(value, str) and "${" not in value else {}
+def _read_foundry_model(value: Any, values: Values) -> Mapping[str, Any]:
+    """A model by its name, unless the file changes its configuration."""
+    named = isinstance(value, str) and "${" not in value and changed_config(values) is None
+    return {"@model": value} if named else {}
 
 
 def _read_foundry_optimizer(value: Any, _: Values) -> Mapping[str, Any]:

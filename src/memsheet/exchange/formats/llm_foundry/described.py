@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memsheet.catalog import find_model
 from memsheet.exchange.shared.file_format import Values
 
 NAME, MPT = "model.name", "mpt_causal_lm"
+PRETRAINED, OVERRIDES = "model.pretrained_model_name_or_path", "model.config_overrides."
 SIZES = {
     "d_model": 2048, "n_heads": 16, "n_layers": 24, "expansion_ratio": 4, "max_seq_len": 2048, "vocab_size": 50368,
 }  # fmt: skip
@@ -23,7 +25,11 @@ ALIKE = {
 
 
 def foundry_described_config(values: Values) -> Mapping[str, Any] | None:
-    """The configuration of the library's MPT; None where the file names a model, or describes another one."""
+    """The configuration of the library's MPT, or of a named model with what the file changes of it; None
+    where the file names a model as it is, or describes another one.
+    """
+    if changed := changed_config(values):
+        return changed
     if values.get(NAME) != MPT or not is_plain_mpt(values):
         return None
     sizes = {name: values.get(f"model.{name}", usual) for name, usual in SIZES.items()}
@@ -36,6 +42,17 @@ def foundry_described_config(values: Values) -> Mapping[str, Any] | None:
     }
 
 
+def changed_config(values: Values) -> Mapping[str, Any] | None:
+    """A bundled model's configuration with the numbers and words in it that the file changes
+    (hf/hf_base.py, config_overrides); None where it changes none.
+    """
+    found = find_model(str(values.get(PRETRAINED, "")))
+    own = found["config"] if found else {}
+    said = {at.removeprefix(OVERRIDES): held for at, held in values.items() if at.startswith(OVERRIDES)}
+    over = {at: held for at, held in said.items() if at in own and held not in (own[at], None)}
+    return {**own, **over} if over else None
+
+
 def is_plain_mpt(values: Values) -> bool:
     """Whether nothing makes it another model."""
     return all(values.get(at) is None or values[at] in same for at, same in ALIKE.items())
@@ -43,5 +60,5 @@ def is_plain_mpt(values: Values) -> bool:
 
 def runs_mpt_code(values: Values) -> bool:
     """Whether the layers are MPT's own: described here, or by a checkpoint that brings them."""
-    name = str(values.get("model.pretrained_model_name_or_path", "")).lower()
+    name = str(values.get(PRETRAINED, "")).lower()
     return values.get(NAME) == MPT or name.rpartition("/")[2].startswith("mpt-")

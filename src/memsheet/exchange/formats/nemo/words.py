@@ -1,7 +1,7 @@
 """NeMo 1's configuration in Megatron-LM's words: its keys by the flags that say the same.
 
-Meanings are those of NVIDIA/NeMo 8cfedd7 nemo/collections/nlp/models/language_modeling/megatron_base_model.py,
-build_transformer_config and _validate_and_override_config.
+Meanings are those of NVIDIA/NeMo 8cfedd7 nemo/collections/nlp/models/language_modeling, of
+megatron_base_model.py: build_transformer_config, _validate_and_override_config.
 """
 
 from __future__ import annotations
