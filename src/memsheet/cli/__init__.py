@@ -50,8 +50,8 @@ def _open_streams() -> None:
 
 
 def _note_interrupts() -> None:
-    """An interrupt is noted before it is raised: a package that meets one inside its compiled part, while it is
-    imported, tells it as an error of its own that follows from nothing.
+    """An interrupt is noted before it is raised: a package that meets one inside its compiled part, while it
+    is imported, tells it as an error of its own that follows from nothing.
     """
     import signal
 

@@ -29,6 +29,10 @@ FORMATS = {
     "ls": ("llama.cpp",),
     "tl": ("tensorrt-llm",),
     "tg": ("tgi",),
+    "ry": ("vllm",),
+    "dy": ("vllm", "sglang", "tensorrt-llm"),
+    "vr": ("vllm",),
+    "mo": ("vllm",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

@@ -9,7 +9,11 @@ from typing import Any
 
 from memsheet.exchange.servers.batch_tasks import batch_servers, task_servers
 from memsheet.exchange.servers.disaggregated import disaggregated_servers
+from memsheet.exchange.servers.dynamo import graph_servers
 from memsheet.exchange.servers.llama_swap import swapped_servers
+from memsheet.exchange.servers.python_servers import python_servers
+from memsheet.exchange.servers.ray_serve import ray_servers
+from memsheet.exchange.servers.vllm_recipes import recipe_servers
 from memsheet.exchange.shared.named_server import NamedServer, with_own_names
 from memsheet.exchange.shared.serve_charts import chart_servers
 from memsheet.exchange.shared.serve_compose import compose_servers
@@ -17,7 +21,7 @@ from memsheet.exchange.shared.serve_pods import pod_servers
 
 Parse = Callable[[str, str], Any]
 KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
-    swapped_servers, disaggregated_servers, chart_servers, pod_servers, compose_servers, task_servers, batch_servers,
+    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, chart_servers, pod_servers, compose_servers, task_servers, batch_servers,
 )  # fmt: skip
 """In the order in which a text is tried; one that is of no kind of theirs has none."""
 
