@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from memsheet.errors import input_error
 from memsheet.exchange.servers.batch_tasks import batch_servers, task_servers
 from memsheet.exchange.servers.disaggregated import disaggregated_servers
 from memsheet.exchange.servers.dynamo import graph_servers
@@ -18,7 +19,10 @@ from memsheet.exchange.shared.named_server import NamedServer, with_own_names
 from memsheet.exchange.shared.serve_charts import chart_servers
 from memsheet.exchange.shared.serve_compose import compose_servers
 from memsheet.exchange.shared.serve_pods import pod_servers
+from memsheet.guard.budget import TooMuchError
 
+MOST_STARTED = 128
+"""Servers of one file that are named."""
 Parse = Callable[[str, str], Any]
 KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
     python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, chart_servers, pod_servers, compose_servers, task_servers, batch_servers,
@@ -28,7 +32,11 @@ KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
 
 def servers_in_text(name: str, text: str, parse: Parse) -> tuple[NamedServer, ...]:
     """The servers that a text starts, in their order; none where it is a script, or no such file. ``parse``:
-    YAML, from text and the file's name.
+    YAML, from text and the file's name. Raises InputError where a text asks for more than a configuration
+    does.
     """
-    found = next((held for kind in KINDS if (held := kind(name, text, parse))), [])
-    return with_own_names(found)
+    try:
+        found = next((held for kind in KINDS if (held := kind(name, text, parse))), [])
+    except TooMuchError as error:
+        raise input_error("file", name, str(error)) from None
+    return with_own_names(found[:MOST_STARTED])

@@ -10,13 +10,17 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from memsheet.exchange.servers.ray_serve import LOADING, engine_flag, llm_config_line
 from memsheet.exchange.shared.named_server import NamedServer
+from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.serve_script import LAUNCHES
+from memsheet.guard.budget import Budget, TooMuchError
 
 MOST_TEXT, MOST_NODES, DEEPEST = 2**15, 20_000, 8
+MOST_SERVERS, MOST_LAUNCH, MOST_HELD, MOST_WORD = 64, 4, 2**12, 2**12
 _SERVES = re.compile(
     r"LLMConfig\(|\bLLM\(|EngineArgs\(|[\"']serve[\"']|vllm serve|launch_server|trtllm-serve"
 )
@@ -30,7 +34,12 @@ OPEN = object()
 def python_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The servers that a script makes or starts; none of one that trains, or that is no Python."""
     del parse
-    if not name.endswith(".py") or len(text) > MOST_TEXT or not _SERVES.search(text) or _TRAINS.search(text):
+    if (
+        not name.endswith((".py", NOTEBOOK))
+        or len(text) > MOST_TEXT
+        or not _SERVES.search(text)
+        or _TRAINS.search(text)
+    ):
         return []
     try:
         tree = ast.parse(text)
@@ -39,11 +48,11 @@ def python_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> li
     nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
     pinned = "".join(f": {one[0]}\n" for one in _PINNED.finditer(text))
     found = _servers_of(nodes) if len(nodes) <= MOST_NODES else ()
-    return [replace(one, script=pinned + one.script) for one in found]
+    return [replace(one, script=pinned + one.script) for one in islice(found, MOST_SERVERS)]
 
 
 def _servers_of(nodes: list[ast.AST]) -> Iterator[NamedServer]:
-    known = _known_constants(nodes)
+    known, grown = _known_constants(nodes), _grown_lists(nodes)
     tensorrt = any(
         isinstance(one, ast.ImportFrom) and str(one.module).startswith("tensorrt_llm") for one in nodes
     )
@@ -57,8 +66,10 @@ def _servers_of(nodes: list[ast.AST]) -> Iterator[NamedServer]:
             case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in OF_VLLM:
                 yield from _made_engine(node, known, tensorrt=tensorrt)
             case ast.List() | ast.Tuple():
-                words = _command_words(node, known, nodes)
-                if words and any(tuple(words[: len(one)]) == one for one in LAUNCHES if len(one) > 1):
+                first = tuple(_argument_word(one, known) for one in node.elts[:MOST_LAUNCH])
+                if any(first[: len(one)] == one for one in LAUNCHES if len(one) > 1):
+                    parts = [*node.elts, *grown.get(id(node), ())]
+                    words = [_argument_word(one, known) for one in parts]
                     yield NamedServer("command", " ".join(map(_shell_word, words)))
 
 
@@ -93,9 +104,18 @@ def _known_constants(nodes: list[ast.AST]) -> dict[str, Any]:
             and isinstance(node, ast.Assign | ast.AnnAssign)
             and node.value is not None
         ):
-            value = _expression_value(node.value, found)
+            value = _of_bounded_size(_expression_value(node.value, found))
             found[target.id] = value if found.get(target.id, value) == value else OPEN
     return found
+
+
+def _of_bounded_size(value: Any) -> Any:
+    """A value, or an open one where it is larger written out than a command's are."""
+    try:
+        Budget(MOST_HELD, "of a value").spend_size(value)
+    except TooMuchError:
+        return OPEN
+    return value
 
 
 def _expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) -> Any:
@@ -126,7 +146,7 @@ def _expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) -
                 _expression_value(one.value if isinstance(one, ast.FormattedValue) else one, known, depth + 1)
                 for one in parts
             ]
-            return OPEN if OPEN in texts else "".join(map(str, texts))
+            return OPEN if OPEN in texts else "".join(map(str, texts))[:MOST_WORD]
         case ast.Call(func=ast.Name(id="str" | "int" | "float"), args=[only]):
             return _expression_value(only, known, depth + 1)
         case ast.Call(func=ast.Attribute(attr="getenv" | "get"), args=[_, default]):
@@ -148,26 +168,20 @@ def _told_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _command_words(node: ast.List | ast.Tuple, known: Mapping[str, Any], nodes: list[ast.AST]) -> list[str]:
-    """A list's words, and those that are added to the same name later."""
-    words = [_argument_word(one, known) for one in node.elts]
-    name = next(
-        (
-            one.targets[0].id
-            for one in nodes
-            if isinstance(one, ast.Assign) and one.value is node and isinstance(one.targets[0], ast.Name)
-        ),
-        None,
-    )
-    for one in nodes if name else ():
+def _grown_lists(nodes: list[ast.AST]) -> Mapping[int, list[ast.expr]]:
+    """What is added later to the names that lists are given, by the lists."""
+    names, more = dict[int, str](), dict[str, list[ast.expr]]()
+    for one in nodes:
         match one:
-            case ast.AugAssign(target=ast.Name(id=added), value=ast.List(elts=parts)) if added == name:
-                words += [_argument_word(part, known) for part in parts]
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.List() as held):
+                names[id(held)] = name
+            case ast.AugAssign(target=ast.Name(id=name), value=ast.List(elts=parts)):
+                more.setdefault(name, []).extend(parts)
             case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=added), attr="extend"), args=[ast.List(elts=parts)]
-            ) if added == name:
-                words += [_argument_word(part, known) for part in parts]
-    return words
+                func=ast.Attribute(value=ast.Name(id=name), attr="extend"), args=[ast.List(elts=parts)]
+            ):
+                more.setdefault(name, []).extend(parts)
+    return {held: more.get(name, []) for held, name in names.items()}
 
 
 def _argument_word(node: ast.AST, known: Mapping[str, Any]) -> str:

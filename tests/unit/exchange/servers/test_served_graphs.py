@@ -167,3 +167,22 @@ def test_a_graph_without_engines_is_told() -> None:
     )
     with pytest.raises(InputError, match="DynamoGraphDeployment"):
         read_text("a.yaml", text, PARSERS)
+
+
+def test_values_that_grow_beyond_a_commands_are_open() -> None:
+    doubled = "".join(
+        f'b{n} = dict(x=b{n - 1}, y=b{n - 1})\ns{n} = f"{{s{n - 1}}}{{s{n - 1}}}"\n' for n in range(1, 400)
+    )
+    text = f"b0 = dict(x=1)\ns0 = 'x'\n{doubled}LLM(model='a/b', dtype=b399, revision=s399)\n"
+    (one,) = servers_in_text("a.py", text[-30_000:] if len(text) > 30_000 else text, parse_yaml)
+    assert len(one.script) < 2**13
+
+
+def test_macros_that_grow_beyond_a_configurations_are_refused() -> None:
+    places, models = (
+        "${b}" * 2000,
+        "".join(f"  m{n}: {{cmd: 'llama-server -m x.gguf ${{a}}'}}\n" for n in range(99)),
+    )
+    text = f"macros: {{a: '{places}', b: '{'y' * 4000}'}}\nmodels:\n{models}"
+    with pytest.raises(InputError, match="text of macros"):
+        read_text("a.yaml", text, PARSERS)
