@@ -50,7 +50,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
 
 
 def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> Answer | None:
-    """The answer without the lines that a log should have, where they are those of a server that stands in."""
+    """The answer without the lines that a log should have, where they are a server's that stands in."""
     stands_in = any(ACCOUNTING in read.values for read in reads.values())
     if answer is None or not stands_in or not answer.serving:
         return answer

@@ -33,17 +33,29 @@ MOST_CANDIDATES, MOST_TEXT = 2_000, 2**23
 DESCRIBES = re.compile(
     r"model_name_or_path|\bbase_model\b|--model[ =]|model_path|--num-layers|--num_layers|model_id\b"
     r"|from_pretrained|--model-path|^model:\s*\S|^\s*_component_: torchtune\.models|pretrained_model"
+<<<<<<< HEAD
     r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?=|model\.path|checkpoint_dir: checkpoints/|^model_name: \S"
     r"|^ *model_config:\s|tensor_model_parallel_size: "
     r"|(pretrain|finetune)_recipe\(",
+=======
+    r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?="
+    r"|model\.path|checkpoint_dir: checkpoints/"
+    r"|(-m|-hf|--model-id)[ =]\S|\bMODEL_ID\b|model_source|^model: *[\"']?\w",
+>>>>>>> 1ecf514a821b8d91cb97368ea971ce0c428fd2bc
     re.MULTILINE,
 )
 STARTS = re.compile(
     r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|(swift|megatron) (sft|pt|rlhf)|python3? -m"
     r"|llamafactory-cli|axolotl|tune run|trl (sft|dpo|grpo|kto|reward)|vllm serve|srun"
     r"|vllm\.entrypoints|sglang|llama-server|llama-cli|modelURL|hf://|vllm/vllm-openai"
+    r"|trtllm|text-generation-(launcher|inference)|dynamo\.(vllm|sglang|trtllm)"
+    r"|model_loading_config|kv_cache_config"
 )
 """What a shell's script, or an object of a cluster, holds that starts anything of ours."""
+SERVES = re.compile(
+    r"LLMConfig\(|[\"'](vllm|sglang)[\"'],\s*[\"']serve[\"']|sglang\.launch_server|[\"']trtllm-serve[\"']"
+)
+"""What a Python script holds that starts a server, wherever in it that stands."""
 TRAINS = re.compile(
     r"Trainer\(|SFTConfig|DPOConfig|GRPOConfig|TrainingArguments|FastLanguageModel|\.backward\(|LLM\(|swift_"
     r"|(pretrain|finetune)_recipe\("
@@ -175,9 +187,8 @@ def is_candidate(suffix: str, text: str) -> bool:
     if suffix in SHELLS:
         return bool(STARTS.search(text))
     if suffix in (CODE, NOTEBOOK):
-        return bool(TRAINS.search(text)) and (
-            "__main__" in text or not re.search(r"^class |^def ", text, re.MULTILINE)
-        )
+        runs = "__main__" in text or not re.search(r"^class |^def ", text, re.MULTILINE)
+        return bool(SERVES.search(text)) or (bool(TRAINS.search(text)) and runs)
     if suffix == ".json":
         return bool(re.search(r'"(zero_optimization|model_name_or_path|train_batch_size)"', text))
     if not suffix:

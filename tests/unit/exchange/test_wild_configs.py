@@ -34,6 +34,10 @@ FORMATS = {
     "tl": ("tensorrt-llm",),
     "tg": ("tgi",),
     "nr": ("nemo-recipe",),
+    "ry": ("vllm",),
+    "dy": ("vllm", "sglang", "tensorrt-llm"),
+    "vr": ("vllm",),
+    "mo": ("vllm",),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

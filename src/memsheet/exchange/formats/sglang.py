@@ -12,7 +12,7 @@ from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
-from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.flag_abbreviations import whole_names
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_releases import sglang_of
@@ -50,11 +50,12 @@ HOW = Command(
 
 def _parse_sglang_command(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" is what the engine takes anyway."""
-    return {
+    said = {
         at: value
         for at, value in serving.parse_server_command(HOW, text, (key.at for key in KEYS)).items()
         if value != "auto"
     }
+    return serving.without_worker_flags(text, said, lambda at: is_key(FORMAT, at))
 
 
 def _read_pp_size(value: Any, values: Values) -> Mapping[str, Any]:
@@ -281,9 +282,9 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_OTHERS.split(), ()),
 }  # fmt: skip
 
-FORMAT = Format(
+FORMAT: Format = Format(
     name="sglang", file="sglang.sh", kind="shell", tested=VERSION, engines=("sglang",), keys=KEYS, marks=frozenset({"--model-path"}),
-    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset(f"--{name}" for name in _KNOWN.split()),
+    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset({serving.WORKER_FLAGS, *(f"--{name}" for name in _KNOWN.split())}),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}}, taken=serving.variable_default_remarks, released=sglang_of, problems=_sglang_plan_problems, strict=("",),
     rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}),
     said={"task": "infer", "engine": "sglang"}, fixed=drafts.draft_chain_width, compose=lambda values, _: serving.compose_server_command(HOW, values), parse=_parse_sglang_command,

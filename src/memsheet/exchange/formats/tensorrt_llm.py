@@ -61,7 +61,7 @@ def _parse_trtllm_command(text: str) -> Mapping[str, Any]:
         return {}
     said = dict(_placed_flags(found))
     said |= _written_options(text, said.get(CONFIG))
-    over = _override(said.pop("override_engine_args", None))
+    over = _override_keys(said.pop("override_engine_args", None))
     return _with_remarks({**said, **over})
 
 
@@ -72,7 +72,7 @@ def _written_options(text: str, file: Any) -> Mapping[str, Any]:
         held = parse_yaml(written, CONFIG) if written else None
     except ValueError:  # text with places that the script fills in
         return {}
-    return {**_flat(held), CONFIG: None} if isinstance(held, Mapping) else {}
+    return {**_flat_places(held), CONFIG: None} if isinstance(held, Mapping) else {}
 
 
 def _placed_flags(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -81,20 +81,20 @@ def _placed_flags(found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield PLACED.get(name, name), value
 
 
-def _override(text: Any) -> Mapping[str, Any]:
+def _override_keys(text: Any) -> Mapping[str, Any]:
     """Keys that Dynamo's worker is given as an object, over all others."""
     try:
         held = json.loads(text) if isinstance(text, str) and len(text) <= MOST_JSON else {}
     except (ValueError, RecursionError):
         return {}
-    return _flat(held) if isinstance(held, Mapping) else {}
+    return _flat_places(held) if isinstance(held, Mapping) else {}
 
 
-def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flat_places(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for at, value in tree.items():
         nested = isinstance(value, Mapping) and value
-        found |= _flat(value, f"{before}{at}.") if nested else {f"{before}{at}": value}
+        found |= _flat_places(value, f"{before}{at}.") if nested else {f"{before}{at}": value}
     return found
 
 
@@ -105,8 +105,8 @@ def _trtllm_options(text: str) -> Mapping[str, Any]:
     held = parse_yaml(text, CONFIG) if any(name in text for name in OWN) else None
     if not isinstance(held, Mapping):
         return {}
-    said = _flat(held)
-    groups = {at.partition(".")[0] for at in said if is_key(FORMAT, _renamed(at))}
+    said = _flat_places(held)
+    groups = {at.partition(".")[0] for at in said if is_key(FORMAT, _renamed_place(at))}
     sure = groups & OWN or len(groups & COMMON) > 2
     alone = sure and not {"apiVersion", "services", "model_name_or_path"} & held.keys()
     return _with_remarks({"model": None, **said}) if alone else {}
@@ -116,7 +116,7 @@ def _with_remarks(said: Mapping[str, Any]) -> dict[str, Any]:
     """The values with whose accounting they are given; graphs that are off as a word, and a draft that is not
     accounted beside attention by requests as one value.
     """
-    values = {_renamed(at): held for at, held in said.items()}
+    values = {_renamed_place(at): held for at, held in said.items()}
     if "cuda_graph_config" in values and values["cuda_graph_config"] is None:
         values["cuda_graph_config"] = NONE
     if values.get(GROUPS) is True and isinstance(method := values.get(METHOD), str):
@@ -125,7 +125,7 @@ def _with_remarks(said: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, beside.ACCOUNTING: "TensorRT-LLM", **beside.small_share(values.get(SHARE))}
 
 
-def _renamed(at: str) -> str:
+def _renamed_place(at: str) -> str:
     older = {"kv_cache_free_gpu_memory_fraction": SHARE, "free_gpu_memory_fraction": SHARE}
     return older.get(at, at)
 
@@ -167,32 +167,32 @@ def _read_draft_tokens(value: Any, values: Values) -> Mapping[str, Any]:
     return {"speculative.tokens": value} if METHOD in values else {}
 
 
-def _row(at: str, says: str = "", **more: Any) -> Key:
+def _option_row(at: str, says: str = "", **more: Any) -> Key:
     more.setdefault("source", SERVE if says else ARGS)
     return Key(at=at, says=says, out=lambda _: None, **more)
 
 
 KEYS = (
     beside.stand_in_row(),
-    _row("model", "@model", back=lambda v, _: {"@model": str(v)}),
-    _row("tensor_parallel_size", "mesh.tp", back=_read_tensor_parallel, usual=1),
-    _row("pipeline_parallel_size", "mesh.pp", back=_read_pipeline_parallel, usual=1),
-    _row("moe_expert_parallel_size", "mesh.ep", back=_read_expert_parallel, usual=1),
-    _row(GROUPS, back=lambda *_: {}, usual=False),
-    _row("dtype", back=serving.dtype_back),
-    _row("quant_config.quant_algo", back=lambda v, _: {"quantization.weights": STORED.get(str(v), str(v))}),
-    _row("max_batch_size", "serving.max_sequences", usual=2048, source="llmapi/llm_args.py, BuildConfig"),
-    _row("max_num_tokens", "serving.max_batched_tokens", usual=8192, source="llmapi/llm_args.py, BuildConfig"),
-    _row("max_seq_len", "serving.max_model_len"),
-    _row(SHARE, back=beside.cache_share, usual=0.9, source=f"{ARGS}, KvCacheConfig"),
-    _row("kv_cache_config.dtype", back=_read_cache_dtype),
-    _row("kv_cache_config.tokens_per_block", "serving.page_tokens", usual=32, source=f"{ARGS}, KvCacheConfig"),
-    _row("cuda_graph_config", back=_read_graphs),
-    _row(METHOD, back=_read_method),
-    _row(f"{DRAFT}.max_draft_len", back=_read_draft_tokens),
-    _row(f"{DRAFT}.num_nextn_predict_layers", back=_read_draft_tokens),
-    _row(f"{DRAFT}.speculative_model", back=lambda *_: {}),
-    _row(f"{DRAFT}.speculative_model_dir", back=lambda *_: {}),
+    _option_row("model", "@model", back=lambda v, _: {"@model": str(v)}),
+    _option_row("tensor_parallel_size", "mesh.tp", back=_read_tensor_parallel, usual=1),
+    _option_row("pipeline_parallel_size", "mesh.pp", back=_read_pipeline_parallel, usual=1),
+    _option_row("moe_expert_parallel_size", "mesh.ep", back=_read_expert_parallel, usual=1),
+    _option_row(GROUPS, back=lambda *_: {}, usual=False),
+    _option_row("dtype", back=serving.dtype_back),
+    _option_row("quant_config.quant_algo", back=lambda v, _: {"quantization.weights": STORED.get(str(v), str(v))}),
+    _option_row("max_batch_size", "serving.max_sequences", usual=2048, source="llmapi/llm_args.py, BuildConfig"),
+    _option_row("max_num_tokens", "serving.max_batched_tokens", usual=8192, source="llmapi/llm_args.py, BuildConfig"),
+    _option_row("max_seq_len", "serving.max_model_len"),
+    _option_row(SHARE, back=beside.cache_share, usual=0.9, source=f"{ARGS}, KvCacheConfig"),
+    _option_row("kv_cache_config.dtype", back=_read_cache_dtype),
+    _option_row("kv_cache_config.tokens_per_block", "serving.page_tokens", usual=32, source=f"{ARGS}, KvCacheConfig"),
+    _option_row("cuda_graph_config", back=_read_graphs),
+    _option_row(METHOD, back=_read_method),
+    _option_row(f"{DRAFT}.max_draft_len", back=_read_draft_tokens),
+    _option_row(f"{DRAFT}.num_nextn_predict_layers", back=_read_draft_tokens),
+    _option_row(f"{DRAFT}.speculative_model", back=lambda *_: {}),
+    _option_row(f"{DRAFT}.speculative_model_dir", back=lambda *_: {}),
 )  # fmt: skip
 _KNOWN = """
 tokenizer custom_tokenizer tokenizer_mode skip_tokenizer_init host port backend log_level max_beam_width gpus_per_node num_postprocess_workers

@@ -74,24 +74,24 @@ def _read_fraction(value: Any, _: Values) -> Mapping[str, Any]:
     return {"serving.memory_fraction": round(KEPT * value, 6) if known else value}
 
 
-def _row(at: str, says: str = "", **more: Any) -> Key:
+def _launcher_row(at: str, says: str = "", **more: Any) -> Key:
     return Key(at=f"--{at}", says=says, **{"out": lambda _: None, "source": ARGS, **more})
 
 
 KEYS = (
     beside.stand_in_row(),
-    _row("model-id", "@model", back=lambda v, _: {"@model": str(v)}),
-    _row("num-shard", "mesh.tp", back=_read_shards),
-    _row("sharded", back=_read_sharded),
-    _row("quantize", back=_read_quantization, holds=("awq", "gptq", "marlin", "fp8", *OWN), instead="what vLLM brings into such a format as it loads"),
-    _row("dtype", back=serving.dtype_back),
-    _row("kv-cache-dtype", back=serving.cache_back(("fp8_e4m3fn",))),
-    _row("max-total-tokens", "serving.max_model_len"),
-    _row("max-batch-prefill-tokens", "serving.max_batched_tokens", usual=4096, source="launcher/src/main.rs:2114-2150: what is left where a card's own is unknown"),
-    _row("max-concurrent-requests", "serving.max_sequences", usual=128),
-    _row("max-batch-size", "serving.max_sequences"),
-    _row("cuda-graphs", back=_read_graphs),
-    _row("cuda-memory-fraction", back=_read_fraction, usual=1.0, source=POOL),
+    _launcher_row("model-id", "@model", back=lambda v, _: {"@model": str(v)}),
+    _launcher_row("num-shard", "mesh.tp", back=_read_shards),
+    _launcher_row("sharded", back=_read_sharded),
+    _launcher_row("quantize", back=_read_quantization, holds=("awq", "gptq", "marlin", "fp8", *OWN), instead="what vLLM brings into such a format as it loads"),
+    _launcher_row("dtype", back=serving.dtype_back),
+    _launcher_row("kv-cache-dtype", back=serving.cache_back(("fp8_e4m3fn",))),
+    _launcher_row("max-total-tokens", "serving.max_model_len"),
+    _launcher_row("max-batch-prefill-tokens", "serving.max_batched_tokens", usual=4096, source="launcher/src/main.rs:2114-2150: what is left where a card's own is unknown"),
+    _launcher_row("max-concurrent-requests", "serving.max_sequences", usual=128),
+    _launcher_row("max-batch-size", "serving.max_sequences"),
+    _launcher_row("cuda-graphs", back=_read_graphs),
+    _launcher_row("cuda-memory-fraction", back=_read_fraction, usual=1.0, source=POOL),
 )  # fmt: skip
 _KNOWN = """
 revision validation-workers trust-remote-code max-best-of max-stop-sequences max-top-n-tokens max-input-tokens max-input-length waiting-served-ratio

@@ -57,7 +57,8 @@ def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     )
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
-    return {at: value for at, value in found.items() if value != "auto"}
+    said = {at: value for at, value in found.items() if value != "auto"}
+    return serving.without_worker_flags(text, said, lambda at: is_key(FORMAT, at))
 
 
 IN_A_FILE = (
@@ -102,6 +103,8 @@ def _shares_experts_over_dp(values: Values) -> bool:
 
 
 def _read_tensor_parallel_size(value: Any, values: Values) -> Mapping[str, Any]:
+    if value == serving.ALL_CARDS:
+        return {}
     return {"mesh.tp": _tp_dp_rank_count(values) if _shares_experts_over_dp(values) else value}
 
 
@@ -302,7 +305,7 @@ v0.8.5, v0.9.2, v0.12.0, v0.16.0).
 
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
-    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN,
+    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED},
     taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
     problems=_vllm_plan_problems, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,

@@ -35,7 +35,7 @@ def task_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list
         return []
     gpus = _accelerator_count(tree)
     setup = tree["setup"] if isinstance(tree.get("setup"), str) else ""
-    script = "\n".join([*_exports(tree, gpus), *_installed(setup), run])
+    script = "\n".join([*_task_exports(tree, gpus), *_install_lines(setup), run])
     return [NamedServer("run", script, gpus, ACCELERATORS)]
 
 
@@ -50,7 +50,7 @@ def _accelerator_count(tree: Mapping[str, Any]) -> int | None:
     return int(found[1]) if found else 1 if isinstance(told, str) else None
 
 
-def _exports(tree: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
+def _task_exports(tree: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
     held = tree.get("envs")
     for name, value in held.items() if isinstance(held, Mapping) else ():
         if str(name).isidentifier() and isinstance(value, str | int | float):
@@ -59,6 +59,6 @@ def _exports(tree: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
         yield f"export SKYPILOT_NUM_GPUS_PER_NODE={gpus}"
 
 
-def _installed(setup: str) -> Iterator[str]:
+def _install_lines(setup: str) -> Iterator[str]:
     """Lines of a setup that install packages, of which one may say the engine's version."""
     yield from (line.strip() for line in setup.splitlines() if " install " in line)

@@ -11,10 +11,12 @@ from typing import Any
 from memsheet.errors import input_error
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
+from memsheet.guard.budget import Budget
 
 DEEPEST = 4
 """Macros that stand in one another."""
-MOST_MACROS, MOST_COMMAND, MOST_NAMED = 64, 2**14, 8
+MOST_MACROS, MOST_MODELS, MOST_NAMED = 64, 128, 8
+MOST_COMMAND, MOST_EXPANDED = 2**14, 2**20
 _MODELS = re.compile(r"^[\"']?models[\"']?\s*:", re.MULTILINE)
 
 
@@ -26,9 +28,10 @@ def swapped_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
     models = tree.get("models") if tree else None
     if tree is None or not isinstance(models, Mapping):
         return []
+    budget = Budget(MOST_EXPANDED, "text of macros")
     commands = {
-        str(at): _model_script(str(at), one, tree)
-        for at, one in models.items()
+        str(at): _model_script(str(at), one, tree, budget)
+        for at, one in list(models.items())[:MOST_MODELS]
         if isinstance(one, Mapping) and isinstance(one.get("cmd"), str)
     }
     known = {at: script for at, script in commands.items() if starts_a_server(script)}
@@ -47,12 +50,12 @@ def swapped_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
     return [NamedServer(at, script, together=at in beside, remarks=remarks) for at, script in known.items()]
 
 
-def _model_script(model: str, held: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
+def _model_script(model: str, held: Mapping[str, Any], tree: Mapping[str, Any], budget: Budget) -> str:
     """A model's command as one line, with macros in their places: the model's own before those of all."""
     macros = {**_macros_of(tree), **_macros_of(held), "MODEL_ID": model}
     lines = str(held["cmd"])[:MOST_COMMAND].replace("\\\n", " ").splitlines()
     command = " ".join(line.strip() for line in lines if not line.strip().startswith("#"))
-    return _with_macros(command, macros)
+    return _with_macros(command, macros, budget)
 
 
 def _macros_of(tree: Mapping[str, Any]) -> dict[str, str]:
@@ -63,11 +66,15 @@ def _macros_of(tree: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _with_macros(command: str, macros: Mapping[str, str]) -> str:
+def _with_macros(command: str, macros: Mapping[str, str], budget: Budget) -> str:
+    """A command with macros in their places. Raises TooMuchError where that grows too long."""
     for _ in range(DEEPEST):
         for at, value in macros.items():
-            command = command.replace(f"${{{at}}}", value)[:MOST_COMMAND]
-    return command
+            place = f"${{{at}}}"
+            if place in command:
+                budget.spend(len(command) + command.count(place) * len(value))
+                command = command.replace(place, value)
+    return command[:MOST_COMMAND]
 
 
 def _kept_beside(tree: Mapping[str, Any]) -> frozenset[str]:

@@ -8,9 +8,8 @@ from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.serve_command import SIXTEEN_OF
 
 _WHOLE = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
-_OWNED = re.compile(
-    r"(?<=^Qwen)_|(?<=^google)_|(?<=^openai)_|(?<=^microsoft)_|(?<=^mistralai)_|(?<=^nvidia)_|(?<=^meta-llama)_|(?<=^zai-org)_"
-)
+_PUBLISHERS = ("Qwen", "google", "openai", "microsoft", "mistralai", "nvidia", "meta-llama", "zai-org")
+_OWNED = re.compile("|".join(f"(?<=^{name})_" for name in _PUBLISHERS))
 """What stands between a publisher and a model in files of repositories that keep both (bartowski's)."""
 OF_THE_FILE = frozenset(
     {"quantization.weights", "quantization.group_size", "quantization.skip", "precision.name"}

@@ -23,6 +23,9 @@ SWITCHES = tuple(
 )
 """How flags begin that take no value in either engine."""
 GIVEN = "given"
+ALL_CARDS = "all"
+"""Ranks of tensor parallelism where a command is made for as many cards as there are."""
+_CACHED = re.compile(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
 _ATTACHED = re.compile(r"-O=?(\w+)")
 """A level without a space (vLLM utils/argparse_utils.py: "-O" and what follows it, in parse_args)."""
 _HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgGtT])")
@@ -149,7 +152,7 @@ def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]
             if word in ("$@", "${@}", "-", "--"):
                 continue
             if how.model not in found:
-                found[how.model] = word
+                found[how.model] = hub_name(word)
             elif around.has_unset_placeholder(word):
                 found[around.MORE] = word
             continue
@@ -175,13 +178,42 @@ def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]
             found[name] = held
             continue
         found[name] = (
-            GIVEN if inner else held if name == how.model or name in how.words else parse_human_number(held)
+            GIVEN
+            if inner
+            else hub_name(held)
+            if name == how.model
+            else held
+            if name in how.words
+            else parse_human_number(held)
         )
     return found
 
 
+def hub_name(path: str) -> str:
+    """A model's path as its name on the hub, where it lies in the hub's cache (models--org--name); else as it
+    is.
+    """
+    told = _CACHED.search(path)
+    return f"{told[1]}/{told[2]}" if told else path
+
+
 def _is_flag(word: str) -> bool:
     return word in ("$@", *ENDS) or (word.startswith("-") and not _WHOLE.fullmatch(word))
+
+
+WORKER_FLAGS = "flags of the worker around it"
+"""The place of what Dynamo's worker takes beside its engine's flags: of names, routes and transfers."""
+
+
+def without_worker_flags(
+    text: str, found: Mapping[str, Any], known: Callable[[str], bool]
+) -> Mapping[str, Any]:
+    """A command's values with the flags that only the worker around the engine has in one place."""
+    if "dynamo." not in text:
+        return found
+    own = [at for at in found if at.startswith("-") and not known(at)]
+    rest = {at: held for at, held in found.items() if at not in own}
+    return {**rest, WORKER_FLAGS: " ".join(own)} if own else rest
 
 
 def variable_default_remarks(text: str) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ LAUNCHES = (
     ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
+_BUILD = re.compile(r"(?:-[0-9a-z]+)?(?:\.exe)?")
+MOST_ARGUMENTS = 256
 OLDER_NAMES = {"server": "llama-server", "main": "llama-cli"}
 """Names of programs before ggml-org/llama.cpp 1c641e6a, which gave all of them a prefix."""
 SHELLS = ("bash", "sh")
@@ -213,10 +215,10 @@ def server_flags_index(
             started = (
                 own == launch[0]
                 or (launch[0] == "python" and own.startswith("python"))
-                or _is_build_of(own, launch, words[at:])
+                or _is_build_of(own, launch, words, at)
             )
-            sure = len(launch) > 1 or _is_program_started(words, at)
-            if started and sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
+            sure = started and (len(launch) > 1 or _is_program_started(words, at))
+            if sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
     named = (
         at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image
@@ -234,18 +236,21 @@ def _is_program_started(words: Sequence[str], at: int) -> bool:
     is_value = _ASSIGNED.fullmatch(words[at]) or (at > 0 and words[at - 1].startswith("-"))
     if words[at].rpartition("/")[2] in ITSELF:
         return not is_value and at + 1 < len(words)
-    return not is_value and not NAMES_A_MODEL.isdisjoint(word.partition("=")[0] for word in words[at:])
+    return not is_value and not NAMES_A_MODEL.isdisjoint(
+        word.partition("=")[0] for word in words[at : at + MOST_ARGUMENTS]
+    )
 
 
-def _is_build_of(own: str, launch: tuple[str, ...], words: Sequence[str]) -> bool:
+def _is_build_of(own: str, launch: tuple[str, ...], words: Sequence[str], at: int) -> bool:
     """Whether a program is one of llama.cpp's by another name: with a build behind it, as Windows calls it,
     or as it was called before its programs had a common prefix, where it is given a GGUF file.
     """
     if len(launch) > 1:
         return False
+    if own.startswith(launch[0]):
+        return _BUILD.fullmatch(own, len(launch[0])) is not None
     older = OLDER_NAMES.get(own.removesuffix(".exe"))
-    given = older == launch[0] and any(word.endswith(".gguf") for word in words)
-    return given or re.fullmatch(rf"{re.escape(launch[0])}(?:-[0-9a-z]+)?(?:\.exe)?", own) is not None
+    return older == launch[0] and any(word.endswith(".gguf") for word in words[at : at + MOST_ARGUMENTS])
 
 
 def named_image(word: str) -> str:

@@ -30,7 +30,8 @@ def said(text: str, name: str = "serve.sh") -> dict[str, Any]:
             "--tensor_parallel_size 2 --kv_cache_free_gpu_memory_fraction 0.9 --backend pytorch"
         ),
         (
-            f"mpirun -n 2 trtllm-llmapi-launch trtllm-serve {MODEL} --max-batch-size 64 --max-num-tokens 4096 "
+            f"mpirun -n 2 trtllm-llmapi-launch trtllm-serve {MODEL} --max-batch-size 64 "
+            "--max-num-tokens 4096 "
             "--max-seq-len 8192 --tp_size 2 --host 0.0.0.0"
         ),
         (

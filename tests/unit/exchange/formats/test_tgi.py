@@ -29,7 +29,12 @@ spec:
     - {{name: QUANTIZE, value: awq}}
     - {{name: CUDA_MEMORY_FRACTION, value: "0.5"}}
 """
-COMPOSE = f"services:\n  tgi:\n    image: {IMAGE}\n    environment: [MODEL_ID=c, NUM_SHARD=2]\n    command: {FLAGS}\n"
+COMPOSE = f"""services:
+  tgi:
+    image: {IMAGE}
+    environment: [MODEL_ID=c, NUM_SHARD=2]
+    command: {FLAGS}
+"""
 ENV = "-e MODEL_ID=a/b -e NUM_SHARD=2 --env MAX_TOTAL_TOKENS=4096"
 
 

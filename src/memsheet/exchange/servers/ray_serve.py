@@ -1,0 +1,81 @@
+"""Servers of Ray Serve: what its LLMConfig gives the engine, as the engine's command
+(ray-project/ray fce2fc41 doc/source/serve/llm/quick-start.md; python/ray/llm/_internal/serve/core/configs/
+llm_config.py, LLMConfig: engine_kwargs are the engine's own arguments).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.named_server import NamedServer
+from memsheet.exchange.shared.serve_pods import DOCUMENT_BREAK, MOST, tree_of
+
+LOADING, ENGINE = "model_loading_config", "engine_kwargs"
+_WORDS = re.compile(r"^ *-? *[\"']?model_loading_config[\"']?\s*:", re.MULTILINE)
+DEEPEST = 12
+
+
+def ray_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
+    """The models of a Serve configuration, or of a RayService that holds one; none of other texts."""
+    if not _WORDS.search(text):
+        return []
+    found: list[NamedServer] = []
+    for one in DOCUMENT_BREAK.split(text)[:MOST]:
+        tree = tree_of(parse, name, one)
+        if tree is not None:
+            inner = _text_at(tree.get("spec"), "serveConfigV2")
+            nested = tree_of(parse, name, inner) if inner else None
+            found += [*llm_config_servers(tree), *(llm_config_servers(nested) if nested else ())]
+    return found
+
+
+def llm_config_servers(tree: Any, depth: int = 0) -> Iterator[NamedServer]:
+    """Every configuration with a model in it, however deep it stands."""
+    if isinstance(tree, Mapping) and isinstance(tree.get(LOADING), Mapping):
+        model, line = llm_config_line(tree)
+        if model:
+            yield NamedServer(model, line)
+        return
+    inner: Iterable[Any] = (
+        tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ()
+    )
+    for held in inner if depth < DEEPEST else ():
+        yield from llm_config_servers(held, depth + 1)
+
+
+def llm_config_line(config: Mapping[str, Any]) -> tuple[str, str]:
+    """A configuration's name, and the command that it comes to."""
+    loading = config[LOADING]
+    source, named = loading.get("model_source"), loading.get("model_id")
+    model = source if isinstance(source, str) else named
+    if not isinstance(model, str):
+        return "", ""
+    options = config.get(ENGINE)
+    given = options if isinstance(options, Mapping) else {}
+    if "sglang" in str(config.get("server_cls") or ""):
+        words = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    else:
+        words = ["vllm", "serve", model]
+    flags = [word for at, value in given.items() for word in engine_flag(str(at), value)]
+    return str(named or model), " ".join(map(shlex.quote, [*words, *flags]))
+
+
+def engine_flag(name: str, value: Any) -> list[str]:
+    """An engine's argument as its flag."""
+    at = f"--{name.replace('_', '-')}"
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [at] if value else [f"--no-{at[2:]}"]
+    if isinstance(value, Mapping | list):
+        return [f"{at}={json.dumps(value, default=str)}"]
+    return [f"{at}={value}"]
+
+
+def _text_at(tree: Any, key: str) -> str:
+    held = tree.get(key) if isinstance(tree, Mapping) else None
+    return held if isinstance(held, str) else ""
