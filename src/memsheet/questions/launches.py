@@ -33,15 +33,10 @@ MOST_CANDIDATES, MOST_TEXT = 2_000, 2**23
 DESCRIBES = re.compile(
     r"model_name_or_path|\bbase_model\b|--model[ =]|model_path|--num-layers|--num_layers|model_id\b"
     r"|from_pretrained|--model-path|^model:\s*\S|^\s*_component_: torchtune\.models|pretrained_model"
-<<<<<<< HEAD
     r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?=|model\.path|checkpoint_dir: checkpoints/|^model_name: \S"
     r"|^ *model_config:\s|tensor_model_parallel_size: "
-    r"|(pretrain|finetune)_recipe\(",
-=======
-    r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?="
-    r"|model\.path|checkpoint_dir: checkpoints/"
-    r"|(-m|-hf|--model-id)[ =]\S|\bMODEL_ID\b|model_source|^model: *[\"']?\w",
->>>>>>> 1ecf514a821b8d91cb97368ea971ce0c428fd2bc
+    r"|(pretrain|finetune)_recipe\(|(-hf|--model-id)[ =]\S|-m \S+\.gguf|\bMODEL_ID\b|model_source"
+    r"|^model: *[\"']?\w",
     re.MULTILINE,
 )
 STARTS = re.compile(
