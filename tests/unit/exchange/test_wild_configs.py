@@ -26,6 +26,7 @@ FORMATS = {
     "oi": ("open-instruct", "accelerate"),
     "tr": ("transformers",),
     "ve": ("verl",),
+    "tu": ("torchtune", "torchtune-ppo", "torchtune-async", "torchtune-serve"),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 
