@@ -23,7 +23,7 @@ FORMATS = {
     "mg": ("slurm",),
     "tt": ("slurm",),
     "dc": ("deepspeed-chat", "transformers", "deepspeed"),
-    "oi": ("open-instruct", "accelerate"),
+    "oi": ("open-instruct", "accelerate", "transformers"),
     "tr": ("transformers",),
     "ve": ("verl",),
     "tu": ("torchtune", "torchtune-ppo", "torchtune-async", "torchtune-serve"),

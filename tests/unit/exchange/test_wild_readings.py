@@ -51,6 +51,12 @@ OPEN_INSTRUCT = {
     "dgx-spark-lora-sft-no-robots": ("Qwen/Qwen3-0.6B", 8, 8, 2048, "full", 1, None, 64), "dgx-spark-sft-no-robots": ("Qwen/Qwen3-0.6B", 32, 4, 1024, "full", 1, None, None),
     "debug-grpo-fast-3-gpu": ("Qwen/Qwen3-0.6B", 1, 1, 1024, "full", 2, SPEED, None), "qwen-grpo-fast-7b": ("Qwen/Qwen2.5-7B", 1, 1, 6144, "full", 4, SPEED, None),
 }  # fmt: skip
+BEAKER = {
+    "oi-beaker-finetune-multinode.yaml": {"@model": "meta-llama/Meta-Llama-3-8B", "microbatch": 1, "@accumulation": 4, "seq_len": 4096, "@gpus": 32, "@nodes": 4, "engine": "deepspeed"},
+    "oi-beaker-alpaca-7b.yaml": {"@model": "/hf_llama_models/", "microbatch": 4, "@accumulation": 8, "seq_len": 512, "@gpus": 4, "engine": "deepspeed", "precision.compute": "bf16"},
+    "oi-multi-node-grpo.sh": {"@model": "Qwen/Qwen3-8B", "engine": "fsdp2", "@gpus": 8, "seq_len": 20480},
+    "oi-olmo-1b-dpo.yaml": {"@model": "allenai/OLMo-1B-0724-hf", "recompute.mode": "full", "seq_len": 2048},
+}  # fmt: skip
 VERL_OF = (
     "@model",
     "engine",
@@ -285,6 +291,18 @@ def test_verl(name: str) -> None:
     assert {key: found.get(key) for key in wanted} == wanted
     assert ("$.roles" in beside) is not name.startswith("sft")
     assert str(beside.get("$.ulysses", "1")).partition(" ")[0] == str(VERL_SHARED.get(name, 1))
+
+
+@pytest.mark.parametrize("name", BEAKER)
+def test_experiments_and_their_files(name: str) -> None:
+    found, _ = read_out(name)
+    assert {key: found.get(key) for key in BEAKER[name]} == BEAKER[name]
+
+
+def test_a_key_that_stands_twice_is_told() -> None:
+    name = "oi-olmo-1b-dpo.yaml"
+    reads, _ = recognise_files({name: (FOLDER / name).read_text()}, ())
+    assert any("stands twice = the last" in one for read in reads.values() for one in read.assumed)
 
 
 @pytest.mark.parametrize("name", TORCHTUNE)
