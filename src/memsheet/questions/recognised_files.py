@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
+from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, read_text
 from memsheet.exchange.shared.beaker_jobs import experiment_script
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
@@ -24,8 +24,8 @@ from memsheet.guard import TWICE, is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.plan.library_defaults import assumed_value_text
 
-PARSERS = {"json": parse_json, "yaml": parse_yaml}
-LAST_WINS = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
+PARSERS: Mapping[str, Parser] = {"json": parse_json, "yaml": parse_yaml}
+LAST_WINS: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
 REPEATED = "a key that stands twice = the last of them, which PyYAML's loader takes"
 UNKNOWN = "is not recognised as a configuration"
 YAML = (".yaml", ".yml")

@@ -14,7 +14,7 @@ from memsheet.errors import InputError
 SHELL = ("-c", "-lc")
 """What makes the next word a script of its own."""
 UNCOUNTED = re.compile(r"(^|\s)deepspeed\s+(?!.*--num_gpus)")
-"""DeepSpeed's launcher without a count, which takes every card of the machine (deepspeed launcher/runner.py)."""
+"""DeepSpeed's launcher without a count, which takes every card of the machine (launcher/runner.py)."""
 
 
 def experiment_script(name: str, text: str, parse: Callable[[str, str], Any]) -> str:
