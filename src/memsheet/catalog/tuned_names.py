@@ -121,6 +121,14 @@ def changed_shapes(held: HeldModel, families: frozenset[str], *, own: bool) -> b
     return taught or strange or (not own and bool(_TONGUES & set(around)))
 
 
+def tells_shapes(words: Iterable[str]) -> bool:
+    """Whether a word may stand for other shapes than a family's and a size's, or for a series of its own."""
+    return any(
+        word in _SHAPES | _SERIES | ADAPTERS | STUDENT or _NUMBERS.fullmatch(word) is not None
+        for word in words
+    )
+
+
 def _is_own_release(held: HeldModel) -> bool:
     own = [word for word in held.before if word not in _COMMON]
     return bool(own and _VERSIONED.fullmatch(held.key) and _OWN_RELEASES.fullmatch(held.behind[0]))

@@ -102,8 +102,9 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = 
     )
 
 
-def parse_yaml(data: bytes | str, field: str) -> Any:
+def parse_yaml(data: bytes | str, field: str, *, last_wins: bool = False) -> Any:
     """The value that one YAML document describes, with the same rules for numbers and keys as ``parse_json``.
+    ``last_wins``: of a key that stands twice the last is taken, as PyYAML does, and not refused.
 
     Anchors, aliases, tags and further documents are refused from the event stream, before a value is built.
     """
@@ -112,7 +113,7 @@ def parse_yaml(data: bytes | str, field: str) -> Any:
     text = _checked_utf8(data, field, MAX_YAML_BYTES).decode()
     try:
         _check_events(text, field)
-        return _yaml_loader()(text, field).get_single_data()
+        return _yaml_loader()(text, field, last_wins=last_wins).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -272,6 +273,9 @@ def _require_finite(value: float, text: str, field: str) -> float:
     return value
 
 
+TWICE = "is a key that stands twice in one object"
+
+
 def _dict_with_unique_keys(pairs: list[tuple[Any, Any]], field: str) -> dict[Any, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -279,7 +283,7 @@ def _dict_with_unique_keys(pairs: list[tuple[Any, Any]], field: str) -> dict[Any
         raise input_error(
             field,
             twice,
-            "is a key that stands twice in one object",
+            TWICE,
             "two readers would read two different models",
         )
     return found
@@ -341,9 +345,9 @@ def _yaml_loader() -> Any:
             for first, pairs in base.yaml_implicit_resolvers.items()
         }
 
-        def __init__(self, text: str, field: str) -> None:
+        def __init__(self, text: str, field: str, *, last_wins: bool) -> None:
             super().__init__(text)
-            self.field = field
+            self.field, self.last_wins = field, last_wins
 
     for kind, build in (("map", _yaml_map), ("int", _yaml_int), ("float", _yaml_float)):
         Loader.add_constructor(f"tag:yaml.org,2002:{kind}", build)
@@ -358,7 +362,7 @@ def _yaml_map(loader: Any, node: Any) -> dict[Any, Any]:
     for key, _ in pairs:
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise input_error(loader.field, key, "is a key that is not text", "put it in quotes")
-    return _dict_with_unique_keys(pairs, loader.field)
+    return dict(pairs) if loader.last_wins else _dict_with_unique_keys(pairs, loader.field)
 
 
 def _yaml_int(loader: Any, node: Any) -> int:

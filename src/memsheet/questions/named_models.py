@@ -4,7 +4,7 @@ opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,21 @@ def likely_trained(reads: Mapping[str, Read]) -> str | None:
     if not named or is_surely_bundled(named):
         return None
     parts = [part for part in reversed(named.strip("/").split("/")) if part][:MOST_PARTS]
-    return next((found for part in (named, *parts) if (found := likely_name(part))), None)
+    whole = next((found for part in (named, *parts) if (found := likely_name(part))), None)
+    return whole or likely_of_path(parts)
+
+
+def likely_of_path(parts: Sequence[str]) -> str | None:
+    """The bundled model that parts of a path are of, the last first: without the words of a run, else a size
+    in one of them and the family in one before it.
+    """
+    from memsheet.catalog.path_names import family_and_size_names, without_run_words
+
+    bare = (without_run_words(part) for part in parts)
+    if found := next((name for part in bare if part and (name := likely_name(part))), None):
+        return found
+    told = {name for spelt in family_and_size_names(parts) if (name := likely_name(spelt))}
+    return told.pop() if len(told) == 1 else None
 
 
 def described_model(reads: Mapping[str, Read]) -> tuple[ModelSpec | None, tuple[str, ...]]:

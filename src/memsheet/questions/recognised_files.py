@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
+from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, read_text
+from memsheet.exchange.shared.beaker_jobs import experiment_script
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import described_launches, first_script_launch
@@ -20,13 +22,16 @@ from memsheet.exchange.shared.script_defaults import LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT
 from memsheet.exchange.shared.written_files import written_files
-from memsheet.guard import is_folder, parse_json, parse_yaml
+from memsheet.guard import TWICE, is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.plan.library_defaults import assumed_value_text
 
-PARSERS = {"json": parse_json, "yaml": parse_yaml}
+PARSERS: Mapping[str, Parser] = {"json": parse_json, "yaml": parse_yaml}
+LAST_WINS: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
+REPEATED = "a key that stands twice = the last of them, which PyYAML's loader takes"
 UNKNOWN = "is not recognised as a configuration"
-ENDINGS = (".json", ".toml", ".yaml", ".yml")
+YAML = (".yaml", ".yml")
+ENDINGS = (".json", ".toml", *YAML)
 OF_FLAGS = f"{SCRIPT}.{DEFAULTS}."
 DESCRIBED = "flags = those of the first command that the script's text says it is started by"
 NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
@@ -51,13 +56,14 @@ def recognise_files(
         own, error = _read_or_error(name, text, server)
         shell = not name.endswith((".py", NOTEBOOK, *ENDINGS))
         told = own is not None and own.request.get("@model") is not None
-        said = text if shell else "" if told or not name.endswith(".py") else _described_command(name, text)
+        named = name.endswith(".py")
+        said = text if shell else "" if told or (own and not named) else _told_command(name, text)
         further, unread = (
             _launched_files(name, said, own if shell else None, scripts)
             if said and len(text) <= MOST_SCRIPT
             else ({}, ())
         )
-        if said and not shell:
+        if said and named:
             further = {at: replace(read, assumed=(*read.assumed, DESCRIBED)) for at, read in further.items()}
             own = None if further else own  # whose flags they are
         if shell and (own or further):
@@ -95,9 +101,13 @@ def _written_configurations(name: str, text: str) -> dict[str, Read]:
     return found
 
 
-def _described_command(name: str, text: str) -> str:
-    """The command that a Python script's own text says it is started by."""
-    return described_launches(text, Path(name).name) if len(text) <= MOST_SCRIPT else ""
+def _told_command(name: str, text: str) -> str:
+    """The command that a Python script's own text says it is started by, or that a job's YAML starts."""
+    if len(text) > MOST_SCRIPT:
+        return ""
+    if name.endswith(".py"):
+        return described_launches(text, Path(name).name)
+    return experiment_script(name, text, parse_yaml) if name.endswith(YAML) else ""
 
 
 def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]:
@@ -158,10 +168,17 @@ def _launched_files(
 
 
 def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, InputError | None]:
+    """A file, or why it is none; a YAML with a key that stands twice as most tools' loader has it."""
     try:
         return read_text(name, text, PARSERS, server), None
     except InputError as error:
+        if not name.endswith(YAML) or not any(TWICE in one.hint for one in error.problems):
+            return None, error
+    try:
+        found = read_text(name, text, LAST_WINS, server)
+    except InputError as error:
         return None, error
+    return replace(found, assumed=(*found.assumed, REPEATED)), None
 
 
 def _one_script(reads: dict[str, Read], in_folder: Collection[str], left: list[str]) -> dict[str, Read]:

@@ -60,6 +60,20 @@ def _whole_sequences(request: Request, _: Problem) -> Request | None:
     }
 
 
+def _divided_states(request: Request, _: Problem) -> Request | None:
+    """Tensor-parallel ranks of states that are divided anyway as so many more of those ranks, each of which
+    has a micro-batch and its layers whole.
+    """
+    degree = request.get("mesh.tp")
+    if not isinstance(degree, int) or request.get("zero") != 3:
+        return None
+    more = {key: request.get(key) for key in ("mesh.dp_shard", "global_batch")}
+    return {
+        "mesh.tp": None,
+        **{key: held * degree for key, held in more.items() if isinstance(held, int)},
+    }
+
+
 def _last_names(request: Request, problem: Problem) -> Request | None:
     """All layers that are called so, in the place of a part of them."""
     names = problem.hint.removeprefix("--lora-targets ").partition(" ")[0].split(",")
@@ -109,6 +123,11 @@ STAND_INS = (
     StandIn("engine", "vision tower is not modelled", _per_parameter_shards),
     StandIn("mesh.cp", "not modelled", _whole_sequences),
     StandIn("layers_per_stage", "is not a list of whole numbers", lambda *_: {"layers_per_stage": None}),
+    StandIn(
+        "mesh.tp",
+        "not compared with its real code|(?:host|adapters) are not modelled over its ranks",
+        _divided_states,
+    ),
     StandIn("mesh.pp", OVER_STAGES.pattern, _even_stages),
     StandIn("adapter.targets", PART, _last_names),
     StandIn("adapter.targets", "names no linear layer", _names_of_pattern),

@@ -23,7 +23,7 @@ FORMATS = {
     "mg": ("slurm",),
     "tt": ("slurm",),
     "dc": ("deepspeed-chat", "transformers", "deepspeed"),
-    "oi": ("open-instruct", "accelerate"),
+    "oi": ("open-instruct", "accelerate", "transformers"),
     "tr": ("transformers",),
     "ve": ("verl",),
     "lg": ("litgpt",),
@@ -38,6 +38,7 @@ FORMATS = {
     "dy": ("vllm", "sglang", "tensorrt-llm"),
     "vr": ("vllm",),
     "mo": ("vllm",),
+    "tu": ("torchtune", "torchtune-ppo", "torchtune-async", "torchtune-serve"),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
 

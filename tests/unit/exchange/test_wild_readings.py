@@ -51,6 +51,12 @@ OPEN_INSTRUCT = {
     "dgx-spark-lora-sft-no-robots": ("Qwen/Qwen3-0.6B", 8, 8, 2048, "full", 1, None, 64), "dgx-spark-sft-no-robots": ("Qwen/Qwen3-0.6B", 32, 4, 1024, "full", 1, None, None),
     "debug-grpo-fast-3-gpu": ("Qwen/Qwen3-0.6B", 1, 1, 1024, "full", 2, SPEED, None), "qwen-grpo-fast-7b": ("Qwen/Qwen2.5-7B", 1, 1, 6144, "full", 4, SPEED, None),
 }  # fmt: skip
+BEAKER = {
+    "oi-beaker-finetune-multinode.yaml": {"@model": "meta-llama/Meta-Llama-3-8B", "microbatch": 1, "@accumulation": 4, "seq_len": 4096, "@gpus": 32, "@nodes": 4, "engine": "deepspeed"},
+    "oi-beaker-alpaca-7b.yaml": {"@model": "/hf_llama_models/", "microbatch": 4, "@accumulation": 8, "seq_len": 512, "@gpus": 4, "engine": "deepspeed", "precision.compute": "bf16"},
+    "oi-multi-node-grpo.sh": {"@model": "Qwen/Qwen3-8B", "engine": "fsdp2", "@gpus": 8, "seq_len": 20480},
+    "oi-olmo-1b-dpo.yaml": {"@model": "allenai/OLMo-1B-0724-hf", "recompute.mode": "full", "seq_len": 2048},
+}  # fmt: skip
 VERL_OF = (
     "@model",
     "engine",
@@ -218,6 +224,21 @@ VERL_SHARED = {
     "sft-qwen-05-sp2.sh": 2,
     "sft-qwen3-vl-2b.sh": 2,
 }
+TORCHTUNE = {
+    "eleuther-evaluation": {"@model": "Llama-2-7b-hf", "task": "infer", "engine": "transformers", "serving.max_model_len": 4096, "serving.max_sequences": 8, "serving.kv_dtype": "bf16", "mesh.tp": 1},
+    "generation": {"@model": "Llama-2-7b-hf", "serving.max_sequences": 1, "serving.output_tokens": 300, "serving.prompt_tokens": 143, "serving.max_model_len": 443},
+    "llama2-generation-v2": {"@model": "Llama-2-7b-chat-hf", "serving.output_tokens": 200, "mesh.tp": 1},
+    "llama31-70b-generation-distributed": {"@model": "Meta-Llama-3.1-70B-Instruct", "mesh.tp": None, "precision.parameters": "bf16"},
+    "quantization": {"@model": "Llama-2-7b-hf", "phase": "load", "task": "infer", "serving.max_model_len": None},
+    "phi3-evaluation": {"@model": "phi3-mini", "serving.max_sequences": 8},
+    "llama2-7b-qlora": {"@model": "Llama-2-7b-hf", "task": "train", "engine": "torchtune", "quantization.weights": "nf4", "adapter.rank": 8, "microbatch": 2, "@accumulation": 8},
+    "llama2-1b-ppo": {"@model": "TinyLlama_v1.1", "microbatch": 16, "@accumulation": 1, "seq_len": 570, "seq_len_kind": "maximum", "recompute.mode": "full", "@gpus": 1},
+    "mistral-7b-ppo": {"@model": "Mistral-7B-Instruct-v0.2", "microbatch": 128, "seq_len": 570, "optimizer.name": "paged_adamw", "engine": "transformers"},
+    "qwen-3b-async-grpo": {"@model": "Qwen2.5-3B", "microbatch": 16, "seq_len": 1536, "@gpus": 2, "offload.activations": True},
+    "llama-3b-grpo": {"@model": "llama3.2-3b", "microbatch": 16, "recompute.mode": "full"},
+    "llama4-scout-full": {"@model": "Llama-4-Scout-17B-16E-Instruct", "mesh.tp": 2, "offload.optimizer": 1},
+}  # fmt: skip
+TORCHTUNE_ROLES = {"llama2-1b-ppo", "mistral-7b-ppo", "qwen-3b-async-grpo", "llama-3b-grpo"}
 OTHERS = {
     "oi-tulu3-sft.yaml": {"@model": "meta-llama/Llama-3.1-8B", "microbatch": 1, "@accumulation": 2, "seq_len": 4096, "precision.parameters": "bf16", "attention": "flash"},
     "tr-example-config.yaml": {"@model": "Qwen/Qwen2.5-0.5B", "microbatch": 8},
@@ -300,6 +321,25 @@ def test_verl(name: str) -> None:
     assert {key: found.get(key) for key in wanted} == wanted
     assert ("$.roles" in beside) is not name.startswith("sft")
     assert str(beside.get("$.ulysses", "1")).partition(" ")[0] == str(VERL_SHARED.get(name, 1))
+
+
+@pytest.mark.parametrize("name", BEAKER)
+def test_experiments_and_their_files(name: str) -> None:
+    found, _ = read_out(name)
+    assert {key: found.get(key) for key in BEAKER[name]} == BEAKER[name]
+
+
+def test_a_key_that_stands_twice_is_told() -> None:
+    name = "oi-olmo-1b-dpo.yaml"
+    reads, _ = recognise_files({name: (FOLDER / name).read_text()}, ())
+    assert any("stands twice = the last" in one for read in reads.values() for one in read.assumed)
+
+
+@pytest.mark.parametrize("name", TORCHTUNE)
+def test_torchtune(name: str) -> None:
+    found, beside = read_out(f"tu-{name}.yaml")
+    assert {key: found.get(key) for key in TORCHTUNE[name]} == TORCHTUNE[name]
+    assert ("$.recipe" in beside) is (name in TORCHTUNE_ROLES)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -51,13 +51,14 @@ def test_all_targets_that_no_layer_has_are_refused(
 STANDS_IN = {
     "attention": ("attn_implementation: flex_attention\n", "sdpa"),
     "context parallel": ("fsdp_config: {fsdp_version: 2}\ncontext_parallel_size: 2\n", "without mesh.cp"),
+    "tensor parallel": (LORA + "fsdp_version: 2\nfsdp_config: {state_dict_type: FULL_STATE_DICT}\ntensor_parallel_size: 2\n", "without mesh.tp"),
     "fsdp1 and adapters": (LORA + "fsdp: [full_shard]\n", "of engine = fsdp2"),
     "a part of the layers": (
         LORA.replace("[q_proj, v_proj]", r"'model.layers.(1|2).mlp.(up|down)_proj'"),
         "of adapter.targets = down_proj,up_proj",
     ),
     "optimizer": ("deepspeed: z.json\noptimizer: adamw_bnb_8bit\n", "without optimizer.name"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("key", STANDS_IN)

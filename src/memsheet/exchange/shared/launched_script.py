@@ -54,6 +54,7 @@ COMMAND_LINE = re.compile(
 )
 """How a line of prose begins that is a command."""
 SWITCHES_OF_PYTHON = ("-u", "-O", "-B")
+NEXT = "&&"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def script_launches(text: str) -> Iterator[Launch]:
         at = _wrapper_index(words)
         ends = -1 if at is None else words.index(WRAPPED) if WRAPPED in words else len(words)
         outer = outer if at is None else flags_of(words[at + 1 : ends])[0]
-        found = _parse_launch_words(words[ends + 1 :])
+        found = _parse_launch_words([word.removeprefix(NEXT) for word in words[ends + 1 :]])
         if found is not None:
             yield replace(found, flags=_wrapped_flags(found, outer)) if outer else found
 

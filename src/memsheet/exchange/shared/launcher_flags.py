@@ -47,6 +47,8 @@ OWN_FLAGS = ("open-instruct", "deepspeed-chat")
 """Formats that are the flags of some project's scripts."""
 OTHERS = re.compile(r"(^|/)open_instruct/\w+\.py$")
 """Scripts beside those that are read, whose flags are called alike."""
+OF_TRAINER = re.compile(r"(^|/)open_instruct/finetune_trainer\.py$")
+"""Of them the one whose flags are the Trainer's."""
 COUNTS_RANKS = re.compile(r"(^|/)open_instruct/grpo(_fast)?\.py$")
 """Scripts that say themselves which of the GPUs train."""
 EXAMPLE = re.compile(
@@ -161,6 +163,8 @@ def _script_flag_format(found: Launch) -> Format | None:
         return find_format("llamafactory")
     formats = map(find_format, OWN_FLAGS)
     own_flags = next((form for form in formats if form.starts(found.script, found.arguments)), None)
+    if OF_TRAINER.search(found.script):
+        return find_format("transformers")
     if own_flags or OTHERS.search(found.script):
         return own_flags
     trl, trainer = find_format(TRL), find_format("transformers")

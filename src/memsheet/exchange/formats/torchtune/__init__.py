@@ -12,12 +12,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.formats.torchtune.checkpoints import (
+    FOLDER,
+    MODEL,
+    no_request,
+    read_checkpoint_folder,
+    read_only_key,
+)
+from memsheet.exchange.shared.file_format import Format, Values, plan_word
 from memsheet.exchange.shared.trainers import uniform_precision_keys
 
 VERSION = "torchtune 0.7"  # of its commit bd2a0fc
-R = "recipes/full_finetune_distributed.py"
-MODEL, ACTIVATIONS, RECIPE = "model._component_", "activations", "$.recipe"
+ACTIVATIONS, RECIPE, ANSWER = "activations", "$.recipe", "max_generated_tokens"
 LENGTH, DATA = "tokenizer.max_seq_len", "lengths of samples"
 ADAPTED = re.compile(r"\.q?lora_\w+$")
 WRITTEN = re.compile(
@@ -61,12 +67,6 @@ def _read_component(value: Any, values: Values) -> Mapping[str, Any]:
     return {**_nearest_engine(values), **({"quantization.weights": "nf4"} if ".qlora_" in str(value) else {})}
 
 
-def _read_checkpoint_folder(value: Any, _: Values) -> Mapping[str, Any]:
-    """The last folder of the checkpoint's, which `tune download` names as the hub does."""
-    name = str(value).rstrip("/").rpartition("/")[2]
-    return {"@model": name} if name and "$" not in name else {}
-
-
 def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
     width = plan_word({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}, value)
     if _adapts(values):
@@ -98,60 +98,59 @@ def _read_loss(value: Any, values: Values) -> Mapping[str, Any]:
     return {"loss": "chunked"} if str(value).endswith(PIECED) and _is_written(values) else {}
 
 
+def _read_batch(value: Any, values: Values) -> Mapping[str, Any]:
+    """Sequences of a pass; in GRPO all answers of all prompts at once
+    (recipes/dev/grpo_full_finetune_distributed.py:585, 757).
+    """
+    answers = values.get("grpo_samples", 1)
+    counts = isinstance(value, int) and isinstance(answers, int)
+    return {"microbatch": value * answers if counts else value}
+
+
 def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
+    """Tokens of a sample at the most; a prompt's, where answers are made and come behind it."""
     packed = values.get("dataset.packed") is True
-    return {"seq_len": value, **({} if packed else {"?seq_len_kind": "maximum"})}
-
-
-def _read_only_key(at: str, back: Any, source: str = R, **more: Any) -> Key:
-    return Key(at=at, out=lambda _: None, back=back, source=source, **more)
-
-
-def _no_request(*_: Any) -> Mapping[str, Any]:
-    return {}
+    answer = values.get(ANSWER, values.get(f"inference.{ANSWER}", 0))
+    counts = isinstance(value, int) and isinstance(answer, int)
+    length = value + answer if counts else value
+    return {"seq_len": length, **({} if packed else {"?seq_len_kind": "maximum"})}
 
 
 KEYS = (
-    _read_only_key(MODEL, _read_component), _read_only_key("checkpointer.checkpoint_dir", _read_checkpoint_folder),
-    _read_only_key("batch_size", lambda v, _: {"microbatch": v}), _read_only_key("gradient_accumulation_steps", lambda v, _: {"@accumulation": v}, usual=1),
-    _read_only_key("dtype", _read_dtype, usual="bf16"), _read_only_key(LENGTH, _read_length),
-    _read_only_key("enable_activation_checkpointing", lambda v, _: {"recompute.mode": "full" if v is True else "none"}, usual=False),
-    _read_only_key("enable_activation_offloading", lambda v, _: {"offload.activations": True} if v is True else {}),
-    _read_only_key("fsdp_cpu_offload", lambda v, _: {"offload.optimizer": 1, "offload.parameters": 1} if v is True else {}),
-    _read_only_key("optimizer._component_", _read_optimizer), _read_only_key("optimizer.fused", _no_request),
-    _read_only_key("model.lora_rank", _of_adapter("adapter.rank")), _read_only_key("model.lora_dropout", _of_adapter("adapter.dropout")),
-    _read_only_key("model.lora_attn_modules", _read_targets), _read_only_key("model.apply_lora_to_mlp", _no_request), _read_only_key("model.apply_lora_to_output", _no_request),
-    _read_only_key("model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}),
-    _read_only_key("loss._component_", _read_loss),
-    _read_only_key("tensor_parallel_dim", lambda v, _: {"mesh.tp": v}),
+    read_only_key(MODEL, _read_component), read_only_key(FOLDER, read_checkpoint_folder),
+    read_only_key("batch_size", _read_batch), read_only_key("gradient_accumulation_steps", lambda v, _: {"@accumulation": v}, usual=1),
+    read_only_key("dtype", _read_dtype, usual="bf16"), read_only_key(LENGTH, _read_length),
+    read_only_key("enable_activation_checkpointing", lambda v, _: {"recompute.mode": "full" if v is True else "none"}, usual=False),
+    read_only_key("enable_activation_offloading", lambda v, _: {"offload.activations": True} if v is True else {}),
+    read_only_key("fsdp_cpu_offload", lambda v, _: {"offload.optimizer": 1, "offload.parameters": 1} if v is True else {}),
+    read_only_key("optimizer._component_", _read_optimizer), read_only_key("optimizer.fused", no_request),
+    read_only_key("model.lora_rank", _of_adapter("adapter.rank")), read_only_key("model.lora_dropout", _of_adapter("adapter.dropout")),
+    read_only_key("model.lora_attn_modules", _read_targets), read_only_key("model.apply_lora_to_mlp", no_request), read_only_key("model.apply_lora_to_output", no_request),
+    read_only_key("model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}),
+    read_only_key("loss._component_", _read_loss),
+    read_only_key("tensor_parallel_dim", lambda v, _: {"mesh.tp": v}),
 )  # fmt: skip
+
+
+BESIDE = (
+    "teacher_model._component_", "ref_checkpointer._component_", "ref_policy_checkpointer._component_", "quantizer._component_",
+    "reward_and_value_model._component_", "value_model._component_",
+)  # fmt: skip
+GENERATES = "generates its samples on the same cards before it trains on them"
 
 
 def _left_open(values: Values) -> Mapping[str, Any]:
     """Its layers, and a recipe that trains otherwise than by itself, by the keys that only such a one has."""
-    others = [
-        at
-        for at in (
-            "teacher_model._component_",
-            "ref_checkpointer._component_",
-            "quantizer._component_",
-            "reward_and_value_model._component_",
-            "value_model._component_",
-        )
-        if at in values
-    ]
+    others = [at for at in BESIDE if at in values]
     told = "are of torchtune's own layers, and the sheet is of the library's"
     own = {} if _is_written(values) else {ACTIVATIONS: told}
     if values.get(LENGTH) is None:
         own[DATA] = "is not said: samples are as long as the data's"
-    return {
-        **own,
-        **(
-            {RECIPE: f"has {', '.join(at.removesuffix('._component_') for at in others)} beside the model"}
-            if others
-            else {}
-        ),
-    }
+    words = [f"has {', '.join(at.removesuffix('._component_') for at in others)} beside the model"] * bool(
+        others
+    )
+    words += [GENERATES] * (ANSWER in values)
+    return {**own, **({RECIPE: " and ".join(words)} if words else {})}
 
 
 FORMAT = Format(
@@ -168,5 +167,7 @@ FORMAT = Format(
         "collate_fn", "tensor_parallel_plan.*", "parallelize_plan.*", "custom_sharded_layers", "fsdp_reshard_after_forward", "max_seq_len", "alpaca.*", "cudnn_deterministic_mode",
         "enable_async_checkpointing", "teacher_model.*", "teacher_checkpointer.*", "ref_checkpointer.*", "quantizer.*", "kd_loss.*", "kd_ratio", "reward_and_value_model.*",
         "value_model.*", "keep_last_n_checkpoints", "last_epoch_only_val", "float8_recipe_name", "data_parallel_shard_dim", "use_dora",
+        "fsdp.cpu_offload", "forward_batch_size", "grpo_samples", ANSWER, "temperature", "top_k", "ppo_epochs", "num_steps", "base_model_path", "name", "save_every_n_epochs",
+        "model_dir", "eval.*", "ac_option", "memory_efficient_fsdp_wrap", "parallel_method", "use_distributed_state_dict",
     }) - {key.at for key in KEYS},
 )  # fmt: skip

@@ -1,0 +1,64 @@
+"""The model that a recipe of torchtune's is of: the folder of its checkpoint as `tune download` names it,
+else the builder of its layers. Lines are of pytorch/torchtune at bd2a0fc.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.catalog.names import bundled_match
+from memsheet.errors import InputError
+from memsheet.exchange.shared.file_format import Key, Values
+
+FULL = "recipes/full_finetune_distributed.py"
+MODEL, FOLDER = "model._component_", "checkpointer.checkpoint_dir"
+ALONE = re.compile(r"\$\{(\w+)\}")
+"""OmegaConf's name of another key of the top, alone."""
+OF_META = "original"
+"""The folder of a repository that holds Meta's own files."""
+BUILDER = re.compile(r"torchtune\.models\.\w+\.(?:q?lora_)?(?P<family>[a-z]+\d*(?:_\d(?=_))?)_(?P<rest>\w+)")
+"""A builder's name: the family with its version, whose point is an underline, and the size."""
+POINT = re.compile(r"(?<![\d_])(\d)_(\d+b)\b")
+WORDS = re.compile(r"_(?:\d+e|base)\b")
+
+
+def read_only_key(at: str, back: Any, source: str = FULL, **more: Any) -> Key:
+    """A place that is read and never written; ``source``: the recipe that reads it."""
+    return Key(at=at, out=lambda _: None, back=back, source=source, **more)
+
+
+def no_request(*_: Any) -> Mapping[str, Any]:
+    return {}
+
+
+def read_checkpoint_folder(value: Any, values: Values) -> Mapping[str, Any]:
+    """The last folder of the checkpoint's, which `tune download` names as the hub does; of one with another
+    name the model that the layers' builder is called by.
+    """
+    folder = str(value)
+    if told := ALONE.fullmatch(folder):
+        folder = str(values.get(told[1], folder))
+    name = folder.rstrip("/").removesuffix(f"/{OF_META}").rpartition("/")[2]
+    named = {"@model": name} if name and "$" not in name else {}
+    return named if named and _is_known_name(name) else {**named, **_built_model(values)}
+
+
+def _is_known_name(name: str) -> bool:
+    try:
+        return bundled_match(name) is not None
+    except InputError:
+        return False
+
+
+def _built_model(values: Values) -> Mapping[str, Any]:
+    told = BUILDER.fullmatch(str(values.get(MODEL, values.get("policy_model._component_", ""))))
+    name = builder_name(told["family"], told["rest"]) if told else ""
+    return {"@model": name} if name and _is_known_name(name) else {}
+
+
+def builder_name(family: str, rest: str) -> str:
+    """A model as the hub calls it: ``qwen2_5`` and ``0_5b_instruct`` are ``qwen2.5-0.5b-instruct``."""
+    size = WORDS.sub("", POINT.sub(r"\1.\2", rest))
+    return f"{family.replace('_', '.')}-{size.replace('_', '-')}"
