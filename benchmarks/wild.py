@@ -4,9 +4,9 @@
 
 Every file of a tree that may be a launch or a configuration is checked by itself. The cards are
 those of ``--gpus``, as many as the file starts processes where it says how many. Files that name a model
-or describe one are counted apart from those that only say the rest (a bare ds_config.json), or whose model is an
-argument of whoever starts them (``$1``, a flag that is required). A stop is counted as false: the trees are of
-files that their authors run.
+or describe one are counted apart from those that only say the rest (a bare ds_config.json), or whose model
+is an argument of whoever starts them (``$1``, a flag that is required). A stop is counted as false: the
+trees are of files that their authors run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ LEFT_OUT = re.compile(
 )
 MOST_BYTES = 2**18
 LITERAL = re.compile(
-    r"(?:model|checkpoint)[\w.-]*[\"']?\s*[:=,\s]\s*(?:default=)?[\"']?(?![\"']?\$)(?:[A-Za-z][\w.-]*/[\w.-]+|[\w-]+-\d+b\b)"
+    r"(?:model|checkpoint)[\w.-]*[\"']?\s*[:=,\s]\s*(?:default=)?[\"']?(?![\"']?\$)"
+    r"(?:[A-Za-z][\w.-]*/[\w.-]+|[\w-]+-\d+b\b)"
     r"|--num[-_]layers[= ]+\d|language-model-type",
     re.IGNORECASE,
 )

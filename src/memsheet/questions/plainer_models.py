@@ -1,6 +1,6 @@
-"""A plainer model in the place of one whose layers an engine has code of its own for that nobody accounts: the
-language model without its towers, attention without what is particular to it. Its parameters are the same but
-for the towers'; what stands in is told, and no verdict is sure.
+"""A plainer model in the place of one whose layers an engine has code of its own for that nobody accounts:
+the language model without its towers, attention without what is particular to it. Its parameters are the same
+but for the towers'; what stands in is told, and no verdict is sure.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def test_any_other_reason_has_no_stand_in() -> None:
 
 def test_a_file_of_such_a_model_has_a_sheet_with_a_doubt(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
-        "megatron sft --model Qwen/Qwen2.5-VL-7B-Instruct --tensor_model_parallel_size 2 --micro_batch_size 1 "
+        "megatron sft --model Qwen/Qwen2.5-VL-7B-Instruct --tensor_model_parallel_size 2 "
+        "--micro_batch_size 1 "
         "--global_batch_size 16 --max_length 2048\n"
     )
     checked = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")

@@ -89,7 +89,10 @@ def _undivided_loss(module: Module, _: Case) -> Iterator[tuple[int, str, str, st
             for held in ast.walk(node)
         )
         if stepped and rounds.lower() in ROLES["accumulation"] and (lines := _backward_lines(module)):
-            says = f"adds up the losses of {rounds} micro-batches, and nothing divides them: the step is as many times too large"
+            says = (
+                f"adds up the losses of {rounds} micro-batches, and nothing divides them: the step is as many "
+                "times too large"
+            )
             yield lines[0], "backward", says, f"(loss / {rounds}).backward()"
             return
 
@@ -128,12 +131,11 @@ def _kept_graphs(module: Module, _: Case) -> Iterator[tuple[int, str, str, str]]
     """Losses that are added up with the graphs that made them."""
     lines = _backward_lines(module)
     for node in ast.walk(module.tree) if lines else ():
-        if (
-            isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Name)
-            and SUMS.match(node.target.id) and isinstance(node.value, ast.Name) and node.value.id == "loss"
-        ):  # fmt: skip
-            says = "adds the loss as a tensor, so that every step's graph is kept"
-            yield node.lineno, node.target.id, says, f"{node.target.id} += loss.detach()"
+        match node:
+            case ast.AugAssign(op=ast.Add(), target=ast.Name(id=name), value=ast.Name(id="loss")):
+                if SUMS.match(name):
+                    says = "adds the loss as a tensor, so that every step's graph is kept"
+                    yield node.lineno, name, says, f"{name} += loss.detach()"
 
 
 def _whole_units(case: Case) -> Iterator[Found]:
