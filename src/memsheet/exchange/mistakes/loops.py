@@ -90,8 +90,8 @@ def _undivided_loss(module: Module, _: Case) -> Iterator[tuple[int, str, str, st
         )
         if stepped and rounds.lower() in ROLES["accumulation"] and (lines := _backward_lines(module)):
             says = (
-                f"adds up the losses of {rounds} micro-batches, and nothing divides them: the step is as many "
-                "times too large"
+                f"adds up the losses of {rounds} micro-batches, and nothing divides them: the step is as "
+                "many times too large"
             )
             yield lines[0], "backward", says, f"(loss / {rounds}).backward()"
             return
