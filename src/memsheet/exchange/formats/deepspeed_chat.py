@@ -95,7 +95,7 @@ def _no_request(*_: Any) -> Mapping[str, Any]:
 
 
 KEYS = (
-    _read_only_key("model_name_or_path", lambda v, _: {"@model": v}, f"{S}:62"),
+    _read_only_key("model_name_or_path", lambda v, _: {"@model": v} if isinstance(v, str) else {}, f"{S}:62"),
     _read_only_key("per_device_train_batch_size", lambda v, _: {"microbatch": v}, f"{S}:69", usual=16),
     _read_only_key("gradient_accumulation_steps", lambda v, _: {"@accumulation": v}, f"{S}:102", usual=1),
     _read_only_key("max_seq_len", _read_length, f"{S}:81", usual=512),

@@ -66,13 +66,13 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     """
     steps = STEPS.search(text)
     if (
-        "from_pretrained" not in text
+        not any(one in text for one in ("from_pretrained", "transformers"))
         or not (steps or GENERATES.search(text))
         or any(one in text for one in ARGUMENTS)
     ):
         return {}
     module = read_module(text, {}, given)
-    load = next(_model_loads(module), None)
+    load = next(_model_loads(module), None) or (_elsewhere_loaded(module, text) if steps else None)
     if load is None:
         return {}
     flags, constants = flag_values(module), constant_values(module)
@@ -95,7 +95,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         }
     kind = "loop" if steps else "generation"
     inline = made.pop(DEEPSPEED, None)
-    own = {"reads": f"the {kind} of a model loaded on line {load[LINE]}", **made}
+    how = "loaded" if WHOLE in load else "wrapped"
+    own = {"reads": f"the {kind} of a model {how} on line {load[LINE]}", **made}
     return {LOOP: own, SCRIPT: said, **({DEEPSPEED: inline} if inline else {})}
 
 
@@ -109,6 +110,15 @@ def _model_loads(module: Module) -> Iterator[Tree]:
         for held in named_calls(module, ("from_pretrained",), local=True)
         if LOADS.search(held[WHOLE]) and not OTHER_MODELS.search(held[WHOLE])
     )
+
+
+def _elsewhere_loaded(module: Module, text: str) -> Tree | None:
+    """Of a script whose model another file loads, the call that wraps it."""
+    wraps = [
+        *_local_calls(module, *WRAPPERS),
+        *(held for held in _local_calls(module, "initialize") if held[WHOLE] == INITIALIZES),
+    ]
+    return {LINE: wraps[-1][LINE]} if wraps and "transformers" in text else None
 
 
 def _loading_keys(module: Module, load: Tree, told: Callable[[str], Told | None]) -> dict[str, Any]:

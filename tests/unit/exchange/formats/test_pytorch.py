@@ -170,3 +170,14 @@ model = AutoModelForCausalLM.from_pretrained(model_id)
 rows = tokenizer(texts, max_length=MAX_LEN)
 """)
     assert (found["@model"], found["seq_len"]) == ("Qwen/Qwen2.5-0.5B", 256)
+
+
+def test_a_loop_whose_model_another_file_loads_names_none() -> None:
+    text = """import deepspeed, transformers
+model = create_model(AutoModelForCausalLM, args.model_name_or_path)
+engine, *_ = deepspeed.initialize(model=model, config=make_config())
+loader = DataLoader(rows, batch_size=4)
+engine.backward(loss)
+"""
+    found = request_of(text)
+    assert (found.get("@model"), found["engine"], found["microbatch"]) == (None, "deepspeed", 4)
