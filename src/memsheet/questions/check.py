@@ -416,7 +416,10 @@ def _memoize_answers(
 
 def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> Answer:
     document: dict[str, Any] = {}
+    named = request.get("model") or ask["model"]
     for key, value in request.items():
+        if key == "model":
+            continue
         group, dot, inner = key.partition(".")
         if key == "precision.name" and value is not None:
             document["precision"] = value
@@ -427,4 +430,4 @@ def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any], *, 
     serves = document.get("task") == "infer"
     demanded = request.get("serving.max_sequences") if serves and ask["sequences"] else None
     asks = accounted.infer if serves else accounted.train
-    return asks(**{**ask, "sequences": demanded}, plan=document, fix=fix)
+    return asks(**{**ask, "model": named, "sequences": demanded}, plan=document, fix=fix)

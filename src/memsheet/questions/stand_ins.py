@@ -93,6 +93,16 @@ def _names_of_pattern(request: Request, problem: Problem) -> Request | None:
     return {"adapter.targets": [*dict.fromkeys([*rest, *names])]} if names else None
 
 
+def _base_in_few_bits(request: Request, problem: Problem) -> Request | None:
+    """The model that a checkpoint was quantized from, in the width that adapters are modelled over, in place
+    of one whose format is not.
+    """
+    base = problem.hint.partition("give the base model, ")[2].partition(",")[0]
+    if not base or request.get("adapter.rank") is None:
+        return None
+    return {"model": base, "quantization.weights": "int8" if "int8" in str(problem.value) else "nf4"}
+
+
 def _even_stages(request: Request, problem: Problem) -> Request | None:
     """Stages that differ by one layer at the most, the first and the last having fewer, in place of those
     that the file divides itself.
@@ -130,6 +140,7 @@ STAND_INS = (
     ),
     StandIn("mesh.pp", OVER_STAGES.pattern, _even_stages),
     StandIn("adapter.targets", PART, _last_names),
+    StandIn("quantization_config", "stored format that is not modelled for training", _base_in_few_bits),
     StandIn("adapter.targets", "names no linear layer", _names_of_pattern),
 )
 

@@ -15,7 +15,14 @@ from memsheet.questions.stand_ins import stood_in
 
 UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
 """What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""
-TARGETS, ABSENT = "adapter.targets", "names no linear layer"
+TARGETS, FULL = "adapter.targets", "adapter.full_modules"
+ABSENT = re.compile("names no linear layer|its adapter never runs")
+"""What peft passes over where other names match, and what it wraps to no effect."""
+TABLES = ("lm_head", "embed_tokens", "wte", "word_embeddings")
+COPY_GRADIENT_MOMENTS = 4 + 4 + 8
+"""Bytes an element of what trains whole beside adapters, at the most: a copy, its gradient and two moments,
+all in fp32 (huggingface/peft 0.21.2 src/peft/utils/other.py, ModulesToSaveWrapper).
+"""
 NEVER = (
     "engine",
     "model",
@@ -72,8 +79,23 @@ def answer_without(
         except InputError as another:
             error = another
         else:
-            return Left(kept, answer, Doubt("; ".join(dict.fromkeys(words))))
+            full = request.get(FULL) if FULL not in kept else None
+            return Left(
+                kept, answer, Doubt("; ".join(dict.fromkeys(words)), 0, _most_with_tables(answer, full))
+            )
     return None
+
+
+def _most_with_tables(answer: Answer, full: Any) -> int:
+    """What a GPU needs at the most where tables of words that were left out train whole; nothing where none
+    was.
+    """
+    names = full if isinstance(full, list) else []
+    tables = sum(str(name).rpartition(".")[2] in TABLES for name in names)
+    if not tables or answer.verdict is None:
+        return 0
+    table = answer.model.vocab * answer.model.hidden
+    return int(answer.verdict.device.high) + tables * table * COPY_GRADIENT_MOMENTS
 
 
 def _is_gone(problem: Problem, kept: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
@@ -87,7 +109,7 @@ def _left_out(problem: Problem, request: Mapping[str, Any], said: Mapping[str, A
     only not accounted.
     """
     field = problem.field
-    if field == TARGETS and ABSENT in problem.reason:
+    if field == TARGETS and ABSENT.search(problem.reason):
         names = list(request.get(TARGETS) or ())
         rest = [name for name in names if name != problem.value]
         return {**request, TARGETS: rest} if rest and len(rest) < len(names) else None
@@ -104,6 +126,6 @@ def _left_out(problem: Problem, request: Mapping[str, Any], said: Mapping[str, A
 
 
 def _problem_words(problem: Problem) -> str:
-    if problem.field == TARGETS and ABSENT in problem.reason:
+    if problem.field == TARGETS and ABSENT.search(problem.reason):
         return f"the sheet is of the other targets: {problem.value} {problem.reason}"
     return f"the sheet is without {problem.field} = {problem.value}, which {problem.reason}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import memsheet
 from memsheet.cli import main
 
 AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\n"
@@ -33,6 +34,38 @@ def test_a_sheet_with_a_doubt_is_made(key: str, tmp_path: Path, capsys: pytest.C
     assert found.get("sheet"), found["why_not"]
     assert found["result"] == "uncertain"
     assert "the sheet is" in found["doubt"]
+
+
+def test_tables_that_train_whole_widen_the_range(tmp_path: Path) -> None:
+    """A head of 128,256 words and 4,096 features, which is left out with the norms beside it."""
+    (tmp_path / "h.yml").write_text(AXOLOTL + LORA + "lora_modules_to_save: [norm, lm_head]\n")
+    answer = memsheet.check(tmp_path / "h.yml", gpus="8xH100-80GB").answer
+    most = max(int(sheet.device.high) for sheet in answer.sheets)
+    assert int(answer.verdict.device.high) == most + 128256 * 4096 * 16
+
+
+def test_the_base_stands_in_for_a_checkpoint_that_somebody_quantized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "g.yml").write_text(
+        AXOLOTL.replace("meta-llama/Llama-3.1-8B", "TheBloke/Llama-2-7B-GPTQ") + LORA + "gptq: true\n"
+    )
+    main(["check", str(tmp_path / "g.yml"), "--gpus", "8xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["result"] == "uncertain"
+    assert "of model = llama-2-7b, of quantization.weights = nf4" in found["doubt"]
+
+
+def test_a_target_whose_adapter_never_runs_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "j.yml").write_text(
+        AXOLOTL.replace("meta-llama/Llama-3.1-8B", "ai21labs/Jamba-v0.1") + LORA.replace("v_proj", "dt_proj")
+    )
+    main(["check", str(tmp_path / "j.yml"), "--gpus", "8xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found.get("sheet"), found["why_not"]
+    assert "dt_proj" in found["doubt"]
 
 
 def test_what_a_flag_asks_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
