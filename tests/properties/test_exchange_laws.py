@@ -28,13 +28,15 @@ from slow_cases import first_quick
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 LAUNCHES = ("torchrun", "slurm", "skypilot", "kubernetes")
 ENGINES = {
-    "deepspeed": ("deepspeed", "accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
-    "fsdp2": ("accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
-    "transformers": ("accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
+    "deepspeed": ("deepspeed", "accelerate", "transformers", "trl", "axolotl", "llamafactory", *LAUNCHES),
+    "fsdp2": ("accelerate", "transformers", "trl", "axolotl", "llamafactory", *LAUNCHES),
+    "transformers": ("accelerate", "transformers", "trl", "axolotl", "llamafactory", *LAUNCHES),
     "megatron": ("megatron", *LAUNCHES),
     "torchtitan": ("torchtitan-toml", *LAUNCHES),
 }  # fmt: skip
 MANY = 200
+MODELS: dict[str, str] = {}
+"""By format, a model that it has a name of its own for, where it takes no other."""
 BOTH = {"offload.optimizer": 1, "offload.parameters": 1}
 CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "deepspeed": {
@@ -120,7 +122,7 @@ def test_what_is_written_reads_back_as_the_plan(engine: str, name: str, many: in
 
 def _reads_back(plan: Plan, machines: Any, name: str) -> bool:
     """Whether the plan could be said; what is said reads back as it."""
-    form, wanted = find_format(name), asked(plan, machines)
+    form, wanted = find_format(name), asked(plan, machines, MODELS.get(name, "llama-tiny"))
     try:
         files = write_format_files(form, wanted)
     except InputError:
@@ -146,6 +148,30 @@ def _reads_back(plan: Plan, machines: Any, name: str) -> bool:
         == plan
     )
     return True
+
+
+BY_THEMSELVES = [(engine, "trl") for engine in ("fsdp2", "transformers")]
+"""Files that say all of a plan but what the environment does, by engine."""
+OUTSIDE = {"allocator.expandable_segments"}
+
+
+@pytest.mark.parametrize("many", first_quick((20, MANY), 1))
+@pytest.mark.parametrize(("engine", "name"), BY_THEMSELVES)
+def test_what_is_written_is_the_plan_with_nothing_beside(engine: str, name: str, many: int) -> None:
+    """With the cards alone, but for what the format is known to run otherwise."""
+    form = find_format(name)
+    for plan, machines in islice(plans(engine), many):
+        wanted = asked(plan, machines, MODELS.get(name, "llama-tiny"))
+        try:
+            text = write_format_files(form, wanted)[form.file]
+        except InputError:
+            continue
+        whole = join_files({form.file: read_text(form.file, text, PARSERS)}, {}, {}, machines.count)
+        request = {**whole.request, "engine_version": wanted["engine_version"]}
+        made = resolve_request(request, model("llama-tiny"), machines).plan
+        again = asked(made, machines, MODELS.get(name, "llama-tiny"))
+        differing = {key for key in {*wanted, *again} if wanted.get(key) != again.get(key)}
+        assert differing <= OUTSIDE | form.differs.keys()
 
 
 HOSTILE = st.sampled_from(
@@ -231,7 +257,7 @@ def exported(engine: str, name: str, take: Callable[[dict[str, Any], str], None]
     for plan, machines in islice(plans(engine), 10 * MANY):
         if taken == MANY:
             break
-        wanted = asked(plan, machines)
+        wanted = asked(plan, machines, MODELS.get(name, "llama-tiny"))
         try:
             text = write_format_files(form, wanted)[form.file]
         except InputError:
@@ -308,6 +334,33 @@ def test_transformers_itself_reads_what_is_written(engine: str, tmp_path: Path) 
         assert bool(made.deepspeed) == (engine == "deepspeed")
 
     assert exported(engine, "transformers", take) == MANY
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2", "transformers"])
+def test_trl_itself_reads_what_is_written(engine: str, tmp_path: Path) -> None:
+    scripts, config = pytest.importorskip("trl.scripts.utils"), pytest.importorskip("trl.trainer.sft_config")
+    loaded = pytest.importorskip("trl.trainer.model_config")
+
+    class Plain(config.SFTConfig):  # type: ignore[misc,name-defined]
+        """Without what looks for a GPU and for other ranks."""
+
+        def __post_init__(self) -> None:
+            pass
+
+    parser = scripts.TrlParser((scripts.ScriptArguments, Plain, loaded.ModelConfig))
+
+    def take(wanted: dict[str, Any], text: str) -> None:
+        (tmp_path / "recipe.yaml").write_text(text)
+        _, args, base = parser.parse_args_and_config(["--config", str(tmp_path / "recipe.yaml")])
+        assert (args.per_device_train_batch_size, args.max_length) == (
+            wanted["microbatch"],
+            wanted["seq_len"],
+        )
+        assert base.use_peft == bool(wanted.get("adapter.rank"))
+        assert bool(args.fsdp) == (engine == "fsdp2")
+        assert bool(args.deepspeed) == (engine == "deepspeed")
+
+    assert exported(engine, "trl", take) == MANY
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2", "transformers"])
