@@ -16,7 +16,7 @@ from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
-from memsheet.exchange.shared.trainers import comma_separated_names, row_of
+from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, own_default
 
 TRANSFORMERS = find_format("transformers")
@@ -277,7 +277,7 @@ BESIDE = frozenset({
 
 
 FORMAT: Format = Format(
-    name="trl", file="recipe.yaml", kind="yaml", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=_required_recipe_keys, said={"task": "train"}, rename=_rename_trl_key,
+    name="trl", file="recipe.yaml", kind="yaml", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=_required_recipe_keys, problems=cast_by_deepspeed, said={"task": "train"}, rename=_rename_trl_key,
     marks=frozenset({
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
