@@ -28,13 +28,16 @@ from slow_cases import first_quick
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 LAUNCHES = ("torchrun", "slurm", "skypilot", "kubernetes")
 ENGINES = {
-    "deepspeed": ("deepspeed", "accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
-    "fsdp2": ("accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
-    "transformers": ("accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
+    "deepspeed": ("deepspeed", "accelerate", "transformers", "trl", "swift", "axolotl", "llamafactory", *LAUNCHES),
+    "fsdp2": ("accelerate", "transformers", "trl", "axolotl", "llamafactory", *LAUNCHES),
+    "transformers": ("accelerate", "transformers", "trl", "swift", "axolotl", "llamafactory", *LAUNCHES),
     "megatron": ("megatron", *LAUNCHES),
     "torchtitan": ("torchtitan-toml", *LAUNCHES),
+    "torchtune": ("torchtune", *LAUNCHES),
 }  # fmt: skip
 MANY = 200
+MODELS = {"torchtune": "meta-llama/Llama-3.1-8B"}
+"""By format, a model that it has a name of its own for, where it takes no other."""
 BOTH = {"offload.optimizer": 1, "offload.parameters": 1}
 CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "deepspeed": {
@@ -58,6 +61,11 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
             {"recompute.mode": "selective", "recompute.modules": ["layer"], "recompute.every": 2}, {"optimizer.implementation": "foreach"},
         )),
     },
+    "torchtune": {
+        "counts": (1, 2, 8), "zero": (0, 3), "offload": ({}, {}, BOTH, {"offload.activations": True}), "optimizers": ("adamw", "sgd", "adamw_8bit"),
+        "precisions": ("bf16-pure", "fp32"), "attention": ("sdpa",), "losses": ("plain", "chunked"),
+        "adapters": ({}, {"adapter.rank": 8}, {"adapter.rank": 8, "quantization.weights": "nf4"}, {"adapter.rank": 4, "adapter.targets": ["all-linear"]}),
+    },
     "megatron": {
         "counts": (1, 2, 4, 8, 16), "zero": (0, 1), "offload": ({},), "optimizers": ("adamw",), "precisions": ("megatron-mixed", "bf16-master"),
         "attention": ("flash", "cudnn", "eager"), "adapters": ({},),
@@ -80,7 +88,7 @@ def plans(engine: str) -> Iterator[tuple[Plan, Any]]:
         adapter = dice.choice(of.get("adapters", ({}, {}, {"adapter.rank": 8})))
         request = {
             "task": "train", "engine": engine, "seq_len": dice.randint(8, 512), "microbatch": micro, "global_batch": micro * rounds * count,
-            "attention": dice.choice(of.get("attention", ("sdpa", "eager"))), "loss": dice.choice(("plain", "fused")), **adapter,
+            "attention": dice.choice(of.get("attention", ("sdpa", "eager"))), "loss": dice.choice(of.get("losses", ("plain", "fused"))), **adapter,
             **dice.choice(of["offload"]), "allocator.expandable_segments": dice.random() < 0.5,
             **dice.choice(({}, {"recompute.mode": "full"}, {"recompute.every": 2})), "optimizer.name": dice.choice(of["optimizers"]),
             "zero": dice.choice(of["zero"]), **dice.choice(of.get("mesh", ({},))), **({} if adapter else {"precision.name": dice.choice(of["precisions"])}),
@@ -120,7 +128,7 @@ def test_what_is_written_reads_back_as_the_plan(engine: str, name: str, many: in
 
 def _reads_back(plan: Plan, machines: Any, name: str) -> bool:
     """Whether the plan could be said; what is said reads back as it."""
-    form, wanted = find_format(name), asked(plan, machines)
+    form, wanted = find_format(name), asked(plan, machines, MODELS.get(name, "llama-tiny"))
     try:
         files = write_format_files(form, wanted)
     except InputError:
@@ -139,13 +147,37 @@ def _reads_back(plan: Plan, machines: Any, name: str) -> bool:
     }
     whole = join_files({form.file: found}, beside, {}, machines.count)
     assert {item.key for item in whole.disagree} <= differing
-    assert (
-        resolve_request(
-            {**whole.request, **{key: wanted[key] for key in differing}}, model("llama-tiny"), machines
-        ).plan
-        == plan
-    )
+    own = {key: wanted[key] for key in differing if key[0] != "@"}
+    assert resolve_request({**whole.request, **own}, model("llama-tiny"), machines).plan == plan
     return True
+
+
+BY_THEMSELVES = [
+    *((engine, name) for engine in ("fsdp2", "transformers") for name in ("trl", "swift")),
+    ("deepspeed", "swift"),
+    ("torchtune", "torchtune"),
+]
+"""Files that say all of a plan but what the environment does, by engine."""
+OUTSIDE = {"allocator.expandable_segments"}
+
+
+@pytest.mark.parametrize("many", first_quick((20, MANY), 1))
+@pytest.mark.parametrize(("engine", "name"), BY_THEMSELVES)
+def test_what_is_written_is_the_plan_with_nothing_beside(engine: str, name: str, many: int) -> None:
+    """With the cards alone, but for what the format is known to run otherwise."""
+    form = find_format(name)
+    for plan, machines in islice(plans(engine), many):
+        wanted = asked(plan, machines, MODELS.get(name, "llama-tiny"))
+        try:
+            text = write_format_files(form, wanted)[form.file]
+        except InputError:
+            continue
+        whole = join_files({form.file: read_text(form.file, text, PARSERS)}, {}, {}, machines.count)
+        request = {**whole.request, "engine_version": wanted["engine_version"]}
+        made = resolve_request(request, model("llama-tiny"), machines).plan
+        again = asked(made, machines, MODELS.get(name, "llama-tiny"))
+        differing = {key for key in {*wanted, *again} if wanted.get(key) != again.get(key)}
+        assert differing <= OUTSIDE | form.differs.keys()
 
 
 HOSTILE = st.sampled_from(
@@ -187,7 +219,7 @@ def test_hostile_names_are_inert(number: int, name: str, comment: str) -> None:
                     ).returncode
                     == 0
                 )
-                assert shlex.split(text, comments=True) == shlex.split(usual[file], comments=True)
+                assert words_but_model(text, name) == words_but_model(usual[file], "plain")
                 assert directives(text, ("job-name",)) == directives(usual[file], ("job-name",))
             elif file.endswith(".py"):
                 compile(text, file, "exec")
@@ -197,6 +229,11 @@ def test_hostile_names_are_inert(number: int, name: str, comment: str) -> None:
                 )
                 assert told_of.pop("@model", name) == name
                 assert told_of == {key: value for key, value in plainly.items() if key != "@model"}
+
+
+def words_but_model(text: str, name: str) -> list[str]:
+    """A script's words, less the one that names the model."""
+    return [word for word in shlex.split(text, comments=True) if word != f"--model={name}"]
 
 
 def directives(text: str, without: tuple[str, ...]) -> list[str]:
@@ -231,7 +268,7 @@ def exported(engine: str, name: str, take: Callable[[dict[str, Any], str], None]
     for plan, machines in islice(plans(engine), 10 * MANY):
         if taken == MANY:
             break
-        wanted = asked(plan, machines)
+        wanted = asked(plan, machines, MODELS.get(name, "llama-tiny"))
         try:
             text = write_format_files(form, wanted)[form.file]
         except InputError:
@@ -308,6 +345,33 @@ def test_transformers_itself_reads_what_is_written(engine: str, tmp_path: Path) 
         assert bool(made.deepspeed) == (engine == "deepspeed")
 
     assert exported(engine, "transformers", take) == MANY
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2", "transformers"])
+def test_trl_itself_reads_what_is_written(engine: str, tmp_path: Path) -> None:
+    scripts, config = pytest.importorskip("trl.scripts.utils"), pytest.importorskip("trl.trainer.sft_config")
+    loaded = pytest.importorskip("trl.trainer.model_config")
+
+    class Plain(config.SFTConfig):  # type: ignore[misc,name-defined]
+        """Without what looks for a GPU and for other ranks."""
+
+        def __post_init__(self) -> None:
+            pass
+
+    parser = scripts.TrlParser((scripts.ScriptArguments, Plain, loaded.ModelConfig))
+
+    def take(wanted: dict[str, Any], text: str) -> None:
+        (tmp_path / "recipe.yaml").write_text(text)
+        _, args, base = parser.parse_args_and_config(["--config", str(tmp_path / "recipe.yaml")])
+        assert (args.per_device_train_batch_size, args.max_length) == (
+            wanted["microbatch"],
+            wanted["seq_len"],
+        )
+        assert base.use_peft == bool(wanted.get("adapter.rank"))
+        assert bool(args.fsdp) == (engine == "fsdp2")
+        assert bool(args.deepspeed) == (engine == "deepspeed")
+
+    assert exported(engine, "trl", take) == MANY
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2", "transformers"])

@@ -188,11 +188,17 @@ def _changed_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) 
     """Where what is written reads as another plan."""
     for key, value in made.items():
         wanted = asked.get(key)
-        same = value == wanted or (_nothing_said(key, value) and _nothing_said(key, wanted))
+        same = _says_the_same(value, wanted) or (_nothing_said(key, value) and _nothing_said(key, wanted))
         if not same and not key.startswith("?") and key not in form.differs:
             yield Problem(
                 field=key, value=wanted, reason=f"cannot be said to {form.tested}, which would run {value}"
             )
+
+
+def _says_the_same(value: Any, wanted: Any) -> bool:
+    """Names of layers stand in any order."""
+    lists = isinstance(value, list) and isinstance(wanted, list)
+    return sorted(map(str, value)) == sorted(map(str, wanted)) if lists else bool(value == wanted)
 
 
 def nest_dotted_keys(values: Values) -> dict[str, Any]:

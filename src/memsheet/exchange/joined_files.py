@@ -138,7 +138,9 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
     if not own.form.stored or not others:
         return own.request
     raised = any(
-        other.request["engine"] == "deepspeed" or other.request.get("precision.compute") for other in others
+        other.request["engine"] == "deepspeed" or other.request.get("precision.compute")
+        for other in others
+        if other is not own  # which has it in its own rows
     )
     left = LOADED if raised and own.request.get("adapter.rank") is None else ()
     said = {key: held for key, held in own.request.items() if key not in left}

@@ -7,19 +7,22 @@ supervised fine-tuning keeps further models or several sequences, and is told by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
-from memsheet.exchange.shared.trainers import comma_separated_names, row_of
+from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, own_default
 
 TRANSFORMERS = find_format("transformers")
 VERSION = "TRL 1.10.0.dev0"  # of its commit f2cd577, under trl
+KERNELS = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+LOSSES = {"nll": "plain", "chunked_nll": "chunked"}
 M, S = "trainer/model_config.py", "trainer/sft_config.py"
 OWN_OF_METHODS = [
     "epsilon",
@@ -120,9 +123,7 @@ def _as_script(values: Values) -> Values:
 def _trainer_row(at: str, **changes: Any) -> Key:
     """A row of transformers' own arguments, with TRL's defaults beside it."""
     row = row_of(TRANSFORMERS, at)
-    return replace(
-        row, back=lambda value, values: row.read(value, _as_script(values)), out=lambda _: None, **changes
-    )
+    return replace(row, back=lambda value, values: row.read(value, _as_script(values)), **changes)
 
 
 def _read_trl_dtype(value: Any, values: Values) -> Mapping[str, Any]:
@@ -142,8 +143,9 @@ def _read_lora_r(value: Any, values: Values) -> Mapping[str, Any]:
     cast = (
         values.get("load_in_4bit") is True or values.get("load_in_8bit") is True
     )  # trainer/sft_trainer.py:1127-1130
-    kind = {"adapter.kind": "dora"} if values.get("use_dora") is True else {}
-    return {"adapter.rank": value, **kind, **({"adapter.dtype": ADAPTERS_OF_TRL} if cast else {})}
+    kind = "dora" if values.get("use_dora") is True else "lora"
+    kept = ADAPTERS_OF_TRL if cast else None if values.get("deepspeed") else "fp32"
+    return {"adapter.rank": value, "adapter.kind": kind, **({"adapter.dtype": kept} if kept else {})}
 
 
 def _read_trl_4bit_switch(value: Any, values: Values) -> Mapping[str, Any]:
@@ -157,12 +159,9 @@ def _read_trl_4bit_switch(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _read_sft_loss_type(value: Any, values: Values) -> Mapping[str, Any]:
     """In pieces, unless that is said otherwise or Liger makes it (trainer/sft_config.py:336)."""
-    pieces = (
-        value == "chunked_nll"
-        and _trl_method(values) == SUPERVISED
-        and values.get("use_liger_kernel") is not True
-    )
-    return {"loss": "chunked"} if pieces else {}
+    if _trl_method(values) != SUPERVISED or values.get("use_liger_kernel") is True:
+        return {}
+    return {"loss": loss} if (loss := LOSSES.get(str(value))) else {}
 
 
 def _read_only_row(at: str, back: Any, source: str, **more: Any) -> Key:
@@ -173,22 +172,73 @@ def _no_trl_keys(*_: Any) -> Mapping[str, Any]:
     return {}
 
 
-OWN_ROWS = ("bf16", "gradient_checkpointing", "model_name_or_path", "dtype", "attn_implementation")
+def _of_adapter_only(make: Callable[[Values], Any]) -> Callable[[Values], Any]:
+    return lambda asked: make(asked) if asked.get("adapter.rank") else None
+
+
+def _autocast_switch(word: str) -> Callable[[Values], bool]:
+    """Beside an adapter what products are in, whatever its own dtype and gradients are."""
+    row = row_of(TRANSFORMERS, word)
+    return lambda a: a.get("precision.compute") == word if a.get("adapter.rank") else bool(row.write(a))
+
+
+def _nf4_or_fp4(asked: Values) -> str | None:
+    weights = asked.get("quantization.weights")
+    return weights if weights in ("nf4", "fp4") else None
+
+
+def _loss_word(asked: Values) -> str | None:
+    """Of the losses that the trainer makes itself; Liger's is a switch."""
+    return next((word for word, loss in LOSSES.items() if loss == asked.get("loss")), None)
+
+
+def _required_recipe_keys(asked: Values) -> Mapping[str, Any]:
+    """What it stops without (scripts/sft.py, scripts/utils.py: get_dataset)."""
+    return {**TRANSFORMERS.fixed(asked), "dataset_name": "trl-lib/Capybara"}
+
+
+OWN_ROWS = (
+    "bf16",
+    "fp16",
+    "use_liger_kernel",
+    "gradient_checkpointing",
+    "model_name_or_path",
+    "dtype",
+    "attn_implementation",
+)
 KEYS = (
-    Key(at="model_name_or_path", says="@model", out=lambda _: None, source=M),
-    Key(at="max_length", says="seq_len", out=lambda _: None, back=_read_max_length, usual=own_default("trl", "max_length"), source=S),
+    Key(at="model_name_or_path", says="@model", source=M),
+    Key(at="max_length", says="seq_len", back=_read_max_length, usual=own_default("trl", "max_length"), source=S),
     *(_trainer_row(row.at) for row in TRANSFORMERS.keys if not row.at.startswith(f"{SCRIPT}.") and row.at not in OWN_ROWS),
-    *(_trainer_row(at, usual=own_default("trl", at)) for at in ("bf16", "gradient_checkpointing")),
-    _read_only_row("dtype", _read_trl_dtype, M, usual=own_default("trl", "dtype")),
-    _read_only_row("attn_implementation", _read_trl_attention, M),
-    _read_only_row("lora_r", _of_peft(_read_lora_r), M, usual=own_default("trl", "lora_r")), _read_only_row("use_peft", _no_trl_keys, M), _read_only_row("use_dora", _no_trl_keys, M),
-    _read_only_row("lora_dropout", _of_peft(lambda v, _: {"adapter.dropout": v}), M, usual=own_default("trl", "lora_dropout")),
-    _read_only_row("lora_target_modules", _of_peft(lambda v, _: {"adapter.targets": comma_separated_names(v)}), M),
-    _read_only_row("lora_modules_to_save", _of_peft(lambda v, _: {"adapter.full_modules": comma_separated_names(v)}), M),
-    _read_only_row("load_in_4bit", _read_trl_4bit_switch, M), _read_only_row("bnb_4bit_quant_type", _no_trl_keys, M), _read_only_row("use_bnb_nested_quant", _no_trl_keys, M),
-    _read_only_row("load_in_8bit", lambda v, _: {"quantization.weights": "int8"} if v is True else {}, M),
+    _trainer_row("fp16", out=_autocast_switch("fp16")), _trainer_row("bf16", usual=own_default("trl", "bf16"), out=_autocast_switch("bf16")),
+    _trainer_row("gradient_checkpointing", usual=own_default("trl", "gradient_checkpointing")),
+    _trainer_row("use_liger_kernel", out=lambda a: True if a.get("loss") == "fused" else None),
+    Key(at="dtype", out=dtype_out, back=_read_trl_dtype, usual=own_default("trl", "dtype"), source=M),
+    Key(at="attn_implementation", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_read_trl_attention, source=M),
+    Key(at="lora_r", out=_of_adapter_only(lambda a: a["adapter.rank"]), back=_of_peft(_read_lora_r), usual=own_default("trl", "lora_r"), source=M),
+    Key(at="use_peft", out=_of_adapter_only(lambda _: True), back=_no_trl_keys, source=M),
+    Key(at="use_dora", out=lambda a: True if a.get("adapter.kind") == "dora" else None, back=_no_trl_keys, source=M),
+    Key(
+        at="lora_dropout", out=_of_adapter_only(lambda a: a.get("adapter.dropout", 0.0)), back=_of_peft(lambda v, _: {"adapter.dropout": v}),
+        usual=own_default("trl", "lora_dropout"), source=M,
+    ),
+    Key(
+        at="lora_target_modules", out=_of_adapter_only(lambda a: a.get("adapter.targets")),
+        back=_of_peft(lambda v, _: {"adapter.targets": comma_separated_names(v)}), source=M,
+    ),
+    Key(
+        at="lora_modules_to_save", out=_of_adapter_only(lambda a: a.get("adapter.full_modules")),
+        back=_of_peft(lambda v, _: {"adapter.full_modules": comma_separated_names(v)}), source=M,
+    ),
+    Key(at="load_in_4bit", out=lambda a: True if _nf4_or_fp4(a) else None, back=_read_trl_4bit_switch, source=M),
+    Key(at="bnb_4bit_quant_type", out=_nf4_or_fp4, back=_no_trl_keys, source=M),
+    Key(at="use_bnb_nested_quant", out=lambda a: True if a.get("quantization.double_quant") else None, back=_no_trl_keys, source=M),
+    Key(
+        at="load_in_8bit", out=lambda a: True if a.get("quantization.weights") == "int8" else None,
+        back=lambda v, _: {"quantization.weights": "int8"} if v is True else {}, source=M,
+    ),
     _read_only_row(PROGRAM, _no_trl_keys, "trl/scripts"),
-    _read_only_row("loss_type", _read_sft_loss_type, S, usual=own_default("trl", "loss_type")),
+    Key(at="loss_type", out=_loss_word, back=_read_sft_loss_type, usual=own_default("trl", "loss_type"), source=S),
 )  # fmt: skip
 
 
@@ -215,17 +265,26 @@ def _trl_loss_moves(values: Values, asked: Values) -> Any:
         f"{SCRIPT}.loss_type": values.get("loss_type", "chunked_nll"),
         f"{SCRIPT}.dtype": values.get("dtype", "float32"),
     }
-    chunked = bool(_read_sft_loss_type(own[f"{SCRIPT}.loss_type"], values)) and TRANSFORMERS.moves is not None
+    chunked = _read_sft_loss_type(own[f"{SCRIPT}.loss_type"], values).get("loss") == "chunked"
     return TRANSFORMERS.moves(own, asked) if chunked and TRANSFORMERS.moves else ()
 
 
+BESIDE = frozenset({
+    "engine", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "zero", "allocator.expandable_segments", "adapter.dtype", "offload.optimizer",
+    "offload.parameters", *(f"precision.{name}" for name in ("parameters", "compute", "gradients", "reduce", "moments", "master_weights")),
+})  # fmt: skip
+"""What ranks, the launcher and DeepSpeed's own file say, and dtypes that follow from those that are said."""
+
+
 FORMAT: Format = Format(
-    name="trl", file="recipe.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, rename=_rename_trl_key,
+    name="trl", file="recipe.yaml", kind="yaml", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=_required_recipe_keys, problems=cast_by_deepspeed, said={"task": "train"}, rename=_rename_trl_key,
     marks=frozenset({
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
     needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_trl_loss_moves,
+    differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
+    notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
     program_known=lambda values: all(is_key(FORMAT, at) for at in values),
     unmodelled={
         **{at: harmless for at, harmless in TRANSFORMERS.unmodelled.items() if not at.startswith(f"{SCRIPT}.")}, METHOD: (SUPERVISED,), "loss": (),

@@ -61,6 +61,17 @@ def cannot_offload(asked: Values) -> Iterator[Problem]:
         )
 
 
+def cast_by_deepspeed(asked: Values) -> Iterator[Problem]:
+    """Adapters of another dtype than their base's: DeepSpeed casts the whole module (DeepSpeed 0.19.8
+    runtime/engine.py, _configure_distributed_model).
+    """
+    kept = asked.get("adapter.dtype") if asked.get("adapter.rank") else None
+    if asked["engine"] == "deepspeed" and kept not in (None, asked.get("precision.parameters")):
+        base = str(asked.get("precision.parameters"))
+        reason = f"is not kept beside DeepSpeed's {base}, to which it casts adapters too"
+        yield Problem(field="adapter.dtype", value=kept, reason=reason, hint=base)
+
+
 # ---- DeepSpeed's configuration inside ----------------------------------------------------------------------
 
 

@@ -33,6 +33,9 @@ FSDP = {
     **ASKED, "engine": "fsdp2", "zero": 3, "precision.parameters": "fp32", "precision.gradients": "fp32", "precision.reduce": "fp32",
     "precision.master_weights": None,
 }  # fmt: skip
+TUNED = {
+    **ASKED, "engine": "torchtune", "zero": 3, "precision.master_weights": None, "precision.moments": "bf16", "@model": "meta-llama/Llama-3.1-8B",
+}  # fmt: skip
 
 
 def reading(name: str, text: str) -> Any:
@@ -87,12 +90,52 @@ def test_offload_of_deepspeed() -> None:
         ("accelerate", {**FSDP, "mesh.pp": 2}, "mesh.pp"),
         ("transformers", {"optimizer.implementation": "loop"}, "optimizer.implementation"),
         ("transformers", {"optimizer.name": "muon"}, "optimizer.name"),
+        ("trl", {"optimizer.name": "muon"}, "optimizer.name"),
+        ("trl", {"adapter.rank": 8, "adapter.kind": "lora", "adapter.dtype": "fp32"}, "adapter.dtype"),
+        ("trl", {"compile": True}, "compile"),
+        ("swift", {"offload.optimizer": 1, "zero": 1}, "zero"),
+        ("swift", {"precision.master_weights": None, "precision.parameters": "fp32"}, "precision.parameters"),
+        ("swift", {"@nodes": 2}, "nodes"),
+        ("swift", {"@model": "a\nb"}, "model"),
+        ("torchtune", {**TUNED, "@model": "someone/unknown"}, "model"),
+        ("torchtune", {**TUNED, "adapter.rank": 8, "adapter.targets": ["gate_proj"]}, "adapter.targets"),
+        ("torchtune", {**TUNED, "offload.activations": True}, "offload.activations"),
+        ("torchtune", {**TUNED, "offload.optimizer": 1}, "offload.optimizer"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_by_name(name: str, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as refused:
         written(name, {**ASKED, **changes})
     assert field in {problem.field for problem in refused.value.problems}
+
+
+def test_a_recipe_of_torchtune_names_its_builder_and_as_many_files_as_there_are() -> None:
+    lora = {
+        "adapter.rank": 8,
+        "adapter.kind": "lora",
+        "adapter.targets": ["q_proj", "o_proj"],
+        "adapter.dtype": "bf16",
+    }
+    made = yaml.safe_load(written("torchtune", {**TUNED, **lora, "@model": "Qwen/Qwen2.5-14B-Instruct"}))
+    assert made["model"]["_component_"] == "torchtune.models.qwen2_5.lora_qwen2_5_14b_instruct"
+    assert made["model"]["lora_attn_modules"] == ["q_proj", "output_proj"]
+    assert made["checkpointer"]["checkpoint_files"]["max_filename"] == "00008"
+    assert made["tokenizer"]["merges_file"].endswith("/merges.txt")
+
+
+def test_commands_of_swift_take_its_own_deepspeed_files_by_name() -> None:
+    plain = shlex.split(written("swift", ASKED), comments=True)
+    assert {"--deepspeed=zero2", "--tuner_type=full", "--torch_dtype=bfloat16"} <= {*plain}
+    assert "NPROC_PER_NODE=8" in plain
+    host = written("swift", {**ASKED, "zero": 3, "offload.optimizer": 1, "offload.parameters": 1})
+    assert "--deepspeed=zero3_offload" in host
+
+
+def test_a_recipe_of_trl_says_its_loss_and_its_precision() -> None:
+    made = yaml.safe_load(written("trl", FSDP | {"precision.compute": "bf16"}))
+    assert (made["loss_type"], made["bf16"], made["dtype"], made["fsdp"]) == ("nll", True, "float32", True)
+    fused = yaml.safe_load(written("trl", {**FSDP, "loss": "fused"}))
+    assert (fused["use_liger_kernel"], "loss_type" in fused) == (True, False)
 
 
 def test_fsdp2_of_accelerate() -> None:

@@ -42,7 +42,7 @@ def reading(text: str) -> Read:
     [
         (FULL, {"@model": "Meta-Llama-3.1-8B-Instruct", "microbatch": 2, "@accumulation": 4, "seq_len": 2048, "recompute.mode": "full"}),
         (FULL, {"precision.parameters": "bf16", "precision.moments": "bf16", "optimizer.implementation": "fused", "adapter.rank": None}),
-        (LORA, {"adapter.rank": 16, "adapter.targets": ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}),
+        (LORA, {"adapter.rank": 16, "adapter.targets": ["down_proj", "gate_proj", "o_proj", "q_proj", "up_proj"]}),
         (LORA, {"adapter.dtype": "bf16", "quantization.weights": None}),
         (QLORA, {"quantization.weights": "nf4", "adapter.rank": 16}),
         (FULL.replace("_checkpointing: true", "_checkpointing: false"), {"recompute.mode": "none"}),

@@ -6,10 +6,11 @@ unless that is said otherwise. Lines are of modelscope/ms-swift at 3602360 (4.x)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange import find_format
+from memsheet.errors import Problem
+from memsheet.exchange import find_format, values_of
 from memsheet.exchange.formats.swift.commands import (
     METHOD,
     METHODS,
@@ -19,7 +20,21 @@ from memsheet.exchange.formats.swift.commands import (
     swift_flags,
 )
 from memsheet.exchange.formats.swift.names import KNOWN
-from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.formats.swift.written import (
+    KERNELS,
+    ZERO,
+    adapter_dtype,
+    command_problems,
+    compose_swift_command,
+    deepspeed_word,
+    four_bits,
+    liger_switch,
+    loaded_dtype,
+    quantized_bits,
+    recompute_switch,
+    with_adapter,
+)
+from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word, read_format_values
 from memsheet.exchange.shared.trainer_script import SCRIPT
 from memsheet.exchange.shared.trainers import (
     comma_separated_names,
@@ -33,12 +48,6 @@ TRANSFORMERS = find_format("transformers")
 VERSION = "ms-swift 4"  # of its commit 3602360
 A, B, S = "swift/trainers/arguments.py", "swift/arguments/base_args", "swift/arguments/sft_args.py"
 T = "swift/arguments/tuner_args.py"
-ZERO = {
-    "zero0": (0, 0, 0), "zero1": (1, 0, 0), "zero2": (2, 0, 0), "zero3": (3, 0, 0), "zero2_offload": (2, 1, 0), "zero3_offload": (3, 1, 1),
-}  # fmt: skip
-"""Its own DeepSpeed files by name: the stage, and whether optimizer states and parameters are in host memory
-(sft_args.py:258-268, swift/config/*.json).
-"""
 STEP = 16
 """Sequences of a step that it fills up with rounds where none are said (A, gradient_accumulation_steps)."""
 
@@ -132,31 +141,46 @@ def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
     return {"seq_len": value, **({} if packed else {"?seq_len_kind": "maximum"})}
 
 
-def _read_only_key(at: str, back: Any, source: str, **more: Any) -> Key:
-    return Key(at=at, out=lambda _: None, back=back, source=source, **more)
+def _plan_key(at: str, back: Any, source: str, out: Any = lambda _: None, **more: Any) -> Key:
+    return Key(at=at, out=out, back=back, source=source, **more)
+
+
+def _as_asked(key: str) -> Any:
+    return lambda asked: asked.get(key)
 
 
 def _no_request(*_: Any) -> Mapping[str, Any]:
     return {}
 
 
+OPTIM = row_of(TRANSFORMERS, "optim")
 KEYS = (
-    _read_only_key("model", lambda v, _: {"@model": v}, f"{B}/model_args.py:62"),
-    _read_only_key(PROCESSES, read_processes, "swift/cli/main.py:66"), _read_only_key(NODES, _no_request, "swift/cli/main.py:66"),
-    _read_only_key("per_device_train_batch_size", lambda v, _: {"microbatch": v}, f"{A}:129", usual=1),
-    _read_only_key("gradient_accumulation_steps", _read_accumulation, f"{A}:131", usual=STEP_FILLED),
-    _read_only_key("torch_dtype", _read_dtype, f"{B}/model_args.py:74", usual="bfloat16"),
-    _read_only_key("gradient_checkpointing", lambda v, _: {"recompute.mode": "full" if v is True else "none"}, f"{A}:134", usual=True),
-    _read_only_key("deepspeed", _read_engine, f"{S}:258-268", usual="none"), _read_only_key("fsdp", lambda v, _: _read_engine(v, {}) if v == "fsdp2" else {}, f"{S}:300"),
-    _read_only_key("tuner_type", _read_tuner, f"{B}/base_args.py:93", usual="lora"),
-    _read_only_key("lora_rank", _of_adapter("adapter.rank"), f"{T}:130", usual=8), _read_only_key("lora_dropout", _of_adapter("adapter.dropout"), f"{T}:132", usual=0.05),
-    _read_only_key("target_modules", _read_targets, f"{T}:122", usual="all-linear"), _read_only_key("use_dora", _no_request, f"{T}:137"), _read_only_key("lora_dtype", _no_request, f"{T}:134"),
-    _read_only_key("modules_to_save", lambda v, values: {"adapter.full_modules": comma_separated_names(v)} if _trains_adapter(values) else {}, f"{T}:126"),
-    _read_only_key("quant_bits", _read_bits, f"{B}/quant_args.py:36-60"), _read_only_key("quant_method", _no_request, f"{B}/quant_args.py:33"),
-    _read_only_key("bnb_4bit_quant_type", _no_request, f"{B}/quant_args.py:40"), _read_only_key("bnb_4bit_use_double_quant", _no_request, f"{B}/quant_args.py:41"),
-    _read_only_key("attn_impl", _read_attention, f"{B}/model_args.py:79"), _read_only_key("max_length", _read_length, f"{B}/template_args.py:130"), _read_only_key("packing", _no_request, S),
-    _read_only_key("optim", row_of(TRANSFORMERS, "optim").read, "transformers training_args.py:806-813", usual=own_default("trl", "optim")),
-    _read_only_key("use_liger_kernel", lambda v, _: {"loss": "fused"} if v is True else {}, f"{A}:55"),
+    _plan_key("model", lambda v, _: {"@model": v}, f"{B}/model_args.py:62", _as_asked("@model")),
+    _plan_key(PROCESSES, read_processes, "swift/cli/main.py:66", lambda a: a["@per_node"] if a["@per_node"] > 1 else None), _plan_key(NODES, _no_request, "swift/cli/main.py:66"),
+    _plan_key("per_device_train_batch_size", lambda v, _: {"microbatch": v}, f"{A}:129", _as_asked("microbatch"), usual=1),
+    _plan_key("gradient_accumulation_steps", _read_accumulation, f"{A}:131", _as_asked("@accumulation"), usual=STEP_FILLED),
+    _plan_key("torch_dtype", _read_dtype, f"{B}/model_args.py:74", loaded_dtype, usual="bfloat16"),
+    _plan_key("gradient_checkpointing", lambda v, _: {"recompute.mode": "full" if v is True else "none"}, f"{A}:134", recompute_switch, usual=True),
+    _plan_key("deepspeed", _read_engine, f"{S}:258-268", deepspeed_word, usual="none"),
+    _plan_key("fsdp", lambda v, _: _read_engine(v, {}) if v == "fsdp2" else {}, f"{S}:300", lambda a: "fsdp2" if a["engine"] == "fsdp2" else None),
+    _plan_key("tuner_type", _read_tuner, f"{B}/base_args.py:93", lambda a: "lora" if a.get("adapter.rank") else "full", usual="lora"),
+    _plan_key("lora_rank", _of_adapter("adapter.rank"), f"{T}:130", _as_asked("adapter.rank"), usual=8),
+    _plan_key("lora_dropout", _of_adapter("adapter.dropout"), f"{T}:132", with_adapter(lambda a: a.get("adapter.dropout", 0.0)), usual=0.05),
+    _plan_key("target_modules", _read_targets, f"{T}:122", with_adapter(lambda a: a.get("adapter.targets")), usual="all-linear"),
+    _plan_key("use_dora", _no_request, f"{T}:137", lambda a: True if a.get("adapter.kind") == "dora" else None),
+    _plan_key("lora_dtype", _no_request, f"{T}:134", with_adapter(adapter_dtype)),
+    _plan_key(
+        "modules_to_save", lambda v, values: {"adapter.full_modules": comma_separated_names(v)} if _trains_adapter(values) else {}, f"{T}:126",
+        with_adapter(lambda a: a.get("adapter.full_modules") or None),
+    ),
+    _plan_key("quant_bits", _read_bits, f"{B}/quant_args.py:36-60", quantized_bits),
+    _plan_key("quant_method", _no_request, f"{B}/quant_args.py:33", lambda a: "bnb" if quantized_bits(a) else None),
+    _plan_key("bnb_4bit_quant_type", _no_request, f"{B}/quant_args.py:40", four_bits(_as_asked("quantization.weights"))),
+    _plan_key("bnb_4bit_use_double_quant", _no_request, f"{B}/quant_args.py:41", four_bits(lambda a: bool(a.get("quantization.double_quant")))),
+    _plan_key("attn_impl", _read_attention, f"{B}/model_args.py:79", lambda a: KERNELS.get(str(a.get("attention")))),
+    _plan_key("max_length", _read_length, f"{B}/template_args.py:130", _as_asked("seq_len")), _plan_key("packing", _no_request, S),
+    _plan_key("optim", OPTIM.read, "transformers training_args.py:806-813", OPTIM.write, usual=own_default("trl", "optim")),
+    _plan_key("use_liger_kernel", lambda v, _: {"loss": "fused" if v is True else "plain"}, f"{A}:55", liger_switch),
 )  # fmt: skip
 RENAMED = {
     "train_type": "tuner_type",
@@ -179,8 +203,19 @@ def _method_of(values: Values) -> Mapping[str, Any]:
     }
 
 
-FORMAT = Format(
-    name="swift", file="train.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=frozenset({METHOD}),
+def _swift_plan_problems(asked: Values) -> Iterator[Problem]:
+    yield from command_problems(asked, read_format_values(FORMAT, values_of(FORMAT, asked)).request)
+
+
+BESIDE = frozenset({
+    "engine", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "allocator.expandable_segments", "adapter.dtype",
+    *(f"precision.{name}" for name in ("parameters", "compute", "gradients", "reduce", "moments", "master_weights")),
+})  # fmt: skip
+"""What ranks say, and dtypes that follow from those that are said."""
+FORMAT: Format = Format(
+    name="swift", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},
+    problems=_swift_plan_problems, beside=BESIDE, differs=TRANSFORMERS.differs, compose=compose_swift_command,
+    notes=("data is yours: run it as `bash train.sh --dataset NAME --learning_rate 1e-4`",), said={"task": "train"}, marks=frozenset({METHOD}),
     parse=lambda text: swift_flags(text, "swift"), rename=_rename_swift_key, absent=_method_of, program_known=lambda _: False,
     unmodelled={
         METHOD: METHODS[:2], "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),

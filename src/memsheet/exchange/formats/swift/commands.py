@@ -55,6 +55,8 @@ def _processes(script: ShellScript) -> dict[str, Any]:
 
 def _until_redirected(words: Sequence[str]) -> Iterator[str]:
     for word in words:
+        if word in ("$@", "${@}"):  # whoever starts it adds to what is read
+            continue
         if word.startswith((">", "<", "2>", "&>")):
             return
         yield word

@@ -14,12 +14,23 @@ from typing import Any
 
 from memsheet.exchange.formats.torchtune.checkpoints import (
     FOLDER,
+    FULL,
     MODEL,
     no_request,
     read_checkpoint_folder,
-    read_only_key,
 )
-from memsheet.exchange.shared.file_format import Format, Values, plan_word
+from memsheet.exchange.formats.torchtune.recipes import (
+    ATTENTION_TARGETS,
+    FED_TARGETS,
+    HEAD_TARGET,
+    attention_targets,
+    builder_path,
+    checkpoint_folder,
+    recipe_problems,
+    recomputes_layers,
+    required_recipe_values,
+)
+from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 from memsheet.exchange.shared.trainers import uniform_precision_keys
 
 VERSION = "torchtune 0.7"  # of its commit bd2a0fc
@@ -36,8 +47,10 @@ OPTIMIZERS = {
     "bitsandbytes.optim.PagedAdamW8bit": ("paged_adamw_8bit", "bnb"), "bitsandbytes.optim.PagedAdamW": ("paged_adamw", "bnb"),
     "bitsandbytes.optim.AdamW8bit": ("adamw_8bit", "bnb"), "torchao.optim.AdamW8bit": ("adamw_8bit", "torchao"),
 }  # fmt: skip
-MODULES = {"output_proj": "o_proj"}
-"""Linear layers that are called otherwise (torchtune/modules/attention.py)."""
+MODULES = {own: name for name, own in ATTENTION_TARGETS.items()}
+WHOLE_LOSS, LOSS_IN_PIECES = "torch.nn.CrossEntropyLoss", "torchtune.modules.loss.LinearCrossEntropyLoss"
+"""The recipes take any loss, which then gets whole logits (recipes/lora_finetune_distributed.py, _loss_step).
+"""
 PIECED = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 
 
@@ -62,15 +75,17 @@ def _nearest_engine(values: Values) -> Mapping[str, Any]:
 
 def _read_component(value: Any, values: Values) -> Mapping[str, Any]:
     """Whose layers run, and a base in four bits where the builder's name says it
-    (torchtune/models/*/_model_builders.py).
+    (torchtune/models/*/_model_builders.py), whose scales torchao quantizes again.
     """
-    return {**_nearest_engine(values), **({"quantization.weights": "nf4"} if ".qlora_" in str(value) else {})}
+    four = {"quantization.weights": "nf4", "quantization.double_quant": True}
+    return {**_nearest_engine(values), **(four if ".qlora_" in str(value) else {})}
 
 
 def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
     width = plan_word({"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}, value)
     if _adapts(values):
-        return {"precision.parameters": width, "precision.compute": width, "adapter.dtype": width}
+        trained = uniform_precision_keys(width) if _is_written(values) else {}
+        return {**trained, "precision.parameters": width, "precision.compute": width, "adapter.dtype": width}
     return uniform_precision_keys(width)
 
 
@@ -78,9 +93,9 @@ def _read_targets(value: Any, values: Values) -> Mapping[str, Any]:
     if not _adapts(values) or not isinstance(value, list):
         return {}
     names = [MODULES.get(str(name), str(name)) for name in value]
-    fed = ["gate_proj", "up_proj", "down_proj"] if values.get("model.apply_lora_to_mlp") is True else []
-    head = ["lm_head"] if values.get("model.apply_lora_to_output") is True else []
-    return {"adapter.targets": [*names, *fed, *head]}
+    fed = [*FED_TARGETS] if values.get("model.apply_lora_to_mlp") is True else []
+    head = [HEAD_TARGET] if values.get("model.apply_lora_to_output") is True else []
+    return {"adapter.targets": sorted([*names, *fed, *head])}
 
 
 def _of_adapter(key: str) -> Any:
@@ -95,7 +110,9 @@ def _read_optimizer(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _read_loss(value: Any, values: Values) -> Mapping[str, Any]:
     """In pieces where torchtune's own layers are accounted: the library's loss is whole."""
-    return {"loss": "chunked"} if str(value).endswith(PIECED) and _is_written(values) else {}
+    if not _is_written(values):
+        return {}
+    return {"loss": "chunked" if str(value).endswith(PIECED) else "plain"}
 
 
 def _read_batch(value: Any, values: Values) -> Mapping[str, Any]:
@@ -116,19 +133,75 @@ def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
     return {"seq_len": length, **({} if packed else {"?seq_len_kind": "maximum"})}
 
 
+def _plan_key(at: str, back: Any, out: Any, source: str = FULL, **more: Any) -> Key:
+    return Key(at=at, out=out, back=back, source=source, **more)
+
+
+def _as_asked(key: str) -> Any:
+    return lambda asked: asked.get(key)
+
+
+def _with_adapter(make: Any) -> Any:
+    return lambda asked: make(asked) if asked.get("adapter.rank") else None
+
+
+def _optimizer_class(asked: Values) -> str | None:
+    """One step or one kernel a tensor is a switch of torch's classes."""
+    held = asked.get("optimizer.implementation")
+    own = (asked.get("optimizer.name"), "foreach" if held == "fused" else held)
+    return next((name for name, pair in OPTIMIZERS.items() if pair == own), None)
+
+
+def _loss_class(asked: Values) -> str | None:
+    return {"plain": WHOLE_LOSS, "chunked": LOSS_IN_PIECES}.get(str(asked.get("loss")))
+
+
+def _adapts_every(names: tuple[str, ...]) -> Any:
+    """A switch for layers of these names together."""
+    return _with_adapter(lambda asked: {*names} <= {*asked.get("adapter.targets", ())})
+
+
+def _offloads_states(asked: Values) -> bool | None:
+    both = asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
+    return True if both else None
+
+
+def _switched_on(key: str, value: Any) -> Any:
+    """A switch that is said where the plan's key has that value."""
+    return lambda asked: True if asked.get(key) == value else None
+
+
+def _written_dtype(asked: Values) -> Any:
+    """Not sixteen bits of fp16, which recipes refuse (recipes/full_finetune_distributed.py:158-162)."""
+    width = asked.get("precision.parameters")
+    return width if width in ("bf16", "fp32") else None
+
+
 KEYS = (
-    read_only_key(MODEL, _read_component), read_only_key(FOLDER, read_checkpoint_folder),
-    read_only_key("batch_size", _read_batch), read_only_key("gradient_accumulation_steps", lambda v, _: {"@accumulation": v}, usual=1),
-    read_only_key("dtype", _read_dtype, usual="bf16"), read_only_key(LENGTH, _read_length),
-    read_only_key("enable_activation_checkpointing", lambda v, _: {"recompute.mode": "full" if v is True else "none"}, usual=False),
-    read_only_key("enable_activation_offloading", lambda v, _: {"offload.activations": True} if v is True else {}),
-    read_only_key("fsdp_cpu_offload", lambda v, _: {"offload.optimizer": 1, "offload.parameters": 1} if v is True else {}),
-    read_only_key("optimizer._component_", _read_optimizer), read_only_key("optimizer.fused", no_request),
-    read_only_key("model.lora_rank", _of_adapter("adapter.rank")), read_only_key("model.lora_dropout", _of_adapter("adapter.dropout")),
-    read_only_key("model.lora_attn_modules", _read_targets), read_only_key("model.apply_lora_to_mlp", no_request), read_only_key("model.apply_lora_to_output", no_request),
-    read_only_key("model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}),
-    read_only_key("loss._component_", _read_loss),
-    read_only_key("tensor_parallel_dim", lambda v, _: {"mesh.tp": v}),
+    _plan_key(MODEL, _read_component, builder_path, "torchtune/models/*/_model_builders.py"),
+    _plan_key(FOLDER, read_checkpoint_folder, checkpoint_folder, "torchtune/training/checkpointing/_checkpointer.py"),
+    _plan_key("batch_size", _read_batch, _as_asked("microbatch")),
+    _plan_key("gradient_accumulation_steps", lambda v, _: {"@accumulation": v}, _as_asked("@accumulation"), usual=1),
+    _plan_key("dtype", _read_dtype, _written_dtype, usual="bf16"), _plan_key(LENGTH, _read_length, _as_asked("seq_len")),
+    _plan_key(
+        "enable_activation_checkpointing", lambda v, _: {"recompute.mode": "full" if v is True else "none"}, recomputes_layers, usual=False,
+    ),
+    _plan_key(
+        "enable_activation_offloading", lambda v, _: {"offload.activations": True} if v is True else {}, _switched_on("offload.activations", value=True),
+    ),
+    _plan_key("fsdp_cpu_offload", lambda v, _: {"offload.optimizer": 1, "offload.parameters": 1} if v is True else {}, _offloads_states),
+    _plan_key("optimizer._component_", _read_optimizer, _optimizer_class),
+    _plan_key("optimizer.fused", no_request, _switched_on("optimizer.implementation", "fused")),
+    _plan_key("model.lora_rank", _of_adapter("adapter.rank"), _as_asked("adapter.rank")),
+    _plan_key("model.lora_dropout", _of_adapter("adapter.dropout"), _with_adapter(lambda asked: asked.get("adapter.dropout", 0.0))),
+    _plan_key("model.lora_attn_modules", _read_targets, attention_targets),
+    _plan_key("model.apply_lora_to_mlp", no_request, _adapts_every(FED_TARGETS)),
+    _plan_key("model.apply_lora_to_output", no_request, _adapts_every((HEAD_TARGET,))),
+    _plan_key(
+        "model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}, _switched_on("adapter.kind", "dora"),
+    ),
+    _plan_key("loss._component_", _read_loss, _loss_class),
+    _plan_key("tensor_parallel_dim", lambda v, _: {"mesh.tp": v}, lambda _: None),
 )  # fmt: skip
 
 
@@ -153,8 +226,15 @@ def _left_open(values: Values) -> Mapping[str, Any]:
     return {**own, **({RECIPE: " and ".join(words)} if words else {})}
 
 
+NOTES = (
+    "data and learning rate are stand-ins: put your own; get the model first with `tune download`",
+    "run it with `tune run --nproc_per_node GPUS full_finetune_distributed --config config.yaml`",
+    "or lora_finetune_distributed for adapters; on one GPU full_ or lora_finetune_single_device",
+)
 FORMAT = Format(
-    name="torchtune", file="config.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"checkpointer"}), needs={"model": ..., "optimizer": ...},
+    name="torchtune", file="config.yaml", kind="yaml", tested=VERSION, engines=("torchtune",), keys=KEYS, marks=frozenset({"checkpointer"}), needs={"model": ..., "optimizer": ...},
+    fixed=required_recipe_values, problems=recipe_problems, notes=NOTES, differs={"@model": "the folder that `tune download` makes for it"},
+    beside=frozenset({"engine", "zero", "global_batch", "mesh.dp_shard", "attention", "adapter.kind", "allocator.expandable_segments"}),
     said={"task": "train"}, absent=_left_open, program_known=lambda _: False,
     unmodelled={
         ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), "optimizer_in_bwd": (False,), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
