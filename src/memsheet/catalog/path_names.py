@@ -16,10 +16,13 @@ RUN_WORDS = re.compile(
     r"(?<![^-_])(?:"
     r"(?:lr|seed|steps?|epoch|ep|iter|global_step|checkpoint|ckpt)[-_]?\d+(?:\.\d+)?(?:e-?\d+)?"
     r"|\d+(?:\.\d+)?e-\d+|\d+[-_]?(?:ep|epochs?|steps?)|source|src|fix(?:ed)?|final|new|local|copy"
-    r"|weights|ckpt|checkpoints?|models?|merged?|nc|hf)(?![^-_])",
+    r"|weights|ckpt|checkpoints?|models?|merged?|nc|hf"
+    r"|mnli|qnli|wnli|sst-?2|qqp|mrpc|cola|rte|stsb|imdb|conll\d*|squad(?:[-_]?v?2)?)(?![^-_])",
     re.IGNORECASE,
 )
-"""Rates, seeds, counts of steps and epochs, and what somebody calls a copy: nothing of shapes."""
+"""Rates, seeds, counts of steps and epochs, what somebody calls a copy, and the tasks that encoders are tuned
+to: nothing of shapes but a head of few classes.
+"""
 TUNED_RELEASE = re.compile(r"([a-z][-_]?\d(?:\.\d)?[-_]\d+b)[-_]v\d+(?:\.\d+)*(?![^-_])", re.IGNORECASE)
 """Behind a size of a family that says its generation: the release of what was made of it."""
 SIZE = re.compile(r"^(\d+(?:\.\d+)?[bm])(?=$|[-_])", re.IGNORECASE)
