@@ -148,7 +148,7 @@ def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
                 )
             ]
         )
-    if found.launcher == TORCHRUN and own is not None and own.form.name != TORCHRUN:
+    if found.launcher == TORCHRUN and (own is None or own.form.name != TORCHRUN):
         flags = {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()}
         return [read_format_values(find_format(TORCHRUN), flags)] if "--nproc-per-node" in flags else []
     return []
