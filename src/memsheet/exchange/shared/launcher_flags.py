@@ -52,12 +52,19 @@ OF_TRAINER = re.compile(r"(^|/)open_instruct/finetune_trainer\.py$")
 COUNTS_RANKS = re.compile(r"(^|/)open_instruct/grpo(_fast)?\.py$")
 """Scripts that say themselves which of the GPUs train."""
 EXAMPLE = re.compile(
-    r"(^|/)run_(clm|mlm|plm|fim|glue|classification|xnli|qa|ner|swag|summarization|translation)"
-    r"(_no_trainer)?\.py$"
+    r"(^|/)run_(clm|mlm|plm|fim|glue|classification|xnli|qa|ner|swag|summarization|translation)\.py$"
 )
 """Example scripts of transformers, whose flags are the Trainer's and their own."""
+WITHOUT_TRAINER = re.compile(r"(^|/)run_\w+_no_trainer\.py$")
+"""Those with a loop of their own, whose flags are called as the Trainer's, with other defaults."""
+PREPARE = ("cache_dataset_only",)
+"""Switches with which a script ends before it loads a model (open_instruct/olmo_core_finetune.py:154)."""
 OF_TRL = re.compile(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)/\w+\.py$")
 """TRL's own, each with the dataclasses of its trainer (huggingface/trl f2cd577)."""
+LOADED_BARE = re.compile(r"(^|/)examples/scripts/(bco|cpo|kto|orpo)\.py$")
+"""Of them those that load the model as it is stored, whatever ``--dtype`` says
+(examples/scripts/{bco.py:114, cpo.py:74, kto.py:71, orpo.py:74}).
+"""
 
 
 def launched_reads(
@@ -67,6 +74,7 @@ def launched_reads(
     text is itself; ``beside``: texts of scripts, by name.
     """
     launches = list(script_launches(text)) if own is None or own.form.name in SHELLS else []
+    launches = [one for one in launches if not any(one.arguments.get(at) for at in PREPARE)] or launches
     if not launches:
         return {}, ()
     found = next((one for one in launches if _script_flag_format(one) is not None), None)
@@ -76,6 +84,7 @@ def launched_reads(
     form = _script_flag_format(found)
     if form is not None:
         told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
+        told |= {"dtype": "auto"} if form.name == TRL and LOADED_BARE.search(found.script) else {}
         return {
             **reads,
             f"{name}: {found.script}": read_format_values(form, {**_as_said(form, found.arguments), **told}),
@@ -139,7 +148,7 @@ def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
                 )
             ]
         )
-    if found.launcher == TORCHRUN and own is not None and own.form.name != TORCHRUN:
+    if found.launcher == TORCHRUN and (own is None or own.form.name != TORCHRUN):
         flags = {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()}
         return [read_format_values(find_format(TORCHRUN), flags)] if "--nproc-per-node" in flags else []
     return []
@@ -165,7 +174,7 @@ def _script_flag_format(found: Launch) -> Format | None:
     own_flags = next((form for form in formats if form.starts(found.script, found.arguments)), None)
     if OF_TRAINER.search(found.script):
         return find_format("transformers")
-    if own_flags or OTHERS.search(found.script):
+    if own_flags or OTHERS.search(found.script) or WITHOUT_TRAINER.search(found.script):
         return own_flags
     trl, trainer = find_format(TRL), find_format("transformers")
     given = found.arguments.keys()

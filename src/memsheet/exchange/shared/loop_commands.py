@@ -10,13 +10,13 @@ from typing import Any
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch
 from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
-from memsheet.exchange.shared.loop_script import DIVIDED, LOOP, loop_values, mixed_word
+from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, SEQUENCE, loop_values, mixed_word
 from memsheet.exchange.shared.role_names import ROLES, Told, command_values, role_value, task_of_script
 from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
 
 BY_NAMES = "flags"
 FILES = {"deepspeed_config": "deepspeed_file", "deepspeed": "deepspeed_file", "ds_config": "deepspeed_file"}
-COUNTED = ("batch", "length", "accumulation", "prompt", "answer", "zero", "tensor")
+COUNTED = ("batch", "length", "accumulation", "prompt", "answer", "zero", "tensor", SEQUENCE)
 
 
 def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
@@ -37,6 +37,8 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
     if task == "infer" and own.pop("wrap", None) == DEEPSPEED_WRAP:
         own[DIVIDED] = "by DeepSpeed"
         own.pop("deepspeed_file", None)
+    if own.get(FED):
+        own.pop("batch", None)
     if not read:
         own |= {"reads": f"the flags of {found.script}", BY_NAMES: _names_read(flags)}
     said = {"dtype": UNSAID, **_loading_flags(flags), **read.get(SCRIPT, {})}

@@ -34,6 +34,8 @@ from memsheet.exchange.shared.trainer_script import (
 )
 
 LOOP, DEEPSPEED, DIVIDED = "loop", "deepspeed", "divided_weights"
+FED, SEQUENCE = "rows_of_engine", "sequence"
+"""Where DeepSpeed makes the loader, its rows are the configuration's (deepspeed/__init__.py, initialize)."""
 STEPS = re.compile(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
 GENERATES = re.compile(r"\.generate\(")
 OTHER_MODELS = re.compile(
@@ -85,6 +87,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         **_optimizer_keys(module),
     }
     made |= _recompute_key(module, told)
+    if made.get(FED):
+        made.pop("batch", None)
     if not steps:
         divided = made.pop("wrap", None) == DEEPSPEED
         made.pop(DEEPSPEED, None)
@@ -184,7 +188,7 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
     )
     sizes = {
         "batch": batch or _role_count(told("batch")), "length": max(lengths, default=None) or _role_count(told("length")),
-        "accumulation": rounds or _role_count(told("accumulation")),
+        "accumulation": rounds or _role_count(told("accumulation")), SEQUENCE: _role_count(told(SEQUENCE)),
     }  # fmt: skip
     return {at: size for at, size in sizes.items() if size is not None}
 
@@ -265,7 +269,8 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
             ),
             {},
         )
-        return {"wrap": DEEPSPEED, **({DEEPSPEED: inline} if inline else {})}
+        fed = any("training_data" in held for held in engines)
+        return {"wrap": DEEPSPEED, **({DEEPSPEED: inline} if inline else {}), **({FED: True} if fed else {})}
     wrap = next((one for one in ("fsdp2", "fsdp1", "ddp", "fabric", "accelerate") if one in found), "none")
     strategy = found.get(wrap, {}).get("sharding_strategy", found.get(wrap, {}).get("strategy"))
     kept = found.get(wrap, {}).get("reshard_after_forward")

@@ -44,6 +44,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "zero": ("zero_stage",),
     "prompt": ("prompt_len", "prompt_length", "input_len", "input_length", "prompt_tokens", "max_prompt_length", "max_input_length", "max_input_len"),
     "answer": ("max_new_tokens", "gen_len", "output_len", "output_length", "gen_length", "max_tokens", "max_output_len", "answer_len", "max_gen_len"),
+    "sequence": ("sp_size", "sequence_parallel_size", "cp_size", "context_parallel_size", "ulysses_size", "sp_degree", "cp_degree"),
     "tensor": ("tp_size", "tensor_parallel_size", "tensor_parallel", "autotp_size", "tp"),
 }  # fmt: skip
 """Of each role the names that mean it, the surest first."""

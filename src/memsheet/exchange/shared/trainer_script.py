@@ -190,19 +190,9 @@ def _arguments_named(*nodes: ast.AST) -> str | None:
 
 
 def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
-    """Which model is loaded, and how: by the script, or by TRL's trainer where it is given a name
-    (trl/trainer/utils.py, create_model_from_path).
+    """Which model is loaded, and how: by TRL's trainer where it is given a name, whatever the script loads
+    beside (trl/trainer/utils.py, create_model_from_path), or by the script.
     """
-    found = next(
-        (held for held in named_calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])),
-        None,
-    )
-    if found is not None:
-        return {
-            "dtype": UNSAID,
-            **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
-            **from_pretrained_keys(found),
-        }
     trained = next(
         (
             held
@@ -211,6 +201,16 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
         ),
         None,
     )
+    found = next(
+        (held for held in named_calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])),
+        None,
+    )
+    if trained is None and found is not None:
+        return {
+            "dtype": UNSAID,
+            **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
+            **from_pretrained_keys(found),
+        }
     if trained is None:
         return {}
     initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}

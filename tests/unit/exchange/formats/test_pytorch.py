@@ -181,3 +181,39 @@ engine.backward(loss)
 """
     found = request_of(text)
     assert (found.get("@model"), found["engine"], found["microbatch"]) == (None, "deepspeed", 4)
+
+
+FED = """import deepspeed, transformers
+parser.add_argument("--batch_size", type=int, required=True)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+loader = DataLoader(rows, batch_size=1)
+engine, _, loader, _ = deepspeed.initialize(args=args, model=model, training_data=rows)
+engine.backward(loss)
+"""
+
+
+def test_rows_of_a_loader_that_deepspeed_makes_are_those_of_its_configuration() -> None:
+    command = "deepspeed --num_gpus 2 train.py --model_name a/b --batch_size 8 --deepspeed_config ds.json"
+    assert "microbatch" not in request_of(FED)
+    assert "microbatch" not in request_of(command, "run.sh", train=FED)
+    assert request_of(command, "run.sh", train=FED.replace(", training_data=rows", ""))["microbatch"] == 8
+
+
+def test_a_sequence_that_several_cards_share_is_told() -> None:
+    flag = 'parser.add_argument("--sp_size", type=int, default=2)'
+    text = f'{HEAD}{flag}\nmodel = AutoModelForCausalLM.from_pretrained("a/b"){LOOP}'
+    reads, _ = recognise_files({"train.py": text}, ())
+    assert ("loop.sequence", 2) in reads["train.py"].unmodelled
+    reads, _ = recognise_files({"train.py": text.replace("default=2", "default=1")}, ())
+    assert not any(at == "loop.sequence" for at, _ in reads["train.py"].unmodelled)
+
+
+def test_an_example_without_the_trainer_has_not_its_defaults() -> None:
+    command = "python run_clm_no_trainer.py --model_name_or_path gpt2 --per_device_train_batch_size 2"
+    reads, _ = recognise_files({"run.sh": f"{command} --num_train_epochs 1"}, ())
+    (read,) = reads.values()
+    assert (read.form.name, read.request["microbatch"], read.request.get("optimizer.name")) == (
+        "pytorch",
+        2,
+        None,
+    )

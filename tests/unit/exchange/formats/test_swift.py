@@ -74,7 +74,22 @@ def test_over_megatron_its_own_defaults(more: str, wanted: dict) -> None:
     found = reading(MEGATRON + more)
     assert (found.form.name, found.request["seq_len"]) == ("swift-megatron", 2048)
     assert {key: found.request.get(key) for key in wanted} == wanted
+    assert "$.dispatcher" not in dict(found.unmodelled)
     assert "adapter.rank" in wanted or "adapter.rank" not in found.request
+
+
+@pytest.mark.parametrize(
+    ("more", "length"),
+    [
+        ("--rlhf_type dpo", 2048), ("--rlhf_type grpo", 2560), ("--rlhf_type gkd --max_completion_length 1024", 3072),
+        ("--rlhf_type ppo --response_length 256", 2304),
+        ("--rlhf_type grpo --use_vllm true --vllm_mode colocate --vllm_max_model_len 2100", 2100),
+        ("--rlhf_type grpo --use_vllm true --vllm_mode server --vllm_max_model_len 2100", 2560),
+    ],
+)  # fmt: skip
+def test_an_answer_comes_behind_the_prompt_where_the_method_generates(more: str, length: int) -> None:
+    found = reading(f"swift rlhf --model Qwen/Qwen2.5-7B-Instruct --max_length 2048 {more}")
+    assert (found.request["seq_len"], found.request["?seq_len_kind"]) == (length, "maximum")
 
 
 @pytest.mark.parametrize(

@@ -365,3 +365,14 @@ def test_a_flags_default_is_the_scripts_unless_a_command_gives_another(flag: str
 def test_a_default_that_is_not_sure_is_not_taken(more: str, then: str) -> None:
     found = reading(PARSED.format(flag="'--batch_size'", more=more, then=then) + BY_FLAG)
     assert found.values["per_device_train_batch_size"] == UNSET
+
+
+def test_a_trainer_that_is_given_a_name_loads_it_whatever_is_loaded_behind() -> None:
+    found = reading("""from trl import GRPOConfig, GRPOTrainer
+name = "Qwen/Qwen3-1.7B"
+trainer = GRPOTrainer(model=name, args=GRPOConfig(per_device_train_batch_size=1))
+trainer.train()
+name = "someone/trained"
+tuned = AutoModelForCausalLM.from_pretrained(name, dtype="bfloat16")
+""")
+    assert (found.request["@model"], found.request["precision.parameters"]) == ("Qwen/Qwen3-1.7B", "fp32")

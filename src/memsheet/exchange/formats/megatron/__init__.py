@@ -375,7 +375,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "--heterogeneous-layers-config-path": (), "--spec": (), "--yaml-cfg": (), "--ddp-bucket-size": (),
     "--ddp-num-buckets": (), "--kitchen-config-file": (), "--kitchen-recipe-number": (), "--model-parallel-size": (), "--batch-size": (),
     "--checkpoint-activations": (False,), "--moe-extended-tp": (False,), "--use-checkpoint-args": (False,),
-    "--use-mp-args-from-checkpoint-args": (False,), VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (),
+    "--use-mp-args-from-checkpoint-args": (False,), **{f"--megatron-fsdp-{name}-dtype": ("auto", "fp32") for name in ("main-grads", "grad-comm", "main-params")}, VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (),
 }  # fmt: skip
 
 

@@ -91,6 +91,7 @@ VALUED = _flag_names("""
     loss-scale loss-scale-window lr lr-decay-iters lr-decay-samples lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters
     lr-warmup-samples lr-wsd-decay-iters lr-wsd-decay-samples lr-wsd-decay-style main-grads-dtype main-params-dtype
     make-vocab-size-divisible-by mamba-head-dim mamba-num-groups mamba-num-heads mamba-state-dim manual-gc-interval mask-factor
+    megatron-fsdp-grad-comm-dtype megatron-fsdp-main-grads-dtype megatron-fsdp-main-params-dtype moe-flex-dispatcher-backend
     mask-prob mask-type max-position-embeddings max-tokens-to-oom memory-snapshot-path merge-file micro-batch-size
     microbatch-group-size-per-virtual-pipeline-stage mid-level-dataset-surplus min-loss-scale min-lr mlp-chunks-for-prefill
     model-parallel-size moe-aux-loss-coeff moe-deepep-num-sms moe-expert-capacity-factor moe-ffn-hidden-size moe-input-jitter-eps

@@ -136,9 +136,31 @@ def _read_attention(value: Any, _: Values) -> Mapping[str, Any]:
     return {"attention": "flash" if str(value).startswith(("flash_attn", "flash_attention")) else value}
 
 
+GENERATE, ANSWERS, MOST_ANSWER = (
+    ("grpo", "gkd", "ppo"),
+    ("response_length", "max_new_tokens", "max_completion_length"),
+    512,
+)
+
+
 def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
+    """Tokens of a row; a prompt's where the method generates, and its answer comes behind it."""
     packed = values.get("packing") is True
-    return {"seq_len": value, **({} if packed else {"?seq_len_kind": "maximum"})}
+    return {"seq_len": _with_answer(value, values), **({} if packed else {"?seq_len_kind": "maximum"})}
+
+
+def _with_answer(prompt: Any, values: Values) -> Any:
+    """Both together, and no more than vLLM takes where it generates on the same cards
+    (swift/arguments/rlhf_args.py:241, 471, 703).
+    """
+    if values.get("rlhf_type") not in GENERATE:
+        return prompt
+    answer = next((values[at] for at in ANSWERS if values.get(at)), MOST_ANSWER)
+    beside = values.get("use_vllm") is True and values.get("vllm_mode") == "colocate"
+    most = values.get("vllm_max_model_len") if beside else None
+    if not isinstance(prompt, int) or not isinstance(answer, int):
+        return prompt
+    return min(prompt + answer, most) if isinstance(most, int) else prompt + answer
 
 
 def _plan_key(at: str, back: Any, source: str, out: Any = lambda _: None, **more: Any) -> Key:

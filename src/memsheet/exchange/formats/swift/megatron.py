@@ -99,9 +99,10 @@ KEYS = (
 
 def _method_of(values: Values) -> Mapping[str, Any]:
     method = values.get("rlhf_type", "dpo") if values.get(METHOD) == "rlhf" else values.get(METHOD, "sft")
+    taken = {**USUAL, **values}
     return {
         METHOD: method,
-        **{at: held for at, held in MEGATRON.absent(values).items() if at != "$.vocabulary"},
+        **{at: held for at, held in MEGATRON.absent(taken).items() if at != "$.vocabulary"},
     }
 
 

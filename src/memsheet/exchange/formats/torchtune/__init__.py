@@ -238,13 +238,13 @@ FORMAT = Format(
     said={"task": "train"}, absent=_left_open, program_known=lambda _: False,
     unmodelled={
         ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), "optimizer_in_bwd": (False,), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
-        "model.quantize_base": (False,), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (),
+        "model.quantize_base": (False,), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (), "fsdp_reshard_after_forward": (True,),
     },
     known=frozenset({
         "output_dir", "tokenizer.*", "model.lora_alpha", "model.*", "checkpointer.*", "dataset.*", "dataset_val.*", "lr_scheduler.*", "optimizer.*", "loss.*",
         "metric_logger.*", "profiler.*", "resume_from_checkpoint", "save_adapter_weights_only", "seed", "shuffle", "epochs", "max_steps_per_epoch",
         "clip_grad_norm", "log_every_n_steps", "log_peak_memory_stats", "log_level", "device", "run_val_every_n_steps", "batch_size_val", "model_type", "safe_serialization",
-        "collate_fn", "tensor_parallel_plan.*", "parallelize_plan.*", "custom_sharded_layers", "fsdp_reshard_after_forward", "max_seq_len", "alpaca.*", "cudnn_deterministic_mode",
+        "collate_fn", "tensor_parallel_plan.*", "parallelize_plan.*", "custom_sharded_layers", "max_seq_len", "alpaca.*", "cudnn_deterministic_mode",
         "enable_async_checkpointing", "teacher_model.*", "teacher_checkpointer.*", "ref_checkpointer.*", "quantizer.*", "kd_loss.*", "kd_ratio", "reward_and_value_model.*",
         "value_model.*", "keep_last_n_checkpoints", "last_epoch_only_val", "float8_recipe_name", "data_parallel_shard_dim", "use_dora",
         "fsdp.cpu_offload", "forward_batch_size", "grpo_samples", ANSWER, "temperature", "top_k", "ppo_epochs", "num_steps", "base_model_path", "name", "save_every_n_epochs",
