@@ -127,6 +127,19 @@ def _read_attention(value: Any, _: Values) -> Mapping[str, Any]:
     return {"attention": "flash" if str(value).startswith(("flash_attn", "flash_attention")) else value}
 
 
+OWN_LOSSES = ("enable_dft_loss", "enable_channel_loss", "label_smoothing_factor")
+UNSCALED = frozenset({"default", "last_round", "all", "ignore_empty_think"})
+"""Scales of nothing but zero and one, for which labels stand (swift/loss_scale/base.py:21)."""
+
+
+def _read_liger(value: Any, values: Values) -> Mapping[str, Any]:
+    """Its loss, unless the trainer makes one of its own of whole logits."""
+    scaled = not {*str(values.get("loss_scale") or "default").split("+")} <= UNSCALED
+    shared = values.get("sequence_parallel_size", 1) != 1
+    own = scaled or shared or any(values.get(at) for at in OWN_LOSSES)
+    return {"loss": "plain" if own else "fused"} if value is True else {}
+
+
 GENERATE, ANSWERS, MOST_ANSWER = (
     ("grpo", "gkd", "ppo"),
     ("response_length", "max_new_tokens", "max_completion_length"),
@@ -178,7 +191,7 @@ KEYS = (
     _read_only_key("bnb_4bit_quant_type", _no_request, f"{B}/quant_args.py:40"), _read_only_key("bnb_4bit_use_double_quant", _no_request, f"{B}/quant_args.py:41"),
     _read_only_key("attn_impl", _read_attention, f"{B}/model_args.py:79"), _read_only_key("max_length", _read_length, f"{B}/template_args.py:130"), _read_only_key("packing", _no_request, S),
     _read_only_key("optim", row_of(TRANSFORMERS, "optim").read, "transformers training_args.py:806-813", usual=own_default("trl", "optim")),
-    _read_only_key("use_liger_kernel", lambda v, _: {"loss": "fused"} if v is True else {}, f"{A}:55"),
+    _read_only_key("use_liger_kernel", _read_liger, f"{A}:55; swift/trainers/seq2seq_trainer.py:134-139"),
 )  # fmt: skip
 RENAMED = {
     "train_type": "tuner_type",
