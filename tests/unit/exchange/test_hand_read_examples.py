@@ -50,6 +50,8 @@ TOLD = {
     "oi-grpo-fast-13b-zero.sh": ("$.beside",), "oi-grpo-mini-base-fast.sh": ("single_gpu_mode", "$.beside"),
 }  # fmt: skip
 """What is told not to be held; nothing for the others."""
+PLAIN = {"ms-deepseek-r1-agent.sh": "plain"}
+"""Liger's loss takes no effect beside a scale of tokens."""
 IN_PROSE = {
     "tr-orpo.py": {"@model": "gpt2", "microbatch": 4, "@accumulation": 1, "seq_len": 1024, "recompute.mode": "full", "precision.compute": "bf16"},
     "tr-rloo-vlm.py": {"@model": "Qwen/Qwen2.5-VL-3B-Instruct", "microbatch": 8, "precision.parameters": "bf16", "adapter.rank": 16, "adapter.dropout": 0.05},
@@ -62,6 +64,7 @@ def test_an_example_is_read_as_its_tool_reads_it(name: str) -> None:
     reads, _ = recognise_files(texts, ())
     found = {key: held for read in reads.values() for key, held in read.request.items()}
     assert tuple(found.get(key) for key in OF) == READ[name]
+    assert found.get("loss") == {"ms-megatron-qwen3-moe-offload.sh": "fused", **PLAIN}.get(name)
     told = {at for read in reads.values() for at, _ in read.unmodelled}
     assert told == set(TOLD.get(name, ()))
 

@@ -103,3 +103,11 @@ def test_a_command_gives_a_sheet_and_never_stops(
     found = json.loads(capsys.readouterr().out)
     assert found["starts"]
     assert found.get("sheet"), found["why_not"]
+
+
+@pytest.mark.parametrize(
+    ("more", "loss"),
+    [("", "fused"), ("--loss_scale last_round", "fused"), ("--loss_scale react", "plain"), ("--enable_dft_loss true", "plain")],
+)  # fmt: skip
+def test_liger_makes_no_loss_where_the_trainer_weighs_tokens(more: str, loss: str) -> None:
+    assert reading(f"{LORA}    --use_liger_kernel true {more}").request["loss"] == loss

@@ -136,6 +136,19 @@ def _read_attention(value: Any, _: Values) -> Mapping[str, Any]:
     return {"attention": "flash" if str(value).startswith(("flash_attn", "flash_attention")) else value}
 
 
+OWN_LOSSES = ("enable_dft_loss", "enable_channel_loss", "label_smoothing_factor")
+UNSCALED = frozenset({"default", "last_round", "all", "ignore_empty_think"})
+"""Scales of nothing but zero and one, for which labels stand (swift/loss_scale/base.py:21)."""
+
+
+def _read_liger(value: Any, values: Values) -> Mapping[str, Any]:
+    """Its loss, unless the trainer makes one of its own of whole logits."""
+    scaled = not {*str(values.get("loss_scale") or "default").split("+")} <= UNSCALED
+    shared = values.get("sequence_parallel_size", 1) != 1
+    own = scaled or shared or any(values.get(at) for at in OWN_LOSSES)
+    return {"loss": "plain" if own else "fused"} if value is True else {}
+
+
 GENERATE, ANSWERS, MOST_ANSWER = (
     ("grpo", "gkd", "ppo"),
     ("response_length", "max_new_tokens", "max_completion_length"),
@@ -202,7 +215,7 @@ KEYS = (
     _plan_key("attn_impl", _read_attention, f"{B}/model_args.py:79", lambda a: KERNELS.get(str(a.get("attention")))),
     _plan_key("max_length", _read_length, f"{B}/template_args.py:130", _as_asked("seq_len")), _plan_key("packing", _no_request, S),
     _plan_key("optim", OPTIM.read, "transformers training_args.py:806-813", OPTIM.write, usual=own_default("trl", "optim")),
-    _plan_key("use_liger_kernel", lambda v, _: {"loss": "fused" if v is True else "plain"}, f"{A}:55", liger_switch),
+    _plan_key("use_liger_kernel", _read_liger, f"{A}:55; swift/trainers/seq2seq_trainer.py:134-139", liger_switch),
 )  # fmt: skip
 RENAMED = {
     "train_type": "tuner_type",
