@@ -97,6 +97,12 @@ def _base_in_few_bits(request: Request, problem: Problem) -> Request | None:
     return {"model": base, "quantization.weights": "int8" if "int8" in str(problem.value) else "nf4"}
 
 
+def _usual_precision(_: Request, problem: Problem) -> Request | None:
+    """The precision that an engine is mostly run in, in place of fp32, which it has and nobody accounts."""
+    named = problem.hint.removeprefix("it has ").partition(",")[0]
+    return {"precision.name": named} if problem.value == "fp32" and named != problem.hint else None
+
+
 def _even_stages(request: Request, problem: Problem) -> Request | None:
     """Stages that differ by one layer at the most, the first and the last having fewer, in place of those
     that the file divides itself.
@@ -118,6 +124,7 @@ STAND_INS = (
     StandIn("adapter.rank", "part of a flat parameter", _per_parameter_shards),
     StandIn("quantization.weights", "in a flat parameter", _per_parameter_shards),
     StandIn("engine", "vision tower is not modelled", _per_parameter_shards),
+    StandIn("precision", r"is not how \S+ trains", _usual_precision),
     StandIn("mesh.cp", "not modelled", _whole_sequences),
     StandIn(
         "mesh.tp",

@@ -20,7 +20,7 @@ FORMATS = {
     "ah": ("trl", "slurm"),
     "ax": ("axolotl",),
     "lf": ("llamafactory", "llamafactory-v1"),
-    "mg": ("slurm",),
+    "mg": ("slurm", "megatron"),
     "tt": ("slurm",),
     "dc": ("deepspeed-chat", "transformers", "deepspeed"),
     "oi": ("open-instruct", "accelerate", "transformers"),

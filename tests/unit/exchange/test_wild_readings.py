@@ -57,6 +57,11 @@ BEAKER = {
     "oi-multi-node-grpo.sh": {"@model": "Qwen/Qwen3-8B", "engine": "fsdp2", "@gpus": 8, "seq_len": 20480},
     "oi-olmo-1b-dpo.yaml": {"@model": "allenai/OLMo-1B-0724-hf", "recompute.mode": "full", "seq_len": 2048},
 }  # fmt: skip
+CLIP_LAYERS, INTERN_LAYERS = 24 * (4 * 1024**2 + 2 * 1024 * 4096), 45 * (4 * 3200**2 + 2 * 3200 * 12800)
+SEEING = {
+    "mg-pretrain-mistral-clip.sh": (1024, 14336, False, (CLIP_LAYERS // 4 * 2, CLIP_LAYERS // 4 * 2)),
+    "mg-pretrain-qwen2-internvit.sh": (512, 29568, True, (INTERN_LAYERS // 8 * 2, INTERN_LAYERS // 8 * 2)),
+}
 VERL_OF = (
     "@model",
     "engine",
@@ -303,6 +308,23 @@ def test_a_key_that_stands_twice_is_told() -> None:
     name = "oi-olmo-1b-dpo.yaml"
     reads, _ = recognise_files({name: (FOLDER / name).read_text()}, ())
     assert any("stands twice = the last" in one for read in reads.values() for one in read.assumed)
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_megatron_models_that_see(name: str) -> None:
+    """The language model by its word and its own length, and what is frozen as a doubt."""
+    reads, _ = recognise_files({name: (FOLDER / name).read_text()}, ())
+    read = next(read for read in reads.values() if read.form.name == "megatron")
+    length, inner, bias, bytes_of_tower = SEEING[name]
+    sizes = read.form.model(read.values)
+    assert (read.request["seq_len"], sizes["ffn_hidden_size"], sizes.get("add_qkv_bias", False)) == (
+        length,
+        inner,
+        bias,
+    )
+    assert dict(read.unmodelled)["--freeze-LM"] is True
+    (tower,) = read.form.moves(read.values, {})
+    assert (tower.low_bytes, tower.high_bytes) == bytes_of_tower
 
 
 @pytest.mark.parametrize("name", TORCHTUNE)

@@ -68,6 +68,22 @@ def test_a_target_whose_adapter_never_runs_is_left_out(
     assert "dt_proj" in found["doubt"]
 
 
+MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4 \\
+  --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 \\
+  --micro-batch-size 1 --global-batch-size 64 --vocab-size 50257
+"""
+
+
+def test_the_usual_precision_stands_in_for_one_that_is_not_accounted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.sh").write_text(MEGATRON)
+    main(["check", str(tmp_path / "m.sh"), "--gpus", "8xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["result"] == "uncertain"
+    assert "precision.name = megatron-mixed: precision = fp32" in found["doubt"]
+
+
 def test_what_a_flag_asks_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = checked(LORA, tmp_path, capsys, "--optimizer", "adamw_torch_4bit")
     assert found.get("sheet") is None

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.exchange.formats.megatron import multimodal
 from memsheet.exchange.formats.megatron.described import (
     OBJECTIVE,
     VOCABULARY,
@@ -301,7 +302,7 @@ KEYS = (
         at="--global-batch-size", says="global_batch", back=lambda v, _: {"@accumulation": 1} if v == ONE else {"global_batch": v}, usual=ONE,
         source=f"{ARGS}:1753, 458",
     ),
-    Key(at="--seq-length", says="seq_len", source=f"{ARGS}:2594"),
+    Key(at="--seq-length", says="seq_len", back=multimodal.read_text_length, source=f"{ARGS}:2594"),
     Key(at="--make-vocab-size-divisible-by", out=_vocab_size_divisor, back=_read_vocab_divisor, usual=128, source=f"{ARGS}:1476"),
     Key(at="--bf16", out=lambda a: True if a.get("precision.parameters") == "bf16" else None, back=_read_bf16_flag, usual=False, source=f"{ARGS}:2277"),
     Key(at="--fp16", out=lambda _: None, back=lambda *_: {}, source=f"{ARGS}:2275"),
@@ -357,6 +358,7 @@ KEYS = (
 )  # fmt: skip
 
 UNMODELLED: dict[str, tuple[Any, ...]] = {
+    **multimodal.UNHELD,
     **{f"--{name}": (False,) for name in (
         "use-torch-fsdp2", "fp8-param-gather", "first-last-layers-bf16", "reuse-grad-buf-for-mxfp8-param-ag", "keep-fp8-transpose-cache",
         "use-precision-aware-optimizer", "fp32-residual-connection", "apply-query-key-layer-scaling", "distribute-saved-activations",
@@ -390,9 +392,9 @@ FORMAT = Format(
     parse=lambda text: flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another
-    absent=_taken_or_open, model=described_model,
+    absent=_taken_or_open, model=described_model, moves=multimodal.tower_beside,
     differs={"loss": "one loss, always over each rank's part of the vocabulary (core/tensor_parallel/cross_entropy.py:20)"},
     strict=("",),  # training/arguments.py:105: parse_args stops at what it does not know
     beside=frozenset({"mesh.dp_shard", "mesh.dp_replicate", "layers_per_stage"}), describes={"--num-layers": "layers", "--hidden-size": "hidden"},
-    unmodelled=UNMODELLED, known=(SWITCHES | VALUED | LAUNCHER | {"$.*"}) - set(UNMODELLED) - {key.at for key in KEYS},
+    unmodelled=UNMODELLED, known=(SWITCHES | VALUED | LAUNCHER | multimodal.KNOWN_FLAGS | {"$.*"}) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip

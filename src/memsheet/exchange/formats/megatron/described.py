@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.formats.megatron.flags import PROGRAM
+from memsheet.exchange.formats.megatron.multimodal import language_sizes, sees
 from memsheet.exchange.shared.file_format import AUTO, UNSET, Values
 
 SIZES = (
@@ -38,7 +39,9 @@ ELSEWHERE = (
     "--use-mp-args-from-checkpoint-args",
     "--heterogeneous-layers-config-path",
 )
-"""Flags by which the sizes are those of a file that is not here."""
+"""Flags by which the sizes are those of a file that is not here; the first fills in what a program that sees
+says again.
+"""
 OTHER_PROGRAMS = re.compile(
     r"generat|inference|server|eval|convert|preprocess|prune|quantize|export|t5|mamba|hybrid"
 )
@@ -56,14 +59,17 @@ def described_model(values: Values) -> Mapping[str, Any] | None:
     if any(not isinstance(values.get(at), int) or values[at] is True for at in NEEDED):
         return None
     program = str(values.get(PROGRAM, ""))
-    if any(values.get(at) for at in (*OTHER, *ELSEWHERE)) or OTHER_PROGRAMS.search(program):
+    own = language_sizes(values)
+    elsewhere = ELSEWHERE if not own else ELSEWHERE[1:]
+    if any(values.get(at) for at in (*OTHER, *elsewhere)) or OTHER_PROGRAMS.search(program):
         return None
     said = {name: held for name in SIZES if isinstance(held := _largest_count(values.get(f"--{name}")), int)}
     said |= {name: held for name in WORDS if (held := values.get(f"--{name}")) not in (None, UNSET, AUTO)}
     switches = {name: True for name in SWITCHED if values.get(f"--{name}") not in (None, False)}
     said = {name: held for name, held in said.items() if (name, held) != ("num-experts", 1)}
     vocabulary = {} if "vocab-size" in said else {"vocab-size": vocabulary_of(values)[0]}
-    return {name.replace("-", "_"): held for name, held in {**said, **vocabulary, **switches}.items()}
+    all_said = {**said, **vocabulary, **switches, **own}
+    return {name.replace("-", "_"): held for name, held in all_said.items()}
 
 
 def _largest_count(value: Any) -> Any:
@@ -88,6 +94,6 @@ def left_open_sizes(values: Values) -> Mapping[str, Any]:
         return {}
     program = str(values.get(PROGRAM, ""))
     words = f"is {program}'s own, and the sheet is of a decoder of these sizes with a causal loss"
-    other = {OBJECTIVE: words} if "bert" in program or "--vision-model-type" in values else {}
+    other = {OBJECTIVE: words} if "bert" in program or sees(values) else {}
     taken = f"is of {ASSUMED:,} tokens, for the tokenizer's is in no file here: --vocab-size says it"
     return other if vocabulary_of(values)[1] else {**other, VOCABULARY: taken}
