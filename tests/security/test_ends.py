@@ -116,6 +116,7 @@ def test_an_interrupt_that_a_package_tells_as_its_own_error_is_an_interrupt() ->
     script = (
         "import os, signal, sys\n"
         "from memsheet import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def dispatch(words):\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"

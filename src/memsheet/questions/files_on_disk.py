@@ -16,6 +16,7 @@ from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
+from memsheet.guard.budget import TooMuchError
 from memsheet.questions.export import PLAN, SHEET, pick_plan
 
 MAX_FILES = 64
@@ -98,12 +99,20 @@ def started_scripts(files: tuple[str, ...], texts: Mapping[str, str]) -> dict[st
     for name, text in texts.items():
         if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or len(text) > MOST_SCRIPT:
             continue
-        for launch in islice(script_launches(text), MAX_FILES):
-            path = next((held for folder in folders if is_file(held := folder / launch.script)), None)
+        for script in _started_names(text):
+            path = next((held for folder in folders if is_file(held := folder / script)), None)
             within = path and any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
             if path and within and path.stat().st_size <= MOST_SCRIPT:
-                found[launch.script] = read_bytes(path, MOST_SCRIPT).decode(errors="replace")
+                found[script] = read_bytes(path, MOST_SCRIPT).decode(errors="replace")
     return found
+
+
+def _started_names(text: str) -> list[str]:
+    """Scripts that a shell's text starts; none of one that asks for more than is spent on a file."""
+    try:
+        return [launch.script for launch in islice(script_launches(text), MAX_FILES)]
+    except TooMuchError:
+        return []
 
 
 def paths_of(path: Path) -> list[Path]:

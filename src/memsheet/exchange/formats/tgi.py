@@ -61,7 +61,7 @@ def _read_sharded(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_quantization(value: Any, _: Values) -> Mapping[str, Any]:
-    return {} if value in OWN else {"quantization.weights": STORED.get(str(value), str(value))}
+    return {} if isinstance(value, str) and value in OWN else {"quantization.weights": STORED.get(str(value), str(value))}
 
 
 def _read_graphs(value: Any, _: Values) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import DOCUMENT_BREAK, MOST, tree_of
 
 LOADING, ENGINE = "model_loading_config", "engine_kwargs"
-_WORDS = re.compile(r"^ *-? *[\"']?model_loading_config[\"']?\s*:", re.MULTILINE)
+_WORDS = re.compile(r"^ *(?:- *)?[\"']?model_loading_config[\"']?\s*:", re.MULTILINE)
 DEEPEST = 12
 
 

@@ -12,6 +12,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import engine_differences, find_format, read_text, write_format_files
 from memsheet.exchange.formats.megatron.flags import OF_DEEPSPEED, SWITCHES, VALUED
+from memsheet.exchange.formats.megatron.multimodal import UNHELD
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -106,7 +107,7 @@ def test_the_flags_are_switches_or_take_values() -> None:
     assert not SWITCHES & VALUED
     assert {
         at for at in (*form.unmodelled, *(key.at for key in form.keys)) if at.startswith("--")
-    } <= SWITCHES | VALUED | OF_DEEPSPEED.keys() | {
+    } <= SWITCHES | VALUED | OF_DEEPSPEED.keys() | UNHELD.keys() | {
         "--nnodes",
         "--nproc-per-node",
     }

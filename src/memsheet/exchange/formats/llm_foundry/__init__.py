@@ -62,7 +62,7 @@ def _attention_word(values: Values) -> str:
     if values.get("model.use_flash_attention_2") is True:
         return "flash"
     word = values.get("model.attn_implementation")
-    return {"flash_attention_2": "flash", None: "eager"}.get(word, str(word))
+    return "eager" if word is None else {"flash_attention_2": "flash"}.get(str(word), str(word))
 
 
 def _runs_own_engine(values: Values) -> bool:

@@ -171,7 +171,8 @@ def _first_said(values: Values, places: tuple[str, ...], usual: Any) -> Any:
 
 def _read_recipe_name(_: Any, values: Values) -> Mapping[str, Any]:
     """The model, its degrees and precision, and an optimizer that ranks divide but with LoRA."""
-    if values.get(RECIPE) not in RECIPES:
+    named = values.get(RECIPE)
+    if not isinstance(named, str) or named not in RECIPES:
         return {}
     recipe, degrees = _recipe_of(values), dict(_own_degrees(values))
     degrees |= {name: values[at] for name, at in OVER.items() if values.get(at) is not None}

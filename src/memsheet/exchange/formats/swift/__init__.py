@@ -146,7 +146,7 @@ def _read_liger(value: Any, values: Values) -> Mapping[str, Any]:
     scaled = not {*str(values.get("loss_scale") or "default").split("+")} <= UNSCALED
     shared = values.get("sequence_parallel_size", 1) != 1
     own = scaled or shared or any(values.get(at) for at in OWN_LOSSES)
-    return {"loss": "plain" if own else "fused"} if value is True else {}
+    return {"loss": "fused" if value is True and not own else "plain"}
 
 
 GENERATE, ANSWERS, MOST_ANSWER = (
