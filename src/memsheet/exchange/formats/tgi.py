@@ -61,7 +61,8 @@ def _read_sharded(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_quantization(value: Any, _: Values) -> Mapping[str, Any]:
-    return {} if isinstance(value, str) and value in OWN else {"quantization.weights": STORED.get(str(value), str(value))}
+    word = str(value)
+    return {} if word in OWN else {"quantization.weights": STORED.get(word, word)}
 
 
 def _read_graphs(value: Any, _: Values) -> Mapping[str, Any]:
