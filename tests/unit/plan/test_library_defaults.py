@@ -142,7 +142,7 @@ def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(weights: st
         ).request
         for told in (True, False)
     }
-    assert (read[True]["adapter.dtype"], read[False].get("adapter.dtype")) == ("bf16", None)
+    assert (read[True]["adapter.dtype"], read[False]["adapter.dtype"]) == ("bf16", "fp32")
 
 
 @pytest.mark.parametrize(("method", "dtype"), [("qlora", "bf16"), ("lora", "fp32")])
