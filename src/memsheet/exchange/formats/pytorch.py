@@ -13,6 +13,7 @@ from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, SEQUENCE, loop_values
+from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainer_script import BITS, LORA, SCRIPT, UNSAID
 from memsheet.exchange.shared.trainers import inside_moves, inside_names, inside_rows, row_of, with_master
 
@@ -21,7 +22,15 @@ VERSION = "PyTorch 2.13"
 SHARDED = ("fsdp1", "fsdp2")
 STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3}
 """torch/distributed/fsdp/api.py, ShardingStrategy."""
-WORDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
+WORDS = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "half": "fp16",
+}
 INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED = inside_names(DEEPSPEED)
 
 
@@ -104,12 +113,8 @@ def _of_training(key: str) -> Any:
     return lambda value, values: {} if _generates(values) else {key: value}
 
 
-def _loop_row(at: str, back: Any, source: str = "the script's own text", **more: Any) -> Key:
-    return Key(at=f"{LOOP}.{at}", out=lambda _: None, back=back, source=source, **more)
-
-
-def _says_nothing(*_: Any) -> Mapping[str, Any]:
-    return {}
+def _loop_row(at: str, back: Back, source: str = "the script's own text", usual: Any = None) -> Key:
+    return read_only_row(f"{LOOP}.{at}", back, source, usual)
 
 
 OF_LOADING = (
@@ -117,8 +122,8 @@ OF_LOADING = (
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),
-    _loop_row("wrap", _read_wrap, usual=None),
-    *(_loop_row(name, _says_nothing) for name in ("strategy", "reshard", "gathered", "reduced", "implementation")),
+    _loop_row("wrap", _read_wrap),
+    *(_loop_row(name, read_elsewhere) for name in ("strategy", "reshard", "gathered", "reduced", "implementation")),
     _loop_row("batch", _read_batch),
     _loop_row("length", _read_length),
     _loop_row("prompt", lambda value, values: {"serving.prompt_tokens": value} if _generates(values) else {}),
@@ -129,7 +134,7 @@ KEYS = (
     _loop_row("optimizer", _read_optimizer, source="torch/optim/adamw.py: foreach on a GPU unless told otherwise"),
     _loop_row("compile", _of_training("compile")),
     _loop_row("zero", lambda value, values: {"zero": value} if values.get(f"{LOOP}.wrap") == "deepspeed" else {}),
-    Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=_read_dtype, source="modeling_utils.py, from_pretrained: dtype"),
+    read_only_row(f"{SCRIPT}.dtype", _read_dtype, "modeling_utils.py, from_pretrained: dtype"),
     *(replace(row_of(TRANSFORMERS, f"{SCRIPT}.{name}"), usual=None) for name in OF_LOADING),
     *inside_rows(DEEPSPEED),
 )  # fmt: skip
@@ -138,10 +143,10 @@ KEYS = (
 FORMAT = Format(
     name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values,
     program_known=lambda _: False, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
-    refers=(f"{LOOP}.config_file", f"{LOOP}.deepspeed_file"), moves=inside_moves(DEEPSPEED), weighed=INSIDE_WEIGHED,
+    refers=(f"{LOOP}.deepspeed_file",), moves=inside_moves(DEEPSPEED), weighed=INSIDE_WEIGHED,
     unmodelled={
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,),
     },
-    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.config_file", f"{LOOP}.deepspeed_file"},
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.deepspeed_file"},
 )  # fmt: skip

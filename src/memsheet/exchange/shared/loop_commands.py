@@ -78,12 +78,7 @@ def _loop_flags(flags: Mapping[str, Told], found: Launch) -> dict[str, Any]:
 
 
 def _launcher_wrap(found: Launch, flags: Mapping[str, Told]) -> dict[str, Any]:
-    told = flags.get("deepspeed")
-    if (
-        found.launcher == DEEPSPEED
-        or any(at in flags for at in FILES)
-        or (told is not None and told.value is True)
-    ):
+    if found.launcher == DEEPSPEED or any(at in flags for at in FILES):
         return {"wrap": DEEPSPEED_WRAP}
     return (
         {"wrap": {ACCELERATE: "accelerate", TORCHRUN: "ddp"}[found.launcher]}

@@ -12,6 +12,7 @@ from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import CLASS
+from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import (
     Told,
     constant_values,
@@ -59,7 +60,6 @@ transformers.optimization).
 CHECKPOINTS = (*RECOMPUTE, "apply_activation_checkpointing", "checkpoint_wrapper")
 WIDTHS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16", "torch.float32": "fp32"}
 CASTS = {"bfloat16": "bf16", "half": "fp16"}
-MOST_LINES = 64
 
 
 def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
@@ -87,6 +87,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         **_optimizer_keys(module),
     }
     made |= _recompute_key(module, told)
+    if (cast := next(_model_casts(module), None)) is not None:
+        said["dtype"] = cast
     if made.get(FED):
         made.pop("batch", None)
     if not steps:
@@ -170,19 +172,19 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
         (
             held["batch_size"]
             for held in _local_calls(module, "DataLoader")
-            if _is_count(held.get("batch_size"))
+            if positive_count(held.get("batch_size"))
         ),
         None,
     )
     lengths = [
         held[at] for held in _local_calls(module, "tokenizer", "tokenize", "encode_plus", "from_pretrained")
-        for at in ("max_length", "model_max_length", "max_seq_length") if _is_count(held.get(at))
+        for at in ("max_length", "model_max_length", "max_seq_length") if positive_count(held.get(at))
     ]  # fmt: skip
     rounds = next(
         (
             held["gradient_accumulation_steps"]
             for held in _local_calls(module, "Accelerator")
-            if _is_count(held.get("gradient_accumulation_steps"))
+            if positive_count(held.get("gradient_accumulation_steps"))
         ),
         None,
     )
@@ -193,12 +195,8 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
     return {at: size for at, size in sizes.items() if size is not None}
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _role_count(found: Told | None) -> int | None:
-    return found.value if found is not None and _is_count(found.value) else None
+    return positive_count(found.value) if found is not None else None
 
 
 def _precision_keys(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
@@ -218,8 +216,7 @@ def _precision_keys(module: Module, told: Callable[[str], Told | None]) -> dict[
             for at, name in (("gathered", "param_dtype"), ("reduced", "reduce_dtype"))
             if str(held.get(name)) in WIDTHS
         }
-    cast = next(_model_casts(module), None)
-    return {**made, **({"cast": cast} if cast else {})}
+    return made
 
 
 def _word_of_flags(told: Callable[[str], Told | None]) -> str | None:
@@ -315,7 +312,7 @@ def _generation_sizes(module: Module, told: Callable[[str], Told | None]) -> dic
     asked = [
         held["max_new_tokens"]
         for held in _local_calls(module, "generate")
-        if _is_count(held.get("max_new_tokens"))
+        if positive_count(held.get("max_new_tokens"))
     ]
     sizes = {
         "answer": max(asked, default=None) or _role_count(told("answer")),

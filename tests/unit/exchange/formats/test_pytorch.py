@@ -217,3 +217,11 @@ def test_an_example_without_the_trainer_has_not_its_defaults() -> None:
         2,
         None,
     )
+
+
+@pytest.mark.parametrize(
+    "cast", ["model.bfloat16()", "model.to(torch.bfloat16)", "model.to('cuda', dtype=torch.bfloat16)"]
+)
+def test_a_model_that_is_cast_as_a_whole_has_that_dtype(cast: str) -> None:
+    found = of_loop(f'model = AutoModelForCausalLM.from_pretrained("gpt2")\nmodel = {cast}\n')
+    assert {found[f"precision.{key}"] for key in ("parameters", "gradients", "compute")} == {"bf16"}
