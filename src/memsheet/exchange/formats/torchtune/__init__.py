@@ -16,7 +16,6 @@ from memsheet.exchange.formats.torchtune.checkpoints import (
     FOLDER,
     FULL,
     MODEL,
-    no_request,
     read_checkpoint_folder,
 )
 from memsheet.exchange.formats.torchtune.recipes import (
@@ -31,6 +30,7 @@ from memsheet.exchange.formats.torchtune.recipes import (
     required_recipe_values,
 )
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.shared.read_only_rows import read_elsewhere
 from memsheet.exchange.shared.trainers import uniform_precision_keys
 
 VERSION = "torchtune 0.7"  # of its commit bd2a0fc
@@ -191,12 +191,12 @@ KEYS = (
     ),
     _plan_key("fsdp_cpu_offload", lambda v, _: {"offload.optimizer": 1, "offload.parameters": 1} if v is True else {}, _offloads_states),
     _plan_key("optimizer._component_", _read_optimizer, _optimizer_class),
-    _plan_key("optimizer.fused", no_request, _switched_on("optimizer.implementation", "fused")),
+    _plan_key("optimizer.fused", read_elsewhere, _switched_on("optimizer.implementation", "fused")),
     _plan_key("model.lora_rank", _of_adapter("adapter.rank"), _as_asked("adapter.rank")),
     _plan_key("model.lora_dropout", _of_adapter("adapter.dropout"), _with_adapter(lambda asked: asked.get("adapter.dropout", 0.0))),
     _plan_key("model.lora_attn_modules", _read_targets, attention_targets),
-    _plan_key("model.apply_lora_to_mlp", no_request, _adapts_every(FED_TARGETS)),
-    _plan_key("model.apply_lora_to_output", no_request, _adapts_every((HEAD_TARGET,))),
+    _plan_key("model.apply_lora_to_mlp", read_elsewhere, _adapts_every(FED_TARGETS)),
+    _plan_key("model.apply_lora_to_output", read_elsewhere, _adapts_every((HEAD_TARGET,))),
     _plan_key(
         "model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}, _switched_on("adapter.kind", "dora"),
     ),

@@ -29,10 +29,6 @@ def read_only_key(at: str, back: Any, source: str = FULL, **more: Any) -> Key:
     return Key(at=at, out=lambda _: None, back=back, source=source, **more)
 
 
-def no_request(*_: Any) -> Mapping[str, Any]:
-    return {}
-
-
 def read_checkpoint_folder(value: Any, values: Values) -> Mapping[str, Any]:
     """The last folder of the checkpoint's, which `tune download` names as the hub does; of one with another
     name the model that the layers' builder is called by.

@@ -14,11 +14,11 @@ from memsheet.exchange.formats.torchtune import FORMAT as TRAINED
 from memsheet.exchange.formats.torchtune.checkpoints import (
     FOLDER,
     MODEL,
-    no_request,
     read_checkpoint_folder,
     read_only_key,
 )
 from memsheet.exchange.shared.file_format import Format, Moved, Values, plan_word
+from memsheet.exchange.shared.read_only_rows import read_elsewhere
 
 GENERATE, EVALUATE, QUANTIZE = "recipes/generate.py", "recipes/eleuther_eval.py", "recipes/quantize.py"
 ANSWER, LENGTH, BATCH = "max_new_tokens", "max_seq_length", "batch_size"
@@ -66,7 +66,7 @@ KEYS = (
     read_only_key(MODEL, _read_component, f"{GENERATE}:90"), read_only_key(FOLDER, read_checkpoint_folder, f"{GENERATE}:47"),
     read_only_key("dtype", _read_dtype, f"{GENERATE}:39; {EVALUATE}:478"), read_only_key(ANSWER, _read_answer, f"{GENERATE}:152"),
     read_only_key(LENGTH, lambda v, _: {"serving.max_model_len": v}, f"{EVALUATE}:571"), read_only_key(BATCH, lambda v, _: {"serving.max_sequences": v}, f"{EVALUATE}:572"),
-    read_only_key(TP_PLAN, no_request, "recipes/dev/generate_v2_distributed.py:128"),
+    read_only_key(TP_PLAN, read_elsewhere, "recipes/dev/generate_v2_distributed.py:128"),
 )  # fmt: skip
 
 
