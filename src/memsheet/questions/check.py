@@ -8,9 +8,10 @@ from os import PathLike
 from typing import Any, Unpack
 
 from memsheet.budget import Answer, Result
-from memsheet.catalog import named_cards
+from memsheet.catalog import find_device, named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange import as_released
+from memsheet.exchange.asked_card import as_card_answers
 from memsheet.exchange.joined_files import join_files, with_their_files
 from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
@@ -23,6 +24,7 @@ from memsheet.exchange.verdict_doubts import (
 from memsheet.frozen import dataclass
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
+from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
@@ -54,6 +56,7 @@ from memsheet.questions.named_models import (
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
+from memsheet.questions.sized_models import in_place_of_model
 from memsheet.questions.without_unmodelled import Left, answer_without
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
@@ -137,6 +140,8 @@ def check_configuration_files(
     flags = {**flags, **read_flags(words, question["gpus"], said)}
     at_once = sequences_demanded(words, said)
     reads = {name: _of_release(read, flags, planned) for name, read in files_read.reads.items()}
+    bf16 = _has_bf16(question["gpus"] or files_read.document.get("gpus"))
+    reads = {name: as_card_answers(read, bf16=bf16) for name, read in reads.items()}
     named = model or files_read.document.get("model")
     name, unreadable = (named, ()) if named else model_of_files(reads)
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
@@ -286,6 +291,14 @@ def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> di
     return {key: value for one in said for key in ("engine", "zero") if (value := one.get(key)) is not None}
 
 
+def _has_bf16(gpus: Any) -> bool | None:
+    """Whether the named cards have units for bf16; None where none are named, or nobody knows them."""
+    try:
+        return not is_older_device(find_device(named_cards(str(gpus))[1]), BF16_UNITS) if gpus else None
+    except InputError:
+        return None
+
+
 def _gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
     """The cards of a plan, as many as the files start processes."""
     counts = [read.request["@gpus"] for read in reads.values() if isinstance(read.request.get("@gpus"), int)]
@@ -328,7 +341,7 @@ def _answer_or_reasons(
     try:
         return _answer_from_request(ask, request, fix=True), (), Left(request)
     except InputError as error:
-        left = _answer_with_stand_ins(ask, request, said)
+        left = _answer_with_stand_ins(ask, request, said, error)
         if left is not None:
             return left.answer, (), left
         reasons = tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
@@ -336,6 +349,21 @@ def _answer_or_reasons(
 
 
 def _answer_with_stand_ins(
+    ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any], refused: InputError
+) -> Left | None:
+    """The answer to what is accounted of the files' request, of the model, of a plainer one or at the last of
+    one of its size.
+    """
+    left = _answer_of_plainer(ask, request, said)
+    sized = in_place_of_model(ask["model"], refused.problems) if left is None else None
+    if sized is None:
+        return left
+    left = _answer_of_plainer({**ask, "model": sized.spec}, request, said)
+    told = Doubt(f"the sheet is of {sized.words}: {refused.problems[0]}")
+    return left._replace(doubt=both_doubts(told, left.doubt)) if left else None
+
+
+def _answer_of_plainer(
     ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any]
 ) -> Left | None:
     """The answer to what is accounted of the files' request, of the model or of a plainer one."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.budget import Answer, Result, budget_of
+from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.shared.file_format import Moved, Read
@@ -24,8 +24,15 @@ from memsheet.exchange.verdict_doubts import (
     stored_as,
 )
 from memsheet.plan.workload import Training
-from memsheet.questions.named_models import likely_trained, model_of, named_model, served_model
+from memsheet.questions.named_models import (
+    likely_trained,
+    model_of,
+    named_model,
+    served_model,
+    sized_stand_in,
+)
 from memsheet.questions.recognised_files import engine_default_places
+from memsheet.sheet import STATES, Component, Instant
 
 NOT_MODELLED = "the files set what the sheet does not hold"
 
@@ -118,6 +125,12 @@ def doubt_of(
     if likely := likely_trained(reads):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
         return Doubt(words + further)
+    if (sized := sized_stand_in(reads)) is not None and answer.model == sized.spec:
+        words = f"nothing is known of {served_model(reads)} but the size in its name: the sheet is of {sized.words}"
+        return Doubt(
+            f"{words}: --model names another, or its config.json{further}",
+            int(_resting_states(answer) * sized.least_share),
+        )
     other = [
         f"{at} {read.values[at]}, and the model has {own}"
         for read in reads.values()
@@ -156,6 +169,12 @@ def doubt_of(
             f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", max(0, least + less)
         )
     return Doubt("")
+
+
+def _resting_states(answer: Answer) -> int:
+    """What the model takes of a GPU before it does anything."""
+    sheet = worst_sheet(answer.sheets)
+    return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
 
 
 def _at_fewest(answer: Answer, case: Case) -> tuple[Answer, bool]:

@@ -14,6 +14,7 @@ from memsheet.exchange.shared.file_format import AUTO, Read
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
 from memsheet.plan.model import ModelSpec
+from memsheet.questions.sized_models import SizedModel, sized_model
 
 DRAFT = "speculative.model"
 MOST_PARTS = 6
@@ -74,6 +75,15 @@ def _read_sizes(sizes: Mapping[str, Any]) -> ModelSpec:
     return replace(found, name=name, source=replace(found.source, notes=(*found.source.notes, note)))
 
 
+def sized_stand_in(reads: Mapping[str, Read]) -> SizedModel | None:
+    """The plain model that stands in for the one that files name, where nothing is known of it but the size
+    that its name says.
+    """
+    served = served_model(reads)
+    unknown = served and named_model(reads) is None and described_model(reads) == (None, ())
+    return sized_model(served) if served and unknown else None
+
+
 def is_surely_bundled(name: str) -> bool:
     """Whether a name is a bundled model's, or of a copy by somebody who publishes such."""
     from memsheet.questions.question_parts import catalog_entry
@@ -91,7 +101,9 @@ def model_of_files(reads: Mapping[str, Read]) -> tuple[str | ModelSpec | None, t
     """
     name = named_model(reads)
     if name is None:
-        return described_model(reads)
+        described, problems = described_model(reads)
+        sized = sized_stand_in(reads) if described is None and not problems else None
+        return (sized.spec if sized else described), problems
     try:
         model_of(name)
     except InputError as error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from memsheet.budget import Answer
 from memsheet.errors import InputError, Problem
-from memsheet.exchange.verdict_doubts import Doubt
+from memsheet.exchange.verdict_doubts import Doubt, least_of
 from memsheet.questions.stand_ins import stood_in
 
 UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
@@ -80,8 +80,10 @@ def answer_without(
             error = another
         else:
             full = request.get(FULL) if FULL not in kept else None
+            changed = [key for key in {*request, *kept} if request.get(key) != kept.get(key)]
+            least = least_of(answer, changed) if answer.verdict else 0
             return Left(
-                kept, answer, Doubt("; ".join(dict.fromkeys(words)), 0, _most_with_tables(answer, full))
+                kept, answer, Doubt("; ".join(dict.fromkeys(words)), least, _most_with_tables(answer, full))
             )
     return None
 

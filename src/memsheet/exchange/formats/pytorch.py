@@ -14,7 +14,7 @@ from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, SEQUENCE, loop_values
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
-from memsheet.exchange.shared.trainer_script import BITS, LORA, SCRIPT, UNSAID
+from memsheet.exchange.shared.trainer_script import ASKS_CARD, BITS, LORA, SCRIPT, UNSAID
 from memsheet.exchange.shared.trainers import inside_moves, inside_names, inside_rows, row_of, with_master
 
 TRANSFORMERS, DEEPSPEED = find_format("transformers"), find_format("deepspeed")
@@ -118,7 +118,7 @@ def _loop_row(at: str, back: Back, source: str = "the script's own text", usual:
 
 
 OF_LOADING = (
-    "attention", "fused", "prepared", "lora_rank", "lora_targets", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", "lora_targets", "lora_dropout", "quantized", "double_quant", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),

@@ -45,6 +45,8 @@ def _across_nodes(case: Case) -> Iterator[Found]:
 
 def _needless_recompute(case: Case) -> Iterator[Found]:
     none = {"recompute.mode": "none", **{f"recompute.{key}": None for key in _ALL_OF_RECOMPUTE}}
+    if case.request.get("offload.activations"):  # of what recompute keeps
+        none["offload.activations"] = None
     if (
         case.request.get("recompute.mode") == "full"
         and answer_fits(case.answer)

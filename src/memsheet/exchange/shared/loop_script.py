@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
-from memsheet.exchange.shared.python_values import CLASS
+from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import (
     Told,
@@ -21,6 +21,7 @@ from memsheet.exchange.shared.role_names import (
 )
 from memsheet.exchange.shared.trainer_script import (
     ARGUMENTS,
+    ASKS_CARD,
     BITS,
     LIGER,
     LOADS,
@@ -80,6 +81,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     flags, constants = flag_values(module), constant_values(module)
     told: Callable[[str], Told | None] = lambda role: role_value(role, flags, constants)  # noqa: E731
     said = {**_loading_keys(module, load, told), **_adapter_keys(module, told)}
+    if any(named_calls(module, ASKS_BF16)):
+        said[ASKS_CARD] = True
     made = {
         **_row_sizes(module, told),
         **_precision_keys(module, told),

@@ -67,6 +67,10 @@ and no weight; balanced experts are copies beside those there (vLLM v0.33.0 conf
 config/parallel.py, config/cache.py, config/model.py enable_sleep_mode).
 """
 
+OF_PLAN = frozenset({"targets", "full_modules", "implementation", "dispatch", "dropout"})
+"""Last words of a plan's keys that choose how a step runs or what trains beside the weights that are there.
+"""
+
 ADDING = frozenset(
     {"roles", "accounting", "load_balancer", "speculative_config", "--lora-adapters", "--speculate"}
 )
@@ -83,5 +87,5 @@ def moves_states(keys: Iterable[str]) -> bool:
     return any(
         bool(STORING.search(name)) or not PASSING.search(name)
         for name in names
-        if name not in KEEPING | ADDING
+        if name not in KEEPING | ADDING | OF_PLAN
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,13 @@ LONGEST = 300
 _SUMS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b if b else 0,
 }  # fmt: skip
+
+
+_COMPARISONS: Mapping[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def is_bounded_literal(value: object) -> bool:
@@ -49,3 +57,11 @@ def evaluate_arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
     whole = all(isinstance(held, int) and not isinstance(held, bool) for held in (left, right))
     found = made(left, right) if made and whole else None
     return found if found is not None and abs(found) < LARGEST else UNSET
+
+
+def compare_values(op: ast.cmpop, left: Any, right: Any) -> Any:
+    """Whether two plain values are alike, or which of two numbers is more; ``UNSET`` of anything else."""
+    kinds = int | float if isinstance(op, ORDERS) else int | float | str | None
+    plain = all(isinstance(held, kinds) and held != UNSET for held in (left, right))
+    compared = _COMPARISONS.get(type(op))
+    return compared(left, right) if compared and plain else UNSET

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.plain_values import (
+    compare_values,
     concatenate_text,
     evaluate_arithmetic,
     is_bounded_literal,
@@ -23,6 +24,15 @@ FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 """What reads a variable of the environment, with what it is where nobody set it."""
+ASKS_BF16 = (
+    "is_bfloat16_supported",
+    "is_bf16_supported",
+    "is_torch_bf16_gpu_available",
+    "is_torch_bf16_available",
+    "get_device_capability",
+)
+CARD_FACTS: Mapping[str, Any] = {**dict.fromkeys(ASKS_BF16, True), "get_device_capability": [8, 0]}
+"""What scripts ask of the card that they start on, and what a card with bf16 answers."""
 NUMBERS: Mapping[str, type] = {"int": int, "float": float, "str": str}
 NAMED_CONSTANTS = ("torch", "ShardingStrategy")
 """What holds dtypes and other constants that are read by their names."""
@@ -78,12 +88,27 @@ def _taken_branch(
 
 
 def _evaluate_condition(module: Module, test: ast.expr, given: Mapping[str, Any], depth: int) -> bool | None:
-    """A switch that the file itself sets, or its opposite; None of anything else."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        held = _evaluate_condition(module, test.operand, given, depth + 1)
-        return None if held is None else not held
+    """What a switch that the file itself sets says, a comparison of its values, or several of them; None of
+    anything else.
+    """
+    if isinstance(test, ast.BoolOp):
+        parts = [_evaluate_condition(module, one, given, depth + 1) for one in test.values]
+        decides = isinstance(test.op, ast.Or)
+        return decides if decides in parts else None if None in parts else not decides
     held = _evaluate_expression(module, test, given, depth + 1)
     return held if isinstance(held, bool) else None
+
+
+def _evaluate_comparison(
+    module: Module, node: ast.Compare, given: Mapping[str, Any], depth: int
+) -> bool | str:
+    """Whether two plain values are alike, or which of two numbers is more."""
+    if len(node.ops) != 1:
+        return UNSET
+    left, right = (
+        _evaluate_expression(module, one, given, depth) for one in (node.left, node.comparators[0])
+    )
+    return compare_values(node.ops[0], left, right)
 
 
 def _is_main(node: ast.stmt) -> TypeGuard[ast.If]:
@@ -135,6 +160,8 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
             return None
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value if is_bounded_literal(value) else UNSET
+        case ast.UnaryOp(op=ast.Not()) | ast.BoolOp() | ast.Compare():
+            return _evaluate_switch(module, node, given, depth + 1)
         case ast.UnaryOp(op=ast.USub(), operand=held):
             value = _evaluate_expression(module, held, given, depth + 1)
             return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
@@ -148,6 +175,8 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
             return concatenate_text(
                 [_evaluate_expression(module, plain_part(one), given, depth + 1) for one in held]
             )
+        case ast.Subscript(value=whole, slice=ast.Constant(value=int() as at)):
+            return _evaluate_element(_evaluate_expression(module, whole, given, depth + 1), at)
         case ast.List(elts=held) | ast.Tuple(elts=held):
             return [_evaluate_expression(module, one, given, depth + 1) for one in held]
         case ast.Dict(keys=keys, values=held):
@@ -164,6 +193,21 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
         case ast.Call(func=function):
             return _evaluate_call(module, node, ".".join(attribute_path(function)), given, depth + 1)
     return UNSET
+
+
+def _evaluate_element(held: Any, at: int) -> Any:
+    return held[at] if isinstance(held, list) and -len(held) <= at < len(held) else UNSET
+
+
+def _evaluate_switch(module: Module, node: ast.expr, given: Mapping[str, Any], depth: int) -> bool | str:
+    """A condition as a value."""
+    if isinstance(node, ast.Compare):
+        return _evaluate_comparison(module, node, given, depth)
+    if isinstance(node, ast.UnaryOp):
+        held = _evaluate_condition(module, node.operand, given, depth)
+        return UNSET if held is None else not held
+    decided = _evaluate_condition(module, node, given, depth)
+    return UNSET if decided is None else decided
 
 
 def _evaluate_dict(
@@ -198,6 +242,8 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
         return call_arguments(module, node, given, depth)
     if name.rpartition(".")[2] in PARSES and (flags := known_flags(module)):
         return {CLASS: PARSED, **{at: flag.default for at, flag in flags.items()}}
+    if name.rpartition(".")[2] in CARD_FACTS:
+        return CARD_FACTS[name.rpartition(".")[2]]
     if name in ENVIRONMENT and len(node.args) == 2:
         return _evaluate_expression(module, node.args[1], given, depth)
     if name in NUMBERS and len(node.args) == 1 and not node.keywords:

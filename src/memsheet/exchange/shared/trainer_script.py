@@ -23,7 +23,7 @@ from memsheet.exchange.shared.python_config import (
     read_module,
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
-from memsheet.exchange.shared.python_values import CLASS
+from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
@@ -100,6 +100,8 @@ DEFAULTS = "defaults"
 SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
 MODEL_FLAG = "$.model"
 """Until its place is known: the flag whose default the model's name is."""
+ASKS_CARD = "asks_card"
+"""That the script asks its card whether it has bf16; it is read as on one that has."""
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 _OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
@@ -148,6 +150,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         beside |= lora_config_keys(held)
     for held in named_calls(module, (BITS,), local=True):
         beside |= bitsandbytes_keys(held)
+    if any(named_calls(module, ASKS_BF16)):
+        beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
     beside |= unsloth or _loaded_model_keys(module, own)
     for held in named_calls(module, (PREPARES,), local=True):

@@ -1,0 +1,74 @@
+"""A plain model of the size that a name says, in the place of one of which nothing else is known: as many
+layers of the nearest plain model as come to its parameters. It is told, and no verdict is sure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.catalog import find_model
+from memsheet.catalog.sized_names import NamedSize, nearest_plain_model, size_in_name
+from memsheet.errors import Problem
+from memsheet.formulas.states.params import parameter_count
+from memsheet.frozen import dataclass
+from memsheet.plan.model import ModelSpec
+from memsheet.readers.hf_config import read_hf_config
+
+OF_MODEL = re.compile(
+    r"has model code of its own|is of routed experts, and \S+ has none|and \S+ has none that is padded"
+)
+LEAST_BILLIONS, MOST_BILLIONS = 0.01, 1500.0
+LAYERS = "num_hidden_layers"
+
+
+@dataclass(frozen=True, slots=True)
+class SizedModel:
+    """``spec``: what stands in; ``base``: the model that its layers are of; ``size``: what the name says."""
+
+    spec: ModelSpec
+    base: str
+    size: NamedSize
+
+    @property
+    def words(self) -> str:
+        """What stands in, for a screen."""
+        count = f"{parameter_count(self.spec) / 1e9:.2f} B parameters"
+        return f"a plain model of {count} ({self.spec.layers} layers of {self.base}'s)"
+
+    @property
+    def least_share(self) -> float:
+        """How much of its states a model has at the least whose size is written so."""
+        return min(1.0, self.size.least * 1e9 / parameter_count(self.spec))
+
+
+def in_place_of_model(model: Any, problems: Iterable[Problem]) -> SizedModel | None:
+    """The model of the same size that stands in for one whose layers nobody has written down for the engine,
+    where that is what keeps it from a sheet.
+    """
+    ours = any(one.field in ("model", "model_type") or OF_MODEL.search(one.reason) for one in problems)
+    return sized_model(str(model)) if ours and isinstance(model, str) else None
+
+
+def sized_model(name: str) -> SizedModel | None:
+    """The model that stands in for one of that name; None where the name says no size."""
+    size = size_in_name(name)
+    if size is None or not LEAST_BILLIONS <= size.billions <= MOST_BILLIONS:
+        return None
+    base = nearest_plain_model(size)
+    entry = find_model(base)
+    if entry is None:
+        return None
+    spec = _with_parameters(entry["config"], size.billions * 1e9)
+    return SizedModel(replace(spec, name=f"{name.rstrip('/').rpartition('/')[2]}, by its size"), base, size)
+
+
+def _with_parameters(config: Mapping[str, Any], parameters: float) -> ModelSpec:
+    """The model of a configuration with the number of layers that comes nearest to so many parameters."""
+    whole = read_hf_config(config)
+    fewer = read_hf_config({**config, LAYERS: whole.layers - 1})
+    held = parameter_count(whole)
+    layers = whole.layers + round((parameters - held) / (held - parameter_count(fewer)))
+    return read_hf_config({**config, LAYERS: max(1, layers)})
