@@ -28,7 +28,8 @@ from memsheet.errors import InputError
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.guard import parse_json
 from memsheet.questions.check import MACHINES, check_configuration_files
-from memsheet.questions.launches import DESCRIBES, cards_of_launch, is_candidate
+from memsheet.questions.common_cards import cards_of_launch
+from memsheet.questions.launches import DESCRIBES, is_candidate
 from memsheet.questions.recognised_files import recognise_files
 
 ENDINGS = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".sbatch", ".slurm", ".py", ".ipynb")

@@ -150,8 +150,17 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
 def _without_defaults(
     key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]
 ) -> list[tuple[str, Any]]:
-    """What files say themselves, where any does: a default contradicts nothing."""
-    return [one for one in held if one[0] not in reads or key not in reads[one[0]].unsaid] or held
+    """What files say themselves, where any does: a default contradicts nothing. Of defaults of an engine's
+    sharding, those of the file that says the engine.
+    """
+    said = [one for one in held if one[0] not in reads or key not in reads[one[0]].unsaid]
+    if said or key != "zero":
+        return said or held
+    return [one for one in held if _says_engine(reads[one[0]])] or held
+
+
+def _says_engine(read: Read) -> bool:
+    return "engine" in read.request and "engine" not in read.unsaid
 
 
 def _mesh_ranks(plan: Mapping[str, Any]) -> int | None:

@@ -26,6 +26,7 @@ ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules); with transformers 5 the stacks of routed
 experts and their routers too (peft 0.21.2 utils/transformers_weight_conversion.py:353, 369).
 """
+OF_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 LINEAR_MODULES = "all"
 """LLaMA-Factory's word for the linear modules that it finds itself and names to peft one by one, of which no
 stack is one (lora_target); ms-swift and axolotl find them likewise.
@@ -66,6 +67,9 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     targets = _names_of_paths(gaps, model, targets)
     present, stacked = linear_names(model), stacked_names(model, engine)
     all_linear = list(targets) == [ALL_LINEAR]
+    if engine.layers is not None and has_experts(model) and _reaches_experts(targets):
+        _refuse_routed(gaps, model, targets, engine)
+        return tuple(targets)
     if all_linear or list(targets) == [LINEAR_MODULES]:
         gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} ({targets[0]})")
         targets = tuple(sorted(present))
@@ -138,6 +142,22 @@ def _refuse_stacked(
             "layer then keeps a copy of its experts for backward, which is not modelled"
         ),
         f"--lora-targets {','.join(_attention_linears(model, stacked)) or 'of attention'}",
+    )
+
+
+def _reaches_experts(targets: Sequence[str]) -> bool:
+    """Whether an engine with layers of its own puts some of the adapters on routed experts: it calls their
+    layers as it calls dense ones.
+    """
+    return any(target in (ALL_LINEAR, LINEAR_MODULES, *OF_FEED_FORWARD) for target in targets)
+
+
+def _refuse_routed(gaps: RequestResolver, model: ModelSpec, targets: Sequence[str], engine: Engine) -> None:
+    reason = (
+        f"takes the routed experts of {model.name}, too, whose adapters are not modelled for {engine.name}"
+    )
+    gaps.wrong(
+        "adapter.targets", ",".join(targets), reason, f"--lora-targets {','.join(_attention_linears(model))}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet.budget import Answer, Result
@@ -30,6 +31,7 @@ from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
+from memsheet.questions.common_cards import with_common_cards
 from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
@@ -40,6 +42,7 @@ from memsheet.questions.doubts_of_files import (
 )
 from memsheet.questions.files_on_disk import (
     adjacent_file_texts,
+    folders_of_job,
     large_scripts,
     read_texts_and_plan,
     started_scripts,
@@ -60,7 +63,7 @@ from memsheet.questions.sized_models import in_place_of_model
 from memsheet.questions.without_unmodelled import Left, answer_without
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
-from memsheet.resolve.mesh import mesh_product
+from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
 BATCH = "global_batch"
@@ -117,11 +120,29 @@ def check_configuration_files(
     flags: Mapping[str, Any] = NOTHING,
     words: Mapping[str, Any] = NOTHING,
     server: str = "",
+    root: Path | None = None,
 ) -> Checked:
-    """The files read together, accounted and looked over. ``flags``: what is said beside them, as keys of a
-    plan; ``words``: as people say it; ``server``: the one of several that a file starts. Raises InputError
-    for what cannot be read at all.
+    """The files read together, accounted and looked over; on some common cards where none are named.
+    ``flags``: what is said beside them, as keys of a plan; ``words``: as people say it; ``server``: the one
+    of several that a file starts; ``root``: the tree that they lie in. Raises InputError for what cannot be
+    read at all.
     """
+
+    def check_on(more: Mapping[str, Any]) -> Checked:
+        return _check_job(files, model, {**question, **more}, flags, words, server, root)
+
+    return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus}))
+
+
+def _check_job(
+    files: tuple[str, ...],
+    model: str | None,
+    question: dict[str, Any],
+    flags: Mapping[str, Any],
+    words: Mapping[str, Any],
+    server: str,
+    root: Path | None,
+) -> Checked:
     if question["parameters"] is not None:
         raise input_error(
             "parameters",
@@ -129,7 +150,7 @@ def check_configuration_files(
             "says nothing of a file's activations",
             "name the model: --model",
         )
-    files_read = _read_job_files(files, question.pop("plan", None), server)
+    files_read = _read_job_files(files, question.pop("plan", None), server, root)
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     planned = {
         key: value
@@ -150,7 +171,7 @@ def check_configuration_files(
     whole, gpus = _join_on_cards(files_read.reads, planned, flags, gpus, where)
     ask = {**where, "gpus": gpus, "model": name, "sequences": at_once}
     job = _account_job(files_read.reads, whole, ask, {**planned, **flags})
-    own = _gpus_for_processes(gpus, files_read.reads)
+    own = _gpus_of_degrees(gpus, job) or _gpus_for_processes(gpus, files_read.reads)
     kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
     if not kept and own and own != str(gpus):
         job = _account_on_own_cards(files_read.reads, job, own, {**planned, **flags})
@@ -183,15 +204,16 @@ class _AccountedJob:
     unaccounted: Doubt
 
 
-def _read_job_files(files: tuple[str, ...], plan: Any, server: str) -> _JobFiles:
+def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path | None) -> _JobFiles:
     texts, document = read_texts_and_plan(files, plan)
     too_large = tuple(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
-    folder, scripts = of_folders(files, texts), started_scripts(files, texts)
+    folders = folders_of_job(files, root)
+    folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
     reads, skipped = recognise_files(texts, folder, server, scripts)
-    if beside := adjacent_file_texts(files, texts, reads):
+    if beside := adjacent_file_texts(folders, texts, reads):
         texts |= beside
         reads, skipped = recognise_files(texts, folder, server, scripts)
     reads = {name: bundled_draft(read) for name, read in with_their_files(reads).items()}
@@ -233,14 +255,14 @@ def _account_job(
 def _account_on_own_cards(
     reads: Mapping[str, Read], job: _AccountedJob, own: str, said: Mapping[str, Any]
 ) -> _AccountedJob:
-    """The job on as many cards as its files start processes, where it has no sheet on those that are named;
+    """The job on as many cards as its files are for, where it has no sheet on those that are named;
     ``own``: those cards.
     """
     whole = join_files(reads, {}, said, named_cards(own)[0])
     again = _account_job(reads, whole, {**job.ask, "gpus": own}, said)
     if again.answer is None or again.whole.request.get(BATCH) != whole.request.get(BATCH):
         return job
-    told = f"gpus = {own}: as many as the files start processes, and {job.ask['gpus']} cannot run it"
+    told = f"gpus = {own}: as many as the files are for, and {job.ask['gpus']} cannot run it"
     return replace(again, whole=replace(again.whole, assumed=(told, *again.whole.assumed)))
 
 
@@ -289,6 +311,15 @@ def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> di
         *({key: read.request[key] for key in read.request.keys() - read.unsaid} for read in reads.values()),
     ]
     return {key: value for one in said for key in ("engine", "zero") if (value := one.get(key)) is not None}
+
+
+def _gpus_of_degrees(gpus: Any, job: _AccountedJob) -> str | None:
+    """As many cards as the files' own degrees multiply to, where they say all of them and others are
+    named.
+    """
+    if not gpus or not any(NOT_THE_PRODUCT in reason for reason in job.why_not):
+        return None
+    return f"{mesh_product(job.whole.request)}x{named_cards(str(gpus))[1]}"
 
 
 def _has_bf16(gpus: Any) -> bool | None:
@@ -354,19 +385,24 @@ def _answer_with_stand_ins(
     """The answer to what is accounted of the files' request, of the model, of a plainer one or at the last of
     one of its size.
     """
-    left = _answer_of_plainer(ask, request, said)
-    sized = in_place_of_model(ask["model"], refused.problems) if left is None else None
-    if sized is None:
-        return left
-    left = _answer_of_plainer({**ask, "model": sized.spec}, request, said)
-    told = Doubt(f"the sheet is of {sized.words}: {refused.problems[0]}")
-    return left._replace(doubt=both_doubts(told, left.doubt)) if left else None
+    try:
+        return _answer_of_plainer(ask, request, said)
+    except InputError as last:
+        found = in_place_of_model(ask["model"], (*refused.problems, *last.problems))
+    if found is None:
+        return None
+    sized, why = found
+    try:
+        left = _answer_of_plainer({**ask, "model": sized.spec}, request, said)
+    except InputError:
+        return None
+    return left._replace(doubt=both_doubts(Doubt(f"the sheet is of {sized.words}: {why}"), left.doubt))
 
 
-def _answer_of_plainer(
-    ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any]
-) -> Left | None:
-    """The answer to what is accounted of the files' request, of the model or of a plainer one."""
+def _answer_of_plainer(ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any]) -> Left:
+    """The answer to what is accounted of the files' request, of the model or of a plainer one. Raises
+    InputError where nothing stands in.
+    """
     told: list[str] = []
 
     def answer_plainer(rest: Mapping[str, Any]) -> Answer:
@@ -381,10 +417,10 @@ def _answer_of_plainer(
             return _answer_from_request({**ask, "model": plainer[0]}, rest, fix=False)
 
     try:
-        left: Left | None = Left(request, answer_plainer(request))
+        left = Left(request, answer_plainer(request))
     except InputError as error:
         left = answer_without(request, said, answer_plainer, error)
-    return left._replace(doubt=both_doubts(Doubt("".join(told[-1:])), left.doubt)) if left else None
+    return left._replace(doubt=both_doubts(Doubt("".join(told[-1:])), left.doubt))
 
 
 def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:

@@ -25,6 +25,7 @@ from memsheet.exchange.verdict_doubts import (
 )
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
+    likely_served,
     likely_trained,
     model_of,
     named_model,
@@ -32,6 +33,7 @@ from memsheet.questions.named_models import (
     sized_stand_in,
 )
 from memsheet.questions.recognised_files import engine_default_places
+from memsheet.questions.sized_models import BY_SIZE
 from memsheet.sheet import STATES, Component, Instant
 
 NOT_MODELLED = "the files set what the sheet does not hold"
@@ -118,15 +120,22 @@ def doubt_of(
         return Doubt("")
     fewer, unsure = _at_fewest(answer, case)
     least = int(fewer.verdict.device.low) if fewer.verdict else 0
-    if stranger := another_model(served_model(reads), model_of(named_model(reads)), answer):
+    stands_in = answer.model.name.endswith(BY_SIZE)
+    if not stands_in and (
+        stranger := another_model(served_model(reads), model_of(named_model(reads)), answer)
+    ):
         return Doubt(stranger, _least_as_stored(served_model(reads) or "", stranger, answer, case.ask))
     named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
     further = f"; {_not_held(reads, named)}" if named else ""
-    if likely := likely_trained(reads):
+    served = likely_served(reads)
+    if likely := likely_trained(reads) or (served.name if served else None):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
-        return Doubt(words + further)
+        return Doubt(words + further, 0 if further else _resting_states(answer))
     if (sized := sized_stand_in(reads)) is not None and answer.model == sized.spec:
-        words = f"nothing is known of {served_model(reads)} but the size in its name: the sheet is of {sized.words}"
+        words = (
+            f"nothing is known of {served_model(reads)} but the size in its name: the sheet is of "
+            f"{sized.words}"
+        )
         return Doubt(
             f"{words}: --model names another, or its config.json{further}",
             int(_resting_states(answer) * sized.least_share),

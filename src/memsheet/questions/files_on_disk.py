@@ -4,7 +4,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ something else.
 DATA = (".json", ".yaml", ".yml", ".toml")
 ENDINGS = (*DATA, ".sh", ".sbatch", ".slurm")
 NAMED = ("Modelfile",)
+GIT, MOST_UP = ".git", 8
 CODE = ".py"
 
 
@@ -72,13 +73,27 @@ def check_total_bytes(paths: Iterable[Path]) -> None:
         )
 
 
-def adjacent_file_texts(
-    files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str, Read]
-) -> dict[str, str]:
-    """Texts of the files that others name and that lie beside them, in the same folder or below it: nothing
-    else is opened.
+def folders_of_job(files: tuple[str, ...], root: Path | None = None) -> list[Path]:
+    """Folders that the names in files may be relative to: their own, then those above as far as ``root``, or
+    the root of the repository that they lie in.
     """
-    folders = [path if is_folder(path) else path.parent for path in map(Path, files)]
+    own = [path if is_folder(path) else path.parent for path in map(Path, files)]
+    above = [parent for folder in own for parent in _parents_within(folder.resolve(), root)]
+    return list(dict.fromkeys([*own, *above]))
+
+
+def _parents_within(folder: Path, root: Path | None) -> list[Path]:
+    parents = list(folder.parents)[:MOST_UP]
+    home = root.resolve() if root else next((one for one in (folder, *parents) if (one / GIT).exists()), None)
+    return [one for one in parents if home is not None and one.is_relative_to(home)]
+
+
+def adjacent_file_texts(
+    folders: Sequence[Path], texts: Mapping[str, str], reads: Mapping[str, Read]
+) -> dict[str, str]:
+    """Texts of the files that others name and that lie beside them, in one of the job's folders or below it:
+    nothing else is opened.
+    """
     found: dict[str, str] = {}
     for name in absent_files(reads):
         for path in (held for folder in folders for held in (folder / name, folder / Path(name).name)):
@@ -90,11 +105,10 @@ def adjacent_file_texts(
     return found
 
 
-def started_scripts(files: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, str]:
-    """Texts of the Python scripts that shells among the texts start and that lie beside them, in the same
-    folder or below it, by the names they are started by.
+def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:
+    """Texts of the Python scripts that shells among the texts start and that lie beside them, in one of the
+    job's folders or below it, by the names they are started by.
     """
-    folders = [path if is_folder(path) else path.parent for path in map(Path, files)]
     found: dict[str, str] = {}
     for name, text in texts.items():
         if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or len(text) > MOST_SCRIPT:

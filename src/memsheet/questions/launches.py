@@ -7,11 +7,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import lcm, prod
 from pathlib import Path
 from typing import Any
 
-from memsheet.catalog import named_cards
 from memsheet.errors import InputError, input_error
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.file_format import Read
@@ -19,6 +17,7 @@ from memsheet.exchange.shared.named_server import MOST_SERVERS
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.guard import is_folder, parse_json, parse_yaml, read_bytes
 from memsheet.questions.check import check_configuration_files
+from memsheet.questions.common_cards import cards_of_launch
 from memsheet.questions.export import PLAN, SHEET
 from memsheet.questions.files_on_disk import CODE, ENDINGS, NAMED
 from memsheet.questions.recognised_files import recognise_files
@@ -119,7 +118,8 @@ def _check_launch(path: Path, root: Path, question: dict[str, Any], words: Mappi
     model = question.pop("model", None)
     try:
         return Launch(
-            file=name, checked=check_configuration_files((str(path),), model, question, words=words)
+            file=name,
+            checked=check_configuration_files((str(path),), model, question, words=words, root=root),
         )
     except InputError as error:
         return Launch(file=name, checked=None, problem=str(error.problems[0]))
@@ -199,19 +199,3 @@ def _recognised(path: Path, text: str) -> Mapping[str, Read]:
         return recognise_files({path.name: script}, ())[0]
     except InputError:
         return {}
-
-
-def cards_of_launch(reads: Mapping[str, Read], gpus: str) -> str:
-    """The cards that are named, as many as files start processes, or as their degrees need."""
-    given, card = named_cards(gpus)
-    counts: list[int] = []
-    for read in reads.values():
-        counts += [held for held in (read.request.get("@gpus"),) if type(held) is int]
-        degrees = [
-            read.request.get(f"mesh.{axis}") or 1 for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate")
-        ]
-        ranks = prod(degrees) if all(type(degree) is int for degree in degrees) else 1
-        experts = read.request.get("mesh.ep")
-        counts += [lcm(ranks, degrees[2] * experts)] if type(experts) is int else [ranks]
-    first = counts[0] if counts and counts[0] > 1 else given or 1
-    return f"{lcm(first, *(count for count in counts if count > 1))}x{card}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from memsheet.errors import InputError
 from memsheet.exchange import as_stored
@@ -75,13 +75,57 @@ def _read_sizes(sizes: Mapping[str, Any]) -> ModelSpec:
     return replace(found, name=name, source=replace(found.source, notes=(*found.source.notes, note)))
 
 
+class LikelyModel(NamedTuple):
+    """The bundled model that a name is likely of, and its layers stored as the name says."""
+
+    name: str
+    spec: ModelSpec
+
+
+def likely_served(reads: Mapping[str, Read]) -> LikelyModel | None:
+    """The bundled model that a served one's name, or a part of its path, is of, whoever published it."""
+    serves = any(read.request.get("task") == "infer" for read in reads.values())
+    named = served_model(reads) if serves else None
+    if not named or is_surely_bundled(named):
+        return None
+    parts = [part for part in reversed(named.strip("/").split("/")) if part][:MOST_PARTS]
+    whole = next((found for part in (named, *parts) if (found := _likely_spec(part))), None)
+    if whole is not None:
+        return whole
+    name = likely_of_path(parts)
+    spec = model_of(name) if name else None
+    return LikelyModel(str(name), spec) if spec is not None else None
+
+
+def _likely_spec(served: str) -> LikelyModel | None:
+    """The bundled model that a name is of, stored as it says; None where nobody can account it."""
+    from memsheet.catalog.names import bundled_entry
+    from memsheet.questions.recordings import serving_recording_of
+    from memsheet.readers.hf_config import read_hf_config
+
+    try:
+        entry = bundled_entry(served)
+        if entry is None:
+            return None
+        spec = read_hf_config(entry["config"], name=served.rpartition("/")[2], recorder=serving_recording_of)
+    except InputError:
+        return None
+    return LikelyModel(str(entry.get("copy_of", entry["name"])), spec)
+
+
 def sized_stand_in(reads: Mapping[str, Read]) -> SizedModel | None:
     """The plain model that stands in for the one that files name, where nothing is known of it but the size
     that its name says.
     """
     served = served_model(reads)
-    unknown = served and named_model(reads) is None and described_model(reads) == (None, ())
-    return sized_model(served) if served and unknown else None
+    unknown = (
+        served
+        and named_model(reads) is None
+        and described_model(reads) == (None, ())
+        and likely_served(reads) is None
+    )
+    serves = any(read.request.get("task") == "infer" for read in reads.values())
+    return sized_model(served, stored=serves) if served and unknown else None
 
 
 def is_surely_bundled(name: str) -> bool:
@@ -102,8 +146,12 @@ def model_of_files(reads: Mapping[str, Read]) -> tuple[str | ModelSpec | None, t
     name = named_model(reads)
     if name is None:
         described, problems = described_model(reads)
-        sized = sized_stand_in(reads) if described is None and not problems else None
-        return (sized.spec if sized else described), problems
+        if described is not None or problems:
+            return described, problems
+        if (likely := likely_served(reads)) is not None:
+            return likely.spec, ()
+        sized = sized_stand_in(reads)
+        return sized.spec if sized else None, ()
     try:
         model_of(name)
     except InputError as error:

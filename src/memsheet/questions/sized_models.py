@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.catalog import find_model
 from memsheet.catalog.sized_names import NamedSize, nearest_plain_model, size_in_name
+from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
 from memsheet.errors import Problem
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import dataclass
@@ -20,6 +21,7 @@ from memsheet.readers.hf_config import read_hf_config
 OF_MODEL = re.compile(
     r"has model code of its own|is of routed experts, and \S+ has none|and \S+ has none that is padded"
 )
+BY_SIZE = ", by its size"
 LEAST_BILLIONS, MOST_BILLIONS = 0.01, 1500.0
 LAYERS = "num_hidden_layers"
 
@@ -44,16 +46,20 @@ class SizedModel:
         return min(1.0, self.size.least * 1e9 / parameter_count(self.spec))
 
 
-def in_place_of_model(model: Any, problems: Iterable[Problem]) -> SizedModel | None:
+def in_place_of_model(model: Any, problems: Iterable[Problem]) -> tuple[SizedModel, str] | None:
     """The model of the same size that stands in for one whose layers nobody has written down for the engine,
-    where that is what keeps it from a sheet.
+    where that is what keeps it from a sheet; and why.
     """
-    ours = any(one.field in ("model", "model_type") or OF_MODEL.search(one.reason) for one in problems)
-    return sized_model(str(model)) if ours and isinstance(model, str) else None
+    ours = (one for one in problems if one.field in ("model", "model_type") or OF_MODEL.search(one.reason))
+    why = next(ours, None)
+    sized = sized_model(str(model)) if why is not None and isinstance(model, str) else None
+    return (sized, f"{why.field} = {why.value} {why.reason}") if why is not None and sized else None
 
 
-def sized_model(name: str) -> SizedModel | None:
-    """The model that stands in for one of that name; None where the name says no size."""
+def sized_model(name: str, *, stored: bool = False) -> SizedModel | None:
+    """The model that stands in for one of that name, ``stored`` as that says; None where the name says no
+    size.
+    """
     size = size_in_name(name)
     if size is None or not LEAST_BILLIONS <= size.billions <= MOST_BILLIONS:
         return None
@@ -61,8 +67,18 @@ def sized_model(name: str) -> SizedModel | None:
     entry = find_model(base)
     if entry is None:
         return None
-    spec = _with_parameters(entry["config"], size.billions * 1e9)
-    return SizedModel(replace(spec, name=f"{name.rstrip('/').rpartition('/')[2]}, by its size"), base, size)
+    storage = _storage_in_name(name.rstrip("/")) if stored else None
+    config = stored_as(entry["config"], storage) if storage else entry["config"]
+    spec = _with_parameters(config, size.billions * 1e9)
+    return SizedModel(replace(spec, name=f"{name.rstrip('/').rpartition('/')[2]}{BY_SIZE}"), base, size)
+
+
+def _storage_in_name(name: str) -> Storage | None:
+    """How a checkpoint is stored, by the tag of a GGUF file behind its name or by the words at its end."""
+    owner, _, last = name.rpartition("/")
+    bare, _, tag = last.partition("@")
+    found = split_storage(bare.lower(), owner.lower())
+    return storage_of_tag(tag) if tag else found[1] if found else None
 
 
 def _with_parameters(config: Mapping[str, Any], parameters: float) -> ModelSpec:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from memsheet.errors import Problem
-from memsheet.plan.adapter_targets import PART
+from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES, PART
+from memsheet.questions.sized_models import BY_SIZE
 
 Request = Mapping[str, Any]
 OVER_STAGES = re.compile(r"does not divide (\d{1,4}) layers over (\d{1,4}) stages")
+USUAL_RANK = 8
+"""Of peft's LoRA where nobody says one (tuners/lora/config.py)."""
 Changes = Callable[[Request, Problem], Request | None]
 
 
@@ -43,9 +46,12 @@ def _per_parameter_shards(request: Request, problem: Problem) -> Request | None:
 
 
 def _named_engine(request: Request, problem: Problem) -> Request | None:
-    """The engine that the refusal names, in place of one that has no such layers."""
-    engine = problem.hint.removeprefix("engine ")
-    return {"engine": engine} if engine not in (problem.hint, request.get("engine")) else None
+    """The engine that the refusal names, in place of one that has no such layers or divides states
+    otherwise.
+    """
+    engine = problem.hint.removeprefix("engine ").partition(" ")[0]
+    named = problem.hint.startswith("engine ")
+    return {"engine": engine} if named and engine != request.get("engine") else None
 
 
 def _whole_sequences(request: Request, _: Problem) -> Request | None:
@@ -72,6 +78,27 @@ def _divided_states(request: Request, _: Problem) -> Request | None:
         "mesh.tp": None,
         **{key: held * degree for key, held in more.items() if isinstance(held, int)},
     }
+
+
+def _named_targets(_: Request, problem: Problem) -> Request | None:
+    """The layers that the refusal names, in place of those that are asked for."""
+    names = problem.hint.removeprefix("--lora-targets ")
+    return {"adapter.targets": names.split(",")} if names != problem.hint else None
+
+
+def _every_linear_layer(request: Request, problem: Problem) -> Request | None:
+    """All linear layers, where the tool's word for them is one of several, or where none of the names is one
+    of a model that stands in for another.
+    """
+    known = set(problem.hint.removeprefix("it has ").partition(";")[0].split(", "))
+    asked = [str(name) for name in request.get("adapter.targets") or ()]
+    strange = problem.reason.endswith(BY_SIZE) and not known.intersection(asked)
+    return {"adapter.targets": [LINEAR_MODULES]} if strange or ALL_LINEAR in asked else None
+
+
+def _plain_adapter(request: Request, _: Problem) -> Request | None:
+    """LoRA of the same rank in place of a method that nobody accounts."""
+    return {"adapter.kind": None, "adapter.rank": request.get("adapter.rank") or USUAL_RANK}
 
 
 def _last_names(request: Request, problem: Problem) -> Request | None:
@@ -133,7 +160,11 @@ STAND_INS = (
     StandIn("global_batch", "is not a multiple of", _own_micro_batch),
     StandIn("attention", r"not installed|does not exist for|not modelled|fp16 or bf16 only", _next_attention),
     StandIn("model", r"real code under \w+ attention|has no sdpa", _next_attention),
+    StandIn("zero", r"does not exist in fsdp1", _named_engine),
     StandIn("model", r"is no model of|is not built of|is not modelled of", _named_engine),
+    StandIn("adapter.targets", "takes the routed experts|its adapter never runs", _named_targets),
+    StandIn("adapter.kind", "is none of", _plain_adapter),
+    StandIn("precision.reduce", r"is not how \S+ reduces", lambda *_: {"precision.reduce": None}),
     StandIn("adapter.rank", "part of a flat parameter", _per_parameter_shards),
     StandIn("quantization.weights", "in a flat parameter", _per_parameter_shards),
     StandIn("engine", "vision tower is not modelled", _per_parameter_shards),
@@ -149,6 +180,7 @@ STAND_INS = (
     StandIn("adapter.targets", PART, _last_names),
     StandIn("quantization_config", "stored format that is not modelled for training", _base_in_few_bits),
     StandIn("adapter.targets", "names no linear layer", _names_of_pattern),
+    StandIn("adapter.targets", "names no linear layer", _every_linear_layer),
 )
 
 

@@ -16,8 +16,8 @@ from memsheet.questions.stand_ins import stood_in
 UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
 """What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""
 TARGETS, FULL = "adapter.targets", "adapter.full_modules"
-ABSENT = re.compile("names no linear layer|its adapter never runs")
-"""What peft passes over where other names match, and what it wraps to no effect."""
+ABSENT = re.compile("names no linear layer")
+"""What peft passes over where other names match."""
 TABLES = ("lm_head", "embed_tokens", "wte", "word_embeddings")
 COPY_GRADIENT_MOMENTS = 4 + 4 + 8
 """Bytes an element of what trains whole beside adapters, at the most: a copy, its gradient and two moments,
@@ -58,9 +58,9 @@ class Left(NamedTuple):
 
 def answer_without(
     request: Mapping[str, Any], said: Mapping[str, Any], ask: Ask, refused: InputError
-) -> Left | None:
-    """The answer to a request without the keys that are not accounted; nothing where other keys keep the
-    sheet from being made. ``said``: what flags ask for, which is never left out.
+) -> Left:
+    """The answer to a request without the keys that are not accounted. ``said``: what flags ask for, which is
+    never left out. Raises InputError where other keys keep the sheet from being made.
     """
     kept, words, error = dict(request), list[str](), refused
     for _ in range(MOST):
@@ -72,7 +72,7 @@ def answer_without(
             elif (left := _left_out(problem, kept, said)) is not None:
                 kept, told = left, _problem_words(problem)
             else:
-                return None
+                raise error
             words.append(told)
         try:
             answer = ask(kept)
@@ -85,7 +85,7 @@ def answer_without(
             return Left(
                 kept, answer, Doubt("; ".join(dict.fromkeys(words)), least, _most_with_tables(answer, full))
             )
-    return None
+    raise error
 
 
 def _most_with_tables(answer: Answer, full: Any) -> int:

@@ -13,6 +13,8 @@ from memsheet.resolve.attention import MESH, attention_groups, check_groups
 from memsheet.resolve.cut import cut_hint, rest_over
 from memsheet.resolve.serving import experts_split
 
+NOT_THE_PRODUCT = "is not the mesh's product"
+
 
 def mesh_product(request: Request) -> int:
     degrees = (request.get(f"mesh.{axis}") for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))
@@ -73,7 +75,7 @@ def mesh_of(
             gaps.wrong(
                 "gpus",
                 gpus,
-                f"is not the mesh's product {product}",
+                f"{NOT_THE_PRODUCT} {product}",
                 f"leave {rest} out and it takes the rest",
             )
         rest_over(gaps, degrees, rest, gpus // product, engine, model)

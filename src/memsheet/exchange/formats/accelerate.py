@@ -15,7 +15,20 @@ F, D, M = "fsdp_config", "deepspeed_config", "parallelism_config"
 LAUNCHED = "config_file"
 """A flag of ``accelerate launch``: the file of this format that says the rest."""
 _TYPES = {"fsdp2": "FSDP", "fsdp1": "FSDP", "deepspeed": "DEEPSPEED", "transformers": "MULTI_GPU"}
+STRATEGY = f"{F}.fsdp_sharding_strategy"
 _FULL, _KEPT = ("FULL_SHARD", "1"), ("SHARD_GRAD_OP", "2")  # utils/constants.py: FSDP_SHARDING_STRATEGY
+_STAGES = {
+    "FULL_SHARD": 3,
+    "1": 3,
+    "SHARD_GRAD_OP": 2,
+    "2": 2,
+    "NO_SHARD": 0,
+    "3": 0,
+    "HYBRID_SHARD": 3,
+    "4": 3,
+    "HYBRID_SHARD_ZERO2": 2,
+    "5": 2,
+}
 
 
 def _read_distributed_type(value: Any, values: Values) -> Mapping[str, Any]:
@@ -82,10 +95,12 @@ def _reshard_after_forward(asked: Values) -> Any:
 
 
 def _read_sharding_strategy(value: Any, values: Values) -> Mapping[str, Any]:
+    """Of FSDP's first version the strategy decides (utils/dataclasses.py:1836-1845), else the switch."""
     if values.get("distributed_type") != "FSDP":
         return {}
-    told = str(value).upper()
-    return {"zero": 3 if told in ("TRUE", *_FULL) else 2 if told in ("FALSE", *_KEPT) else value}
+    first = str(values.get(f"{F}.fsdp_version", 1)) == "1"
+    told = str(values.get(STRATEGY, value) if first else value).upper()
+    return {"zero": {**_STAGES, "TRUE": 3, "FALSE": 2}.get(told, value)}
 
 
 def _offloads_params(asked: Values) -> Any:
@@ -247,7 +262,7 @@ FORMAT = Format(
         f"{F}.fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.fsdp_activation_checkpointing_offload": (False,),
         f"{M}.parallelism_config_sp_size": (1,), "dynamo_config.dynamo_backend": ("NO", "no"), "fp8_config": ({},), "mpirun_config": ({},),
         f"{D}.offload_optimizer_nvme_path": ("none",), f"{D}.offload_param_nvme_path": ("none",), "use_cpu": (False,),
-        f"{D}.deepspeed_moe_layer_cls_names": (), f"{F}.fsdp_sharding_strategy": ("FULL_SHARD", 1),
+        f"{D}.deepspeed_moe_layer_cls_names": (), STRATEGY: (*_FULL, 1, *_KEPT, 2, "NO_SHARD", "3", 3),
     },
     known=frozenset({
         LAUNCHED, "compute_environment", "debug", "machine_rank", "main_training_function", "main_process_ip", "main_process_port", "rdzv_backend",

@@ -164,6 +164,24 @@ def _read_expert_parallel_switch(value: Any, values: Values) -> Mapping[str, Any
     return {"mesh.ep": _tp_dp_rank_count(values) if value is True else 1}
 
 
+CHUNKED, LARGEST_BATCH = "--enable-chunked-prefill", 8192
+"""The larger of the engine's own batches (get_batch_defaults)."""
+
+
+def _read_chunked_prefill(value: Any, values: Values) -> Mapping[str, Any]:
+    """Prompts that are read whole make the batch that the engine chooses as long as one."""
+    length = values.get("--max-model-len")
+    if value is not False or not isinstance(length, int) or "--max-num-batched-tokens" in values:
+        return {}
+    return {"serving.max_batched_tokens": max(length, LARGEST_BATCH)}
+
+
+def _whole_prompts_of_the_model(values: Values) -> Mapping[str, Any]:
+    """Prompts that are read whole, of a length that is the model's to say."""
+    said = any(at in values for at in ("--max-model-len", "--max-num-batched-tokens"))
+    return {CHUNKED: False} if values.get(CHUNKED) is False and not said else {}
+
+
 def _vllm_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
@@ -213,6 +231,7 @@ KEYS = (
     Key(at="--max-model-len", says="serving.max_model_len", decides=(-1,), source="engine/arg_utils.py:991, config/model.py:249"),
     Key(at="--max-num-seqs", says="serving.max_sequences", source="engine/arg_utils.py:1754, 2973"),
     Key(at="--max-num-batched-tokens", says="serving.max_batched_tokens", source="engine/arg_utils.py:1740, 2973"),
+    Key(at=CHUNKED, out=lambda _: None, back=_read_chunked_prefill, source="engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args"),
     Key(at="--gpu-memory-utilization", says="serving.memory_fraction", source="engine/arg_utils.py:1389, config/cache.py:215"),
     Key(
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
@@ -307,6 +326,6 @@ FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
     known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED},
-    taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
+    absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
     problems=_vllm_plan_problems, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
 )  # fmt: skip

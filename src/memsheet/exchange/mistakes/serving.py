@@ -82,13 +82,14 @@ def _eight_bits_without_units(case: Case) -> Iterator[Found]:
 
 
 def _batch_below_length(case: Case) -> Iterator[Found]:
+    """A batch that is said: left to the engine it is as long as a prompt may be (engine/arg_utils.py,
+    _set_default_max_num_seqs_and_batched_tokens_args), or prompts are chunked whatever is said.
+    """
     told = case.answer.plan if case.answer else None
     for name, values in case.values("vllm"):
         whole = values.get("--enable-chunked-prefill") is False
         length = case.request.get("serving.max_model_len") or (told.serving.max_model_len if told else None)
-        batch = case.request.get("serving.max_batched_tokens") or (
-            told.serving.max_batched_tokens if told else None
-        )
+        batch = case.request.get("serving.max_batched_tokens")
         if whole and isinstance(length, int) and isinstance(batch, int) and batch < length:
             yield Found(
                 where=f"{name}: --max-num-batched-tokens",

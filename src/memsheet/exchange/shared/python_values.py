@@ -99,9 +99,7 @@ def _evaluate_condition(module: Module, test: ast.expr, given: Mapping[str, Any]
     return held if isinstance(held, bool) else None
 
 
-def _evaluate_comparison(
-    module: Module, node: ast.Compare, given: Mapping[str, Any], depth: int
-) -> bool | str:
+def _evaluate_comparison(module: Module, node: ast.Compare, given: Mapping[str, Any], depth: int) -> Any:
     """Whether two plain values are alike, or which of two numbers is more."""
     if len(node.ops) != 1:
         return UNSET
@@ -199,7 +197,7 @@ def _evaluate_element(held: Any, at: int) -> Any:
     return held[at] if isinstance(held, list) and -len(held) <= at < len(held) else UNSET
 
 
-def _evaluate_switch(module: Module, node: ast.expr, given: Mapping[str, Any], depth: int) -> bool | str:
+def _evaluate_switch(module: Module, node: ast.expr, given: Mapping[str, Any], depth: int) -> Any:
     """A condition as a value."""
     if isinstance(node, ast.Compare):
         return _evaluate_comparison(module, node, given, depth)

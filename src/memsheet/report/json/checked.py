@@ -80,6 +80,18 @@ class MovedKey(Document):
     high_bytes: int
 
 
+class CommonCards(Document):
+    """The verdict on cards that nobody named: ``gives_bytes`` is what a framework gets of each at the least."""
+
+    gpus: str
+    result: Result
+    gives_bytes: int
+    low_bytes: int = read_from("device.low")
+    value_bytes: int = read_from("device.value")
+    high_bytes: int = read_from("device.high")
+    doubt: str | None = read_from(lambda one: one.doubt or None)
+
+
 def _mistakes_found(checked: CheckedFiles) -> list[dict[str, Any]]:
     return [
         Mistake.document_of(found, rule=rule.id, source=source_for(rule, _finding_engine(checked, found)))
@@ -108,6 +120,7 @@ class Checked(Document):
         lambda checked: [*([checked.no_model] if checked.no_model else []), *checked.why_not]
     )
     sheet: Sheet | None = read_from("answer")
+    common_cards: list[CommonCards] = read_from("common")
 
 
 def checked_document(checked: CheckedFiles) -> dict[str, Any]:
@@ -121,7 +134,9 @@ class Launch(Document):
     """
 
     file: str
-    outcome: Literal["does_not_start", "does_not_fit", "uncertain", "no_sheet", "not_read", "fits"]
+    outcome: Literal[
+        "does_not_start", "does_not_fit", "uncertain", "no_sheet", "not_read", "predicted", "fits"
+    ]
     problem: str | None = read_from(lambda launch: launch.problem or None)
     checked: Checked | None
 

@@ -32,7 +32,7 @@ def render_checked(checked: Checked, look: Look) -> str:
 
 OUTCOMES = {
     "does_not_start": "DOES NOT START", "does_not_fit": "DOES NOT FIT", "uncertain": "UNCERTAIN", "no_sheet": "NO SHEET", "not_read": "NOT READ",
-    "fits": "FITS",
+    "predicted": "PREDICTED", "fits": "FITS",
 }  # fmt: skip
 
 
@@ -60,9 +60,14 @@ def _server_text(launch: Launch, look: Look) -> str:
 def _launch_lines(launch: Launch, look: Look) -> Iterator[str]:
     checked = launch.checked
     verdict = checked.answer.verdict if checked and checked.answer else None
-    need = look.need(verdict.device.value) if verdict else ""
+    common = checked.common if checked else ()
+    need = (
+        look.need(verdict.device.value if verdict else common[-1].device.value) if verdict or common else ""
+    )
     cluster = checked.answer.cluster if checked and checked.answer else None
-    cards = f"× {cluster.count}" if cluster else ""
+    cards = (
+        f"× {cluster.count if cluster else common[-1].gpus.partition('x')[0]}" if cluster or common else ""
+    )
     yield f"{OUTCOMES[launch.outcome]:14} {need:>10} {cards:6} {launch.file}"
     if why := _launch_reason(launch):
         lines = _wrap_with_indent(why, look.width, "", " " * 33)
@@ -76,6 +81,8 @@ def _launch_reason(launch: Launch) -> str:
         return launch.problem
     if checked.stops:
         return next(f"{found.where} {found.says}" for _, found in checked.mistakes if found.stops)
+    if checked.common:
+        return " · ".join(f"{_with_times(one.gpus)} {_result_words(one.result)}" for one in checked.common)
     return checked.doubt or checked.no_model or "; ".join(checked.why_not)
 
 
@@ -91,12 +98,33 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
         from memsheet.report.screen.table import render_answer
 
         yield render_answer(checked.answer, look).rstrip("\n")
+    yield from _common_card_lines(checked, look)
     if checked.doubt:
         yield ""
         why = "Whatever becomes of this:" if checked.result is Result.DOES_NOT_FIT else "Uncertain because"
         yield from _wrap_with_indent(f"{why} {checked.doubt}", look.width, "  ")
     for line in checked.why_not:
         yield from _wrap_with_indent(f"no sheet: {line}", look.width, "          ")
+
+
+def _common_card_lines(checked: Checked, look: Look) -> Iterator[str]:
+    """The verdict on each of some common cards."""
+    if not checked.common:
+        return
+    yield "\nNo card is named (--gpus). On common ones:"
+    for one in checked.common:
+        need = f"{look.need(one.device.value)} of {look.room(one.gives_bytes)}"
+        yield f"  {_with_times(one.gpus):14} {need:>24}  {_result_words(one.result)}"
+    if why := dict.fromkeys(one.doubt for one in checked.common if one.doubt):
+        yield from _wrap_with_indent(f"uncertain because {'; '.join(why)}", look.width, "  ", "  ")
+
+
+def _with_times(gpus: str) -> str:
+    return gpus.replace("x", "×", 1)
+
+
+def _result_words(result: Result) -> str:
+    return OUTCOMES[result.value].lower()
 
 
 def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:

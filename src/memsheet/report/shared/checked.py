@@ -8,6 +8,20 @@ from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes import Found, Rule
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.frozen import dataclass
+from memsheet.sheet import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnCards:
+    """The verdict on some cards that nobody named. ``gives_bytes``: what a framework gets of each at the
+    least.
+    """
+
+    gpus: str
+    gives_bytes: int
+    device: Bytes
+    result: Result
+    doubt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +40,7 @@ class Checked:
     not_read: tuple[str, ...] = ()  # files of a folder that are no configuration that is known, and why
     no_model: str = ""  # why nobody knows which model it is, or nothing
     on_cards: bool = False  # GPUs were named, so that a verdict was asked for
+    common: tuple[OnCards, ...] = ()  # and where none were, what some common ones come to
 
     @property
     def result(self) -> Result | None:
@@ -39,8 +54,8 @@ class Checked:
         return any(found.stops for _, found in self.mistakes)
 
 
-NO_START, NO_SHEET, NOT_READ = "does_not_start", "no_sheet", "not_read"
-WORST_FIRST = (NO_START, "does_not_fit", "uncertain", NO_SHEET, NOT_READ, "fits")
+NO_START, NO_SHEET, NOT_READ, PREDICTED = "does_not_start", "no_sheet", "not_read", "predicted"
+WORST_FIRST = (NO_START, "does_not_fit", "uncertain", NO_SHEET, NOT_READ, PREDICTED, "fits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,4 +75,6 @@ class Launch:
             return NOT_READ
         if self.checked.stops:
             return NO_START
-        return self.checked.result.value if self.checked.result else NO_SHEET
+        if self.checked.result:
+            return self.checked.result.value
+        return PREDICTED if self.checked.answer else NO_SHEET

@@ -283,6 +283,11 @@ def test_what_the_engine_refuses_stops(rule: str, tmp_path: Path) -> None:
     assert checked(tmp_path, command, **options).stops
 
 
+def test_a_batch_that_the_engine_chooses_is_as_long_as_a_prompt(tmp_path: Path) -> None:
+    found = checked(tmp_path, f"{V} {SMALL} --no-enable-chunked-prefill --max-model-len 16384")
+    assert not found.stops
+
+
 def test_without_cards_the_flags_are_looked_at(tmp_path: Path) -> None:
     found = checked(tmp_path, CASES["batch-below-sequences"][0], gpus=None)
     assert rules(found) == {"batch-below-sequences"}

@@ -287,9 +287,12 @@ def test_a_quantized_checkpoint_of_a_bundled_model_is_taken_by_its_name(tmp_path
     assert (copy.result, copy.doubt) == (same.result, "")
 
 
-def test_a_strangers_copy_is_told_how_to_stand_in(tmp_path: Path) -> None:
-    told = checked(tmp_path, "vllm serve mine/Qwen2.5-72B-Instruct-AWQ -tp 2", gpus="2xH100-80GB").no_model
-    assert told.endswith(": --model qwen2.5-72b --quantize awq-int4")
+def test_a_strangers_copy_is_of_the_model_that_its_name_is_of_and_not_sure(tmp_path: Path) -> None:
+    told = checked(tmp_path, "vllm serve mine/Qwen2.5-72B-Instruct-AWQ -tp 2", gpus="2xH100-80GB")
+    assert told.result.value == "uncertain"
+    assert told.doubt.startswith("mine/Qwen2.5-72B-Instruct-AWQ is taken for qwen2.5-72b by its name")
+    meant = checked(tmp_path, "vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ -tp 2", gpus="2xH100-80GB")
+    assert told.answer.sheets[0].device.value == meant.answer.sheets[0].device.value
     assert checked(tmp_path, "vllm serve a/Qwen2.5-mine", gpus="2xH100-80GB").no_model.endswith("config.json")
 
 

@@ -28,11 +28,6 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         for block in spec.blocks()
         if (why := _unmodelled_layer_reason(block))
     ]
-    if plan.adapter is not None and any(isinstance(b.feed_forward, Moe) for b in spec.blocks()):
-        reason = "is not modelled for megatron's experts"
-        found.append(
-            Problem(field="adapter.rank", value=plan.adapter.rank, reason=reason, hint="a dense model")
-        )
     if plan.quantization is not None:
         name, reason = (
             plan.quantization.weights.name,

@@ -21,6 +21,7 @@ from memsheet.exchange.formats.swift.commands import (
 )
 from memsheet.exchange.formats.swift.names import KNOWN
 from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.fused_modules import layers_of_modules
 from memsheet.exchange.shared.trainers import comma_separated_names
 
 MEGATRON = find_format("megatron")
@@ -64,7 +65,9 @@ def _trains_adapter(values: Values) -> bool:
 
 def _of_lora(key: str, *, names: bool = False) -> Any:
     return lambda value, values: (
-        {key: comma_separated_names(value) if names else value} if _trains_adapter(values) else {}
+        {key: layers_of_modules(comma_separated_names(value)) if names else value}
+        if _trains_adapter(values)
+        else {}
     )
 
 

@@ -22,16 +22,13 @@ from memsheet.exchange.formats.verl.strategies import (
     whole_number,
 )
 from memsheet.exchange.shared.file_format import Key, Values, plan_word
+from memsheet.exchange.shared.fused_modules import layers_of_modules
 
 DEFAULTS = "trainer/config/engine/megatron.yaml"
 PLACES = (f"{ACTOR}.megatron", "engine")
 OVERRIDES = "override_transformer_config"
 OPTIMIZER_OVERRIDES = (f"{ACTOR}.optim.override_optimizer_config", "optim.override_optimizer_config")
 LORA = f"{MODEL}.lora"
-MODULES = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",), "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
-}  # fmt: skip
-"""Megatron-Core's modules by the layers that they hold."""
 
 
 def _at_megatron_place(place: str, back: Back) -> Back:
@@ -148,9 +145,7 @@ def _read_lora_modules(value: Any, values: Values) -> Mapping[str, Any]:
     if is_sharded(values) or type(rank) is not int or rank < 1:
         return {}
     names = value if isinstance(value, list) else [value]
-    return {
-        "adapter.targets": [name for module in names for name in MODULES.get(str(module), (str(module),))]
-    }
+    return {"adapter.targets": layers_of_modules(names)}
 
 
 def read_megatron_optimizer(value: Any) -> Mapping[str, Any]:

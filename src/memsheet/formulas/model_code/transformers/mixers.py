@@ -180,6 +180,7 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         for name in (TAKEN_APART if kind in FUSED else TAKEN_APART[2:] if kind in SPLIT else TAKEN_APART[:1])
     }
     unused = sorted(idle & set(plan.adapter.targets)) if plan.adapter else []
+    others = [name for name in plan.adapter.targets if name not in unused] if plan.adapter else []
     reason = "is taken by a kernel without its module, so that its adapter never runs"
     biased = any(
         w.path.endswith("out_proj.bias") for block in blocks if block.kind in FUSED for w in block.weights
@@ -222,7 +223,12 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     return [
         *found,
         *(
-            Problem(field="adapter.targets", value=name, reason=reason, hint="name the others")
+            Problem(
+                field="adapter.targets",
+                value=name,
+                reason=reason,
+                hint=f"--lora-targets {','.join(others)}" if others else "name others",
+            )
             for name in unused
         ),
     ]

@@ -1,0 +1,60 @@
+"""What files come to on cards that many have, where none is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import lcm, prod
+
+from memsheet.catalog import named_cards
+from memsheet.errors import InputError
+from memsheet.exchange.shared.file_format import Read
+from memsheet.report.shared.checked import Checked, OnCards
+
+COMMON_CARDS = ("RTX4090", "L40S", "H100-80GB")
+"""Of 24, 48 and 80 GB."""
+
+
+def with_common_cards(checked: Checked, check_on: Callable[[str], Checked]) -> Checked:
+    """The same with the verdict on each of some common cards, as many as the files start processes; as it is
+    where cards were named or there is no sheet. ``check_on``: the files on the cards that it is given.
+    """
+    if checked.on_cards or checked.answer is None:
+        return checked
+    found = (_on_cards(cards_of_launch(checked.reads, card), check_on) for card in COMMON_CARDS)
+    return replace(checked, common=tuple(one for one in found if one is not None))
+
+
+def _on_cards(gpus: str, check_on: Callable[[str], Checked]) -> OnCards | None:
+    try:
+        checked = check_on(gpus)
+    except InputError:
+        return None
+    verdict = checked.answer.verdict if checked.answer else None
+    cluster = checked.answer.cluster if checked.answer else None
+    if verdict is None or cluster is None:
+        return None
+    count, card = named_cards(gpus)
+    return OnCards(
+        gpus=f"{cluster.count}x{card}" if count else gpus,
+        gives_bytes=cluster.device.framework_low_bytes,
+        device=verdict.device,
+        result=verdict.result,
+        doubt=checked.doubt,
+    )
+
+
+def cards_of_launch(reads: Mapping[str, Read], gpus: str) -> str:
+    """The cards that are named, as many as files start processes, or as their degrees need."""
+    given, card = named_cards(gpus)
+    counts: list[int] = []
+    for read in reads.values():
+        counts += [held for held in (read.request.get("@gpus"),) if type(held) is int]
+        degrees = [
+            read.request.get(f"mesh.{axis}") or 1 for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate")
+        ]
+        ranks = prod(degrees) if all(type(degree) is int for degree in degrees) else 1
+        experts = read.request.get("mesh.ep")
+        counts += [lcm(ranks, degrees[2] * experts)] if type(experts) is int else [ranks]
+    first = counts[0] if counts and counts[0] > 1 else given or 1
+    return f"{lcm(first, *(count for count in counts if count > 1))}x{card}"
