@@ -39,7 +39,8 @@ DESCRIBES = re.compile(
     re.MULTILINE,
 )
 STARTS = re.compile(
-    r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|(swift|megatron) (sft|pt|rlhf)|python3? -m"
+    r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|python3? -m"
+    r"|(swift|megatron) (sft|pt|rlhf|infer|deploy|rollout|sample|eval)"
     r"|llamafactory-cli|axolotl|tune run|trl (sft|dpo|grpo|kto|reward)|vllm serve|srun"
     r"|vllm\.entrypoints|sglang|llama-server|llama-cli|modelURL|hf://|vllm/vllm-openai"
     r"|trtllm|text-generation-(launcher|inference)|dynamo\.(vllm|sglang|trtllm)"

@@ -81,7 +81,7 @@ class MovedKey(Document):
 
 
 class CommonCards(Document):
-    """The verdict on cards that nobody named: ``gives_bytes`` is what a framework gets of each at the least."""
+    """The verdict on cards that nobody named; ``gives_bytes``: what a framework gets of each at least."""
 
     gpus: str
     result: Result
