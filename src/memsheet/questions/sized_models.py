@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.catalog import find_model
+from memsheet.catalog.names import bundled_match
 from memsheet.catalog.sized_names import NamedSize, nearest_plain_model, size_in_name
 from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
 from memsheet.errors import Problem
@@ -52,8 +53,14 @@ def in_place_of_model(model: Any, problems: Iterable[Problem]) -> tuple[SizedMod
     """
     ours = (one for one in problems if one.field in ("model", "model_type") or OF_MODEL.search(one.reason))
     why = next(ours, None)
-    sized = sized_model(str(model)) if why is not None and isinstance(model, str) else None
+    sized = _sized_by_any_name(model) if why is not None and isinstance(model, str) else None
     return (sized, f"{why.field} = {why.value} {why.reason}") if why is not None and sized else None
+
+
+def _sized_by_any_name(model: str) -> SizedModel | None:
+    """By the name that it has here, where its own says no size."""
+    found = bundled_match(model)
+    return sized_model(model) or (sized_model(found.name) if found else None)
 
 
 def sized_model(name: str, *, stored: bool = False) -> SizedModel | None:

@@ -101,7 +101,9 @@ def _most_with_tables(answer: Answer, full: Any) -> int:
 
 
 def _is_gone(problem: Problem, kept: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
-    """Whether a problem is about a key that went with another one."""
+    """Whether a problem is about a key that went with another one, or a target that did."""
+    if problem.field == TARGETS and problem.value in (request.get(TARGETS) or ()):
+        return problem.value not in (kept.get(TARGETS) or ())
     held = [key for key in request if key == problem.field or key.startswith(f"{problem.field}.")]
     return bool(held) and not any(key in kept for key in held)
 
