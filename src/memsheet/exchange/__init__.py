@@ -39,6 +39,7 @@ NAMES = (
     "torchtune-serve",
     "trl",
     "transformers",
+    "unsloth",
     "litgpt",
     "llm-foundry",
     "nanotron",
