@@ -58,6 +58,7 @@ NAMES = (
     "slurm",
     "torchrun",
     "vllm",
+    "helm",
     "sglang",
     "llama.cpp",
     "ollama",
