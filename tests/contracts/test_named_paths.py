@@ -26,6 +26,7 @@ PEOPLES = frozenset(
         "step.py",
         "numpy.py",
         "training_args.py",
+        "train_unsloth.py",
         "torchtitan_config.py",
         "pretrain_gpt.py",
         "mine.py",

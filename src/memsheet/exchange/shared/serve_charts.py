@@ -67,7 +67,8 @@ def _values_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
         flags += ["--enable-lora"] if model.get("enableLoRA") is True else []
         words = ["vllm", "serve", model["modelURL"], *flags, *scalar_list(options.get("extraArgs"))]
         image = f"{model.get('repository')}:{model.get('tag')}"
-        container = {"image": image, "command": words, "resources": {"limits": {GPU: model.get(CHART)}}}
+        limits = {"limits": {GPU: model.get(CHART)}}
+        container = {"image": image, "command": words, "env": model.get("env"), "resources": limits}
         yield _container_server(str(model.get("name") or model["modelURL"]), container)
 
 

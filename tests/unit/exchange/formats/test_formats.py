@@ -29,6 +29,11 @@ ASKED: dict[str, Any] = {
     "precision.master_weights": "fp32", "precision.moments": "fp32", "optimizer.name": "adamw", "optimizer.implementation": "fused",
     "attention": "sdpa", "loss": "plain", "recompute.mode": "none", "@gpus": 8, "@nodes": 1, "@per_node": 8, "@accumulation": 4, "@model": "m",
 }  # fmt: skip
+OF_UNSLOTH = {
+    **ASKED, "engine": "transformers", "zero": 0, "mesh.dp_shard": 1, "@gpus": 1, "loss": "chunked", "adapter.rank": 8, "adapter.kind": "lora", "adapter.dtype": "fp32",
+    "adapter.targets": ["q_proj"], "quantization.weights": "nf4", "quantization.double_quant": True, "recompute.mode": "full",
+    "precision.gradients": "fp32", "precision.reduce": "fp32", "precision.master_weights": None,
+}  # fmt: skip
 FSDP = {
     **ASKED, "engine": "fsdp2", "zero": 3, "precision.parameters": "fp32", "precision.gradients": "fp32", "precision.reduce": "fp32",
     "precision.master_weights": None,
@@ -97,6 +102,18 @@ def test_offload_of_deepspeed() -> None:
         ("swift", {"precision.master_weights": None, "precision.parameters": "fp32"}, "precision.parameters"),
         ("swift", {"@nodes": 2}, "nodes"),
         ("swift", {"@model": "a\nb"}, "model"),
+        ("unsloth", {**OF_UNSLOTH, "@gpus": 2}, "gpus"),
+        ("unsloth", {**OF_UNSLOTH, "loss": "plain"}, "loss"),
+        ("unsloth", {**OF_UNSLOTH, "attention": "eager"}, "attention"),
+        ("unsloth", {**OF_UNSLOTH, "adapter.kind": "dora"}, "adapter.kind"),
+        ("unsloth", {**OF_UNSLOTH, "quantization.weights": "fp4"}, "quantization.weights"),
+        ("unsloth", {**OF_UNSLOTH, "quantization.double_quant": False}, "quantization.double_quant"),
+        ("unsloth", {**OF_UNSLOTH, "offload.activations": True, "seq_len": 256}, "offload.activations"),
+        ("verl", {**FSDP, "loss": "plain"}, "loss"),
+        ("verl", {**FSDP, "loss": "fused", "@model": "a b"}, "model"),
+        ("verl", {**FSDP, "loss": "fused", "offload.optimizer": 1}, "offload.optimizer"),
+        ("verl", {**FSDP, "loss": "fused", "quantization.weights": "nf4"}, "quantization.weights"),
+        ("verl", {**FSDP, "engine": "megatron", "vocab_multiple": 256, "mesh.tp": 2}, "vocab_multiple"),
         ("torchtune", {**TUNED, "@model": "someone/unknown"}, "model"),
         ("torchtune", {**TUNED, "adapter.rank": 8, "adapter.targets": ["gate_proj"]}, "adapter.targets"),
         ("torchtune", {**TUNED, "offload.activations": True}, "offload.activations"),

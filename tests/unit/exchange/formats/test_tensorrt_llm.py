@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet import catalog
 from memsheet.budget import Result
 from memsheet.errors import InputError
-from memsheet.exchange import read_text
+from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange.joined_files import asked_of, join_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING, SMALL
+from memsheet.plan.device import cluster_of
+from memsheet.plan.document import plan_document
 from memsheet.questions.recognised_files import PARSERS
+from memsheet.readers.model import read_model
+from memsheet.resolve import resolve_request
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -120,3 +126,54 @@ def test_no_line_of_another_servers_log_is_promised(tmp_path: Path) -> None:
     assert answer is not None
     assert answer.serving
     assert "start_up" not in answer.serving
+
+
+MESHES = ({}, {"mesh.tp": 2}, {"mesh.tp": 2, "mesh.pp": 2}, {"mesh.tp": 4, "mesh.attn_dp": 4, "mesh.ep": 4}, {"mesh.tp": 2, "mesh.ep": 2})  # fmt: skip
+OPTIONS_OF_A_PLAN = (
+    {}, {"serving.kv_dtype": "fp8"}, {"serving.memory_fraction": 0.85, "serving.page_tokens": 32}, {"serving.cuda_graphs": False, "serving.max_sequences": 7},
+    {"serving.max_batched_tokens": 4096},
+)  # fmt: skip
+NGRAMS = {"speculative.method": "ngram", "speculative.tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        *((mesh, options) for mesh in MESHES for options in OPTIONS_OF_A_PLAN),
+        *((mesh, NGRAMS) for mesh in MESHES[:2]),
+    ],
+)
+def test_a_command_that_is_written_reads_back_as_the_plan(mesh: Any, options: Any) -> None:
+    name = "mixtral-8x7b" if "mesh.ep" in mesh else "llama-3.1-8b"
+    request = {"task": "infer", "engine": "vllm", "serving.max_model_len": 4096, **mesh, **options}
+    plan, wanted, served, machines = _resolved(name, request)
+    form = find_format("tensorrt-llm")
+    found = read_text(form.file, write_format_files(form, wanted)[form.file], PARSERS)
+    assert found.form.name == "tensorrt-llm"
+    assert (found.unknown, found.problems, {at for at, _ in found.unmodelled}) == ((), (), {ACCOUNTING})
+    assert resolve_request(join_files({"a.sh": found}, {}, {}, machines.count).request, served, machines).plan == plan  # fmt: skip
+
+
+def _resolved(name: str, request: dict[str, Any]) -> tuple[Any, dict[str, Any], Any, Any]:
+    count = request.get("mesh.tp", 1) * request.get("mesh.pp", 1)
+    machines = cluster_of(catalog.find_device("H100-80GB"), count, nodes=1)
+    served = read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+    plan = resolve_request(request, served, machines).plan
+    document = plan_document(plan, model=name, cluster=machines)
+    return plan, asked_of(document, gpus=count, nodes=1, accumulation=1), served, machines
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"serving.memory_fraction": 0.5}, "serving.memory_fraction"), ({"serving.kv_dtype": "fp8_e5m2"}, "serving.kv_dtype"),
+        ({"quantization.weights": "fp8"}, "quantization.weights"), ({"@nodes": 2}, "nodes"), ({"mesh.dp_replicate": 2}, "mesh.dp_replicate"),
+        ({"@model": "-rf"}, "model"),
+    ],
+)  # fmt: skip
+def test_what_its_command_cannot_say_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    request = {"task": "infer", "engine": "vllm", "serving.max_model_len": 4096}
+    wanted = _resolved("llama-3.1-8b", request)[1]
+    with pytest.raises(InputError) as refused:
+        write_format_files(find_format("tensorrt-llm"), {**wanted, **changes})
+    assert field in {problem.field for problem in refused.value.problems}

@@ -9,7 +9,8 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.exchange import read_text
+from memsheet.errors import InputError
+from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.questions.recognised_files import PARSERS
 
 CHART = """servingEngineSpec:
@@ -104,3 +105,34 @@ def test_cards_that_a_command_does_not_take_stay_idle(name: str, tmp_path: Path)
     assert checked.answer.verdict is not None
     assert checked.answer.verdict.result is Result.FITS
     assert any("takes no more of 8xH100-80GB" in one for one in checked.assumed)
+
+
+SERVED = {
+    "task": "infer", "engine": "vllm", "engine_version": "0.33.0", "serving.max_model_len": 512, "serving.kv_dtype": "bf16", "allocator.expandable_segments": True,
+    **{f"precision.{key}": "bf16" for key in ("parameters", "compute", "gradients", "reduce", "moments")}, "serving.cuda_graphs": True, "@gpus": 1, "@per_node": 1, "@nodes": 1, "@accumulation": 1, "@model": "m",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a'b\"c", "; touch pwned", "# x", "a b", "\\", "é", "x: 1", "- a"])
+def test_a_models_name_is_one_value_of_a_chart(name: str) -> None:
+    form = find_format("helm")
+    wanted = {**SERVED, "@model": name}
+    if name.startswith("-"):
+        with pytest.raises(InputError, match="command"):
+            write_format_files(form, wanted)
+        return
+    found = read_text(form.file, write_format_files(form, wanted)[form.file], PARSERS)
+    assert found.request["@model"] == name
+    assert found.request["allocator.expandable_segments"] is True
+
+
+@pytest.mark.parametrize("name", ["$(id)", "a\nb"])
+def test_a_name_that_a_chart_would_fill_in_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="model"):
+        write_format_files(find_format("helm"), {**SERVED, "@model": name})
+
+
+def test_a_length_that_a_chart_would_print_with_an_exponent_is_a_flag() -> None:
+    text = write_format_files(find_format("helm"), {**SERVED, "serving.max_model_len": 2**20})["values.yaml"]
+    assert "--max-model-len=1048576" in text
+    assert read_text("values.yaml", text, PARSERS).request["serving.max_model_len"] == 2**20

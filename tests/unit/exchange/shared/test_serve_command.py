@@ -28,6 +28,9 @@ from memsheet.resolve import resolve_request
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 SERVERS = ("vllm", "sglang")
+OF_CHARTS = "helm"
+READ_AS = {OF_CHARTS: "vllm"}
+"""By format, the one that its file is read as."""
 MESHES = (
     {},
     {"mesh.tp": 2},
@@ -93,9 +96,10 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", SERVERS)
-def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
-    written, refused, form = [], [], find_format(engine)
+@pytest.mark.parametrize("name", [*SERVERS, OF_CHARTS])
+def test_what_is_written_reads_back_as_the_plan(name: str) -> None:
+    written, refused, form = [], [], find_format(name)
+    engine = READ_AS.get(name, name)
 
     @settings(
         max_examples=300,
@@ -114,7 +118,7 @@ def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
             refused.append({problem.field for problem in error.problems})
             return
         written.append(text)
-        found = reading(text)
+        found = reading(text, form.file)
         assert found.form.name == engine
         assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
         assert {

@@ -9,9 +9,12 @@ Lines are of volcengine/verl at b178a3cd5, under verl.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from memsheet.errors import Problem
+from memsheet.exchange import values_of
 from memsheet.exchange.formats.verl.batches import BATCH_KEYS
 from memsheet.exchange.formats.verl.losses import (
     LOSS_KEYS,
@@ -35,10 +38,18 @@ from memsheet.exchange.formats.verl.strategies import (
     trains_actor,
     verl_row,
 )
-from memsheet.exchange.shared.file_format import Format, Values
+from memsheet.exchange.formats.verl.written import (
+    NOTES,
+    WRITTEN,
+    WRITTEN_ENGINES,
+    compose_verl_script,
+    required_verl_values,
+    verl_plan_problems,
+)
+from memsheet.exchange.shared.file_format import Format, Values, read_format_values
 from memsheet.exchange.shared.launched_script import PROGRAM
 
-VERSION = "verl"  # of its commit b178a3cd5
+VERSION = "verl b178a3cd5"
 STRATEGIES = (f"{ACTOR}.strategy", "model.strategy", "engine.strategy")
 RANKS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 LAUNCHED = ("--nnodes", "--nproc-per-node")
@@ -71,7 +82,11 @@ def _beside_and_unmodelled(values: Values) -> Mapping[str, Any]:
     return {**roles_beside(values), **shared_sequences(values), **other}
 
 
-KEYS = (
+def _written_plan_problems(asked: Values) -> Iterator[Problem]:
+    yield from verl_plan_problems(asked, read_format_values(FORMAT, values_of(FORMAT, asked)).request)
+
+
+READ_KEYS = (
     *(verl_row(at, lambda v, _: {"@model": v}, "trainer/config/model/hf_model.yaml:10; trainer/config/sft_trainer.yaml:34") for at in PATHS),
     verl_row(PROGRAM, _read_strategy, "trainer/main_ppo.py:153-159", "main_ppo"),
     *(verl_row(at, says_nothing, "trainer/config/actor/dp_actor.yaml:26; trainer/config/sft_trainer.yaml:49") for at in STRATEGIES),
@@ -79,8 +94,13 @@ KEYS = (
     *(verl_row(at, _read_tuned_ranks, "torch/distributed/run.py") for at in LAUNCHED),
     *BATCH_KEYS, *SHARDED_KEYS, *PIPELINED_KEYS, *LOSS_KEYS,
 )  # fmt: skip
+KEYS = tuple(
+    replace(row, out=WRITTEN.get(row.at, row.out), says="@model" if row.at == PATHS[0] else row.says)
+    for row in READ_KEYS
+)
 FORMAT: Format = Format(
-    name="verl", file="verl.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, also=verl_values, program_known=lambda _: False,
+    name="verl", file="verl.sh", kind="yaml", tested=VERSION, engines=WRITTEN_ENGINES, fixed=required_verl_values, problems=_written_plan_problems,
+    compose=compose_verl_script, notes=NOTES, beside=frozenset({"global_batch", "mesh.dp_shard", "mesh.dp_replicate", "vocab_multiple", "allocator.expandable_segments", "adapter.dtype"}), keys=KEYS, said={"task": "train"}, also=verl_values, program_known=lambda _: False,
     refers=(CONFIG,), marks=frozenset({PROGRAM, "actor_rollout_ref", "ulysses_sequence_parallel_size"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED,
     unmodelled=UNMODELLED, known=KNOWN - set(UNMODELLED) - WEIGHED - {key.at for key in KEYS},
 )  # fmt: skip

@@ -39,6 +39,15 @@ DTYPES = {
 """utils/torch_dtypes.py:21-23."""
 
 
+TORCH = "torch.optim"
+OPTIMIZER_CLASSES = {
+    (TORCH, "AdamW"): ("adamw", "foreach"), (TORCH, "SGD"): ("sgd", "foreach"), ("bitsandbytes.optim", "AdamW8bit"): ("adamw_8bit", "bnb"),
+    ("bitsandbytes.optim", "PagedAdamW8bit"): ("paged_adamw_8bit", "bnb"), ("bitsandbytes.optim", "PagedAdamW"): ("paged_adamw", "bnb"),
+    ("bitsandbytes.optim", "Lion"): ("lion", "bnb"), ("torchao.optim", "AdamW8bit"): ("adamw_8bit", "torchao"),
+}  # fmt: skip
+"""Libraries and classes that are imported by name (workers/config/optimizer.py:146-200)."""
+
+
 def _dtype_word(value: Any) -> str:
     return DTYPES.get(str(value), str(value))
 
@@ -133,7 +142,10 @@ def _read_optimizer_class(value: Any, values: Values) -> Mapping[str, Any]:
     place = OPTIMIZERS[0] if trains_actor(values) else OPTIMIZERS[1]
     if not is_sharded(values):
         return read_megatron_optimizer(value) if f"{place}.optimizer" in values else {}
-    of_torch = held_value(values, f"{place}.optimizer_impl", "torch.optim") == "torch.optim"
+    library = str(held_value(values, f"{place}.optimizer_impl", TORCH))
+    if own := OPTIMIZER_CLASSES.get((library, str(value))):
+        return dict(zip(("optimizer.name", "optimizer.implementation"), own, strict=True))
+    of_torch = library == TORCH
     name = str(value).lower()
     known = {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"}.get(name, name)
     return {"optimizer.name": known, **({"optimizer.implementation": "foreach"} if of_torch else {})}

@@ -9,6 +9,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.formats.tensorrt_llm.written import (
+    BESIDE,
+    NOTES,
+    WRITTEN,
+    compose_trtllm_script,
+    required_server_values,
+    trtllm_plan_problems,
+)
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import stand_in_server as beside
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
@@ -169,7 +177,7 @@ def _read_draft_tokens(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _option_row(at: str, says: str = "", **more: Any) -> Key:
     more.setdefault("source", SERVE if says else ARGS)
-    return Key(at=at, says=says, out=lambda _: None, **more)
+    return Key(at=at, says=says, out=WRITTEN.get(at, lambda _: None), **more)
 
 
 KEYS = (
@@ -232,7 +240,8 @@ COMMON = frozenset(
 )
 
 FORMAT: Format = Format(
-    name="tensorrt-llm", file="trtllm-serve.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"model"}), needs={beside.ACCOUNTING: "TensorRT-LLM"},
+    name="tensorrt-llm", file="trtllm-serve.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"model"}), needs={beside.ACCOUNTING: "TensorRT-LLM"},
     known=frozenset({*_KNOWN.split(), CONFIG, "version"}), unmodelled={**serving.OPEN_PLACES, **_UNMODELLED}, said={"task": "infer", "engine": "vllm"},
     taken=serving.variable_default_remarks, parse=_parse_trtllm_command, also=_trtllm_options, refers=(CONFIG,),
+    fixed=required_server_values, problems=trtllm_plan_problems, compose=compose_trtllm_script, notes=NOTES, beside=serving.BESIDE | BESIDE,
 )  # fmt: skip
