@@ -40,7 +40,8 @@ def test_a_loop_over_models_is_a_job_for_each() -> None:
 
 def test_each_round_has_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
-        "for m in meta-llama/Llama-3.2-1B meta-llama/Llama-3.1-8B; do\nfor b in {1..5}; do\nfor s in 1 2; do\n"
+        "for m in meta-llama/Llama-3.2-1B meta-llama/Llama-3.1-8B; do\n"
+        "for b in {1..5}; do\nfor s in 1 2; do\n"
         "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path $m --bf16 True --block_size 512"
         " --per_device_train_batch_size $b --seed $s\ndone\ndone\ndone\n"
     )

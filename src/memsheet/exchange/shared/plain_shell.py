@@ -12,12 +12,17 @@ from functools import lru_cache
 from itertools import islice, product
 
 from memsheet.exchange.shared.shell_loops import (
+    ALONE_NAME,
     ASSIGNED,
+    DEEPEST_TEXT,
+    RUNS_TEXTS,
+    SHELLS,
     adds_to_itself,
     bodies_of,
     goes_through_arguments,
     is_assignment,
     names_given,
+    quoted_text,
     starts_something,
 )
 from memsheet.exchange.shared.shell_syntax import (
@@ -50,7 +55,10 @@ MOST_SCRIPT, MOST_COMBINATIONS, MOST_TOLD = 2**15, 32, 8
 """Characters of a script and of what it is made, combinations of its loops' values that are made, and values
 that are named in words.
 """
-_BUILT = re.compile(r"=\(|\b(?:for|case|if|while|until)\b|\+=|\[@\]|\[\*\]|\]\]? *&&")
+_BUILT = re.compile(
+    r"\$|=\(|\b(?:eval|ssh|tmux|screen|pdsh|su)\b|--wrap"
+    r"|\b(?:for|case|if|while|until)\b|\+=|\]\]? *&&"
+)
 _LEADS = ("export", "declare", "local", "readonly", "typeset")
 _PLAIN_VALUE = re.compile(r"[\w./:=+,@%-]{1,200}")
 _LISTED = re.compile(r"\$\{(\w+)\[(?:[@*]|\d{1,4})\]\}|\$\{#(\w+)\[[@*]\]\}|\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
@@ -126,7 +134,7 @@ class ScriptWalk:
     places; ``without``: places of loops that are left out.
     """
 
-    __slots__ = ("budget", "chosen", "doubtful", "made", "names", "outer", "remarks", "rounds", "sites", "skipped", "text", "used", "without")  # fmt: skip
+    __slots__ = ("budget", "chosen", "doubtful", "held_texts", "made", "names", "outer", "remarks", "rounds", "sites", "skipped", "text", "used", "without")  # fmt: skip
 
     def __init__(self, text: str, chosen: Mapping[int, int], without: tuple[int, ...]) -> None:
         self.text, self.chosen, self.without = text, chosen, without
@@ -135,6 +143,7 @@ class ScriptWalk:
         self.used: set[str] = set()
         self.sites: dict[int, LoopSite] = {}
         self.outer: tuple[int, ...] = ()
+        self.held_texts: dict[str, str] = {}  # names by the text of a command that they are given
         self.rounds: dict[str, str] = {}  # values of the loops around
         self.remarks: dict[str, None] = {}
         self.skipped = False
@@ -297,6 +306,8 @@ class ScriptWalk:
         given = next((at for at, token in enumerate(rest) if not is_assignment(token)), len(rest))
         if given < len(rest) or not rest:
             self.keep(self.with_lists(node))
+            for text in self.texts_run(rest[given:]):
+                self.keep(f"\n{text}\n")
             return
         began = len(self.made)
         for token in rest:
@@ -318,6 +329,10 @@ class ScriptWalk:
             return
         held = word_values(value, self.names) if value else [""]
         self.rounds.pop(name, None)
+        inner = quoted_text(value)
+        self.held_texts.pop(name, None)
+        if inner and " " in inner.strip() and not more and not _names_itself(name, inner):
+            self.held_texts[name] = inner
         text = " ".join(held) if held is not None else None
         if more:
             before = self.names.texts.get(name, "")
@@ -358,10 +373,37 @@ class ScriptWalk:
         pieces, at = list[str](), node.at
         for token in node.words:
             pieces.append(self.text[at : token.at])
-            own = token.kind == WORD and "$" in token.text
-            pieces.append(" ".join(self.list_words(token.text)) if own else self.text[token.at : token.end])
+            pieces.append(self.filled_token(token))
             at = token.end
         return "".join(pieces)
+
+    def filled_token(self, token: Token) -> str:
+        if token.kind != WORD or "$" not in token.text:
+            return self.text[token.at : token.end]
+        held = self.command_text(token.text)
+        return " ".join(self.list_words(token.text)) if held is None else held
+
+    def command_text(self, word: str, depth: int = 0) -> str | None:
+        """What a name stands for that is a word of its own and is given the text of a command."""
+        named = ALONE_NAME.fullmatch(word)
+        text = self.held_texts.get(named[1]) if named else None
+        plain = (text or "").replace("\\\n", " ").replace("\n", " ")
+        if depth > DEEPEST_TEXT or plain.lstrip()[:1] in ("", "-"):  # flags, which every reader fills in
+            return None
+        self.budget.spend(len(plain))
+        parts = plain.split(" ")
+        return " ".join(self.command_text(part, depth + 1) or part for part in parts)
+
+    def texts_run(self, words: Sequence[Token]) -> Iterator[str]:
+        """Commands that stand as a text in what another shell, host or scheduler is given."""
+        programs = [token.text.rpartition("/")[2] for token in words]
+        if programs[:1] == [] or programs[0] not in RUNS_TEXTS or not SHELLS.isdisjoint(programs):
+            return
+        for token in words[1:]:
+            inner = quoted_text(token.text.removeprefix("--wrap=")) if token.kind == WORD else None
+            held = self.command_text(inner or "")
+            if inner and (held or " " in inner.strip()):
+                yield held or inner
 
     def inlined(self, word: str) -> str:
         """A word with the lists inside it in their places."""
@@ -381,3 +423,7 @@ class ScriptWalk:
             if "$" in word and (self.names.lists or self.rounds or COUNTED.search(word))
             else word
         )
+
+
+def _names_itself(name: str, text: str) -> bool:
+    return re.search(rf"\$(?:\{{{name}\b|{name}\b)", text) is not None

@@ -17,6 +17,12 @@ _QUIET = """
     continue break exit true false : [ [[ test let read source . trap date hostname ls grep sed awk tr cut head tail wc find chmod ln module
     conda pip pip3 ulimit nvidia-smi which command git wget curl tar unzip scontrol rsync dirname basename realpath jq
 """
+ALONE_NAME = re.compile(r"\$(?:\{(?=\w+\}))?([A-Za-z_]\w*)\}?")
+RUNS_TEXTS = frozenset({"eval", "ssh", "tmux", "screen", "pdsh", "su", "sbatch", "script", "gcloud"})
+"""Programs that are given commands as texts, beside shells (``bash -c``), which every reader knows."""
+SHELLS = frozenset({"bash", "sh", "zsh"})
+DEEPEST_TEXT = 3
+"""Texts of commands that stand in one another."""
 QUIET = frozenset(_QUIET.split())
 """Commands that start no job."""
 
@@ -76,3 +82,13 @@ def names_given(node: Node) -> Iterator[str]:
 def adds_to_itself(name: str, value: str) -> bool:
     """Whether a value begins with what the name had before (``A="$A more"``)."""
     return re.match(rf"\"?\$(?:\{{{name}[}}:]|{name}\b)", value) is not None
+
+
+def quoted_text(word: str) -> str | None:
+    """What stands between a word's quotes, as a script of its own; None of a word that is not one quote."""
+    inner = word[1:-1]
+    if len(word) > 2 and word[0] == word[-1] == '"' and '"' not in inner.replace('\\"', ""):
+        return inner.replace('\\"', '"').replace("\\$", "$")
+    if len(word) > 2 and word[0] == word[-1] == "'" and "'" not in inner:
+        return inner
+    return word if ALONE_NAME.fullmatch(word) else None
