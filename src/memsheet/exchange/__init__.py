@@ -19,6 +19,7 @@ from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read_format_values
 from memsheet.exchange.shared.named_server import joined_script
+from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS
@@ -249,7 +250,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
         return _recognise_format(name, text, parsers)
     own = [one for one in servers if one.name == server]
     script, first = joined_script(tuple(own) or servers), (own or servers)[0]
-    found = given_to(_recognise_format(name, script, parsers), first.gpus, first.at)
+    found = given_to(_recognise_format(name, plain_script(script).text, parsers), first.gpus, first.at)
     others = ((OTHERS, f"1 of {len(servers)} read"),) if own and first.together and len(servers) > 1 else ()
     return replace(found, unmodelled=(*found.unmodelled, *others), assumed=(*found.assumed, *first.remarks))
 

@@ -14,6 +14,7 @@ from memsheet.exchange import MOST_SCRIPT
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
+from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
 from memsheet.guard.budget import TooMuchError
@@ -124,7 +125,7 @@ def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[s
 def _started_names(text: str) -> list[str]:
     """Scripts that a shell's text starts; none of one that asks for more than is spent on a file."""
     try:
-        return [launch.script for launch in islice(script_launches(text), MAX_FILES)]
+        return [launch.script for launch in islice(script_launches(plain_script(text).text), MAX_FILES)]
     except TooMuchError:
         return []
 

@@ -15,12 +15,13 @@ from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.named_server import MOST_SERVERS
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
+from memsheet.exchange.shared.plain_shell import plain_scripts
 from memsheet.guard import is_folder, parse_json, parse_yaml, read_bytes
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.common_cards import cards_of_launch
 from memsheet.questions.export import PLAN, SHEET
 from memsheet.questions.files_on_disk import CODE, ENDINGS, NAMED
-from memsheet.questions.recognised_files import recognise_files
+from memsheet.questions.recognised_files import is_shell, recognise_files
 from memsheet.report.shared.checked import WORST_FIRST, Launch
 
 SHELLS = (".sh", ".bash", ".sbatch", ".slurm")
@@ -92,7 +93,23 @@ def started_servers(files: tuple[str, ...]) -> tuple[str, ...]:
         found = servers_in_text(path.name, text, parse_yaml)
     except InputError:
         return ()
-    return tuple(one.name for one in found) if len(found) > 1 else ()
+    names = tuple(one.name for one in found) if len(found) > 1 else ()
+    return names or (_rounds_of_loops(path.name, text) if is_shell(path.name) else ())
+
+
+def _rounds_of_loops(name: str, text: str) -> tuple[str, ...]:
+    """The values of a script's loops for which it starts different jobs, where they are several; of values
+    that change no byte (seeds, rates) the first alone.
+    """
+    scripts = plain_scripts(text)
+    told: dict[str, str] = {}
+    for script in scripts if len(scripts) > 1 else ():
+        try:
+            reads = recognise_files({name: script.text}, ())[0]
+        except InputError:
+            continue
+        told.setdefault(repr([sorted(read.request.items()) for read in reads.values()]), script.name)
+    return tuple(told.values()) if len(told) > 1 else ()
 
 
 def check_servers(

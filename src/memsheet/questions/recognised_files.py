@@ -18,6 +18,7 @@ from memsheet.exchange.shared.file_format import read_format_values as read_valu
 from memsheet.exchange.shared.launched_script import described_launches, first_script_launch
 from memsheet.exchange.shared.launcher_flags import NO_TEXTS, launched_reads
 from memsheet.exchange.shared.notebook import NOTEBOOK
+from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT
@@ -52,9 +53,11 @@ def recognise_files(
     """
     reads: dict[str, Read] = {}
     left: list[str] = []
-    for name, text in texts.items():
+    plain = {name: shell_as_plain(name, text, server) for name, text in texts.items()}
+    for name, script in plain.items():
+        text = script.text
         own, error = _read_or_error(name, text, server)
-        shell = not name.endswith((".py", NOTEBOOK, *ENDINGS))
+        shell = is_shell(name)
         told = own is not None and own.request.get("@model") is not None
         named = name.endswith(".py")
         said = text if shell else "" if told or (own and not named) else _told_command(name, text)
@@ -68,7 +71,8 @@ def recognise_files(
             own = None if further else own  # whose flags they are
         if shell and (own or further):
             further = {**further, **_written_configurations(name, text)}
-        reads |= {**({name: own} if own else {}), **further}
+        found = {**({name: own} if own else {}), **further}
+        reads |= _with_remarks(found, script.remarks)
         left += unread
         if error is not None and not further:
             problem = error.problems[0]
@@ -84,11 +88,32 @@ def recognise_files(
             f"known: {', '.join(NAMES)}",
         )
     for name, own in reads.items():
-        given = _shell_given_flags(name, texts)
+        given = _shell_given_flags(name, {at: script.text for at, script in plain.items()})
         reads[name] = _with_flags(own, given)
         if given and given.keys() <= _flags_of(own).keys():
             left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
+
+
+def is_shell(name: str) -> bool:
+    """Whether a file may be a shell's script, by its name."""
+    return not name.endswith((".py", NOTEBOOK, *ENDINGS))
+
+
+def shell_as_plain(name: str, text: str, chosen: str = "") -> PlainScript:
+    """A shell's script without its lists, loops and conditions; any other text as it is. ``chosen``: of
+    several values of its loops those that are read.
+    """
+    return plain_script(text, chosen) if is_shell(name) else PlainScript("", text)
+
+
+def _with_remarks(reads: Mapping[str, Read], remarks: tuple[str, ...]) -> dict[str, Read]:
+    """What was read of a script, the first of it with what was taken for granted."""
+    first = next(iter(reads), None)
+    return {
+        name: replace(read, assumed=(*read.assumed, *remarks)) if name == first else read
+        for name, read in reads.items()
+    }
 
 
 def _written_configurations(name: str, text: str) -> dict[str, Read]:

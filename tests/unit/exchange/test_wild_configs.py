@@ -39,6 +39,7 @@ FORMATS = {
     "dy": ("vllm", "sglang", "tensorrt-llm"),
     "vr": ("vllm",),
     "mo": ("vllm",),
+    "sh": ("pytorch", "accelerate", "vllm", "sglang", "transformers"),
     "tu": ("torchtune", "torchtune-ppo", "torchtune-async", "torchtune-serve"),
 }
 PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}

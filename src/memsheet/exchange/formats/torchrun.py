@@ -10,7 +10,13 @@ from typing import Any
 
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, allocator_conf_rows
 from memsheet.exchange.shared.file_format import UNSET, Format, Key, Values
-from memsheet.exchange.shared.launched_script import TORCHRUN, filled_commands, find_launcher
+from memsheet.exchange.shared.launched_script import (
+    EVERY_CARD,
+    TORCHRUN,
+    filled_commands,
+    find_launcher,
+    visible_cards,
+)
 from memsheet.exchange.shared.serve_script import has_unset_placeholder
 
 VERSION = "torch 2.13.0"
@@ -24,6 +30,8 @@ NODES = (
     "--standalone",
     "--max-restarts",
 )
+SWITCHES = ("--standalone", "--use-env", "--no-python", "--run-path", "--module")
+"""Flags that no word follows (torch/distributed/run.py, get_args_parser; torch/distributed/launch.py)."""
 
 
 def _compose_torchrun_script(values: Values, asked: Values) -> str:
@@ -45,14 +53,18 @@ def _compose_torchrun_script(values: Values, asked: Values) -> str:
 def _parse_torchrun_script(text: str) -> Mapping[str, Any]:
     """Flags of the first ``torchrun`` and what is exported before it; nothing is run."""
     found: dict[str, Any] = {}
+    cards: int | None = None
     for words in filled_commands(text):
         for word in words:
             name, _, value = word.partition("=")
             if name in (ALLOCATOR, OLDER) and value:
                 found[ALLOCATOR] = value
+            cards = visible_cards(word) or cards
         start = find_launcher(words)
         if start is not None and start[0] == TORCHRUN:
-            return {**found, **_parse_torchrun_flags(words[start[1] :])}
+            flags = _parse_torchrun_flags(words[start[1] :])
+            all_cards = flags.get("--nproc-per-node") in EVERY_CARD and cards
+            return {**found, **flags, **({"--nproc-per-node": cards} if all_cards else {})}
     return found
 
 
@@ -65,7 +77,10 @@ def _parse_torchrun_flags(words: list[str]) -> Mapping[str, Any]:
             break
         name, equals, value = word.partition("=")
         name = "--" + name[2:].replace("_", "-")
-        value = value if equals or name == "--standalone" else next(rest, "")
+        if name in SWITCHES and not equals:
+            found[name] = ""
+            continue
+        value = value if equals else next(rest, "")
         found[name] = (
             int(value)
             if value.isdigit() and len(value) < 8
@@ -91,5 +106,5 @@ FORMAT = Format(
         Key(at="--nproc-per-node", says="@per_node", back=_read_torchrun_ranks, source="torch/distributed/run.py"),
     ),
     marks=frozenset({"--nproc-per-node", "--nnodes"}), beside=frozenset({"*"}), compose=_compose_torchrun_script, parse=_parse_torchrun_script,
-    known=frozenset(NODES), said={"task": "train"},
+    known=frozenset((*NODES, *SWITCHES)), said={"task": "train"},
 )  # fmt: skip

@@ -9,8 +9,10 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+from memsheet.exchange.shared.evaluation_words import PLAIN, EvaluatedModel, model_arguments
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.serve_command import parse_human_number
 from memsheet.exchange.shared.serve_script import (
@@ -31,7 +33,7 @@ PROCESSES = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"}
 """Its variables for torchrun's flags (launcher.py:65-69)."""
 MODULES = {
     "torch.distributed.run": TORCHRUN, "torch.distributed.launch": TORCHRUN, "accelerate.commands.launch": ACCELERATE,
-    "deepspeed.launcher.runner": DEEPSPEED,
+    "deepspeed.launcher.runner": DEEPSPEED, "accelerate.commands.accelerate_cli": ACCELERATE,
 }  # fmt: skip
 METHODS = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 """Commands of ``trl`` that train (huggingface/trl f2cd577 trl/cli)."""
@@ -53,8 +55,44 @@ COMMAND_LINE = re.compile(
     re.MULTILINE,
 )
 """How a line of prose begins that is a command."""
-SWITCHES_OF_PYTHON = ("-u", "-O", "-B")
+SWITCHES_OF_PYTHON = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-q", "-v", "-P", "-W", "-X")
+VALUED_OF_PYTHON = ("-W", "-X")
+"""Switches of the interpreter, and those of them that a word follows (Python 3, Using Python: command
+line).
+"""
+VISIBLE = re.compile(r"(?:CUDA|HIP)_VISIBLE_DEVICES=([\w-]+(?:,[\w-]+)*),?")
+PARALLEL, COUNTS = ("mpirun", "mpiexec", "horovodrun"), ("-np", "-n", "--np", "--n")
+"""Programs that start as many processes as a flag of theirs says (mpirun(1), horovod/runner/launch.py)."""
+TORCHX, JOB = "torchx", re.compile(r"(\d{1,4})x(\d{1,4})")
+"""``torchx run dist.ddp -j {nodes}x{ranks} --script train.py -- …`` (pytorch/torchx components/dist.py)."""
+NO_JOBS = frozenset(
+    [
+        "pip",
+        "venv",
+        "http",
+        "json",
+        "torch",
+        "vllm",
+        "sglang",
+        "verl",
+        "tensorrt_llm",
+        "dynamo",
+        "lm_eval",
+        "accelerate",
+        "deepspeed",
+        "trl",
+        "swift",
+    ]
+)
+"""Modules that are no training of people's own, or that other formats read."""
 NEXT = "&&"
+PYTHON_NAME = re.compile(r"python[\d.]*")
+EVERY_CARD = ("gpu", "auto")
+"""Words for as many processes as there are cards (torch/distributed/run.py, determine_local_world_size)."""
+MOST_NAMES = 16
+"""Assignments of one line among which the cards that are visible are looked for."""
+COUNTED_BY = {PYTHON: "nproc_per_node", ACCELERATE: "num_processes", DEEPSPEED: "num_gpus"}
+"""The flag by which each launcher is told its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +116,13 @@ def script_launches(text: str) -> Iterator[Launch]:
     a command of its own (``mason.py … -- setup.sh && python train.py``).
     """
     outer: Mapping[str, Any] = {}
+    exported: tuple[str, ...] = ()
     for words in filled_commands(text):
+        exported = tuple(filter(VISIBLE.fullmatch, words[:MOST_NAMES])) if _only_names(words) else exported
         at = _wrapper_index(words)
         ends = -1 if at is None else words.index(WRAPPED) if WRAPPED in words else len(words)
         outer = outer if at is None else flags_of(words[at + 1 : ends])[0]
-        found = _parse_launch_words([word.removeprefix(NEXT) for word in words[ends + 1 :]])
+        found = _parse_launch_words([*exported, *(word.removeprefix(NEXT) for word in words[ends + 1 :])])
         if found is not None:
             yield replace(found, flags=_wrapped_flags(found, outer)) if outer else found
 
@@ -106,6 +146,17 @@ def _command_blocks(told: str) -> Iterator[str]:
         found = COMMAND_LINE.search(block)
         if found is not None:
             yield block[found.start("command") :]
+
+
+def _only_names(words: Sequence[str]) -> bool:
+    """Whether a command gives the cards that are visible, to all that follow it."""
+    rest = words[1:] if words[:1] == ["export"] else words
+    return (
+        bool(rest)
+        and len(rest) < MOST_NAMES
+        and all("=" in word.partition("-")[0] for word in rest)
+        and any(map(VISIBLE.fullmatch, rest))
+    )
 
 
 def _wrapper_index(words: Sequence[str]) -> int | None:
@@ -147,8 +198,10 @@ def _unpacked_words(words: Sequence[str]) -> Iterator[str]:
 
 def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
     """The launcher among the words of a command, and where what is given to it begins."""
-    for at, word in enumerate(words):
-        base, then = word.rpartition("/")[2], list(words[at + 1 : at + 3])
+    for place, word in enumerate(words):
+        base = word.rpartition("/")[2]
+        at = _after_switches(words, place) if PYTHON_NAME.fullmatch(base) else place
+        then = list(words[at + 1 : at + 3])
         if base == ACCELERATE and then[:1] == ["launch"]:
             return ACCELERATE, at + 2
         if base == TRL and then and then[0] in METHODS:
@@ -157,17 +210,33 @@ def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
             return FACTORY, at + 1
         if base in (TORCHRUN, DEEPSPEED):
             return base, at + 1
+        if base == TORCHX:
+            return TORCHX, at + 1
         if base.startswith(PYTHON) and then[:1] == ["-m"] and then[-1] in MODULES:
-            return MODULES[then[-1]], at + 3
-        if base.startswith(PYTHON) and then[:1] and then[0] in SWITCHES_OF_PYTHON:
-            then = then[1:]
+            return MODULES[then[-1]], at + 3 + (words[at + 3 : at + 4] == ["launch"])
         runs = base.startswith(PYTHON) or (base == "run" and words[at - 1] == "uv")
-        if runs and then and then[0].endswith(".py"):
+        if runs and then and (then[0].endswith(".py") or _is_own_module(then, words[at + 3 : at + 4])):
             return PYTHON, at + 1
     return None
 
 
+def _after_switches(words: Sequence[str], at: int) -> int:
+    """The place of the last of the interpreter's own switches, or of the interpreter."""
+    while at + 1 < len(words) and words[at + 1] in SWITCHES_OF_PYTHON:
+        at += 2 if words[at + 1] in VALUED_OF_PYTHON else 1
+    return at
+
+
+def _is_own_module(then: Sequence[str], given: Sequence[str]) -> bool:
+    """Whether a module of people's own is started with flags (``python -m mine.train --batch_size 4``)."""
+    named = len(then) == 2 and then[0] == "-m" and re.fullmatch(r"\w+(\.\w+)*", then[1]) is not None
+    return named and then[1].partition(".")[0] not in NO_JOBS and any(word.startswith("--") for word in given)
+
+
 def _parse_launch_words(words: Sequence[str]) -> Launch | None:
+    told = model_arguments(words)
+    if told is not None:
+        return _of_evaluation(words, told) if told.engine == PLAIN else None
     start = find_launcher(words)
     if start is None:
         return None
@@ -176,13 +245,70 @@ def _parse_launch_words(words: Sequence[str]) -> Launch | None:
     rest = rest[:ends]
     if launcher == FACTORY:
         return _of_factory(words[: start[1]], rest)
+    if launcher == PYTHON and rest[:1] == ["-m"]:
+        rest[:2] = [f"{rest[1].replace('.', '/')}.py"]
     at = 0 if launcher == TRL else next((at for at, word in enumerate(rest) if word.endswith(".py")), None)
     if at is None:
         return None
-    arguments, left = flags_of(rest[at + 1 :])
-    return Launch(
-        launcher=launcher, flags=flags_of(rest[:at])[0], script=rest[at], arguments=arguments, left=left
-    )
+    given = rest[at + 1 :]
+    flags = _counted_flags(launcher, words[: start[1]], rest[:at])
+    if launcher == TORCHX:
+        launcher, given = TORCHRUN, [word for word in given if word != WRAPPED]
+    arguments, left = flags_of(given)
+    return Launch(launcher=launcher, flags=flags, script=rest[at], arguments=arguments, left=left)
+
+
+def _counted_flags(launcher: str, before: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
+    """A launcher's flags with the processes that what stands before it counts: the cards that are visible,
+    or the ranks of ``mpirun -np``.
+    """
+    if launcher == TORCHX:
+        told = next((found for word in own if (found := JOB.fullmatch(word))), None)
+        return {"nnodes": int(told[1]), "nproc_per_node": int(told[2])} if told else {}
+    flags = flags_of(own)[0]
+    cards = next((count for word in reversed(before) if (count := visible_cards(word))), None)
+    if launcher == TORCHRUN:
+        return (
+            {**flags, "nproc_per_node": cards}
+            if cards and flags.get("nproc_per_node") in EVERY_CARD
+            else flags
+        )
+    at = COUNTED_BY.get(launcher)
+    count = _parallel_count(before) if launcher == PYTHON else None
+    said = {"config_file", "num_processes", "num_gpus", "include", "hostfile"} & flags.keys()
+    return {**flags, at: count or cards} if at and (count or cards) and not said else flags
+
+
+def visible_cards(word: str) -> int | None:
+    """The cards that an assignment leaves visible (``CUDA_VISIBLE_DEVICES=0,1``)."""
+    found = VISIBLE.fullmatch(word)
+    return found[1].count(",") + 1 if found and found[1] != "-1" else None
+
+
+def _parallel_count(before: Sequence[str]) -> int | None:
+    """The processes that ``mpirun`` and its like start."""
+    if not any(word.rpartition("/")[2] in PARALLEL for word in before):
+        return None
+    counts = (value for at, value in pairwise(before) if at in COUNTS)
+    return next((int(value) for value in counts if value.isdecimal() and len(value) < 6), None)
+
+
+def _of_evaluation(words: Sequence[str], told: EvaluatedModel) -> Launch:
+    """An evaluation that loads its model with transformers, as a script of the same arguments (dtype:
+    lm_eval/models/huggingface.py:87, batch_size:90, of EleutherAI/lm-evaluation-harness 4e7e0d4).
+    """
+    start = find_launcher(words)
+    launcher = start[0] if start is not None else PYTHON
+    own = list(words[start[1] :]) if start is not None else []
+    own = own[: own.index("-m")] if "-m" in own else own
+    flags = _counted_flags(launcher, words[: start[1]], own) if start is not None else {}
+    counted = {
+        at: held
+        for at, held in flags.items()
+        if at in ("num_processes", "num_machines", "nproc_per_node", "nnodes")
+    }
+    arguments = {"batch_size": 1, **told.arguments, "model": told.model}
+    return Launch(launcher=launcher, flags=counted, script=f"{told.program}.py", arguments=arguments, left=())
 
 
 def _of_factory(before: Sequence[str], rest: Sequence[str]) -> Launch:

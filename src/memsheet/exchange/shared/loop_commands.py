@@ -34,6 +34,9 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
     if task is None or not (named or read.get(SCRIPT, {}).get("model")):
         return {}
     own = {**read.get(LOOP, {}), **_loop_flags(flags, found), "task": task}
+    evaluated = flags.get("eval_batch_size")
+    if task == "infer" and "batch" not in own and evaluated and type(evaluated.value) is int:
+        own["batch"] = evaluated.value
     if task == "infer" and own.pop("wrap", None) == DEEPSPEED_WRAP:
         own[DIVIDED] = "by DeepSpeed"
         own.pop("deepspeed_file", None)

@@ -52,6 +52,7 @@ COPIED = re.compile(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=])([^{}]*))?\}|(\w+))")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ADDED = re.compile(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
 _COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _SPECIAL = re.compile(r"['\"\\#]")
 _SHIELDS = {"$": "\ue000", "`": "\ue001", "#": "\ue002"}
@@ -148,7 +149,9 @@ class Variables:
                     continue
                 return
             sure = expand_variables(told[2], self.sure, self.budget, defaults=False)
-            again = self.sure.get(told[1], sure) != sure
+            added = _ADDED.match(told[2])
+            itself = added is not None and told[1] in (added[1], added[2])
+            again = not itself and self.sure.get(told[1], sure) != sure
             self.sure[told[1]] = f"${{{told[1]}}}" if again else sure
             self.all[told[1]] = expand_variables(told[2], self.all, self.budget, defaults=True)
 

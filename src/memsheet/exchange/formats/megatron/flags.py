@@ -140,15 +140,23 @@ def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
     Raises ValueError for text that is no shell.
     """
     script = ShellScript(text)
-    commands = [words for words in script.commands() if any(word.startswith("--") for word in words)]
+    given = [words for words in script.commands() if any(word.startswith("--") for word in words)]
+    commands = [words for words in given if not _starts_a_script(words)]
     settings = [words[0] for name in (ALLOCATOR, OLDER) if (words := script.known.get(name))]
     exported = {ALLOCATOR: settings[0]} if settings else {}
-    lists = (script.words_of(held) for held in list(script.known.values()))
+    held_lists = list(script.known.values()) if len(commands) == len(given) else []
+    lists = (script.words_of(held) for held in held_lists)
     for words in (*commands, *lists):
         found = _parse_megatron_flags(words[:MOST_WORDS])
         if marks & found.keys():
             return {**exported, **found}
     return {}
+
+
+def _starts_a_script(words: list[str]) -> bool:
+    """Whether a command starts another shell's script, which has flags of its own."""
+    program = next((word for word in words[:3] if word.rpartition("/")[2] not in ("bash", "sh")), "")
+    return program.endswith((".sh", ".bash"))
 
 
 def _parse_megatron_flags(words: list[str]) -> dict[str, Any]:

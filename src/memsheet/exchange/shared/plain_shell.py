@@ -1,0 +1,429 @@
+"""A shell's script with its lists, loops and conditions worked out, as another script without them: what the
+readers of commands are given. Where a loop starts something for each of several values there is a script for
+each. Text in, text out: nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice, product
+
+from memsheet.exchange.shared.shell_loops import (
+    ALONE_NAME,
+    ASSIGNED,
+    DEEPEST_TEXT,
+    RUNS_TEXTS,
+    SHELLS,
+    adds_to_itself,
+    bodies_of,
+    goes_through_arguments,
+    is_assignment,
+    names_given,
+    quoted_text,
+    starts_something,
+)
+from memsheet.exchange.shared.shell_syntax import (
+    Body,
+    Branch,
+    Chain,
+    Choice,
+    Group,
+    Loop,
+    Node,
+    Simple,
+    parse_shell,
+)
+from memsheet.exchange.shared.shell_tokens import LIST, WORD, NoShellError, Token
+from memsheet.exchange.shared.shell_values import (
+    COUNTED,
+    WHOLE_LIST,
+    Names,
+    arm_taken,
+    body_holds,
+    list_values,
+    node_holds,
+    text_with_names,
+    word_values,
+)
+from memsheet.frozen import dataclass
+from memsheet.guard.budget import Budget, TooMuchError
+
+MOST_SCRIPT, MOST_COMBINATIONS, MOST_TOLD = 2**15, 32, 8
+"""Characters of a script and of what it is made, combinations of its loops' values that are made, and values
+that are named in words.
+"""
+_BUILT = re.compile(
+    r"\$|=\(|\b(?:eval|ssh|tmux|screen|pdsh|su)\b|--wrap"
+    r"|\b(?:for|case|if|while|until)\b|\+=|\]\]? *&&"
+)
+_LEADS = ("export", "declare", "local", "readonly", "typeset")
+_PLAIN_VALUE = re.compile(r"[\w./:=+,@%-]{1,200}")
+_LISTED = re.compile(r"\$\{(\w+)\[(?:[@*]|\d{1,4})\]\}|\$\{#(\w+)\[[@*]\]\}|\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainScript:
+    """``name``: the values of the loops that it is of; ``remarks``: what was taken for granted, in words."""
+
+    name: str
+    text: str
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSite:
+    """A loop that starts something: where it stands, and inside which other."""
+
+    at: int
+    name: str
+    values: tuple[str, ...]
+    outer: tuple[int, ...]
+
+
+def plain_script(text: str, name: str = "") -> PlainScript:
+    """The script of the loops' values that are called ``name``, else of their first."""
+    found = plain_scripts(text)
+    return next((one for one in found if one.name == name), found[0])
+
+
+@lru_cache(maxsize=4)
+def plain_scripts(text: str) -> tuple[PlainScript, ...]:
+    """The scripts that a text stands for, one where no loop starts anything; the text itself where it is no
+    shell's, or asks for more than a launch does.
+    """
+    if len(text) > MOST_SCRIPT or not _BUILT.search(text):
+        return (PlainScript("", text),)
+    try:
+        return tuple(_combinations(text, parse_shell(text))) or (PlainScript("", text),)
+    except (NoShellError, TooMuchError, RecursionError):
+        return (PlainScript("", text),)
+
+
+def _combinations(text: str, tree: Body) -> Iterator[PlainScript]:
+    first = ScriptWalk(text, {}, ())
+    made = first.written(tree)
+    outermost = [site for site in first.sites.values() if not site.outer]
+    several = [site for site in first.sites.values() if len(site.values) > 1]
+    if not several:
+        yield PlainScript("", made, first.told())
+        return
+    for number, site in enumerate(outermost):
+        within = [one for one in first.sites.values() if one is site or site.at in one.outer]
+        picks = product(*(range(len(one.values)) for one in within))
+        for pick in islice(picks, MOST_COMBINATIONS):
+            chosen = {one.at: at for one, at in zip(within, pick, strict=True)}
+            walk = ScriptWalk(text, chosen, tuple(one.at for one in outermost[:number]))
+            made = walk.written(tree)
+            if not walk.skipped:
+                own = f" (loop {number + 1})" * bool(number)
+                yield PlainScript(_pick_name(within, pick) + own, made, walk.told())
+
+
+def _pick_name(sites: Sequence[LoopSite], pick: Sequence[int]) -> str:
+    """The values of loops that go over several."""
+    return " ".join(
+        f"{site.name}={site.values[at]}" for site, at in zip(sites, pick, strict=True) if len(site.values) > 1
+    )
+
+
+class ScriptWalk:
+    """One way through a script. ``chosen``: of loops that start something the value that is read, by their
+    places; ``without``: places of loops that are left out.
+    """
+
+    __slots__ = ("budget", "chosen", "doubtful", "held_texts", "made", "names", "outer", "remarks", "rounds", "sites", "skipped", "text", "used", "without")  # fmt: skip
+
+    def __init__(self, text: str, chosen: Mapping[int, int], without: tuple[int, ...]) -> None:
+        self.text, self.chosen, self.without = text, chosen, without
+        self.names = Names()
+        self.made: list[tuple[str, str]] = []  # pieces, each with the list that it is given to, if any
+        self.used: set[str] = set()
+        self.sites: dict[int, LoopSite] = {}
+        self.outer: tuple[int, ...] = ()
+        self.held_texts: dict[str, str] = {}  # names by the text of a command that they are given
+        self.rounds: dict[str, str] = {}  # values of the loops around
+        self.remarks: dict[str, None] = {}
+        self.skipped = False
+        self.doubtful = ""  # the condition around that nobody can tell
+        self.budget = Budget(MOST_SCRIPT * 2, "text of its loops")
+
+    def written(self, tree: Body) -> str:
+        self.body(tree)
+        return "".join(piece for piece, of_list in self.made if of_list not in self.used or not of_list)
+
+    def told(self) -> tuple[str, ...]:
+        loops = dict.fromkeys(
+            f"{site.name} = {site.values[self.chosen.get(site.at, 0)]}: one of "
+            f"{', '.join(site.values[:MOST_TOLD])}{', …' if len(site.values) > MOST_TOLD else ''} of a loop"
+            for site in self.sites.values()
+            if len(site.values) > 1 and (site.at in self.chosen or not self.chosen)
+        )
+        return (*loops, *self.remarks)
+
+    def keep(self, piece: str, of_list: str = "") -> None:
+        self.budget.spend(len(piece))
+        self.made.append((piece, of_list))
+
+    def body(self, held: Body) -> None:
+        at = held.at
+        for node in held.nodes:
+            self.keep(self.text[at : node.at])
+            self.node(node)
+            at = node.end
+        self.keep(self.text[at : held.end])
+
+    def node(self, node: Node) -> None:
+        match node:
+            case Simple():
+                self.command(node)
+            case Chain():
+                self.chain(node)
+            case Branch():
+                self.branch(node)
+            case Loop():
+                self.loop(node)
+            case Choice():
+                self.choice(node)
+            case Group():
+                self.parts(node, [node.body])
+
+    def parts(self, node: Node, bodies: Sequence[Body]) -> None:
+        """A node as it stands, with what is inside it worked out."""
+        at = node.at
+        for held in bodies:
+            self.keep(self.text[at : held.at])
+            self.body(held)
+            at = held.end
+        self.keep(self.text[at : node.end])
+
+    # ---- conditions ----
+
+    def chain(self, node: Chain) -> None:
+        """What follows a test is left out where that does not hold (``[ … ] && a``)."""
+        told = node_holds(node.parts[0], self.names) if set(node.joins) <= {"&&", "||"} else None
+        tests = isinstance(node.parts[0], Simple) and node.parts[0].words[0].text in ("[", "[[", "test", "((")
+        if told is not None and len(node.parts) == 2:
+            if told is (node.joins[0] == "&&"):
+                self.node(node.parts[1])
+            return
+        before = self.doubtful
+        at = node.at
+        for number, part in enumerate(node.parts):
+            self.keep(self.text[at : part.at])
+            self.doubtful = before or (self.source(node.parts[0]) if number and tests else "")
+            self.node(part)
+            at = part.end
+        self.doubtful = before
+
+    def branch(self, node: Branch) -> None:
+        open_arms: list[tuple[Body, Body]] = []
+        for condition, held in node.arms:
+            told = body_holds(condition, self.names)
+            if told and not open_arms:
+                self.body(held)
+                return
+            if told is not False:
+                open_arms.append((condition, held))
+            if told:
+                break
+        if not open_arms:
+            if node.other is not None:
+                self.body(node.other)
+            return
+        self.open_branch(node)
+
+    def open_branch(self, node: Branch) -> None:
+        """Conditions that nobody can tell: as they stand, but for what is added under them."""
+        before = self.doubtful
+        self.doubtful = before or self.source(node.arms[0][0])
+        self.parts(node, bodies_of(node))
+        self.doubtful = before
+        for name in names_given(node):
+            self.names.texts[name] = None
+
+    def source(self, held: Body | Node) -> str:
+        return " ".join(self.text[held.at : held.end].strip("; \n").split())[:100]
+
+    def choice(self, node: Choice) -> None:
+        taken = arm_taken(node.word, node.arms, self.names)
+        if taken is None:
+            before = self.doubtful
+            self.doubtful = before or f"case {node.word}"
+            self.parts(node, bodies_of(node))
+            self.doubtful = before
+            for name in names_given(node):
+                self.names.texts[name] = None
+        elif taken >= 0:
+            self.body(node.arms[taken][1])
+
+    # ---- loops ----
+
+    def loop(self, node: Loop) -> None:
+        if node.at in self.without:
+            return
+        if goes_through_arguments(node, self.text):
+            self.remarks["what the script itself is given = nothing: its own defaults"] = None
+            return
+        values = list_values(node.words, self.names) if node.words is not None else None
+        if values is None:
+            self.parts(node, [*([node.condition] if node.condition else []), node.body])
+            for name in names_given(node):
+                self.names.texts[name] = None
+        elif starts_something(node.body):
+            self.one_round(node, values)
+        else:
+            for value in values:
+                self.round(node, value)
+
+    def one_round(self, node: Loop, values: list[str]) -> None:
+        """The round of one value, of a loop that starts something in each."""
+        self.sites.setdefault(node.at, LoopSite(node.at, node.name, tuple(values), self.outer))
+        before, self.outer = self.outer, (*self.outer, node.at)
+        self.round(node, values[min(self.chosen.get(node.at, 0), len(values) - 1)])
+        self.outer = before
+
+    def round(self, node: Loop, value: str) -> None:
+        self.names.texts[node.name] = value
+        self.names.lists.pop(node.name, None)
+        self.keep(f"{node.name}={shlex.quote(value)}\n")
+        if _PLAIN_VALUE.fullmatch(value):
+            self.rounds[node.name] = value
+        self.body(node.body)
+        self.rounds.pop(node.name, None)
+        self.keep("\n")
+
+    # ---- commands ----
+
+    def command(self, node: Simple) -> None:
+        first = node.words[0]
+        if first.text in ("continue", "break") and self.outer and not self.doubtful:
+            self.skipped = True
+        leads = 1 if first.text in _LEADS else 0
+        rest = [token for token in node.words[leads:] if not (leads and token.text.startswith("-"))]
+        given = next((at for at, token in enumerate(rest) if not is_assignment(token)), len(rest))
+        if given < len(rest) or not rest:
+            self.keep(self.with_lists(node))
+            for text in self.texts_run(rest[given:]):
+                self.keep(f"\n{text}\n")
+            return
+        began = len(self.made)
+        for token in rest:
+            self.assign(token)
+        if len(rest) == 1 and rest[0].kind == WORD and self.made[began:] == [(f"{rest[0].text}\n", "")]:
+            self.made[began:] = [(self.text[node.at : node.end], "")]
+
+    def assign(self, token: Token) -> None:
+        """One name's value, as the readers of commands know it."""
+        if token.kind == LIST:
+            self.assign_list(token)
+            return
+        found = ASSIGNED.fullmatch(token.text)
+        if found is None:
+            return
+        name, more, value = found[1], found[2], self.inlined(found[3])
+        if self.doubtful and (more or adds_to_itself(name, value)):
+            self.left_out(name)
+            return
+        held = word_values(value, self.names) if value else [""]
+        self.rounds.pop(name, None)
+        inner = quoted_text(value)
+        self.held_texts.pop(name, None)
+        if inner and " " in inner.strip() and not more and not _names_itself(name, inner):
+            self.held_texts[name] = inner
+        text = " ".join(held) if held is not None else None
+        if more:
+            before = self.names.texts.get(name, "")
+            value = f'"${{{name}:-}}"{value}' if name in self.names.texts else value
+            self.names.texts[name] = None if before is None or text is None else before + text
+        else:
+            self.names.texts[name] = text
+            self.names.lists.pop(name, None)
+            value = shlex.quote(text) if text is not None and "$((" in value and ":-" not in value else value
+        self.keep(f"{name}={value}\n")
+
+    def assign_list(self, token: Token) -> None:
+        name, more = token.text.removesuffix("+"), token.text.endswith("+")
+        if self.doubtful and more:
+            self.left_out(name)
+            return
+        words = [one for word in token.held for one in self.list_words(word)]
+        before = self.names.lists.get(name) if more else None
+        if more and before is None and self.names.texts.get(name):
+            before = [str(self.names.texts[name])]
+        self.names.lists[name] = [*(before or ()), *words]
+        self.names.texts.pop(name, None)
+        self.names.budget.spend(len(self.names.lists[name]))
+        self.keep(self.text[token.at : token.end] + "\n", of_list=name)
+
+    def left_out(self, name: str) -> None:
+        self.remarks[f"what is added to {name} if {self.doubtful} = left out: the file does not tell"] = None
+
+    def list_words(self, word: str) -> list[str]:
+        whole = WHOLE_LIST.fullmatch(word)
+        if whole and whole[1] in self.names.lists:
+            self.used.add(whole[1])
+            return self.names.lists[whole[1]]
+        return [self.inlined(word)]
+
+    def with_lists(self, node: Simple) -> str:
+        """A command with the words of lists in their places."""
+        pieces, at = list[str](), node.at
+        for token in node.words:
+            pieces.append(self.text[at : token.at])
+            pieces.append(self.filled_token(token))
+            at = token.end
+        return "".join(pieces)
+
+    def filled_token(self, token: Token) -> str:
+        if token.kind != WORD or "$" not in token.text:
+            return self.text[token.at : token.end]
+        held = self.command_text(token.text)
+        return " ".join(self.list_words(token.text)) if held is None else held
+
+    def command_text(self, word: str, depth: int = 0) -> str | None:
+        """What a name stands for that is a word of its own and is given the text of a command."""
+        named = ALONE_NAME.fullmatch(word)
+        text = self.held_texts.get(named[1]) if named else None
+        plain = (text or "").replace("\\\n", " ").replace("\n", " ")
+        if depth > DEEPEST_TEXT or plain.lstrip()[:1] in ("", "-"):  # flags, which every reader fills in
+            return None
+        self.budget.spend(len(plain))
+        parts = plain.split(" ")
+        return " ".join(self.command_text(part, depth + 1) or part for part in parts)
+
+    def texts_run(self, words: Sequence[Token]) -> Iterator[str]:
+        """Commands that stand as a text in what another shell, host or scheduler is given."""
+        programs = [token.text.rpartition("/")[2] for token in words]
+        if programs[:1] == [] or programs[0] not in RUNS_TEXTS or not SHELLS.isdisjoint(programs):
+            return
+        for token in words[1:]:
+            inner = quoted_text(token.text.removeprefix("--wrap=")) if token.kind == WORD else None
+            held = self.command_text(inner or "")
+            if inner and (held or " " in inner.strip()):
+                yield held or inner
+
+    def inlined(self, word: str) -> str:
+        """A word with the lists inside it in their places."""
+
+        def value(found: re.Match[str]) -> str:
+            name = found[1] or found[2] or found[3] or found[4]
+            if name not in self.names.lists:
+                return self.rounds.get(name) or found[0]
+            self.used.add(name)
+            if found[1] and ("@" in found[0] or "*" in found[0]):
+                return " ".join(self.names.lists[name])
+            told = text_with_names(found[0], self.names)
+            return found[0] if told is None else told
+
+        return (
+            _LISTED.sub(value, word)
+            if "$" in word and (self.names.lists or self.rounds or COUNTED.search(word))
+            else word
+        )
+
+
+def _names_itself(name: str, text: str) -> bool:
+    return re.search(rf"\$(?:\{{{name}\b|{name}\b)", text) is not None

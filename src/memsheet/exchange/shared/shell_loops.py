@@ -1,0 +1,94 @@
+"""What stands inside a script's loops and conditions: whether it starts anything, and which names it
+gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from memsheet.exchange.shared.shell_syntax import Body, Branch, Chain, Choice, Group, Loop, Node, Simple
+from memsheet.exchange.shared.shell_tokens import LIST, WORD, Token
+
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_ARGUMENTS = re.compile(r"\$(?:#|[@*]|\d|\{\d)|\bgetopts?\b")
+_QUIET = """
+    echo printf mkdir export local declare readonly typeset set unset sleep wait kill rm cp mv cd pushd popd touch cat tee shift return
+    continue break exit true false : [ [[ test let read source . trap date hostname ls grep sed awk tr cut head tail wc find chmod ln module
+    conda pip pip3 ulimit nvidia-smi which command git wget curl tar unzip scontrol rsync dirname basename realpath jq
+"""
+ALONE_NAME = re.compile(r"\$(?:\{(?=\w+\}))?([A-Za-z_]\w*)\}?")
+RUNS_TEXTS = frozenset({"eval", "ssh", "tmux", "screen", "pdsh", "su", "sbatch", "script", "gcloud"})
+"""Programs that are given commands as texts, beside shells (``bash -c``), which every reader knows."""
+SHELLS = frozenset({"bash", "sh", "zsh"})
+DEEPEST_TEXT = 3
+"""Texts of commands that stand in one another."""
+QUIET = frozenset(_QUIET.split())
+"""Commands that start no job."""
+
+
+def is_assignment(token: Token) -> bool:
+    return token.kind == LIST or ASSIGNED.fullmatch(token.text) is not None
+
+
+def goes_through_arguments(node: Loop, text: str) -> bool:
+    """Whether a loop goes through what the script itself is given (``while [ $# -gt 0 ]; do case "$1"``)."""
+    head = text[node.at : node.body.at]
+    choice = next((one for one in _nodes_below(node.body) if isinstance(one, Choice)), None)
+    told = choice is not None and _ARGUMENTS.search(f"{head} {choice.word}") is not None
+    return told and not starts_something(node.body)
+
+
+def bodies_of(node: Node) -> list[Body]:
+    match node:
+        case Branch():
+            return [held for arm in node.arms for held in arm] + ([node.other] if node.other else [])
+        case Choice():
+            return [held for _, held in node.arms]
+        case Loop() | Group():
+            return [node.body]
+    return []
+
+
+def _nodes_below(body: Body) -> Iterator[Node]:
+    """Every command of a body and of what is inside it."""
+    waiting: list[Node] = list(body.nodes)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += node.parts if isinstance(node, Chain) else ()
+        waiting += [one for held in bodies_of(node) for one in held.nodes]
+
+
+def starts_something(body: Body) -> bool:
+    """Whether a loop runs anything but assignments and commands that start no job."""
+    for node in _nodes_below(body):
+        if isinstance(node, Simple):
+            first = next((token for token in node.words if not is_assignment(token)), None)
+            if first is not None and first.text not in QUIET and not first.text.startswith("(("):
+                return True
+    return False
+
+
+def names_given(node: Node) -> Iterator[str]:
+    """Names that are given a value inside a node, but for what is added to them."""
+    for one in (below for body in bodies_of(node) for below in _nodes_below(body)):
+        for token in one.words if isinstance(one, Simple) else ():
+            found = ASSIGNED.fullmatch(token.text) if token.kind == WORD else None
+            if found and not found[2] and not adds_to_itself(found[1], found[3]):
+                yield found[1]
+
+
+def adds_to_itself(name: str, value: str) -> bool:
+    """Whether a value begins with what the name had before (``A="$A more"``)."""
+    return re.match(rf"\"?\$(?:\{{{name}[}}:]|{name}\b)", value) is not None
+
+
+def quoted_text(word: str) -> str | None:
+    """What stands between a word's quotes, as a script of its own; None of a word that is not one quote."""
+    inner = word[1:-1]
+    if len(word) > 2 and word[0] == word[-1] == '"' and '"' not in inner.replace('\\"', ""):
+        return inner.replace('\\"', '"').replace("\\$", "$")
+    if len(word) > 2 and word[0] == word[-1] == "'" and "'" not in inner:
+        return inner
+    return word if ALONE_NAME.fullmatch(word) else None

@@ -1,0 +1,97 @@
+"""A script without its lists, loops and conditions gives its commands the words that the shell gives them."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from memsheet.exchange.shared.launched_script import filled_commands
+from memsheet.exchange.shared.plain_shell import plain_script, plain_scripts
+
+SCRIPTS = {
+    "array": "A=(--a 1\n  --b 2 # two\n)\nrun ${A[@]} --c",
+    "grown array": 'A=( --a 1 )\nA+=( --b 2 )\nA+=(--c)\nrun "${A[@]}"',
+    "arrays in one another": 'A=(--a 1)\nB=("${A[@]}" --b 2)\nrun "${B[@]}" "${A[@]}"',
+    "one element": "A=(x y z)\nrun $A ${A[1]} ${#A[@]}",
+    "array as one text": "A=(--a 1)\nrun ${A[*]} --b",
+    "declared": "declare -a A=(--a 1)\nlocal=2\nrun ${A[@]} --b $local",
+    "text over lines": 'A="--a 1\n  --b 2\n"\nA+=" --c"\nrun $A',
+    "array under a condition": "N=4\nA=(--a)\nif [ $N -gt 2 ]; then\n A+=(--b)\nelse\n A+=(--c)\nfi\nrun ${A[@]}",
+    "array under several": 'X=on\nA=()\nif [[ "$X" == "on" && 3 -lt 4 ]]; then A+=(--b); fi\nrun "${A[@]}" --d',
+    "added by a test": 'X=1\nA=(--a)\n[ "$X" = 1 ] && A+=(--b)\n[[ $X -eq 2 ]] && A+=(--c)\nrun "${A[@]}"',
+    "words of a loop": 'A=()\nfor w in x y; do\n A+=(--w $w)\ndone\nrun "${A[@]}"',
+    "counted loop": 'O=""\nfor i in $(seq 1 3); do O="$O --i $i"; done\nrun $O',
+    "loop over a range": 'O=""\nfor i in {1..3}; do O+=" $i"; done\nrun --o $O',
+    "loop over a list": 'M=(a b)\nO=--o\nfor m in "${M[@]}"; do O+=" $m"; done\nrun $O',
+    "choice": 'X=b\ncase "$X" in\n a) N=1 ;;\n b|c) N=2 ;;\n *) N=3 ;;\nesac\nrun --n $N',
+    "other choice": "X=q\ncase $X in a) N=1;; *) N=3;; esac\nrun --n $N",
+    "arguments": 'B=2\nwhile [[ $# -gt 0 ]]; do\n case "$1" in\n  --batch) B="$2"; shift 2 ;;\n  *) shift ;;\n esac\ndone\nrun --b $B',
+    "options": 'B=2\nwhile getopts "b:" o; do case $o in b) B=$OPTARG ;; esac; done\nrun --b $B',
+    "arguments one by one": 'B=2\nfor a in "$@"; do case $a in --b=*) B=3 ;; esac; done\nrun --b $B',
+    "quotes": "A=(--a 'x y' \"z\")\nrun ${A[0]} ${A[2]}",
+    "text of its own": "cat > /dev/null <<EOF\nfor (\nEOF\nA=(1)\nrun ${A[@]}",
+    "function": "say() {\n echo ${A[@]}\n}\nA=(1 2)\nrun ${A[@]}",
+    "sum": "N=2\nfor i in 3; do O=$((N * i)); done\nrun $O",
+}  # fmt: skip
+
+
+def words_of(text: str) -> list[str]:
+    command = next(words for words in filled_commands(text) if words[:1] == ["run"])
+    return " ".join(command[1:]).split()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_words_of_a_command_are_the_shells(name: str) -> None:
+    text = SCRIPTS[name]
+    said = subprocess.run(
+        ["bash", "-c", 'run() { printf "%s\\n" "$@"; }\n' + text], capture_output=True, text=True, check=True
+    ).stdout.split()  # fmt: skip
+    assert words_of(plain_script(text).text) == said
+
+
+LOOPS = 'M=(a b)\nfor m in "${M[@]}"; do\n for n in 1 2 4; do\n  run --m $m --n $n\n done\ndone\n'
+
+
+def test_loops_that_start_something_are_scripts_of_their_own() -> None:
+    found = plain_scripts(LOOPS)
+    assert [words_of(one.text) for one in found] == [
+        ["--m", m, "--n", n] for m in ("a", "b") for n in ("1", "2", "4")
+    ]
+    assert found[1].name == "m=a n=2"
+    assert "n = 2: one of 1, 2, 4 of a loop" in found[1].remarks
+    assert plain_script(LOOPS, "m=b n=4") == found[-1]
+
+
+def test_a_round_that_is_passed_over_is_none() -> None:
+    text = "for n in 1 2 4; do\n if [ $n -eq 2 ]; then\n  continue\n fi\n run --n $n\ndone\n"
+    assert [words_of(one.text) for one in plain_scripts(text)] == [["--n", "1"], ["--n", "4"]]
+
+
+def test_loops_after_one_another_are_read_one_by_one() -> None:
+    text = "N=1\nfor n in 1 2; do run --n $n; done\nfor m in 3 4; do run --m $m; done\n"
+    assert [words_of(one.text) for one in plain_scripts(text)] == [
+        ["--n", "1"], ["--n", "2"], ["--m", "3"], ["--m", "4"]
+    ]  # fmt: skip
+
+
+def test_what_is_added_under_a_condition_that_nobody_can_tell_is_left_out_and_told() -> None:
+    text = 'A=(--a)\nif [ "$WILD" = 1 ]; then\n A+=(--b)\nfi\nrun "${A[@]}"\n'
+    found = plain_script(text)
+    assert words_of(found.text) == ["--a"]
+    assert found.remarks == (
+        'what is added to A if [ "$WILD" = 1 ] = left out: the file does not tell',
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for x in 'a; do run; done", "if [ a = b ]; then run", "A=(1 2", "run a b\n", "case x in a) run", "$(" * 40, "a: {b: [1, 2]}\nfor: x\n",
+        "for a in {1..64}; do for b in {1..64}; do for c in {1..64}; do O+=$a$b$c; done; done; done\nrun $O",
+        "A=(a a a a)\n" + 'A+=("${A[@]}" "${A[@]}")\n' * 40 + 'run "${A[@]}"',
+    ],
+)  # fmt: skip
+def test_what_is_no_shell_or_too_much_stays_as_it_is(text: str) -> None:
+    (found,) = plain_scripts(text)
+    assert found.text == text
