@@ -35,7 +35,7 @@ from memsheet.exchange.formats.verl.strategies import (
     trains_actor,
     verl_row,
 )
-from memsheet.exchange.shared.file_format import Format, Values
+from memsheet.exchange.shared.file_format import EVERYWHERE, Format, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
 
 VERSION = "verl"  # of its commit b178a3cd5
@@ -80,7 +80,8 @@ KEYS = (
     *BATCH_KEYS, *SHARDED_KEYS, *PIPELINED_KEYS, *LOSS_KEYS,
 )  # fmt: skip
 FORMAT: Format = Format(
-    name="verl", file="verl.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, also=verl_values, program_known=lambda _: False,
+    name="verl", file="verl.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, also=verl_values, program_known=lambda values: PROGRAM in values,
+    keys_complete=False, strict=(EVERYWHERE,),  # hydra 1.3.8 hydra/_internal/config_loader_impl.py:393
     refers=(CONFIG,), marks=frozenset({PROGRAM, "actor_rollout_ref", "ulysses_sequence_parallel_size"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED,
     unmodelled=UNMODELLED, known=KNOWN - set(UNMODELLED) - WEIGHED - {key.at for key in KEYS},
 )  # fmt: skip
