@@ -20,7 +20,9 @@ def mesh_product(request: Request) -> int:
     degrees = (request.get(f"mesh.{axis}") for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))
     result = 1
     for degree in degrees:
-        result *= degree or 1
+        result *= (
+            degree if isinstance(degree, int) and degree else 1
+        )  # a word is told where plans are checked
     return result
 
 

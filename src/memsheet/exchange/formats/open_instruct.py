@@ -227,7 +227,8 @@ def _left_to_launcher(values: Values, _: Values) -> Iterator[Moved]:
 OWN = frozenset({"with_tracking", "checkpointing_steps", "dataset_mixer_list", "dataset_mix_dir", "use_slow_tokenizer", "mixer_list"})  # fmt: skip
 FORMAT: Format = Format(
     name="open-instruct", file="train.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=OWN,
-    needs={"model_name_or_path": ...}, rename=_rename_key, absent=_not_held, stored="model_dtype", starts=_is_launch, program_known=lambda _: False, moves=_left_to_launcher,
+    needs={"model_name_or_path": ...}, rename=_rename_key, absent=_not_held, stored="model_dtype", starts=_is_launch, keys_complete=False, strict=("",),  # open_instruct/utils.py: ArgumentParserPlus
+    moves=_left_to_launcher,
     unmodelled={
         BESIDE: (), "$.budget": (), "sequence_parallel_size": (1,), "load_balancing_loss": (False,), "single_gpu_mode": (False,),
         "zero_hpz_partition_size": (), "deepspeed_zpg": (), "tensor_parallel_degree": (1,), "context_parallel_degree": (1,), "cp_degree": (),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
+from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.trainer_script import (
     ASKS_CARD,
     BITS,
@@ -303,7 +304,7 @@ def _into_arguments(values: Values) -> bool:
     """Whether it is known that ``TrainingArguments`` takes it: a script calls them, or a file holds nothing
     else. With further keys it is of the dataclasses of some script.
     """
-    return f"{SCRIPT}.reads" in values or all(is_key(FORMAT, at) for at in values)
+    return f"{SCRIPT}.reads" in values or keys_of_one_program(FORMAT, values)
 
 
 def _script_arguments(text: str) -> Mapping[str, Any]:
@@ -348,6 +349,9 @@ FORMAT = Format(
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
     },
     known=frozenset({
+        "dataset_name", "dataset_config", "dataset_config_name", "train_file", "validation_file", "validation_split_percentage", "max_train_samples",
+        "max_eval_samples", "streaming", "keep_linebreaks", "overwrite_cache", "preprocessing_num_workers", "overwrite_output_dir", "tokenizer_name",
+        "use_fast_tokenizer", "model_revision", "trust_remote_code", "cache_dir", "task_name",  # of the examples' own dataclasses
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",

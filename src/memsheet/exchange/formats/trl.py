@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
+from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
@@ -279,13 +280,13 @@ BESIDE = frozenset({
 FORMAT: Format = Format(
     name="trl", file="recipe.yaml", kind="yaml", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=_required_recipe_keys, problems=cast_by_deepspeed, said={"task": "train"}, rename=_rename_trl_key,
     marks=frozenset({
-        "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split",
+        "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split", "dataset_name",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
     needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_trl_loss_moves,
     differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
     notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
-    program_known=lambda values: all(is_key(FORMAT, at) for at in values),
+    program_known=lambda values: keys_of_one_program(FORMAT, values), strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know
     unmodelled={
         **{at: harmless for at, harmless in TRANSFORMERS.unmodelled.items() if not at.startswith(f"{SCRIPT}.")}, METHOD: (SUPERVISED,), "loss": (),
         "activation_offloading": (False,), "lora_target_parameters": (), "bnb_4bit_quant_storage": (), "model_init_kwargs": (),
@@ -294,7 +295,7 @@ FORMAT: Format = Format(
         *(at for at in TRANSFORMERS.known if not at.startswith(f"{SCRIPT}.")), *(name for name in SFT_OWN if name not in ("max_length", "loss_type")),
         "config", "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
         "dataset_test_split", "dataset_streaming", "ignore_bias_buffers", "datasets", "streaming", "test_split_size", "env", "chat_template",
-        "dataset_mixture", "dataset_mixture.*", "hub_model_revision", "push_to_hub_revision", "overwrite_output_dir", "router_aux_loss_coef",
+        "dataset_mixture", "dataset_mixture.*", "dataset_kwargs.*", "hub_model_revision", "push_to_hub_revision", "overwrite_output_dir", "router_aux_loss_coef",
         *(at for own in OTHERS.values() for at in own), *OWN_OF_METHODS,
     }) - {"activation_offloading", "model_init_kwargs"} - {key.at for key in KEYS},
 )  # fmt: skip

@@ -19,12 +19,13 @@ from memsheet.exchange.mistakes.serving_pool import cache_bytes
 from memsheet.exchange.mistakes.shape import SHAPE
 from memsheet.exchange.mistakes.stored import STORED
 from memsheet.exchange.mistakes.trainer import TRAINER
+from memsheet.exchange.mistakes.values import VALUES
 from memsheet.exchange.mistakes.zero import ZERO
 from memsheet.exchange.shared.script_defaults import absent_files
 
-TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS, *LOOPS)
+TRAINING = (*FILES, *VALUES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS, *LOOPS)
 RULES = (*TRAINING, *SERVING, *STORED)
-SERVED = (*FILES, *SERVING, *STORED)
+SERVED = (*FILES, *VALUES, *SERVING, *STORED)
 """Those for a server's command; the others are of training."""
 SHARE_WORTH_TELLING = 20
 """A cure is told where it frees at least one in so many bytes of a rank."""
@@ -35,7 +36,7 @@ def find_mistakes(case: Case) -> tuple[tuple[Rule, Found], ...]:
     rules = SERVED if case.request.get("task") == "infer" else TRAINING
     whole = not case.together.script and not absent_files(case.reads)
     found = [
-        (rule, _with_saved_bytes(case, _without_unsure_stop(case, one)))
+        (rule, _with_saved_bytes(case, one if rule.any_reader else _without_unsure_stop(case, one)))
         for rule in rules
         if whole or not rule.only_if_whole
         for one in rule.looks(case)

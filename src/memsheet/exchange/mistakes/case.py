@@ -87,7 +87,7 @@ class Found:
 class Rule:
     """``looks`` yields what it finds; ``only_if_saves``: said only where the cure frees a part worth telling;
     ``only_if_whole``: where nothing is left to a script or to a file that is not there, as the finding says
-    that another plan fits.
+    that another plan fits; ``any_reader``: its stops are sure whichever program reads the file.
     """
 
     id: str
@@ -95,6 +95,7 @@ class Rule:
     looks: Callable[[Case], Iterator[Found]]
     only_if_saves: bool = False
     only_if_whole: bool = False
+    any_reader: bool = False
 
 
 SERVERS = {"vllm": "vLLM ", "sglang": "SGLang "}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import EVERYWHERE, Read
 from memsheet.exchange.shared.program_releases import is_key_typo, keys_known
 
 
@@ -52,7 +52,7 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for at, near in read.unknown:
             group = at.rsplit(".", 1)[0] if "." in at else ""
-            strict = group in read.form.strict
+            strict = group in read.form.strict or EVERYWHERE in read.form.strict
             if any(key.at.startswith(f"{at}.") for key in read.form.keys):
                 yield Found(
                     where=f"{name}: {at}",
@@ -114,11 +114,16 @@ def _removed_file_keys(case: Case) -> Iterator[Found]:
 
 def _both_widths(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
+        sign = "--" if "--bf16" in read.values else ""
         on = [
-            key for key in ("bf16", "fp16") if read.values.get(f"{key}.enabled", read.values.get(key)) is True
+            key
+            for key in ("bf16", "fp16")
+            if read.values.get(f"{key}.enabled", read.values.get(sign + key)) is True
         ]
         if len(on) == 2:
-            yield Found(where=f"{name}: fp16", says="bf16 and fp16 are both on", cure="keep bf16", stops=True)
+            yield Found(
+                where=f"{name}: {sign}fp16", says="bf16 and fp16 are both on", cure="keep bf16", stops=True
+            )
 
 
 def _fixed_scale(case: Case) -> Iterator[Found]:
@@ -333,7 +338,10 @@ FILES = (
     Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed_file_keys),
     Rule(
         id="bf16-and-fp16",
-        source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785",
+        source=(
+            f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785; NVIDIA/Megatron-LM d98e8a64 "
+            "megatron/training/arguments.py:1196"
+        ),
         looks=_both_widths,
     ),
     Rule(

@@ -24,6 +24,8 @@ MAX_COUNT, MAX_NUMBER = 2**30, 2**63
 MOST_KEYS, MOST_HINTS = 2000, 32
 EVERYTHING = 2**40
 """Bytes: more than any card has, where a program takes off the card whatever does not fit."""
+EVERYWHERE = "*"
+"""Of a format that is strict in each of its groups."""
 COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
 
 
@@ -105,6 +107,7 @@ class Format:
     kind: str  # json, yaml or shell
     tested: str  # the version whose source was read, and whose parser is tried
     keys_of: str = ""  # the newest version whose keys are listed, where a file is of a newer one
+    keys_complete: bool = True  # whether every key that its program takes is listed
     engines: tuple[str, ...]  # of a plan, that it can run
     keys: tuple[Key, ...]
     marks: frozenset[str]  # a file with one of these at its top is of this format
@@ -311,7 +314,7 @@ def read_format_values(form: Format, values: Values) -> Read:
         unmodelled=tuple(unmodelled),
         unsaid=frozenset(request.keys() - firm - form.said.keys()),
         unknown=tuple(
-            (at, _nearest_known_key(form, at) if number < MOST_HINTS else "")
+            (at, nearest_known_key(form, at) if number < MOST_HINTS else "")
             for number, at in enumerate(unknown)
         ),
         assumed=tuple(assumed),
@@ -338,7 +341,7 @@ def _is_known_key(form: Format, at: str) -> bool:
     )
 
 
-def _nearest_known_key(form: Format, at: str) -> str:
+def nearest_known_key(form: Format, at: str) -> str:
     """The known key most like ``at``: one of its own group, else a right name in a wrong place, else one
     whose name and group are both like.
     """

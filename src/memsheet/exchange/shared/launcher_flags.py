@@ -164,6 +164,11 @@ def _as_file(flags: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+OF_MANY = frozenset({"dataset_name"})
+"""Flags that other scripts have, too. A YAML with one and a model is TRL's: transformers' examples take none.
+"""
+
+
 def _script_flag_format(found: Launch) -> Format | None:
     """The format of a script's flags: TRL's where it is started so, or has flags that nothing else has; the
     Trainer's; nobody's.
@@ -182,8 +187,10 @@ def _script_flag_format(found: Launch) -> Format | None:
         return trainer
     own = found.script.rpartition("/")[2].removesuffix(".py") in METHODS and "config" in given
     own = own or (OF_TRL.search(found.script) is not None and "model_name_or_path" in given)
-    if found.launcher == TRL or own or ("model_name_or_path" in given and trl.marks & given):
+    if found.launcher == TRL or own or ("model_name_or_path" in given and trl.marks - OF_MANY & given):
         return trl
     known = [at for at in given if is_key(trainer, trainer.rename(at) if trainer.rename else at)]
     named = "model_name_or_path" in given or not role_value("model", command_values(found.arguments))
-    return trainer if len(known) >= LEAST and trainer.marks & given and named else None
+    if len(known) < LEAST or not trainer.marks & given or not named:
+        return None
+    return trl if "use_peft" in given else trainer

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from memsheet.exchange.shared.file_format import Format, Read
+from memsheet.exchange.shared.file_format import Format, Read, Values, is_key, nearest_known_key
 
 PACKAGES = {"llamafactory": "llamafactory", "megatron": "megatron-core", "torchtitan-toml": "torchtitan"}
 """By format, the package that its program is installed as, where that is not the first word of what was read
@@ -29,6 +29,8 @@ def keys_known(read: Read) -> bool:
     """Whether every key that the file's program takes is known: its release is said, and is the one whose
     source was read, or an older one that the format has too.
     """
+    if not read.form.keys_complete:
+        return False
     listed = read.form.keys_of or read.form.tested
     said, own = _NUMBER.search(read.release), _NUMBER.search(listed)
     if said is None:
@@ -36,11 +38,21 @@ def keys_known(read: Read) -> bool:
     return own is not None and said.groups() == own.groups()
 
 
+def keys_of_one_program(form: Format, values: Values) -> bool:
+    """Whether a file holds nothing but keys of its format, and such with a slip of the pen: no further
+    dataclasses of somebody's own script.
+    """
+    return all(is_key(form, at) or is_key_typo(at, nearest_known_key(form, at)) for at in values)
+
+
 def is_key_typo(at: str, known: str) -> bool:
     """Whether a key is another one but for a word with a letter too many, too few, or two of them swapped,
     which no release takes. Other differences may be names of another release: a letter for another (``nsa``,
     ``dsa``), a digit (``fp4``), the first letter (``bfloat16``), the end of a word (``enable``, ``module``).
+    A size that is written in one word is such a slip, too (``batchsize``).
     """
+    if at != known and _JOINED.sub(r"\1", at) == _JOINED.sub(r"\1", known):
+        return len(known) >= SHORTEST_KEY
     mine, theirs = _WORD.split(at), _WORD.split(known)
     apart = [(one, other) for one, other in zip(mine, theirs, strict=False) if one != other]
     return (
@@ -51,19 +63,46 @@ def is_key_typo(at: str, known: str) -> bool:
     )
 
 
+def is_word_slip(value: str, known: str) -> bool:
+    """Whether a word is another but for such a slip; of short ones, for a letter that stands twice or once in
+    its place (``lorra``), as a new one may have a letter more (``dapo``).
+    """
+    same = value != known and _SIGN.sub("", value) == _SIGN.sub("", known)
+    return (
+        same
+        or is_key_typo(value, known)
+        or _is_doubled_letter(value, known)
+        or _is_doubled_letter(known, value)
+    )
+
+
+def _is_doubled_letter(longer: str, shorter: str) -> bool:
+    return len(longer) == len(shorter) + 1 and any(
+        longer[n] == longer[n - 1] and longer[n].isalpha() and longer[:n] + longer[n + 1 :] == shorter
+        for n in range(1, len(longer))
+    )
+
+
 def _is_letter_slip(one: str, other: str) -> bool:
     same = next(
         (n for n, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs),
         min(len(one), len(other)),
     )
-    if same == 0 or min(len(one), len(other)) < SHORTEST_WORD:
+    if min(len(one), len(other)) < SHORTEST_WORD:
         return False
     mine, theirs = one[same:], other[same:]
     if len(mine) == len(theirs):
-        return len(mine) > 1 and mine[:2] == theirs[1::-1] and mine[2:] == theirs[2:]
+        swapped = len(mine) > 1 and mine[:2] == theirs[1::-1] and mine[2:] == theirs[2:]
+        return swapped and (same > 0 or len(mine) >= SHORTEST_KEY)
+    if same == 0:
+        return False
     longer, shorter = max((mine, theirs), key=len), min((mine, theirs), key=len)
-    return longer[1:] == shorter and longer[0].isalpha() and bool(shorter or longer not in ("s", "d"))
+    if not shorter:  # a letter more at the end, as a ``model`` is no ``mode``
+        long = longer == one[same - 1] or same >= SHORTEST_KEY - 1
+        return longer.isalpha() and longer not in ("s", "d") and long
+    return longer[1:] == shorter and longer[0].isalpha()
 
 
-_WORD = re.compile(r"[._-]")
+_WORD, _SIGN = re.compile(r"[._-]"), re.compile(r"[_-]")
+_JOINED = re.compile(r"[_-](size|steps|length|rank)(?![a-z])")
 SHORTEST_KEY, SHORTEST_WORD = 6, 3

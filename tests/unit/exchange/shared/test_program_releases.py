@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memsheet.exchange import NAMES, find_format
-from memsheet.exchange.shared.program_releases import is_key_typo, keys_known, stated_release
+from memsheet.exchange.shared.program_releases import is_key_typo, is_word_slip, keys_known, stated_release
 from memsheet.questions.check import check_configuration_files
 from memsheet.report.shared.checked import Checked
 
@@ -94,11 +94,23 @@ def test_megatrons_flags_are_only_sure_of_its_own_programs(script: str, tmp_path
         ("a.gradient_acumulation", "a.gradient_accumulation", True), ("a.gradient_acumulation", "b.gradient_accumulation", False),
         ("nsa-prefill-backend", "dsa-prefill-backend", False), ("fp4-format", "fp8-format", False), ("lora_modules", "lora_module", False),
         ("enable", "enabled", False), ("offload_params", "offload_param", False), ("another_key", "overlap_comm", False), ("lr", "l", False),
+        ("--mode", "--model", False), ("train_batchsize", "train_batch_size", True), ("warm_up_steps", "warmup_steps", False), ("lora.alpha", "lora_alpha", False),
     ],
 )  # fmt: skip
 def test_what_counts_as_misspelt(at: str, known: str, wrong: bool) -> None:
     assert is_key_typo(at, known) is wrong
     assert is_key_typo(known, at) is wrong
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "wrong"),
+    [
+        ("lorra", "lora", True), ("ful", "full", True), ("ptt", "pt", True), ("cosinee", "cosine", True), ("q80", "q8_0", True),
+        ("dapo", "dpo", False), ("gdpo", "dpo", False), ("dora", "lora", False), ("fp4", "fp8", False), ("lora", "lora", False), ("q4_1", "q4_0", False),
+    ],
+)  # fmt: skip
+def test_what_is_no_new_word(word: str, known: str, wrong: bool) -> None:
+    assert is_word_slip(word, known) is wrong
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ FORMAT: Format = Format(
     name="swift", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},
     problems=_swift_plan_problems, beside=BESIDE, differs=TRANSFORMERS.differs, compose=compose_swift_command,
     notes=("data is yours: run it as `bash train.sh --dataset NAME --learning_rate 1e-4`",), said={"task": "train"}, marks=frozenset({METHOD}),
-    parse=lambda text: swift_flags(text, "swift"), rename=_rename_swift_key, absent=_method_of, program_known=lambda _: False,
+    parse=lambda text: swift_flags(text, "swift"), rename=_rename_swift_key, absent=_method_of, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
     unmodelled={
         METHOD: METHODS[:2], "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),
         "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,), "freeze_parameters": (), "freeze_parameters_ratio": (0, 0.0),

@@ -73,12 +73,19 @@ def _nearest_engine(values: Values) -> Mapping[str, Any]:
     return {"engine": "transformers"} if alone else {"engine": "fsdp2", "zero": 3}
 
 
+def _is_quantized(builder: Any, values: Values) -> bool:
+    """``qlora_…`` is ``lora_…`` with its base quantized (torchtune/models/llama3/_model_builders.py)."""
+    return ".qlora_" in str(builder) or (
+        ".lora_" in str(builder) and values.get("model.quantize_base") is True
+    )
+
+
 def _read_component(value: Any, values: Values) -> Mapping[str, Any]:
     """Whose layers run, and a base in four bits where the builder's name says it
     (torchtune/models/*/_model_builders.py), whose scales torchao quantizes again.
     """
     four = {"quantization.weights": "nf4", "quantization.double_quant": True}
-    return {**_nearest_engine(values), **(four if ".qlora_" in str(value) else {})}
+    return {**_nearest_engine(values), **(four if _is_quantized(value, values) else {})}
 
 
 def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
@@ -238,7 +245,7 @@ FORMAT = Format(
     said={"task": "train"}, absent=_left_open, program_known=lambda _: False,
     unmodelled={
         ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), "optimizer_in_bwd": (False,), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
-        "model.quantize_base": (False,), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (), "fsdp_reshard_after_forward": (True,),
+        "model.quantize_base": (False, True), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (), "fsdp_reshard_after_forward": (True,),
     },
     known=frozenset({
         "output_dir", "tokenizer.*", "model.lora_alpha", "model.*", "checkpointer.*", "dataset.*", "dataset_val.*", "lr_scheduler.*", "optimizer.*", "loss.*",

@@ -1,0 +1,260 @@
+"""Values at which the parser of a file's program stops, and degrees and batches that its first checks
+refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from memsheet.errors import nearest_words
+from memsheet.exchange.mistakes.case import Case, Found, Rule
+from memsheet.exchange.mistakes.taken_values import REFUSED, TAKEN, Taken, is_said, taken_at
+from memsheet.exchange.shared.file_format import UNSET, Key, Read
+from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.program_releases import is_key_typo, is_word_slip, keys_known
+from memsheet.plan.model import Attention
+
+
+def _values_not_taken(case: Case) -> Iterator[Found]:
+    for name, read in case.reads.items():
+        for at, value in read.values.items():
+            for row in taken_at(read.form.name, at):
+                why = row.refusal(value) if is_said(value) else ""
+                if why:
+                    yield _refused_value(f"{name}: {at}", read, row, str(value), why)
+
+
+_COUNTED = (
+    "microbatch",
+    "global_batch",
+    "@accumulation",
+    "seq_len",
+    "adapter.rank",
+    "mesh.tp",
+    "mesh.pp",
+    "mesh.cp",
+)
+"""Keys of a plan that are numbers in whatever file says them."""
+_NUMBER = re.compile(r"[+-]?[\d._]+(?:[eE][+-]?\d+)?[kKmMgG]?")
+
+
+def _words_for_numbers(case: Case) -> Iterator[Found]:
+    """A text where the program counts: no parser makes a number of it."""
+    for name, read in case.reads.items():
+        for row in read.form.keys:
+            held = read.values.get(row.at)
+            if not isinstance(held, str) or not is_said(held) or any(taken_at(read.form.name, row.at)):
+                continue
+            if _is_word(held) and _counts(row, read.values):
+                yield Found(
+                    where=f"{name}: {row.at}",
+                    says=f"{held} is no number; {read.form.tested} stops at it",
+                    cure="a number",
+                    stops=True,
+                )
+
+
+def _counts(row: Key, values: Mapping[str, Any]) -> bool:
+    """Whether a place is of a number that the plan has, too."""
+    said = row.read(PROBE, {**values, row.at: PROBE})
+    return any(said.get(key) == PROBE for key in _COUNTED)
+
+
+PROBE = 4
+
+
+def _is_word(text: str) -> bool:
+    return not _NUMBER.fullmatch(text)
+
+
+def _refused_value(where: str, read: Read, row: Taken, value: str, why: str) -> Found:
+    near = next(iter(nearest_words(value, list(row.words), n=1)), "") if row.words else ""
+    known = row.any_reader or read.form.program_known(read.values)
+    sure = not row.words or row.closed or keys_known(read) or is_word_slip(value, near)
+    if known and sure:
+        told = f"; {read.form.tested} stops at it"
+    else:
+        told = f"; {read.form.tested} stops at it, another {'release' if known else 'program'} may know it"
+    return Found(
+        where=where, says=why + told, cure=f"{near}?" if near else _fitting(row), stops=known and sure
+    )
+
+
+def _fitting(row: Taken) -> str:
+    if row.words:
+        return row.words[0]
+    if row.most is None:
+        return "a number"
+    return f"a number from {row.least or 0:g} to {row.most:g}"
+
+
+def _values_refused_together(case: Case) -> Iterator[Found]:
+    for one in REFUSED:
+        for name, values in case.values(one.format):
+            if one.is_met(values):
+                at = next(iter(one.where))
+                told = "" if values.get(at) is None else f" = {values[at]}"
+                yield Found(where=f"{name}: {at}{told}", says=one.says, cure=one.cure, stops=True)
+
+
+_HEADS = {"megatron": False, "swift-megatron": False, "torchtune": True, "vllm": False}
+"""By format, whether key/value heads have to be divided, too."""
+
+
+def _undivided_heads(case: Case) -> Iterator[Found]:
+    """Tensor-parallel ranks that the attention heads cannot be shared over."""
+    for name, read in case.of(*_HEADS):
+        at, ranks = _tensor_ranks(read)
+        for words, heads in _head_counts(case, keys_too=_HEADS[read.form.name]):
+            if ranks > 1 and heads % ranks:
+                yield Found(
+                    where=f"{name}: {at}",
+                    says=f"{ranks} does not divide the {heads} {words}; {read.form.tested} stops at it",
+                    cure=f"{max(n for n in range(1, ranks) if heads % n == 0)}",
+                    stops=True,
+                )
+                break
+
+
+def _tensor_ranks(read: Read) -> tuple[str, int]:
+    """Where the file says its tensor-parallel ranks, and how many they are."""
+    for row in read.form.keys:
+        held = _count(read.values.get(row.at))
+        if held and row.read(held, read.values).get("mesh.tp") == held:
+            return row.at, held
+    return "", 1
+
+
+def _head_counts(case: Case, *, keys_too: bool) -> Iterator[tuple[str, int]]:
+    model = case.model if case.answer is None else None
+    for mixer in model.mixers() if model else ():
+        if isinstance(mixer, Attention):
+            yield "attention heads", mixer.heads
+            if keys_too:
+                yield "key/value heads", mixer.kv_heads
+
+
+_SCHEDULES = ("--rampup-batch-size", "--step-batch-size-schedule", "--decrease-batch-size-if-needed")
+_DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
+
+
+def _undivided_batch(case: Case) -> Iterator[Found]:
+    """A global batch that is no whole number of micro-batches on every data-parallel rank."""
+    for name, read in case.of("megatron"):
+        values = read.values
+        whole, micro = _count(values.get("--global-batch-size")), _count(values.get("--micro-batch-size"))
+        share = prod(_count(values.get(at, 1)) for at in _DEGREES)
+        ranks = _count(read.request.get("@gpus"))
+        if any(at in values for at in _SCHEDULES) or not (whole and micro and share) or ranks % share:
+            continue
+        product = micro * (ranks // share)
+        if product and whole % product:
+            yield Found(
+                where=f"{name}: --global-batch-size",
+                says=f"{whole} is not a multiple of {micro} sequences · {ranks // share} replicas",
+                cure=f"--global-batch-size {-(-whole // product) * product}",
+                stops=True,
+            )
+
+
+def _count(value: Any) -> int:
+    """A positive whole number, or 0."""
+    return max(0, value) if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+ACTOR = "actor_rollout_ref.actor"
+_GATHERED, _UPDATE = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+
+
+def _update_above_batch(case: Case) -> Iterator[Found]:
+    """An update of more prompts than a step gathers."""
+    for name, values in case.values("verl"):
+        gathered, update = _count(values.get(_GATHERED)), _count(values.get(_UPDATE))
+        if 0 < gathered < update and _is_static(values):
+            yield Found(
+                where=f"{name}: {_GATHERED}",
+                says=f"{gathered} is less than the {update} prompts of {_UPDATE}",
+                cure=f"{_UPDATE}={gathered}",
+                stops=True,
+            )
+
+
+def _is_static(values: Mapping[str, Any]) -> bool:
+    return values.get(f"{ACTOR}.use_dynamic_bsz") in (None, False) and UNSET not in (
+        values.get("--config-name"),
+        values.get(f"{ACTOR}.use_dynamic_bsz"),
+    )
+
+
+def _misspelt_overrides(case: Case) -> Iterator[Found]:
+    """Hydra changes what a configuration has, and adds what stands behind a plus."""
+    for name, read in case.of("verl"):
+        text = case.texts.get(name, "")
+        for at in read.ignored if PROGRAM in read.values else ():
+            group = at.rpartition(".")[0]
+            near = next(
+                (
+                    row.at
+                    for row in read.form.keys
+                    if row.at.rpartition(".")[0] == group and is_key_typo(at, row.at)
+                ),
+                "",
+            )
+            if near and f"+{at}" not in text:
+                yield Found(
+                    where=f"{name}: {at}",
+                    says="is no key of the configuration, and Hydra stops at it",
+                    cure=f"{near}?",
+                    stops=True,
+                )
+
+
+VALUES = (
+    Rule(
+        id="value-not-taken",
+        source="; ".join(dict.fromkeys(row.source for row in TAKEN)),
+        looks=_values_not_taken,
+        any_reader=True,
+    ),
+    Rule(
+        id="word-for-number",
+        source="Python 3 library reference, int(): text that is no number is a ValueError",
+        looks=_words_for_numbers,
+        any_reader=True,
+    ),
+    Rule(
+        id="refused-together",
+        source="; ".join(dict.fromkeys(one.source for one in REFUSED)),
+        looks=_values_refused_together,
+    ),
+    Rule(
+        id="tp-divides-heads",
+        source=(
+            "NVIDIA/Megatron-LM d98e8a64 megatron/core/transformer/transformer_config.py:1446; "
+            "pytorch/torchtune bd2a0fc torchtune/training/_distributed.py:757; vLLM 0.33.0 "
+            "vllm/config/model.py: verify_with_parallel_config"
+        ),
+        looks=_undivided_heads,
+        any_reader=True,
+    ),
+    Rule(
+        id="batch-over-ranks",
+        source="NVIDIA/Megatron-LM d98e8a64 megatron/core/num_microbatches_calculator.py:380",
+        looks=_undivided_batch,
+    ),
+    Rule(
+        id="misspelt-override",
+        source="facebookresearch/hydra 1.3.8 hydra/_internal/config_loader_impl.py:393",
+        looks=_misspelt_overrides,
+        any_reader=True,
+    ),
+    Rule(
+        id="update-above-batch",
+        source="volcengine/verl b178a3cd verl/workers/config/actor.py:203",
+        looks=_update_above_batch,
+        any_reader=True,
+    ),
+)
