@@ -14,10 +14,11 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange.formats.verl.batches import ANSWER, DYNAMIC, MICRO, MINI, PROMPT, SAMPLES
 from memsheet.exchange.formats.verl.overrides import PATHS, STOCK
-from memsheet.exchange.formats.verl.pipelined import LORA, MODULES, OPTIMIZER_OVERRIDES, OVERRIDES
+from memsheet.exchange.formats.verl.pipelined import LORA, OPTIMIZER_OVERRIDES, OVERRIDES
 from memsheet.exchange.formats.verl.sharded import OPTIMIZER_CLASSES
 from memsheet.exchange.formats.verl.strategies import ACTOR, ENGINES, MODEL, ROLLOUT
 from memsheet.exchange.shared.file_format import Values
+from memsheet.exchange.shared.fused_modules import HELD
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.serve_command import DTYPES
 from memsheet.exchange.shared.trainers import plain_recompute
@@ -114,8 +115,8 @@ def _host_share(asked: Values) -> Any:
 def _fused_modules(asked: Values) -> list[str] | None:
     """Megatron-Core's modules, where each has all of its layers or none."""
     targets = {*asked.get("adapter.targets", ())}
-    chosen = [module for module, layers in MODULES.items() if targets & {*layers}]
-    return chosen if targets == {layer for module in chosen for layer in MODULES[module]} else None
+    chosen = [module for module, layers in HELD.items() if targets & {*layers}]
+    return chosen if targets == {layer for module in chosen for layer in HELD[module]} else None
 
 
 def _with_an_adapter(make: Out) -> Out:
