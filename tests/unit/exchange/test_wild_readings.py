@@ -246,7 +246,7 @@ TORCHTUNE = {
 TORCHTUNE_ROLES = {"llama2-1b-ppo", "mistral-7b-ppo", "qwen-3b-async-grpo", "llama-3b-grpo"}
 OTHERS = {
     "oi-tulu3-sft.yaml": {"@model": "meta-llama/Llama-3.1-8B", "microbatch": 1, "@accumulation": 2, "seq_len": 4096, "precision.parameters": "bf16", "attention": "flash"},
-    "tr-example-config.yaml": {"@model": "Qwen/Qwen2.5-0.5B", "microbatch": 8},
+    "tr-example-config.yaml": {"@model": "Qwen/Qwen2.5-0.5B", "microbatch": 8, "seq_len": 1024, "precision.compute": "bf16", "recompute.mode": "full", "loss": "chunked"},
     "dc-clm-gpt2.sh": {"@model": "gpt2", "microbatch": 1, "@accumulation": 1, "@gpus": 16, "precision.compute": "fp16"},
     "dc-glue-bert-large.sh": {"@model": "bert-large-uncased", "microbatch": 64, "seq_len": 128},
 }  # fmt: skip

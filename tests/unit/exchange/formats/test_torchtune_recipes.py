@@ -37,6 +37,12 @@ def reading(text: str) -> Read:
     return read_text("config.yaml", text, {"json": parse_json, "yaml": parse_yaml})
 
 
+def test_a_builder_that_is_told_to_quantize_is_qlora() -> None:
+    told = reading(LORA.replace("  lora_rank", "  quantize_base: true\n  lora_rank"))
+    assert told.request == reading(QLORA).request
+    assert dict(told.unmodelled) == dict(reading(QLORA).unmodelled)
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

@@ -14,6 +14,7 @@ from memsheet.exchange import MOST_SCRIPT, read_text
 from memsheet.exchange.shared.launched_script import filled_commands, first_script_launch
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
+from memsheet.questions.recognised_files import recognise_files
 from memsheet.report.shared.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -309,3 +310,9 @@ def test_a_word_of_blanks_is_a_word() -> None:
     """What a backslash before a comment leaves is one."""
     (words,) = filled_commands("python3 train.py --a 1 \\  # words\n")
     assert words == ["python3", "train.py", "--a", "1", " "]
+
+
+def test_adapters_of_a_script_that_names_its_model_itself_are_read() -> None:
+    start = "accelerate launch tune.py --use_peft --gradient_checkpointing --output_dir out\n"
+    reads, _ = recognise_files({"train.sh": start}, ())
+    assert 16 in {read.request.get("adapter.rank") for read in reads.values()}
