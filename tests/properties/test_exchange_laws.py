@@ -82,7 +82,7 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "verl": {
         "engine": "fsdp2", "counts": (1, 2, 8, 8), "zero": (2, 3), "offload": ({}, {}, BOTH, {"offload.activations": True}), "optimizers": ("adamw", "sgd", "adamw_8bit"),
         "precisions": ("fp32", "fsdp2-mixed", "bf16-pure"), "losses": ("fused", "fused", "plain"), "attention": ("sdpa", "eager", "flash"),
-        "mesh": ({}, {}, {"mesh.dp_shard": 2}, {"precision.reduce": "bf16"}, {"engine": "fsdp1"}),
+        "mesh": ({}, {}, {"mesh.dp_shard": 2}, {"precision.reduce": "bf16"}, {"engine": "fsdp1"}, {"optimizer.name": "adamw", "optimizer.implementation": "fused"}),
     },
     "verl-megatron": {
         "engine": "megatron", "counts": (2, 4, 8), "zero": (0, 1), "offload": ({}, {}, {"offload.optimizer": 1}, {"offload.optimizer": 0.5}), "optimizers": ("adamw",),

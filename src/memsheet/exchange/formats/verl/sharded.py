@@ -39,7 +39,7 @@ DTYPES = {
 """utils/torch_dtypes.py:21-23."""
 
 
-TORCH = "torch.optim"
+TORCH, FUSED = "torch.optim", "override_optimizer_config.fused"
 OPTIMIZER_CLASSES = {
     (TORCH, "AdamW"): ("adamw", "foreach"), (TORCH, "SGD"): ("sgd", "foreach"), ("bitsandbytes.optim", "AdamW8bit"): ("adamw_8bit", "bnb"),
     ("bitsandbytes.optim", "PagedAdamW8bit"): ("paged_adamw_8bit", "bnb"), ("bitsandbytes.optim", "PagedAdamW"): ("paged_adamw", "bnb"),
@@ -144,7 +144,8 @@ def _read_optimizer_class(value: Any, values: Values) -> Mapping[str, Any]:
         return read_megatron_optimizer(value) if f"{place}.optimizer" in values else {}
     library = str(held_value(values, f"{place}.optimizer_impl", TORCH))
     if own := OPTIMIZER_CLASSES.get((library, str(value))):
-        return dict(zip(("optimizer.name", "optimizer.implementation"), own, strict=True))
+        fused = library == TORCH and is_on(values, f"{place}.{FUSED}", usual=False)
+        return {"optimizer.name": own[0], "optimizer.implementation": "fused" if fused else own[1]}
     of_torch = library == TORCH
     name = str(value).lower()
     known = {"adamw": "adamw", "adam": "adamw", "sgd": "sgd"}.get(name, name)
@@ -172,4 +173,5 @@ SHARDED_KEYS = (
     *(verl_row(f"{place}.override_config.attn_implementation", _at_model_place(place, _read_attention_name), f"{WORKERS}:316", "flash_attention_2") for place in MODELS),
     *(verl_row(f"{place}.optimizer", _at_optimizer_place(place), f"{DEFAULTS}/optim/fsdp.yaml:5", "AdamW") for place in OPTIMIZERS),
     *(verl_row(f"{place}.optimizer_impl", says_nothing, f"{DEFAULTS}/optim/fsdp.yaml:9") for place in OPTIMIZERS),
+    *(verl_row(f"{place}.{FUSED}", says_nothing, "workers/config/optimizer.py:184") for place in OPTIMIZERS),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from memsheet.errors import Problem
 from memsheet.exchange.formats.verl.batches import ANSWER, DYNAMIC, MICRO, MINI, PROMPT, SAMPLES
 from memsheet.exchange.formats.verl.overrides import PATHS, STOCK
 from memsheet.exchange.formats.verl.pipelined import LORA, OPTIMIZER_OVERRIDES, OVERRIDES
-from memsheet.exchange.formats.verl.sharded import OPTIMIZER_CLASSES
+from memsheet.exchange.formats.verl.sharded import FUSED, OPTIMIZER_CLASSES
 from memsheet.exchange.formats.verl.strategies import ACTOR, ENGINES, MODEL, ROLLOUT
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.fused_modules import HELD
@@ -80,8 +80,9 @@ def _recomputes_layers(asked: Values) -> bool:
 
 def _optimizer_class(asked: Values) -> tuple[str, str] | None:
     """Of FSDP the library and the class."""
-    own = (asked.get("optimizer.name"), asked.get("optimizer.implementation"))
-    return next((names for names, held in OPTIMIZER_CLASSES.items() if held == own), None)
+    held = asked.get("optimizer.implementation")
+    own = (asked.get("optimizer.name"), "foreach" if held == "fused" else held)
+    return next((names for names, pair in OPTIMIZER_CLASSES.items() if pair == own), None)
 
 
 def _optimizer_word(asked: Values) -> str | None:
@@ -142,6 +143,7 @@ WRITTEN: Mapping[str, Out] = {
     f"{MODEL}.override_config.attn_implementation": _of_fsdp(lambda asked: KERNELS.get(str(asked.get("attention")))),
     f"{ACTOR}.optim.optimizer": _optimizer_word, f"{ACTOR}.optim.optimizer_impl": _of_fsdp(lambda asked: (_optimizer_class(asked) or (None,))[0]),
     f"{MODEL}.use_fused_kernels": lambda asked: asked.get("loss") == "fused",
+    f"{ACTOR}.optim.{FUSED}": _of_fsdp(_where("optimizer.implementation", "fused")),
     f"{MCORE}.tensor_model_parallel_size": _of_mcore(lambda asked: asked.get("mesh.tp", 1)),
     f"{MCORE}.pipeline_model_parallel_size": _of_mcore(lambda asked: asked.get("mesh.pp", 1)),
     f"{MCORE}.virtual_pipeline_model_parallel_size": _of_mcore(_if_said("mesh.vpp")), f"{MCORE}.context_parallel_size": _of_mcore(lambda asked: asked.get("mesh.cp", 1)),
