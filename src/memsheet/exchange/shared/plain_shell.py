@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice, product
+from math import prod
 
 from memsheet.exchange.shared.shell_loops import (
     ALONE_NAME,
@@ -39,6 +40,7 @@ from memsheet.exchange.shared.shell_syntax import (
 from memsheet.exchange.shared.shell_tokens import LIST, WORD, NoShellError, Token
 from memsheet.exchange.shared.shell_values import (
     COUNTED,
+    MOST_TEXT,
     WHOLE_LIST,
     Names,
     arm_taken,
@@ -51,9 +53,9 @@ from memsheet.exchange.shared.shell_values import (
 from memsheet.frozen import dataclass
 from memsheet.guard.budget import Budget, TooMuchError
 
-MOST_SCRIPT, MOST_COMBINATIONS, MOST_TOLD = 2**15, 32, 8
-"""Characters of a script and of what it is made, combinations of its loops' values that are made, and values
-that are named in words.
+MOST_SCRIPT, MOST_COMBINATIONS, MOST_TOLD, MOST_MADE = 2**15, 24, 8, 2**16
+"""Characters of a script, rounds of its loops that are made, values that are named in words, and characters
+of all that is made.
 """
 _BUILT = re.compile(
     r"\$|=\(|\b(?:eval|ssh|tmux|screen|pdsh|su)\b|--wrap"
@@ -110,16 +112,28 @@ def _combinations(text: str, tree: Body) -> Iterator[PlainScript]:
     if not several:
         yield PlainScript("", made, first.told())
         return
-    for number, site in enumerate(outermost):
-        within = [one for one in first.sites.values() if one is site or site.at in one.outer]
-        picks = product(*(range(len(one.values)) for one in within))
-        for pick in islice(picks, MOST_COMBINATIONS):
-            chosen = {one.at: at for one, at in zip(within, pick, strict=True)}
-            walk = ScriptWalk(text, chosen, tuple(one.at for one in outermost[:number]))
-            made = walk.written(tree)
-            if not walk.skipped:
-                own = f" (loop {number + 1})" * bool(number)
-                yield PlainScript(_pick_name(within, pick) + own, made, walk.told())
+    rounds = [
+        (number, within, pick)
+        for number, site in enumerate(outermost[:MOST_COMBINATIONS])
+        if (within := [one for one in first.sites.values() if one is site or site.at in one.outer])
+        for pick in islice(product(*(range(len(one.values)) for one in within)), MOST_COMBINATIONS)
+    ]
+    most = max(1, min(MOST_COMBINATIONS, MOST_MADE // max(len(text), len(made), 1)))
+    more = (
+        sum(
+            prod(len(one.values) for one in first.sites.values() if site.at in (one.at, *one.outer))
+            for site in outermost
+        )
+        - most
+    )
+    told = (f"{more:,} further rounds of the script's loops are not looked at",) if more > 0 else ()
+    for number, within, pick in rounds[:most]:
+        chosen = {one.at: at for one, at in zip(within, pick, strict=True)}
+        walk = ScriptWalk(text, chosen, tuple(one.at for one in outermost[:number]))
+        made = walk.written(tree)
+        if not walk.skipped:
+            own = f" (loop {number + 1})" * bool(number)
+            yield PlainScript(_pick_name(within, pick) + own, made, (*walk.told(), *told))
 
 
 def _pick_name(sites: Sequence[LoopSite], pick: Sequence[int]) -> str:
@@ -331,7 +345,13 @@ class ScriptWalk:
         self.rounds.pop(name, None)
         inner = quoted_text(value)
         self.held_texts.pop(name, None)
-        if inner and " " in inner.strip() and not more and not _names_itself(name, inner):
+        if (
+            inner
+            and len(inner) <= MOST_TEXT
+            and " " in inner.strip()
+            and not more
+            and not _names_itself(name, inner)
+        ):
             self.held_texts[name] = inner
         text = " ".join(held) if held is not None else None
         if more:

@@ -19,8 +19,8 @@ from memsheet.guard.budget import CHARACTERS, Budget
 
 MOST_VALUES, MOST_SPENT = 64, 40_000
 """Values that one word comes to, and words that a script's come to in all."""
-DEEPEST, MOST_TESTED = 3, 24
-"""Defaults that stand in one another, and words of one test."""
+DEEPEST, MOST_TESTED, MOST_TEXT = 3, 24, 2**12
+"""Defaults that stand in one another, words of one test, and characters of one value."""
 WHOLE_LIST = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 COUNTED = re.compile(r"\$\{#(\w+)\[[@*]\]\}")
 _USED = re.compile(
@@ -85,11 +85,11 @@ def text_with_names(word: str, names: Names) -> str | None:
     def count(found: re.Match[str]) -> str:
         return str(len(names.lists.get(found[1], ())))
 
-    if "'" in word and "$" in word.partition("'")[2]:
+    if len(word) > MOST_TEXT or ("'" in word and "$" in word.partition("'")[2]):
         return None
     for _ in range(DEEPEST):
         word = _USED.sub(value, COUNTED.sub(count, word))
-        if open_names:
+        if open_names or len(word) > MOST_TEXT:
             return None
         if "$" not in word:
             return word
