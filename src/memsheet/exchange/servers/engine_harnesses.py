@@ -70,6 +70,10 @@ HARNESSES = (
 """vllm-project/vllm vllm/benchmarks/{throughput.py, latency.py}, add_cli_args; sgl-project/sglang
 python/sglang/{bench_offline_throughput.py, bench_one_batch.py}, BenchArgs.
 """
+OF_FORKS = ("--zero-inference-config",)
+"""Flags of changed engines that keep weights off the card (deepspeedai/DeepSpeedExamples 45b4b71
+inference/sglang/run_llama3_8B.sh): what the engine makes of them is not known.
+"""
 LEAST_PREFIX = 6
 """Letters of a flag that its parser completes."""
 NAMED_ALIKE = {"max_length": "max_model_len", "max_model_length": "max_model_len", "max_batch_size": "max_num_seqs", "model_parallel_size": "tensor_parallel_size"}  # fmt: skip
@@ -116,7 +120,8 @@ def _benched_engine(words: Sequence[str]) -> Iterator[NamedServer]:
             continue
         kept, own = _split_flags(list(_until_output(words[at:])), harness.own)
         named = any(word.partition("=")[0] in ("--model", "--model-path", "--model_path") for word in kept)
-        if named and own.get("backend", "") in ("", *harness.engines):
+        changed = any(word.partition("=")[0] in OF_FORKS for word in kept)
+        if named and not changed and own.get("backend", "") in ("", *harness.engines):
             remarks = (f"{harness.name}: {harness.remark}",) if harness.remark else ()
             script = " ".join([harness.server, *map(_shell_text, kept)])
             yield NamedServer(harness.name, script, remarks=remarks)

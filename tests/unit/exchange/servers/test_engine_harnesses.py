@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from memsheet.exchange.servers.engine_harnesses import harness_servers
 from memsheet.exchange.shared.file_format import Read
+from memsheet.guard import parse_yaml
 from memsheet.questions.launches import started_servers
 from memsheet.questions.recognised_files import recognise_files
 
@@ -84,3 +86,9 @@ def test_an_evaluation_over_http_starts_no_engine() -> None:
     (read,) = reads_of(f"vllm serve {MODEL} &\n{asks}")
     assert read.request["@model"] == MODEL
     assert read.assumed == reads_of(f"vllm serve {MODEL} &")[0].assumed
+
+
+def test_a_changed_engine_is_not_taken_for_the_engine() -> None:
+    start = f"python -m sglang.bench_offline_throughput --model-path {MODEL}"
+    assert harness_servers("a.sh", f"{start} --zero-inference-config ds.json\n", parse_yaml) == []
+    assert len(harness_servers("a.sh", f"{start}\n", parse_yaml)) == 1
