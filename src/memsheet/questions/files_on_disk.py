@@ -4,7 +4,7 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -97,13 +97,27 @@ def adjacent_file_texts(
     """
     found: dict[str, str] = {}
     for name in absent_files(reads):
-        for path in (held for folder in folders for held in (folder / name, folder / Path(name).name)):
+        beside = ((folder, folder / Path(name).name) for folder in folders)
+        for home, path in (*_named_places(name, folders), *beside):
             if not is_file(path) or str(path) in texts:  # a name that no file can have has no place either
                 continue
-            if any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
+            if path.resolve().is_relative_to(home.resolve()):
                 found[str(path)] = read_bytes(path, MOST_BYTES).decode(errors="replace")
                 break
     return found
+
+
+def _named_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    """Where a file of that name may lie, and the folder that it must not leave: in one of the job's folders,
+    or in one above them that the name begins with.
+    """
+    yield from ((folder, folder / name) for folder in folders)
+    first = Path(name).parts[:1]
+    for folder in folders:
+        whole = folder.resolve()
+        for home in (whole, *whole.parents)[:MOST_UP]:
+            if (home.name,) == first:
+                yield home, home.parent / name
 
 
 def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:
@@ -115,8 +129,9 @@ def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[s
         if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or len(text) > MOST_SCRIPT:
             continue
         for script in _started_names(text):
-            path = next((held for folder in folders if is_file(held := folder / script)), None)
-            within = path and any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
+            places = _named_places(script, folders)
+            home, path = next((one for one in places if is_file(one[1])), (None, None))
+            within = home and path and path.resolve().is_relative_to(home.resolve())
             if path and within and path.stat().st_size <= MOST_SCRIPT:
                 found[script] = read_bytes(path, MOST_SCRIPT).decode(errors="replace")
     return found

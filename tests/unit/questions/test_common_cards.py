@@ -66,6 +66,24 @@ def test_a_script_is_joined_with_the_configuration_that_the_tree_holds(tmp_path:
     assert "is named and is not among the files" in memsheet.check(script, gpus="8xH100-80GB").doubt
 
 
+def test_a_name_may_begin_with_a_folder_above_the_script(tmp_path: Path) -> None:
+    home = tmp_path / "examples"
+    (home / "scripts").mkdir(parents=True)
+    (home / "configs").mkdir()
+    script = home / "scripts" / "train.sh"
+    script.write_text(
+        "accelerate launch --config_file examples/configs/ddp.yaml run_clm.py --model_name_or_path "
+        "Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --bf16 --block_size 2048\n"
+    )
+    (home / "configs" / "ddp.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n")
+    found = memsheet.check(script, gpus="4xH100-80GB")
+    assert "is not among the files" not in found.doubt
+    outside = tmp_path / "examples.yaml"
+    outside.write_text("distributed_type: FSDP\nnum_processes: 4\n")
+    script.write_text(script.read_text().replace("examples/configs/ddp.yaml", "../../examples.yaml"))
+    assert "is not among the files" in memsheet.check(script, gpus="4xH100-80GB").doubt
+
+
 @pytest.mark.parametrize(
     ("strategy", "zero"), [("FULL_SHARD", 3), ("SHARD_GRAD_OP", 2), ("1", 3), ("2", 2), ("NO_SHARD", 0)]
 )
