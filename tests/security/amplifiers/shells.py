@@ -77,7 +77,7 @@ MEMBERS: dict[str, Amplifier] = {
     "texts of commands in one another": checked("serve.sh", lambda: shell(doubled(40, 2, f"{SERVE} "), "$A39")),
     "lists in one another": checked("serve.sh", lambda: shell(arrays(12, 12), f"{SERVE} ${{A11[@]}}")),
     "tests of many words": checked("serve.sh", lambda: shell(["[ " + "a = b -a " * 6_000 + "c ] && x"], SERVE)),
-    "conditions in one another": checked("serve.sh", lambda: shell(["if [ a = $B ]; then"] * 1500, SERVE)),
+    "conditions in one another": checked("serve.sh", lambda: shell(["if [ a = $B ]; then"] * 600, SERVE)),
     "evaluations": checked("serve.sh", lambda: shell(["lm_eval --model vllm --model_args pretrained=a," + "{[,a=" * 4_000], "")),
     "assignments": checked("serve.sh", lambda: shell([f"A{n}=$A{n - 1}" for n in range(1, 5000)], f"{SERVE} --dtype $A4999")),
 }  # fmt: skip

@@ -26,8 +26,8 @@ MOST_EXPANDED, MOST_HELD, MOST_TEXT = 40_000, 20_000, 2**14
 """Words that all commands of a script come to with their variables in place, that its variables hold, and
 characters of one word: a launch is a hundred or two.
 """
-DEEPEST = 3
-"""Defaults that stand in one another."""
+DEEPEST, MOST_OPEN = 3, 64
+"""Defaults, and conditions, that stand in one another."""
 SHORT_WORD = 4
 """Characters of a text to a word of it, at the least, as texts are taken apart."""
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -139,6 +139,8 @@ class ShellScript:
         """Whether the words open, change or close a condition; one that nobody can tell is taken."""
         first = words[0]
         if first == "if":
+            if len(self.branches) >= MOST_OPEN:
+                raise ValueError("conditions stand too deep in one another")
             told = self._condition_holds(words[1:])
             self.branches.append([told is not False, told is True])
         elif first == "elif" and self.branches:
