@@ -60,6 +60,7 @@ from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.questions.sized_models import in_place_of_model
+from memsheet.questions.stretched_positions import with_stretched_positions
 from memsheet.questions.without_unmodelled import Left, answer_without
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
@@ -165,6 +166,7 @@ def _check_job(
     reads = {name: as_card_answers(read, bf16=bf16) for name, read in reads.items()}
     named = model or files_read.document.get("model")
     name, unreadable = (named, ()) if named else model_of_files(reads)
+    name = with_stretched_positions(name, reads, files_read.texts)
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
     gpus = question["gpus"] or _gpus_for_processes(files_read.document.get("gpus"), files_read.reads)

@@ -30,6 +30,7 @@ READ = {
     **dict.fromkeys(("awq", "awq_marlin"), "awq-int4"),
     **dict.fromkeys(("gptq", "gptq_marlin"), "gptq-int4"),
     "auto_awq": "awq-int4",
+    "bitsandbytes": "nf4",
     "fp8_per_tensor": "fp8",
 }
 HOW = Command(

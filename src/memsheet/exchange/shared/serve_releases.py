@@ -21,9 +21,25 @@ tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config device
 _NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
+CHUNKED, ALWAYS_CHUNKED = "--enable-chunked-prefill", ((0, 8, 0), (0, 12, 0))
+"""Releases whose V1 engine chunks prompts whatever is said (arg_utils.py of 0.8.5, _set_default_args_v1; of
+0.11.0, lines 1546-1548), from the first to before the second.
+"""
+
+
 def vllm_of(form: Format, version: str) -> Format:
-    return _format_of_release(
+    found = _format_of_release(
         form, "vLLM", version, frozenset(f"--{name}" for name in _WITHOUT_BYTES.split())
+    )
+    first, after = ALWAYS_CHUNKED
+    told = _NUMBER.search(version)
+    if told is None or not first <= _version_numbers(told) < after:
+        return found
+    return replace(
+        found,
+        keys=tuple(row for row in found.keys if row.at != CHUNKED),
+        unmodelled={at: held for at, held in found.unmodelled.items() if at != CHUNKED},
+        known=found.known | {CHUNKED},
     )
 
 
