@@ -36,6 +36,7 @@ from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
     doubt_of,
+    length_doubt,
     may_fit,
     moved_bytes,
     without_stand_in_log,
@@ -284,6 +285,7 @@ def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -
     mistakes = find_mistakes(case)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
+    doubt = both_doubts(doubt, length_doubt(answer))
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
         if answer.verdict.result is not Result.DOES_NOT_FIT or may_fit(answer, unsaid):

@@ -180,6 +180,17 @@ def doubt_of(
     return Doubt("")
 
 
+def length_doubt(answer: Answer | None) -> Doubt:
+    """What is not sure where nobody says how long sequences are, and some lengths fit."""
+    steps = answer.ladder if answer else ()
+    if answer is None or answer.verdict is None or all(one.result is Result.FITS for one in steps):
+        return Doubt("")
+    fitting = [one.seq_len for one in steps if one.result is Result.FITS]
+    told = f"it fits up to {max(fitting):,}" if fitting else f"at {steps[0].seq_len:,} it is not sure to fit"
+    words = f"nothing says how many tokens a sequence has, and {told}: --seq-len says it"
+    return Doubt(words, _resting_states(answer))
+
+
 def _resting_states(answer: Answer) -> int:
     """What the model takes of a GPU before it does anything."""
     sheet = worst_sheet(answer.sheets)

@@ -101,10 +101,14 @@ def adjacent_file_texts(
         for home, path in (*_named_places(name, folders), *beside):
             if not is_file(path) or str(path) in texts:  # a name that no file can have has no place either
                 continue
-            if path.resolve().is_relative_to(home.resolve()):
+            if _lies_within(path, (home, *folders)):
                 found[str(path)] = read_bytes(path, MOST_BYTES).decode(errors="replace")
                 break
     return found
+
+
+def _lies_within(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _named_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
@@ -131,7 +135,7 @@ def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[s
         for script in _started_names(text):
             places = _named_places(script, folders)
             home, path = next((one for one in places if is_file(one[1])), (None, None))
-            within = home and path and path.resolve().is_relative_to(home.resolve())
+            within = home and path and _lies_within(path, (home, *folders))
             if path and within and path.stat().st_size <= MOST_SCRIPT:
                 found[script] = read_bytes(path, MOST_SCRIPT).decode(errors="replace")
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, read_text
+from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, find_format, read_text
 from memsheet.exchange.shared.beaker_jobs import experiment_script
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
@@ -21,7 +21,7 @@ from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
-from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT
+from memsheet.exchange.shared.trainer_script import DEFAULTS, INLINE, SCRIPT
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.guard import TWICE, is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
@@ -71,7 +71,7 @@ def recognise_files(
             own = None if further else own  # whose flags they are
         if shell and (own or further):
             further = {**further, **_written_configurations(name, text)}
-        found = {**({name: own} if own else {}), **further}
+        found = {**(_with_inline_file(name, own) if own else {}), **further}
         reads |= _with_remarks(found, script.remarks)
         left += unread
         if error is not None and not further:
@@ -124,6 +124,17 @@ def _written_configurations(name: str, text: str) -> dict[str, Read]:
         if own is not None and own.form.name in LAUNCHED:
             found[f"{name}: {Path(file).name}"] = own
     return found
+
+
+def _with_inline_file(name: str, own: Read) -> dict[str, Read]:
+    """A training script, and apart from it the DeepSpeed configuration that it holds in place of a file."""
+    inside = f"{INLINE}."
+    held = {at.removeprefix(inside): value for at, value in own.values.items() if at.startswith(inside)}
+    if own.form.name != "transformers" or not held:
+        return {name: own}
+    rest = {at: value for at, value in own.values.items() if not at.startswith(inside)}
+    script = replace(read_values(own.form, {**rest, INLINE: INLINE}), release=own.release)
+    return {name: script, f"{name}: {INLINE}": read_values(find_format(INLINE), held)}
 
 
 def _told_command(name: str, text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.loop_commands import BY_NAMES
-from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, SEQUENCE, loop_values
+from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainer_script import ASKS_CARD, BITS, LORA, SCRIPT, UNSAID
 from memsheet.exchange.shared.trainers import inside_moves, inside_names, inside_rows, row_of, with_master
@@ -146,7 +146,7 @@ FORMAT = Format(
     refers=(f"{LOOP}.deepspeed_file",), moves=inside_moves(DEEPSPEED), weighed=INSIDE_WEIGHED,
     unmodelled={
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
-        f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,),
+        f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (),
     },
     known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.deepspeed_file"},
 )  # fmt: skip

@@ -35,7 +35,7 @@ from memsheet.exchange.shared.trainer_script import (
     lora_config_keys,
 )
 
-LOOP, DEEPSPEED, DIVIDED = "loop", "deepspeed", "divided_weights"
+LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
 FED, SEQUENCE = "rows_of_engine", "sequence"
 """Where DeepSpeed makes the loader, its rows are the configuration's (deepspeed/__init__.py, initialize)."""
 STEPS = re.compile(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
@@ -160,7 +160,7 @@ def _adapter_keys(module: Module, told: Callable[[str], Told | None]) -> dict[st
     if not _is_off(told("4bit")) and not _is_off(told("8bit")):
         for held in _local_calls(module, BITS):
             made |= bitsandbytes_keys(held)
-    if any(_local_calls(module, PREPARES)):
+    if any(_local_calls(module, *PREPARES)):
         made["prepared"] = True
     return made
 
@@ -276,6 +276,7 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
     kept = found.get(wrap, {}).get("reshard_after_forward")
     return {
         "wrap": wrap,
+        **_mesh_of_axes(module),
         **(
             {"strategy": str(strategy).rpartition(".")[2]}
             if isinstance(strategy, str) and strategy != UNSET
@@ -283,6 +284,13 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
         ),
         **({"reshard": kept} if isinstance(kept, bool) else {}),
     }
+
+
+def _mesh_of_axes(module: Module) -> dict[str, Any]:
+    """A mesh of several axes, which divides states over one of them."""
+    shapes = [held.get("mesh_shape", held.get("1")) for held in _local_calls(module, "init_device_mesh")]
+    several = [shape for shape in shapes if isinstance(shape, list) and len(shape) > 1]
+    return {MESH: " x ".join(str(one) for one in several[0])} if several else {}
 
 
 def _optimizer_keys(module: Module) -> dict[str, Any]:
@@ -307,7 +315,12 @@ def _recompute_key(module: Module, told: Callable[[str], Told | None]) -> dict[s
     flag = told("recompute")
     if flag is not None and isinstance(flag.value, bool | int):
         return {"recompute": bool(flag.value)}
-    return {"recompute": True} if any(_local_calls(module, *CHECKPOINTS)) else {}
+    prepares = [  # which switches it on (huggingface/peft 5d602fd src/peft/utils/other.py:158-240)
+        held
+        for held in _local_calls(module, *PREPARES)
+        if held.get("use_gradient_checkpointing", held.get("1", True)) is not False
+    ]
+    return {"recompute": True} if prepares or any(_local_calls(module, *CHECKPOINTS)) else {}
 
 
 def _generation_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:

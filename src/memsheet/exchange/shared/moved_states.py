@@ -72,7 +72,7 @@ OF_PLAN = frozenset({"targets", "full_modules", "implementation", "dispatch", "d
 """
 
 ADDING = frozenset(
-    {"roles", "accounting", "load_balancer", "speculative_config", "--lora-adapters", "--speculate"}
+    {"roles", "method", "accounting", "load_balancer", "speculative_config", "--lora-adapters", "--speculate"}
 )
 """Further models and copies on the same cards, and whose accounting the sheet is of: they take nothing of the
 one that runs off them.

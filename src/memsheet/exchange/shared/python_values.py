@@ -221,11 +221,9 @@ def _evaluate_dict(
 
 def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
     held: Any = given
-    if len(path) > 1 and path[-2] in NAMED_CONSTANTS and path[0] not in given:
-        return ".".join(path[-2:])
     for name in path:
         if not isinstance(held, Mapping) or name not in held:
-            return UNSET
+            return ".".join(path[-2:]) if len(path) > 1 and path[-2] in NAMED_CONSTANTS else UNSET
         held = held[name]
     return held if path else UNSET
 

@@ -61,7 +61,9 @@ METHODS = {
         "BCO",
     )
 }
-ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", SFT, *METHODS)
+ARGUMENTS = (
+    "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments", SFT, *METHODS,
+)  # fmt: skip
 """transformers 5.23 training_args.py, training_args_seq2seq.py; huggingface/trl 016013e
 trl/trainer/sft_config.py, with other defaults and its own fields. TRL's further configurations keep a second
 model or several sequences of each, which the name of the method tells.
@@ -80,9 +82,16 @@ LIGER = (
 """
 OWN_LOSS = "fused_linear_cross_entropy"
 SFT_TRAINER = "SFTTrainer"
-TRAINERS = ("Trainer", "Seq2SeqTrainer", SFT_TRAINER, *(f"{name}Trainer" for name in METHODS.values()))
+TRAINERS = (
+    "Trainer",
+    "Seq2SeqTrainer",
+    "UnslothTrainer",
+    SFT_TRAINER,
+    *(f"{name}Trainer" for name in METHODS.values()),
+)
 LORA, BITS = "LoraConfig", "BitsAndBytesConfig"
-PREPARES = "prepare_model_for_kbit_training"
+PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
+"""The second before peft 0.10 (src/peft/utils/other.py)."""
 WIDTHS = ("load_in_4bit", "load_in_8bit")
 WITHOUT_BYTES = (
     "lora_alpha",
@@ -93,6 +102,7 @@ WITHOUT_BYTES = (
     "init_lora_weights",
     "bnb_4bit_compute_dtype",
 )
+MOST_TOKENS = 2**24
 PARSERS = ("HfArgumentParser", "TrlParser")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 DEFAULTS = "defaults"
@@ -100,6 +110,8 @@ DEFAULTS = "defaults"
 SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
 MODEL_FLAG = "$.model"
 """Until its place is known: the flag whose default the model's name is."""
+INLINE = "deepspeed"
+"""The argument that is a file, or what would stand in one (training_args.py: deepspeed)."""
 ASKS_CARD = "asks_card"
 """That the script asks its card whether it has bf16; it is read as on one that has."""
 UNSAID = "unsaid"
@@ -129,7 +141,7 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     name, places = last[CLASS], {"0": "output_dir"}
     said = {
         places.get(key, key): value
-        if key.endswith("config") and isinstance(value, dict)
+        if (key.endswith(("config", "_kwargs")) or key == INLINE) and isinstance(value, dict)
         else flatten_constructor(value)
         for key, value in last.items()
     }
@@ -138,6 +150,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     said |= {at: flag.default for at, flag in taken.items() if at in said}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     said = {key: value for key, value in said.items() if key not in own}
+    if "max_seq_length" not in said and (length := _tokenized_length(module)):
+        own.setdefault("max_length", length)
     if any(named_calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
         said["gradient_checkpointing"] = True
     told = f"{name} of line {last[LINE]}" + (f", the last of {len(made)}" if len(made) > 1 else "")
@@ -154,7 +168,7 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
     beside |= unsloth or _loaded_model_keys(module, own)
-    for held in named_calls(module, (PREPARES,), local=True):
+    for held in named_calls(module, PREPARES, local=True):
         beside |= _prepare_kbit_keys(held, said, quantized=bool(beside.get("quantized")))
     if (
         not unsloth
@@ -167,6 +181,19 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         taken[f"{SCRIPT}.model"] = flag
     defaults = {at: f"{flag.name} {flag.line}" for at, flag in taken.items()}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
+
+
+def _tokenized_length(module: Module) -> int | None:
+    """The length that the script cuts its rows to itself."""
+    asked = [
+        length
+        for held in named_calls(
+            module, ("tokenizer", "tok", "tokenize", "encode_plus", "from_pretrained"), local=True
+        )
+        for at in ("max_length", "model_max_length")
+        if type(length := held.get(at)) is int and 0 < length < MOST_TOKENS
+    ]
+    return max(asked, default=None)
 
 
 def _parsed_arguments(module: Module) -> Iterator[dict[str, Any]]:

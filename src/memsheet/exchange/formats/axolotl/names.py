@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsheet.exchange.formats.axolotl.rows import (
+    OFFLOADS,
     OTHER_KERNEL,
     fully_sharded,
     has_other_kernel,
@@ -86,8 +87,8 @@ def axolotl_implied_keys(values: Values) -> dict[str, Any]:
     """
     found: dict[str, Any] = dict.fromkeys(_axolotl_group_names(values), "set")
     found["plugins"] = _unknown_plugins(values.get("plugins"))
-    if values.get("gradient_checkpointing") in ("offload", "offload_disk"):
-        found["activation_offloading"] = values["gradient_checkpointing"]
+    if (asked := values.get("gradient_checkpointing")) in OFFLOADS:
+        found["activation_offloading"] = OFFLOADS[asked]
     if (
         any("CutCrossEntropy" in str(one) for one in _plugin_list(values.get("plugins")))
         and values.get("cut_cross_entropy") is None

@@ -127,15 +127,17 @@ def _offloads_all_states(asked: Values) -> bool:
     return asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
 
 
+OFFLOADS = {"offload": "offload", "offload_disk": "offload_disk", "unsloth": "offload"}
+"""Words of gradient_checkpointing that move what is kept, the last an older one (utils/schemas/validation.py).
+"""
+
+
 def _read_axolotl_checkpointing(value: Any, values: Values) -> Mapping[str, Any]:
     """TRL's way of moving activations takes recompute's place beside adapters (core/builders/base.py:592-598,
     loaders/model.py:358).
     """
-    moves = values.get("activation_offloading") not in (None, False, "hidden_states") or value in (
-        "offload",
-        "offload_disk",
-    )
-    if not parse_switch(value) and value not in ("offload", "offload_disk"):
+    moves = values.get("activation_offloading") not in (None, False, "hidden_states") or value in OFFLOADS
+    if not parse_switch(value) and value not in OFFLOADS:
         return {"?recompute.mode": "none"}
     return {"?recompute.mode": "none"} if moves and values.get("adapter") else {"recompute.mode": "full"}
 
