@@ -165,7 +165,7 @@ def _read_expert_parallel_switch(value: Any, values: Values) -> Mapping[str, Any
     return {"mesh.ep": _tp_dp_rank_count(values) if value is True else 1}
 
 
-CHUNKED, LARGEST_BATCH = "--enable-chunked-prefill", 8192
+CHUNKED, WHOLE_PROMPTS, LARGEST_BATCH = "--enable-chunked-prefill", "prompts", 8192
 """The larger of the engine's own batches (get_batch_defaults)."""
 
 
@@ -180,7 +180,11 @@ def _read_chunked_prefill(value: Any, values: Values) -> Mapping[str, Any]:
 def _whole_prompts_of_the_model(values: Values) -> Mapping[str, Any]:
     """Prompts that are read whole, of a length that is the model's to say."""
     said = any(at in values for at in ("--max-model-len", "--max-num-batched-tokens"))
-    return {CHUNKED: False} if values.get(CHUNKED) is False and not said else {}
+    return (
+        {WHOLE_PROMPTS: "read whole, as long as the model allows"}
+        if values.get(CHUNKED) is False and not said
+        else {}
+    )
 
 
 def _vllm_plan_problems(asked: Values) -> Iterator[Problem]:
@@ -292,7 +296,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
     "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "cpu-offload-gb": (0, 0.0), "offload-group-size": (0,),
     "enable-dbo": (False,), "enable-eplb": (False,),
-    "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "enable-chunked-prefill": (True,), "disable-sliding-window": (False,),
+    "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "disable-sliding-window": (False,),
     "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn"),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
     "optimization-level": (2, 3),  # 2 is the default, and 3 is the same (config/vllm.py, OPTIMIZATION_LEVEL_03)
@@ -326,7 +330,7 @@ v0.8.5, v0.9.2, v0.12.0, v0.16.0).
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
     known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
-    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED},
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
     absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
     problems=_vllm_plan_problems, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
 )  # fmt: skip
