@@ -240,6 +240,10 @@ KEYS = (
     ),
     Key(at=f"{F}.cpu_offload", out=_of_fsdp(_offloads_every_state), back=_read_offload_switch, source="training_args.py:2830"),
     Key(at=f"{SCRIPT}.max_length", says="seq_len", out=lambda _: None, source="huggingface/trl 016013e trl/trainer/sft_config.py"),
+    *(
+        Key(at=at, out=lambda _: None, back=lambda v, _: {"seq_len": v, "?seq_len_kind": "maximum"}, source="the script's own argument: what its tokenizer cuts to")
+        for at in ("model_max_length", "cutoff_len", "max_seq_len")
+    ),
     Key(at=f"{SCRIPT}.model", says="@model", out=lambda _: None, source="modeling_utils.py, from_pretrained: pretrained_model_name_or_path"),
     Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=read_model_dtype, source="modeling_utils.py, from_pretrained: dtype"),
     Key(

@@ -23,7 +23,10 @@ from memsheet.exchange.shared.launched_script import (
     script_launches,
 )
 from memsheet.exchange.shared.loop_commands import command_loop_values
+from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
+from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT, arguments_of
+from memsheet.guard.budget import TooMuchError
 
 NO_TEXTS: Mapping[str, str] = {}
 SHELLS = ("torchrun", "slurm", "skypilot")
@@ -98,9 +101,11 @@ def _by_flag_names(
     """The first start whose flags tell a job by their names, or by the script's own text; else what nobody
     reads of the first.
     """
-    form = find_format("pytorch")
     for one in launches:
-        values = command_loop_values(one, beside.get(one.script, ""))
+        text = beside.get(one.script, "")
+        values = _trainer_values(one, text)
+        form = find_format("transformers" if values else "pytorch")
+        values = values or command_loop_values(one, text)
         if values:
             read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
             return {
@@ -113,6 +118,30 @@ def _by_flag_names(
     return reads, (
         f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",
     ) if words else ()
+
+
+def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
+    """What a script for the Trainer says with the flags that it is started with: those that are the Trainer's
+    own arguments, and those of its own that stand for one; nothing of any other script.
+    """
+    try:
+        said = arguments_of(text) if text else {}
+    except (ValueError, TooMuchError):
+        return {}
+    if not said:
+        return {}
+    form = find_format("transformers")
+    flat = dict(flatten_tree(said, whole=form.whole))
+    at_flags = {
+        flag.split(" ")[0].lstrip("-").replace("-", "_"): at
+        for at, flag in said.get(SCRIPT, {}).get(DEFAULTS, {}).items()
+    }
+    given = _as_said(form, found.arguments)
+    own = {at_flags[name]: held for name, held in given.items() if name in at_flags}
+    length = role_value("length", command_values(found.arguments))
+    if length is not None and positive_count(length.value):
+        own.setdefault(f"{SCRIPT}.max_length", length.value)
+    return {**flat, **{name: held for name, held in given.items() if is_key(form, name)}, **own}
 
 
 def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:

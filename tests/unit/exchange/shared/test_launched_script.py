@@ -316,3 +316,23 @@ def test_adapters_of_a_script_that_names_its_model_itself_are_read() -> None:
     start = "accelerate launch tune.py --use_peft --gradient_checkpointing --output_dir out\n"
     reads, _ = recognise_files({"train.sh": start}, ())
     assert 16 in {read.request.get("adapter.rank") for read in reads.values()}
+
+
+def test_a_script_for_the_trainer_beside_takes_the_trainers_flags(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from dataclasses import dataclass, field\n"
+        "from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments\n"
+        "@dataclass\nclass Own:\n    model_name: str = field(default='Qwen/Qwen2.5-3B')\n"
+        "own, args = HfArgumentParser((Own, TrainingArguments)).parse_args_into_dataclasses()\n"
+        "model = AutoModelForCausalLM.from_pretrained(own.model_name)\n"
+        "Trainer(model=model, args=args).train()\n"
+    )
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc-per-node=2 train.py --model_name Qwen/Qwen2.5-1.5B --max_seq_len 1024 --bf16 "
+        '--per_device_train_batch_size 2 --optim adamw_bnb_8bit --fsdp "full_shard auto_wrap"\n'
+    )
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB")
+    assert found.answer is not None
+    plan = found.answer.plan
+    assert (found.answer.model.name, plan.zero, plan.training.seq_len) == ("qwen2.5-1.5b", 3, 1024)
+    assert plan.optimizer.name.value == "adamw_8bit"
