@@ -189,7 +189,7 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
             found = [_evaluate_expression(module, one, given, depth + 1) for one in ways]
             return found[0] if found[0] == found[-1] else UNSET
         case ast.Call(func=function):
-            return _evaluate_call(module, node, ".".join(attribute_path(function)), given, depth + 1)
+            return _evaluate_call(module, node, _called_name(function), given, depth + 1)
     return UNSET
 
 
@@ -252,6 +252,14 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
     if not (name.rpartition(".")[2][:1].isupper() or name in FACTORIES):
         return UNSET
     return {**call_arguments(module, node, given, depth), CLASS: name}
+
+
+def _called_name(function: ast.expr) -> str:
+    """The name that is called; of a parser that is made and asked at once, what it is asked."""
+    path = attribute_path(function)
+    if not path and isinstance(function, ast.Attribute) and function.attr in PARSES:
+        return function.attr
+    return ".".join(path)
 
 
 def _as_number(kind: type, value: Any) -> Any:
