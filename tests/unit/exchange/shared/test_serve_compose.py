@@ -107,3 +107,27 @@ def test_a_variable_of_compose_takes_its_default_or_is_open() -> None:
 def test_services_of_other_kinds_of_values_are_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match="not recognised"):
         read_text("a.yaml", text, PARSERS)
+
+
+EXTENDED = """x-logging: &log {driver: json-file}
+x-common: &common
+  logging: *log
+  image: vllm/vllm-openai:v0.9.1
+  deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}]}}}
+x-other: &other {image: nginx, ipc: host}
+services:
+  vllm:
+    <<: [*common, *other]
+    command: --model Qwen/Qwen3-14B --tensor-parallel-size 2
+"""
+
+
+def test_what_is_merged_into_a_service_is_read() -> None:
+    found = read_text("compose.yml", EXTENDED, PARSERS)
+    assert (found.request["@model"], found.request["engine_version"]) == ("Qwen/Qwen3-14B", "0.9.1")
+    assert any("1, and the command takes 2" in str(held) for _, held in found.unmodelled)
+
+
+def test_a_services_own_key_goes_before_a_merged_one() -> None:
+    own = EXTENDED.replace("    command:", "    image: vllm/vllm-openai:v0.10.2\n    command:")
+    assert read_text("compose.yml", own, PARSERS).request["engine_version"] == "0.10.2"
