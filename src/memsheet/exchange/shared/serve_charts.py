@@ -3,7 +3,8 @@ that their controller makes of them.
 
 Facts from vllm-project/production-stack a6c01db0 helm/templates/deployment-vllm-multi.yaml (containers),
 vllm-project/vllm 082c713e examples/online_serving/chart-helm/templates/deployment.yaml (image, resources and
-the volume of the model, which extraInit.s3modelpath fills) and kserve/kserve aaac4e29: charts/kserve-runtime-configs/files/llmisvcconfigs/resources.yaml:167 and
+the volume of the model, which extraInit.s3modelpath fills) and kserve/kserve
+aaac4e29: charts/kserve-runtime-configs/files/llmisvcconfigs/resources.yaml:167 and
 config/llmisvcconfig/config-llm-template.yaml:176 (the command, VLLM_ADDITIONAL_ARGS),
 pkg/apis/serving/v1alpha2/llm_inference_service_types.go:738-758 (parallelism),
 python/huggingfaceserver/huggingfaceserver/__main__.py:87,172 (arguments that are vLLM's).
