@@ -25,7 +25,7 @@ def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
     the language's own (docs.docker.com/reference/compose-file/fragments).
     """
     del parse
-    if not _SERVICES.search(text):
+    if not holds_services(text):
         return []
     tree = tree_of(partial(parse_yaml, aliases=True), name, text)
     services = tree.get("services") if tree else None
@@ -36,6 +36,11 @@ def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
         for at, one in containers.items()
         if starts_a_server(line := command_line(one, _quote_compose_word))
     ]
+
+
+def holds_services(text: str) -> bool:
+    """Whether a text may be Compose's."""
+    return _SERVICES.search(text) is not None
 
 
 def _service_container(service: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,15 @@ that it is.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import memsheet
 from memsheet.exchange import read_text
+from memsheet.exchange.shared.compose_env import dotenv_values, with_dotenv_values
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
 
@@ -131,3 +134,29 @@ def test_what_is_merged_into_a_service_is_read() -> None:
 def test_a_services_own_key_goes_before_a_merged_one() -> None:
     own = EXTENDED.replace("    command:", "    image: vllm/vllm-openai:v0.10.2\n    command:")
     assert read_text("compose.yml", own, PARSERS).request["engine_version"] == "0.10.2"
+
+
+VARIABLES = """services:
+  vllm:
+    image: vllm/vllm-openai:v0.10.2
+    command: --model ${MODEL:-Qwen/Qwen3-4B} --max-model-len ${LEN:-8192} --tensor-parallel-size ${TP:-1}
+"""
+
+
+def test_variables_of_the_file_beside_it_are_the_values(tmp_path: Path) -> None:
+    (tmp_path / "compose.yml").write_text(VARIABLES)
+    (tmp_path / ".env").write_text("# a\nMODEL='Qwen/Qwen3-32B-AWQ'\nexport LEN=16384 # b\nTP=2\nX=a: b\n")
+    for asked in (tmp_path / "compose.yml", tmp_path):
+        checked = memsheet.check(asked, gpus="2xH100")
+        told = " ".join(checked.assumed)
+        assert checked.answer is not None
+        assert checked.answer.cluster is not None
+        assert checked.answer.cluster.count == 2
+        assert all(one in told for one in ("MODEL = Qwen/Qwen3-32B-AWQ (.env", "LEN = 16384", "TP = 2"))
+
+
+def test_values_that_are_more_than_a_plain_text_stay_variables() -> None:
+    env = dotenv_values('A=x: y\nB=*a\nC=!!t\nD=a #b\nE="f g"\nF=$A\n')
+    assert env == {"D": "a"}
+    assert with_dotenv_values("services: {a: {command: $$D $D}}", env)[0].endswith("command: $$D a}}")
+    assert with_dotenv_values("a: $D", env) == ("a: $D", ())
