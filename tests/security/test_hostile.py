@@ -32,7 +32,7 @@ from craft import (
 )
 
 from memsheet.errors import InputError
-from memsheet.guard import parse_json, read_yaml
+from memsheet.guard import parse_json, parse_yaml, read_yaml
 from memsheet.readers.cluster_file import read_cluster
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.model import read_model
@@ -270,6 +270,11 @@ YAML: dict[str, bytes] = {
     "an anchor": b"a: &b 1\n",
     "an alias to nothing": b"a: *b\n",
     "a merge": b"a: &b {c: 1}\nd:\n  <<: *b\n",
+    "an anchor in itself": b"a: &a [*a]\n",
+    "a merge of itself": b"a: &a {<<: *a}\n",
+    "a merge of a text": b"a: &a x\nb: {<<: *a}\n",
+    "anchors in one another, 200 levels": b"a0: &a0 1\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (n, n, n - 1) for n in range(1, 200)),
+    "merges of merges": b"a0: &a0 {x: 1}\n" + b"".join(b"a%d: &a%d {<<: [%s], k%d: 1}\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9), n) for n in range(1, 9)),
     "a tag that runs code": b"!!python/object/apply:os.system ['true']\n",
     "a tag of a known type": b"a: !!int '7'\n",
     "a tag of its own": b"a: !evil 7\n",
@@ -296,6 +301,13 @@ YAML: dict[str, bytes] = {
     "more than 256 KiB": b"a: 1\n" * 60_000,
     "a quote that does not end": b'a: "' + b"x" * 100_000,
 }  # fmt: skip
+
+ALIASES = {
+    what: content
+    for what, content in YAML.items()
+    if what not in ("an anchor", "a merge", "a list", "empty", "only a comment")
+}
+"""What is refused where anchors are followed, too."""
 
 TOML: dict[str, bytes] = {
     "10^4 nested lists": b"a = " + b"[" * 10_000,
@@ -346,12 +358,18 @@ INDEXES: dict[str, bytes] = {
     "duplicate tensors": b'{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}',
 }  # fmt: skip
 
+
+def read_with_aliases(path: Path) -> Any:
+    return parse_yaml(path.read_bytes(), str(path), aliases=True)
+
+
 READERS: dict[str, tuple[str, Callable[[Path], Any], dict[str, bytes]]] = {
     "config": ("config.json", model, CONFIGS),
     "safetensors": ("model.safetensors", read_safetensors, SAFETENSORS),
     "gguf": ("model.gguf", read_gguf, GGUF),
     "gguf model": ("model.gguf", model, GGUF_MODELS),
     "yaml": ("settings.yaml", read_yaml, YAML),
+    "yaml with aliases": ("compose.yaml", read_with_aliases, ALIASES),
     "index": ("model.safetensors.index.json", read_index, INDEXES),
     "cluster": ("cluster.toml", read_cluster, TOML),
     "cluster in yaml": ("cluster.yaml", read_cluster, YAML),
@@ -405,7 +423,7 @@ def test_it_is_refused(kind: str, content: bytes, tmp_path: Path):
         ("config", "two million empty objects"), ("config", "two million texts"), ("config", "four million escaped quotes"),
         ("config", "10^5 nested objects"), ("gguf", "an array of 2^40 in 1 KB"), ("gguf", "2^24 texts in 1 KB"), ("gguf", "2^20 empty arrays"),
         ("gguf", "eight million empty texts"), ("gguf", "a text of 1 MiB, forty times"), ("safetensors", "a header of 2^63 bytes"),
-        ("yaml", "an alias bomb"), ("yaml", "10^5 dashes"),
+        ("yaml", "an alias bomb"), ("yaml", "10^5 dashes"), ("yaml with aliases", "an alias bomb"), ("yaml with aliases", "merges of merges"),
     ],
 )  # fmt: skip
 def test_it_takes_little_memory(kind: str, what: str, tmp_path: Path):

@@ -286,7 +286,15 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
 
 def _has_needed_keys(form: Format, found: Mapping[str, Any]) -> bool:
     """Whether a file has what each of its format has; ``...`` stands for any value."""
-    return all(at in found and (value is ... or found[at] == value) for at, value in form.needs.items())
+    told = all(at in found and (value is ... or found[at] == value) for at, value in form.needs.items())
+    return told and (not form.needs_one or any(_stands_in(found, at) for at in form.needs_one))
+
+
+def _stands_in(found: Mapping[str, Any], at: str) -> bool:
+    """Whether a file has a key at its top, or as ``a.b`` in an object there."""
+    group, _, key = at.rpartition(".")
+    held = found.get(group) if group else found
+    return isinstance(held, Mapping) and key in held
 
 
 def _resolve_release(form: Format, text: str, found: Read) -> Read:

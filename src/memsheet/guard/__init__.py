@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from memsheet.errors import input_error, printable_line
+from memsheet.guard.aliases import check_written_out, with_merges
 from memsheet.guard.spending import spend_bytes, spend_values
 
 MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
@@ -102,9 +103,11 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = 
     )
 
 
-def parse_yaml(data: bytes | str, field: str, *, last_wins: bool = False) -> Any:
+def parse_yaml(data: bytes | str, field: str, *, last_wins: bool = False, aliases: bool = False) -> Any:
     """The value that one YAML document describes, with the same rules for numbers and keys as ``parse_json``.
     ``last_wins``: of a key that stands twice the last is taken, as PyYAML does, and not refused.
+    ``aliases``: anchors are followed, and merged under ``<<``, as far as the text written out is within the
+    same limits.
 
     Anchors, aliases, tags and further documents are refused from the event stream, before a value is built.
     """
@@ -112,8 +115,12 @@ def parse_yaml(data: bytes | str, field: str, *, last_wins: bool = False) -> Any
 
     text = _checked_utf8(data, field, MAX_YAML_BYTES).decode()
     try:
-        _check_events(text, field)
-        return _yaml_loader()(text, field, last_wins=last_wins).get_single_data()
+        _check_events(text, field, aliases=aliases)
+        loader = _yaml_loader()(text, field, last_wins=last_wins, merges=aliases)
+        node = loader.get_single_node()
+        if aliases and node is not None:
+            check_written_out(node, field, MAX_YAML_VALUES, MAX_DEPTH)
+        return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -297,14 +304,15 @@ def _check_pairs(found: Any, field: str) -> None:
         raise input_error(field, None, "holds half of a surrogate pair, which is no character") from None
 
 
-def _check_events(text: str, field: str) -> None:
-    """Refuse what YAML has beyond plain data, and depth, from the events alone."""
+def _check_events(text: str, field: str, *, aliases: bool) -> None:
+    """Refuse what YAML has beyond plain data (``aliases`` let by), and depth, from the events alone."""
     import yaml
 
     depth = documents = values = 0
     for event in yaml.parse(text, Loader=_yaml_base()):
         where = f"line {event.start_mark.line + 1}" if event.start_mark else None
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+        named = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None
+        if named and not aliases:
             raise input_error(
                 field,
                 where,
@@ -335,7 +343,7 @@ def _yaml_base() -> Any:
 
 @cache
 def _yaml_loader() -> Any:
-    """PyYAML's safe loader without dates and merge keys, with checked numbers and distinct keys."""
+    """PyYAML's safe loader without dates, with checked numbers and distinct keys; merge keys are ours."""
     base: Any = _yaml_base()
     left_out = {f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "merge", "value")}
 
@@ -345,9 +353,9 @@ def _yaml_loader() -> Any:
             for first, pairs in base.yaml_implicit_resolvers.items()
         }
 
-        def __init__(self, text: str, field: str, *, last_wins: bool) -> None:
+        def __init__(self, text: str, field: str, *, last_wins: bool, merges: bool) -> None:
             super().__init__(text)
-            self.field, self.last_wins = field, last_wins
+            self.field, self.last_wins, self.merges = field, last_wins, merges
 
     for kind, build in (("map", _yaml_map), ("int", _yaml_int), ("float", _yaml_float)):
         Loader.add_constructor(f"tag:yaml.org,2002:{kind}", build)
@@ -362,7 +370,8 @@ def _yaml_map(loader: Any, node: Any) -> dict[Any, Any]:
     for key, _ in pairs:
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise input_error(loader.field, key, "is a key that is not text", "put it in quotes")
-    return dict(pairs) if loader.last_wins else _dict_with_unique_keys(pairs, loader.field)
+    found = dict(pairs) if loader.last_wins else _dict_with_unique_keys(pairs, loader.field)
+    return with_merges(found, loader.field) if loader.merges else found
 
 
 def _yaml_int(loader: Any, node: Any) -> int:

@@ -47,6 +47,7 @@ from memsheet.questions.files_on_disk import (
     large_scripts,
     read_texts_and_plan,
     started_scripts,
+    with_variables_beside,
 )
 from memsheet.questions.named_models import (
     bundled_draft,
@@ -213,6 +214,7 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
+    texts, put_in = with_variables_beside(files, texts)
     folders = folders_of_job(files, root)
     folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
     reads, skipped = recognise_files(texts, folder, server, scripts)
@@ -220,6 +222,9 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
         texts |= beside
         reads, skipped = recognise_files(texts, folder, server, scripts)
     reads = {name: bundled_draft(read) for name, read in with_their_files(reads).items()}
+    reads = {
+        name: replace(read, assumed=(*read.assumed, *put_in.get(name, ()))) for name, read in reads.items()
+    }
     return _JobFiles({**dict.fromkeys(reads, ""), **texts}, reads, document, (*skipped, *too_large))
 
 

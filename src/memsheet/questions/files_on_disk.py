@@ -11,11 +11,13 @@ from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.exchange import MOST_SCRIPT
+from memsheet.exchange.shared.compose_env import DOTENV, dotenv_values, with_dotenv_values
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.script_defaults import absent_files
+from memsheet.exchange.shared.serve_compose import holds_services
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
 from memsheet.guard.budget import TooMuchError
 from memsheet.questions.export import PLAN, SHEET, pick_plan
@@ -122,6 +124,25 @@ def _named_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Pa
         for home in (whole, *whole.parents)[:MOST_UP]:
             if (home.name,) == first:
                 yield home, home.parent / name
+
+
+def with_variables_beside(
+    files: tuple[str, ...], texts: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Texts with the variables of the ``.env`` that Compose reads beside each of its files, and what was put
+    in by name. None is opened that lies elsewhere.
+    """
+    found, told = dict(texts), dict[str, tuple[str, ...]]()
+    for name, text in texts.items():
+        own = Path(files[0]) if len(files) == 1 else Path(name)
+        folder = own if is_folder(own) else own.parent
+        path = folder / DOTENV
+        if not name.endswith((".yaml", ".yml")) or not holds_services(text) or not is_file(path):
+            continue
+        if path.resolve().parent == folder.resolve() and path.stat().st_size <= MOST_SCRIPT:
+            env = dotenv_values(read_bytes(path, MOST_SCRIPT).decode(errors="replace"))
+            found[name], told[name] = with_dotenv_values(text, env)
+    return found, told
 
 
 def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:

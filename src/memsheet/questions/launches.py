@@ -50,6 +50,7 @@ STARTS = re.compile(
 """What a shell's script, or an object of a cluster, holds that starts anything of ours."""
 SERVES = re.compile(
     r"LLMConfig\(|[\"'](vllm|sglang)[\"'],\s*[\"']serve[\"']|sglang\.launch_server|[\"']trtllm-serve[\"']"
+    r"|\b(sgl|sglang)\.Engine\("
 )
 """What a Python script holds that starts a server, wherever in it that stands."""
 TRAINS = re.compile(

@@ -40,6 +40,12 @@ torchrun \\
 """Constant text: nothing of a plan stands in it. TRAIN is the script and its arguments, which the shell
 splits and never evaluates.
 """
+OWN = frozenset({
+    "run", "setup", "workdir", "file_mounts", *(f"resources.{name}" for name in (
+        "accelerators", "accelerator_args", "any_of", "ordered", "cloud", "infra", "instance_type", "use_spot", "image_id", "disk_size", "autostop",
+    )),
+})  # fmt: skip
+"""What a task has beside keys that values of charts have, too (``resources``)."""
 SERVE = "set -euo pipefail\nbash {script}\n"
 
 
@@ -122,7 +128,7 @@ FORMAT = Format(
         *allocator_conf_rows("envs."),
     ),
     fixed=lambda asked: {"workdir": "."} if asked["engine"] in SCRIPTS else {"workdir": ".", "envs.TRAIN": "train.py"},
-    marks=frozenset({"num_nodes", "resources", "file_mounts"}), beside=frozenset({"*"}), compose=_compose_skypilot_task, problems=_skypilot_plan_problems, along=server_of,
+    marks=frozenset({"num_nodes", "resources", "file_mounts"}), needs_one=OWN, beside=frozenset({"*"}), compose=_compose_skypilot_task, problems=_skypilot_plan_problems, along=server_of,
     known=frozenset({
         "workdir.url", "workdir.ref", "workdir", "setup", "envs", "envs.*", "secrets", "secrets.*", "managed_secrets", "file_mounts.*", "volumes.*",
         "service.*", "pool.*", "config.*", "event_callback", "file_mounts_mapping.*", "volume_mounts", "api_server_access", "inputs.*", "outputs.*",

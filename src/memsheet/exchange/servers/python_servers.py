@@ -8,27 +8,40 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from memsheet.exchange.servers.ray_serve import LOADING, engine_flag, llm_config_line
+from memsheet.exchange.servers.python_names import (
+    FURTHER,
+    OPEN,
+    assumptions_of,
+    assumptions_of_names,
+    call_keywords,
+    expression_value,
+    function_parameters,
+    known_constants,
+    parsed_flags,
+)
+from memsheet.exchange.servers.ray_serve import LOADING, engine_flag, llm_config_line, shell_word
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.serve_script import LAUNCHES
-from memsheet.guard.budget import Budget, TooMuchError
 
-MOST_TEXT, MOST_NODES, DEEPEST = 2**15, 20_000, 8
-MOST_SERVERS, MOST_LAUNCH, MOST_HELD, MOST_WORD = 64, 4, 2**12, 2**12
+MOST_TEXT, MOST_NODES = 2**15, 20_000
+MOST_SERVERS, MOST_LAUNCH = 64, 4
 _SERVES = re.compile(
-    r"LLMConfig\(|\bLLM\(|EngineArgs\(|[\"']serve[\"']|vllm serve|launch_server|trtllm-serve"
+    r"LLMConfig\(|\bLLM\(|EngineArgs\(|\b(?:Engine|Runtime)\("
+    r"|[\"']serve[\"']|vllm serve|launch_server|trtllm-serve"
 )
 _TRAINS = re.compile(r"Trainer\b|\.backward\(|GRPOConfig|SFTConfig|optimizer\.step")
 _PINNED = re.compile(r"\b(?:vllm|sglang)==\d[\w.]{1,24}")
 OF_VLLM = ("LLM", "AsyncEngineArgs", "EngineArgs")
-OPEN = object()
-"""What stands for a value that the text does not tell."""
+OF_SGLANG = ("Engine", "Runtime")
+"""Engines whose arguments are those of SGLang's server (sgl-project/sglang python/sglang/srt/entrypoints/
+engine.py, Engine: ServerArgs(**kwargs)).
+"""
 
 
 def python_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
@@ -47,113 +60,71 @@ def python_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> li
         return []
     nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
     pinned = "".join(f": {one[0]}\n" for one in _PINNED.finditer(text))
-    found = _servers_of(nodes) if len(nodes) <= MOST_NODES else ()
+    found = _servers_of(tree, nodes) if len(nodes) <= MOST_NODES else ()
     return [replace(one, script=pinned + one.script) for one in islice(found, MOST_SERVERS)]
 
 
-def _servers_of(nodes: list[ast.AST]) -> Iterator[NamedServer]:
-    known, grown = _known_constants(nodes), _grown_lists(nodes)
-    tensorrt = any(
-        isinstance(one, ast.ImportFrom) and str(one.module).startswith("tensorrt_llm") for one in nodes
-    )
+def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]:
+    flags, flag_notes = parsed_flags(tree, nodes)
+    known, grown = known_constants(nodes, flags), _grown_lists(nodes)
+    notes = assumptions_of_names(nodes, flag_notes)
+    parameters = function_parameters(nodes, known, notes)
+    modules = {part for node in nodes for part in _imported_modules(node)}
     for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id="LLMConfig") | ast.Attribute(attr="LLMConfig")):
-                config = _expression_value(node, known)
+                config = expression_value(node, known)
                 if isinstance(config, Mapping) and isinstance(config.get(LOADING), Mapping):
                     model, line = llm_config_line(_told_arguments(config))
                     yield from [NamedServer(model, line)] if model else []
-            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in OF_VLLM:
-                yield from _made_engine(node, known, tensorrt=tensorrt)
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
+                if engine := _engine_called(called, modules):
+                    around = (held for held in parameters if node.lineno in held[0])
+                    _, given, more = [(range(0), {}, {}), *around][-1]
+                    made = _made_engine(node, {**known, **given}, engine)
+                    told = assumptions_of(node, {**notes, **more}) if made else ()
+                    yield from [replace(made, remarks=told)] if made else []
             case ast.List() | ast.Tuple():
                 first = tuple(_argument_word(one, known) for one in node.elts[:MOST_LAUNCH])
                 if any(first[: len(one)] == one for one in LAUNCHES if len(one) > 1):
                     parts = [*node.elts, *grown.get(id(node), ())]
                     words = [_argument_word(one, known) for one in parts]
-                    yield NamedServer("command", " ".join(map(_shell_word, words)))
+                    yield NamedServer("command", " ".join(map(shell_word, words)))
 
 
-def _made_engine(node: ast.Call, known: Mapping[str, Any], *, tensorrt: bool) -> Iterator[NamedServer]:
+def _imported_modules(node: ast.AST) -> list[str]:
+    """The packages that a statement imports from."""
+    if isinstance(node, ast.ImportFrom):
+        return [str(node.module).partition(".")[0]]
+    return [one.name.partition(".")[0] for one in node.names] if isinstance(node, ast.Import) else []
+
+
+def _engine_called(called: str, modules: Collection[str]) -> str:
+    """Whose engine a call makes, if any."""
+    if called in OF_SGLANG:
+        return "sglang" if "sglang" in modules else ""
+    return "" if called not in OF_VLLM else "tensorrt-llm" if "tensorrt_llm" in modules else "vllm"
+
+
+def _made_engine(node: ast.Call, known: Mapping[str, Any], engine: str) -> NamedServer | None:
     """An engine that a script makes, as the server of the same arguments."""
-    given = {one.arg: _expression_value(one.value, known) for one in node.keywords if one.arg}
-    model = _expression_value(node.args[0], known) if node.args else given.pop("model", OPEN)
+    given = call_keywords(node, known)
+    named = given.pop("model_path" if engine == "sglang" else "model", OPEN)
+    model = expression_value(node.args[0], known) if node.args and engine != "sglang" else named
     if not isinstance(model, str):
-        return
+        return None
     options = _told_arguments(given)
-    if tensorrt:
+    if engine == "tensorrt-llm":
+        more = [str(options.pop(at)) for at in list(options) if at.startswith(FURTHER)]
         told = shlex.quote(json.dumps(options, default=str))
-        yield NamedServer(model, f"trtllm-serve serve {shlex.quote(model)} --override-engine-args {told}")
-        return
+        line = ["trtllm-serve", "serve", shlex.quote(model), "--override-engine-args", told, *more]
+        return NamedServer(model, " ".join(line))
+    start = ["vllm", "serve", model]
+    if engine == "sglang":
+        start = ["python", "-m", "sglang.launch_server", "--model-path", model]
+        options = {at: value for at, value in options.items() if value is not False}  # it has no --no-…
     flags = [word for at, value in options.items() for word in engine_flag(str(at), value)]
-    yield NamedServer(model, " ".join(map(_shell_word, ["vllm", "serve", model, *flags])))
-
-
-def _known_constants(nodes: list[ast.AST]) -> dict[str, Any]:
-    """Names that are given one value that the text tells; one that is given two is open."""
-    found: dict[str, Any] = {}
-    for node in nodes:
-        target = (
-            node.targets[0]
-            if isinstance(node, ast.Assign) and len(node.targets) == 1
-            else node.target
-            if isinstance(node, ast.AnnAssign) and node.value is not None
-            else None
-        )
-        if (
-            isinstance(target, ast.Name)
-            and isinstance(node, ast.Assign | ast.AnnAssign)
-            and node.value is not None
-        ):
-            value = _of_bounded_size(_expression_value(node.value, found))
-            found[target.id] = value if found.get(target.id, value) == value else OPEN
-    return found
-
-
-def _of_bounded_size(value: Any) -> Any:
-    """A value, or an open one where it is larger written out than a command's are."""
-    try:
-        Budget(MOST_HELD, "of a value").spend_size(value)
-    except TooMuchError:
-        return OPEN
-    return value
-
-
-def _expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) -> Any:
-    """What an expression comes to, as far as the text tells."""
-    if depth > DEEPEST:
-        return OPEN
-    match node:
-        case ast.Constant(value):
-            return value
-        case ast.Name(id=name):
-            return known.get(name, OPEN)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.Dict(keys=keys, values=values):
-            pairs = [
-                (_expression_value(at, known, depth + 1), _expression_value(held, known, depth + 1))
-                for at, held in zip(keys, values, strict=True)
-                if at
-            ]
-            return {at: held for at, held in pairs if isinstance(at, str)}
-        case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            return [_expression_value(one, known, depth + 1) for one in parts]
-        case ast.IfExp(test=test, body=body, orelse=other):
-            told = _expression_value(test, known, depth + 1)
-            return OPEN if told is OPEN else _expression_value(body if told else other, known, depth + 1)
-        case ast.JoinedStr(values=parts):
-            texts = [
-                _expression_value(one.value if isinstance(one, ast.FormattedValue) else one, known, depth + 1)
-                for one in parts
-            ]
-            return OPEN if OPEN in texts else "".join(map(str, texts))[:MOST_WORD]
-        case ast.Call(func=ast.Name(id="str" | "int" | "float"), args=[only]):
-            return _expression_value(only, known, depth + 1)
-        case ast.Call(func=ast.Attribute(attr="getenv" | "get"), args=[_, default]):
-            return _expression_value(default, known, depth + 1)
-        case ast.Call(args=[], keywords=keywords) if keywords:
-            return {one.arg: _expression_value(one.value, known, depth + 1) for one in keywords if one.arg}
-    return OPEN
+    return NamedServer(model, " ".join(map(shell_word, [*start, *flags])))
 
 
 def _told_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +132,7 @@ def _told_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         str(at): _told_arguments(held)
         if isinstance(held, Mapping)
-        else f"${{{at}}}"
+        else f"${{{str(at).removeprefix(FURTHER)}}}"
         if held is OPEN
         else held
         for at, held in values.items()
@@ -185,10 +156,5 @@ def _grown_lists(nodes: list[ast.AST]) -> Mapping[int, list[ast.expr]]:
 
 
 def _argument_word(node: ast.AST, known: Mapping[str, Any]) -> str:
-    value = _expression_value(node, known)
+    value = expression_value(node, known)
     return value if isinstance(value, str) else str(value) if isinstance(value, int | float) else "${open}"
-
-
-def _shell_word(word: str) -> str:
-    """A word as a shell has it; one that is left open stays a variable."""
-    return word if re.fullmatch(r"(--[\w-]+=)?\$\{\w+\}", word) else shlex.quote(word)

@@ -55,17 +55,19 @@ def llm_config_line(config: Mapping[str, Any]) -> tuple[str, str]:
     if not isinstance(model, str):
         return "", ""
     options = config.get(ENGINE)
-    given = options if isinstance(options, Mapping) else {}
+    given = options if isinstance(options, Mapping) else {"**": options} if _is_open(options) else {}
     if "sglang" in str(config.get("server_cls") or ""):
         words = ["python", "-m", "sglang.launch_server", "--model-path", model]
     else:
         words = ["vllm", "serve", model]
     flags = [word for at, value in given.items() for word in engine_flag(str(at), value)]
-    return str(named or model), " ".join(map(shlex.quote, [*words, *flags]))
+    return str(named or model), " ".join(map(shell_word, [*words, *flags]))
 
 
 def engine_flag(name: str, value: Any) -> list[str]:
     """An engine's argument as its flag."""
+    if name.startswith("**"):
+        return [str(value)]
     at = f"--{name.replace('_', '-')}"
     if value is None:
         return []
@@ -74,6 +76,15 @@ def engine_flag(name: str, value: Any) -> list[str]:
     if isinstance(value, Mapping | list):
         return [f"{at}={json.dumps(value, default=str)}"]
     return [f"{at}={value}"]
+
+
+def _is_open(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\$\{\w+\}", value) is not None
+
+
+def shell_word(word: str) -> str:
+    """A word as a shell has it; one that is left open stays a variable."""
+    return word if re.fullmatch(r"(--[\w-]+=)?\$\{\w+\}", word) else shlex.quote(word)
 
 
 def _text_at(tree: Any, key: str) -> str:

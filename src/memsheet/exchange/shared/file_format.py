@@ -130,6 +130,9 @@ class Format:
     needs: Mapping[str, Any] = field(
         default_factory=dict
     )  # values that stand at its top in each of its files
+    needs_one: frozenset[str] = (
+        frozenset()
+    )  # places, ``a.b`` inside an object, of which each of its files has one
     older: Mapping[str, str] = field(
         default_factory=dict
     )  # by the engine's version, the format that it had then

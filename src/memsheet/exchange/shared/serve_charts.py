@@ -1,8 +1,10 @@
 """Servers that stand in no container's command: values of charts and services of KServe, as the container
 that their controller makes of them.
 
-Facts from vllm-project/production-stack a6c01db0 helm/templates/deployment-vllm-multi.yaml (containers) and
-kserve/kserve aaac4e29: charts/kserve-runtime-configs/files/llmisvcconfigs/resources.yaml:167 and
+Facts from vllm-project/production-stack a6c01db0 helm/templates/deployment-vllm-multi.yaml (containers),
+vllm-project/vllm 082c713e examples/online_serving/chart-helm/templates/deployment.yaml (image, resources and
+the volume of the model, which extraInit.s3modelpath fills) and kserve/kserve
+aaac4e29: charts/kserve-runtime-configs/files/llmisvcconfigs/resources.yaml:167 and
 config/llmisvcconfig/config-llm-template.yaml:176 (the command, VLLM_ADDITIONAL_ARGS),
 pkg/apis/serving/v1alpha2/llm_inference_service_types.go:738-758 (parallelism),
 python/huggingfaceserver/huggingfaceserver/__main__.py:87,172 (arguments that are vLLM's).
@@ -13,6 +15,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.shared.named_server import GPU, NamedServer
@@ -22,11 +25,14 @@ from memsheet.exchange.shared.serve_pods import (
     command_line,
     container_gpu_limit,
     scalar_list,
+    starts_a_server,
     tree_of,
 )
 
 CHART = "requestGPU"
-_MARKS = ("servingEngineSpec", "LLMInferenceService", "InferenceService")
+DOWNLOADED = "/data"
+"""Where vLLM's own chart mounts what ``extraInit.s3modelpath`` names."""
+_MARKS = ("servingEngineSpec", "repository", "LLMInferenceService", "InferenceService")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 CHART_OPTIONS = (
     "enableChunkedPrefill", "enablePrefixCaching", "maxModelLen", "dtype", "tensorParallelSize", "maxNumSeqs", "gpuMemoryUtilization", "maxLoras",
@@ -51,7 +57,7 @@ def chart_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> lis
     for one in DOCUMENT_BREAK.split(text)[:MOST]:
         tree = tree_of(parse, name, one)
         if tree is not None:
-            found += [*_values_servers(tree), *_service_servers(tree)]
+            found += [*_values_servers(tree), *_image_server(tree), *_service_servers(tree)]
     return found
 
 
@@ -70,6 +76,23 @@ def _values_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
         limits = {"limits": {GPU: model.get(CHART)}}
         container = {"image": image, "command": words, "env": model.get("env"), "resources": limits}
         yield _container_server(str(model.get("name") or model["modelURL"]), container)
+
+
+def _image_server(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """The container of vLLM's own chart, whose command stands beside its image."""
+    image = _mapping(tree.get("image"))
+    words = [*scalar_list(image.get("command")), *scalar_list(image.get("args"))]
+    stored = str(_mapping(tree.get("extraInit")).get("s3modelpath") or "").strip("/")
+    folder = next((word for word in words if str(word).rstrip("/") == DOWNLOADED), "") if stored else ""
+    container = {
+        **image, "image": f"{image.get('repository')}:{image.get('tag')}", "resources": tree.get("resources"),
+        "command": [stored if folder and word == folder else word for word in words],
+        "args": None,
+    }  # fmt: skip
+    if not isinstance(image.get("repository"), str) or not starts_a_server(command_line(container)):
+        return
+    told = (f"model = {stored} (extraInit.s3modelpath, which fills {folder})",) if folder else ()
+    yield replace(_container_server(stored.rpartition("/")[2] or "image", container), remarks=told)
 
 
 def _container_server(name: str, container: Mapping[str, Any]) -> NamedServer:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import command_line, starts_a_server, tree_of
+from memsheet.guard import parse_yaml
 
 DEVICES = "deploy.resources.reservations.devices"
 _SERVICES = re.compile(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
@@ -19,11 +21,13 @@ _VARIABLE = re.compile(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
 
 def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The servers of the services, in their order, each with the GPUs that it has reserved; none of texts of
-    other kinds. A count is taken of all cards, so that two services may have the same.
+    other kinds. A count is taken of all cards, so that two services may have the same. Anchors and merges are
+    the language's own (docs.docker.com/reference/compose-file/fragments).
     """
-    if not _SERVICES.search(text):
+    del parse
+    if not holds_services(text):
         return []
-    tree = tree_of(parse, name, text)
+    tree = tree_of(partial(parse_yaml, aliases=True), name, text)
     services = tree.get("services") if tree else None
     held = services if isinstance(services, Mapping) else {}
     containers = {str(at): _service_container(one) for at, one in held.items() if isinstance(one, Mapping)}
@@ -32,6 +36,11 @@ def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
         for at, one in containers.items()
         if starts_a_server(line := command_line(one, _quote_compose_word))
     ]
+
+
+def holds_services(text: str) -> bool:
+    """Whether a text may be Compose's."""
+    return _SERVICES.search(text) is not None
 
 
 def _service_container(service: Mapping[str, Any]) -> dict[str, Any]:

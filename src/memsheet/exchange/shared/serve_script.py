@@ -50,9 +50,13 @@ ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"])
 COPIED = re.compile(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
 """Copies of images that clouds keep under names of their own."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=])([^{}]*))?\}|(\w+))")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*))?\}|(\w+))")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ADDED = re.compile(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
+_OF_MAKE = re.compile(r"\$\(([A-Z][A-Z0-9_]*)\)")
+"""A variable of make, by how such are written: no program's name is all in capitals."""
+PRINTED = "printed"
+"""The variable that stands for what a command would print."""
 _COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _SPECIAL = re.compile(r"['\"\\#]")
 _SHIELDS = {"$": "\ue000", "`": "\ue001", "#": "\ue002"}
@@ -78,7 +82,9 @@ def _split_script_lines(text: str) -> Iterator[tuple[str, ...]]:
             continue
         whole, held, quote = "\n".join(held), [], ""
         with suppress(ValueError):
-            yield tuple(shlex.split(_COMMAND.sub("${printed}", whole), comments=True))
+            yield tuple(
+                shlex.split(_COMMAND.sub(f"${{{PRINTED}}}", _OF_MAKE.sub(r"${\1}", whole)), comments=True)
+            )
 
 
 def _shield_literal_text(line: str, quote: str) -> tuple[str, str]:
@@ -181,7 +187,8 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[4]
-        held = known[name] if name in known else found[3] if defaults and found[2] else found[0]
+        usual = defaults and found[2] in ("-", "=")  # "?" stops with words where nobody set it
+        held = known[name] if name in known else found[3] if usual else found[0]
         budget.spend(len(held))
         return held
 
@@ -196,7 +203,10 @@ _PLACE = re.compile(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")
 
 def unset_variables(text: str) -> list[tuple[str, str]]:
     """Variables of a text that nobody set, with their defaults."""
-    return [(found[1] or found[4], found[3] or "") for found in _VARIABLE.finditer(text)]
+    return [
+        (found[1] or found[4], (found[3] or "") if found[2] != "?" else "")
+        for found in _VARIABLE.finditer(text)
+    ]
 
 
 def has_unset_placeholder(text: object) -> bool:

@@ -227,7 +227,7 @@ def test_one_kind_of_card_is_a_count(cards: str, count: int) -> None:
 
 
 def test_what_skypilot_refuses_stops() -> None:
-    found = reading("num_nodes: 2\nexperimental: {a: 1}\nresources:\n  acelerators: A100:8\n")
+    found = reading("num_nodes: 2\nexperimental: {a: 1}\nresources:\n  acelerators: A100:8\nrun: train\n")
     assert {at for at, _ in found.unknown} == {"resources.acelerators", "experimental.a"}
     assert "resources" in found.form.strict
 

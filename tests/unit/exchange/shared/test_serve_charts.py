@@ -136,3 +136,47 @@ def test_a_length_that_a_chart_would_print_with_an_exponent_is_a_flag() -> None:
     text = write_format_files(find_format("helm"), {**SERVED, "serving.max_model_len": 2**20})["values.yaml"]
     assert "--max-model-len=1048576" in text
     assert read_text("values.yaml", text, PARSERS).request["serving.max_model_len"] == 2**20
+
+
+OWN_CHART = """image:
+  repository: "vllm/vllm-openai"
+  tag: "v0.10.2"
+  command: ["vllm", "serve", "/data/", "--max-model-len", "4096", "--tensor-parallel-size", "2"]
+containerPort: 8000
+replicaCount: 1
+resources:
+  requests: {cpu: 4, memory: 16Gi, nvidia.com/gpu: 1}
+  limits: {cpu: 4, memory: 16Gi, nvidia.com/gpu: 1}
+extraInit: {s3modelpath: "store/Llama-3.1-8B-Instruct", pvcStorage: "50Gi"}
+"""
+
+
+def test_the_servers_own_chart_is_its_command_with_the_model_of_its_volume() -> None:
+    found = read_text("values.yaml", OWN_CHART, PARSERS)
+    assert found.form.name == "vllm"
+    wanted = {
+        "@model": "store/Llama-3.1-8B-Instruct",
+        "mesh.tp": 2,
+        "serving.max_model_len": 4096,
+        "engine_version": "0.10.2",
+    }
+    assert {key: found.request.get(key) for key in wanted} == wanted
+    assert any("s3modelpath" in one for one in found.assumed)
+    assert any("the command takes 2" in str(held) for _, held in found.unmodelled)
+
+
+def test_a_model_that_a_charts_command_names_is_the_model() -> None:
+    named = OWN_CHART.replace("/data/", "Qwen/Qwen3-8B")
+    assert said("values.yaml", named)["@model"] == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resources: {limits: {nvidia.com/gpu: 1}}\nreplicaCount: 1\n",
+        "num_nodes: 2\nmodel: m\n",
+    ],
+)
+def test_resources_of_kubernetes_are_no_task_of_skypilot(text: str) -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        read_text("values.yaml", text, PARSERS)

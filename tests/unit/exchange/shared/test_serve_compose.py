@@ -4,12 +4,15 @@ that it is.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import memsheet
 from memsheet.exchange import read_text
+from memsheet.exchange.shared.compose_env import dotenv_values, with_dotenv_values
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
 
@@ -107,3 +110,53 @@ def test_a_variable_of_compose_takes_its_default_or_is_open() -> None:
 def test_services_of_other_kinds_of_values_are_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match="not recognised"):
         read_text("a.yaml", text, PARSERS)
+
+
+EXTENDED = """x-logging: &log {driver: json-file}
+x-common: &common
+  logging: *log
+  image: vllm/vllm-openai:v0.9.1
+  deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}]}}}
+x-other: &other {image: nginx, ipc: host}
+services:
+  vllm:
+    <<: [*common, *other]
+    command: --model Qwen/Qwen3-14B --tensor-parallel-size 2
+"""
+
+
+def test_what_is_merged_into_a_service_is_read() -> None:
+    found = read_text("compose.yml", EXTENDED, PARSERS)
+    assert (found.request["@model"], found.request["engine_version"]) == ("Qwen/Qwen3-14B", "0.9.1")
+    assert any("1, and the command takes 2" in str(held) for _, held in found.unmodelled)
+
+
+def test_a_services_own_key_goes_before_a_merged_one() -> None:
+    own = EXTENDED.replace("    command:", "    image: vllm/vllm-openai:v0.10.2\n    command:")
+    assert read_text("compose.yml", own, PARSERS).request["engine_version"] == "0.10.2"
+
+
+VARIABLES = """services:
+  vllm:
+    image: vllm/vllm-openai:v0.10.2
+    command: --model ${MODEL:-Qwen/Qwen3-4B} --max-model-len ${LEN:-8192} --tensor-parallel-size ${TP:-1}
+"""
+
+
+def test_variables_of_the_file_beside_it_are_the_values(tmp_path: Path) -> None:
+    (tmp_path / "compose.yml").write_text(VARIABLES)
+    (tmp_path / ".env").write_text("# a\nMODEL='Qwen/Qwen3-32B-AWQ'\nexport LEN=16384 # b\nTP=2\nX=a: b\n")
+    for asked in (tmp_path / "compose.yml", tmp_path):
+        checked = memsheet.check(asked, gpus="2xH100")
+        told = " ".join(checked.assumed)
+        assert checked.answer is not None
+        assert checked.answer.cluster is not None
+        assert checked.answer.cluster.count == 2
+        assert all(one in told for one in ("MODEL = Qwen/Qwen3-32B-AWQ (.env", "LEN = 16384", "TP = 2"))
+
+
+def test_values_that_are_more_than_a_plain_text_stay_variables() -> None:
+    env = dotenv_values('A=x: y\nB=*a\nC=!!t\nD=a #b\nE="f g"\nF=$A\n')
+    assert env == {"D": "a"}
+    assert with_dotenv_values("services: {a: {command: $$D $D}}", env)[0].endswith("command: $$D a}}")
+    assert with_dotenv_values("a: $D", env) == ("a: $D", ())

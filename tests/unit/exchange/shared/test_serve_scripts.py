@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memsheet
 from memsheet import catalog
 from memsheet.cli import main
 from memsheet.engines.vllm import facts as engine
@@ -457,3 +458,19 @@ def test_a_sign_inside_a_word_begins_no_comment(word: str) -> None:
 def test_a_comment_ends_a_command() -> None:
     said = read_text("serve.sh", "vllm serve a/b # --max-model-len 512\n", PARSERS)
     assert "serving.max_model_len" not in said.request
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.sh", 'MODEL="${1:?usage: a.sh MODEL}"\nvllm serve "$MODEL" --port 1\n', "$1, which nobody set"),
+        ("a.sh", "vllm serve ${MODEL:?} --port 1\n", "$MODEL, which nobody set"),
+        ("Makefile", "serve:\n\tvllm serve $(MODEL) --port 1\n", "$MODEL, which nobody set"),
+        ("a.sh", "vllm serve $(cat model.txt) --port 1\n", "what a command prints"),
+    ],
+)
+def test_a_model_that_a_variable_names_is_told_by_the_variables_name(
+    name: str, text: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert memsheet.check(tmp_path / name, gpus="H100").no_model.startswith(f"the model is named by {told}")

@@ -1,0 +1,252 @@
+"""What the names of a Python script hold that makes or starts a server: constants, flags of its command line
+and parameters of functions, with what is taken for granted of them. Read through its syntax tree, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from memsheet.exchange.shared.python_module import Module, attribute_path, call_sites
+from memsheet.exchange.shared.script_flags import PARSES, known_flags
+from memsheet.guard.budget import Budget, TooMuchError
+
+DEEPEST, MOST_HELD, MOST_WORD = 8, 2**12, 2**12
+OPEN = object()
+"""What stands for a value that the text does not tell."""
+FURTHER = "**"
+"""How keys begin that stand for arguments which nobody can tell."""
+CHANGES = ("update", "pop", "setdefault", "clear", "popitem")
+USUAL = ("args",)
+"""What a parsed command line is called where a function is given it."""
+MOST_CALLS = 16
+"""Calls of a function that are looked at."""
+Notes = Mapping[str, tuple[str, ...]]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Made(dict[str, Any]):
+    """What a constructor was given, which is no mapping of arguments itself."""
+
+
+def parsed_flags(tree: ast.Module, nodes: Sequence[ast.AST]) -> tuple[dict[str, Any], Notes]:
+    """Places of a parsed command line (``args.model``) at the defaults that the script gives its flags, and
+    what to say of each.
+    """
+    module = Module(tree=tree, functions={}, names={}, imported={}, bases={}, sites=tuple(call_sites(tree)))
+    flags = known_flags(module)
+    holders = {*USUAL, *(name for node in nodes for name in _parsed_names(node))} if flags else set()
+    told = {f"{name}.{at}": flag for name in holders for at, flag in flags.items()}
+    notes = {
+        at: (f"{flag.name} = {flag.default} (line {flag.line}: its default)",) for at, flag in told.items()
+    }
+    return {at: flag.default for at, flag in told.items()}, notes
+
+
+def _parsed_names(node: ast.AST) -> list[str]:
+    """Names that are given a parsed command line."""
+    match node:
+        case ast.Assign(targets=[target], value=ast.Call(func=ast.Attribute(attr=attr))) if attr in PARSES:
+            first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+            return [first.id] if isinstance(first, ast.Name) else []
+    return []
+
+
+def assumptions_of_names(nodes: Sequence[ast.AST], notes: Notes) -> Notes:
+    """What is taken for granted of places, and of the names that are given them."""
+    found = dict(notes)
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *assumptions_of(value, found))))
+    return found
+
+
+def assumptions_of(node: ast.AST, notes: Notes) -> tuple[str, ...]:
+    """What is taken for granted where an expression is read."""
+    told: dict[str, None] = {}
+    for one in ast.walk(node):
+        path = ".".join(attribute_path(one)) if isinstance(one, ast.Name | ast.Attribute) else ""
+        told |= dict.fromkeys(notes.get(path, ()))
+        if isinstance(one, ast.IfExp) and _asks_command_line(one):
+            told[f"line {one.lineno}: the command gives no argument"] = None
+    return tuple(told)
+
+
+def _asks_command_line(node: ast.IfExp) -> bool:
+    """Whether a choice is of an argument where the command gives one."""
+    test, body = ast.walk(node.test), ast.walk(node.body)
+    return all(
+        any(isinstance(one, ast.Attribute) and attribute_path(one) == ["sys", "argv"] for one in part)
+        for part in (test, body)
+    )
+
+
+def function_parameters(
+    nodes: Sequence[ast.AST], known: Mapping[str, Any], notes: Notes
+) -> list[tuple[range, dict[str, Any], Notes]]:
+    """Of each function its lines, what its parameters hold, and what is taken for granted of them: what the
+    file's own calls give them, or their defaults; open where that differs. Those that it
+    changes are left out.
+    """
+    calls: dict[str, list[ast.Call]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            calls.setdefault(node.func.id, []).append(node)
+    functions = [one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    counts = Counter(one.name for one in functions)
+    return [
+        (range(one.lineno, (one.end_lineno or 0) + 1), *_parameters_held(one, own, known, notes))
+        for one in functions
+        if counts[one.name] == 1 and len(own := calls.get(one.name, [])) <= MOST_CALLS
+    ]
+
+
+def _parameters_held(
+    function: Function, calls: Sequence[ast.Call], known: Mapping[str, Any], notes: Notes
+) -> tuple[dict[str, Any], Notes]:
+    stored = {
+        one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
+    found: dict[str, Any] = {}
+    told: dict[str, tuple[str, ...]] = {}
+    for place, name, default in _parameters_of(function):
+        given = [_given_value(one, place, name, default) for one in calls] or [default]
+        if name in stored or not any(given):
+            continue
+        values = [expression_value(one, known) if one is not None else OPEN for one in given]
+        found[name] = values[0] if all(one == values[0] for one in values) else OPEN
+        own = f"{name} = {found[name]} (line {function.lineno}: its default)"
+        inner = (line for one in given if one is not None for line in assumptions_of(one, notes))
+        told[name] = (*((own,) if default in given else ()), *inner)
+    return found, told
+
+
+def _parameters_of(
+    function: Function,
+) -> Iterator[tuple[int | None, str, ast.expr | None]]:
+    """Each parameter: its place (None where it has to be named), its name and its default."""
+    placed = [*function.args.posonlyargs, *function.args.args]
+    defaults = [None] * (len(placed) - len(function.args.defaults)) + [*function.args.defaults]
+    for at, (one, default) in enumerate(zip(placed, defaults, strict=True)):
+        yield at, one.arg, default
+    for one, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        yield None, one.arg, default
+
+
+def _given_value(call: ast.Call, place: int | None, name: str, default: ast.expr | None) -> ast.expr | None:
+    """What a call gives a parameter; nothing where the call leaves that open."""
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(
+        one.arg is None for one in call.keywords
+    ):
+        return None
+    if place is not None and place < len(call.args):
+        return call.args[place]
+    return next((one.value for one in call.keywords if one.arg == name), default)
+
+
+def call_keywords(node: ast.Call, known: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Arguments of a call by name, those of ``**`` among them."""
+    found: dict[str, Any] = {}
+    for one in node.keywords:
+        value = expression_value(one.value, known, depth)
+        found |= {one.arg: value} if one.arg else _further_arguments(one.value, value)
+    return found
+
+
+def _further_arguments(node: ast.expr, value: Any) -> dict[str, Any]:
+    """What ``**`` adds: a mapping's keys, else one key that stands for them all."""
+    if isinstance(value, Mapping) and not isinstance(value, Made):
+        return dict(value)
+    return {f"{FURTHER}{'_'.join(attribute_path(node)) or 'further_arguments'}": OPEN}
+
+
+def known_constants(nodes: Sequence[ast.AST], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Names that are given one value that the text tells; one that is given two is open, as an object is that
+    is changed later. ``flags``: what the places of a parsed command line hold.
+    """
+    found: dict[str, Any] = {**flags}
+    for node in nodes:
+        target = (
+            node.targets[0]
+            if isinstance(node, ast.Assign) and len(node.targets) == 1
+            else node.target
+            if isinstance(node, ast.AnnAssign) and node.value is not None
+            else None
+        )
+        if (
+            isinstance(target, ast.Name)
+            and isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value is not None
+        ):
+            value = _of_bounded_size(expression_value(node.value, found))
+            found[target.id] = value if found.get(target.id, value) == value else OPEN
+    changed = {name for node in nodes for name in _changed_names(node)}
+    return {at: OPEN if at in changed and isinstance(held, Mapping) else held for at, held in found.items()}
+
+
+def _changed_names(node: ast.AST) -> list[str]:
+    """Names of objects that a statement gives further keys."""
+    match node:
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+            return [name]
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in CHANGES:
+            return [name]
+        case ast.AugAssign(target=ast.Name(id=name)):
+            return [name]
+    return []
+
+
+def _of_bounded_size(value: Any) -> Any:
+    """A value, or an open one where it is larger written out than a command's are."""
+    try:
+        Budget(MOST_HELD, "of a value").spend_size(value)
+    except TooMuchError:
+        return OPEN
+    return value
+
+
+def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) -> Any:
+    """What an expression comes to, as far as the text tells."""
+    if depth > DEEPEST:
+        return OPEN
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.Name(id=name):
+            return known.get(name, OPEN)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Attribute(value=ast.Name(id=name), attr=attr):
+            return known.get(f"{name}.{attr}", OPEN)
+        case ast.Dict(keys=keys, values=values):
+            found: dict[str, Any] = {}
+            for at, held in zip(keys, values, strict=True):
+                value = expression_value(held, known, depth + 1)
+                key = expression_value(at, known, depth + 1) if at is not None else None
+                found |= _further_arguments(held, value) if at is None else {}
+                found |= {key: value} if isinstance(key, str) else {}
+            return found
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [expression_value(one, known, depth + 1) for one in parts]
+        case ast.IfExp(orelse=other) if _asks_command_line(node):
+            return expression_value(other, known, depth + 1)
+        case ast.IfExp(test=test, body=body, orelse=other):
+            told = expression_value(test, known, depth + 1)
+            return OPEN if told is OPEN else expression_value(body if told else other, known, depth + 1)
+        case ast.JoinedStr(values=parts):
+            texts = [
+                expression_value(one.value if isinstance(one, ast.FormattedValue) else one, known, depth + 1)
+                for one in parts
+            ]
+            return OPEN if OPEN in texts else "".join(map(str, texts))[:MOST_WORD]
+        case ast.Call(func=ast.Name(id="str" | "int" | "float"), args=[only]):
+            return expression_value(only, known, depth + 1)
+        case ast.Call(func=ast.Attribute(attr="getenv" | "get"), args=[_, default]):
+            return expression_value(default, known, depth + 1)
+        case ast.Call(args=[], keywords=[_, *_], func=function):
+            made = Made if attribute_path(function)[-1:] != ["dict"] else dict
+            return made(call_keywords(node, known, depth + 1))
+    return OPEN

@@ -1,0 +1,131 @@
+"""Engines that a Python script makes of values that stand elsewhere in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from memsheet.exchange import read_text
+from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.guard import parse_json, parse_yaml
+
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+MODEL, LENGTH = "Qwen/Qwen3-8B", "serving.max_model_len"
+FLAGS = """import argparse
+from vllm import LLM
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default="Qwen/Qwen3-8B")
+parser.add_argument("--tp", type=int, default=2)
+parser.add_argument("--max-len", type=int{length})
+{args} = parser.{parse}()
+"""
+
+
+def python(text: str) -> Read:
+    return read_text("a.py", text, PARSERS)
+
+
+def said(text: str) -> tuple[object, ...]:
+    found = python(text)
+    return tuple(found.request.get(key) for key in ("@model", "mesh.tp", LENGTH))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "ENGINE = dict(max_model_len=4096, tensor_parallel_size=2)",
+        "ENGINE = {'max_model_len': 4096, 'tensor_parallel_size': 2}",
+        "BASE = {'max_model_len': 4096}\nENGINE = {**BASE, 'tensor_parallel_size': 2}",
+        "BASE = {'max_model_len': 4096}\nENGINE = dict(tensor_parallel_size=2, **BASE)",
+    ],
+)
+def test_arguments_of_a_mapping_count(engine: str) -> None:
+    text = f"from vllm import LLM\n{engine}\nllm = LLM(model={MODEL!r}, **ENGINE)\n"
+    assert said(text) == (MODEL, 2, 4096)
+    assert not python(text).unmodelled
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "ENGINE = load()",
+        "ENGINE = make(max_model_len=4096)",
+        "ENGINE = Config(max_model_len=4096)",
+        "ENGINE = {'max_model_len': 4096}\nENGINE['tensor_parallel_size'] = 2",
+        "ENGINE = {'max_model_len': 4096}\nENGINE.update(read())",
+        "ENGINE = {**read(), 'max_model_len': 4096}",
+    ],
+)
+def test_arguments_that_nobody_can_tell_are_a_doubt(engine: str) -> None:
+    found = python(f"from vllm import LLM\n{engine}\nllm = LLM(model={MODEL!r}, **ENGINE)\n")
+    assert found.request["@model"] == MODEL
+    assert any("$" in str(held) for _, held in found.unmodelled)
+
+
+@pytest.mark.parametrize(("args", "parse"), [("opt", "parse_args"), ("opt, _", "parse_known_args")])
+def test_flags_are_at_their_defaults_and_that_is_told(args: str, parse: str) -> None:
+    text = FLAGS.format(args=args, parse=parse, length=", default=4096") + (
+        "llm = LLM(model=opt.model, tensor_parallel_size=opt.tp, max_model_len=opt.max_len)\n"
+    )
+    assert said(text) == (MODEL, 2, 4096)
+    told = " ".join(python(text).assumed)
+    assert all(one in told for one in ("--model = Qwen/Qwen3-8B (line 4", "--tp = 2", "--max-len = 4096"))
+
+
+def test_a_flag_without_a_default_is_a_doubt() -> None:
+    text = FLAGS.format(args="args", parse="parse_args", length="") + (
+        "llm = LLM(model=args.model, max_model_len=args.max_len)\n"
+    )
+    assert python(text).values["--max-model-len"] == UNSET
+
+
+def test_the_argument_of_a_command_is_what_it_is_without_one() -> None:
+    text = (
+        "import sys\nfrom vllm import LLM\n"
+        f"name = sys.argv[1] if len(sys.argv) > 1 else {MODEL!r}\nLLM(name)\n"
+    )
+    assert said(text)[0] == MODEL
+    assert any("the command gives no argument" in one for one in python(text).assumed)
+
+
+BUILD = """from vllm import LLM
+def build(model, tp: int = 1, *, length=4096):
+    return LLM(model=model, tensor_parallel_size=tp, max_model_len=length)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (f"build({MODEL!r})", (MODEL, 1, 4096)),
+        (f"build({MODEL!r}, 2)", (MODEL, 2, 4096)),
+        (f"build(model={MODEL!r}, length=8192)", (MODEL, 1, 8192)),
+    ],
+)
+def test_parameters_are_what_the_files_own_call_gives_them(call: str, wanted: tuple[object, ...]) -> None:
+    assert said(f"{BUILD}{call}\n") == wanted
+
+
+def test_a_parameters_default_is_told_and_two_calls_are_a_doubt() -> None:
+    assert any("tp = 1 (line 2" in one for one in python(f"{BUILD}build({MODEL!r})\n").assumed)
+    twice = python(f"{BUILD}build({MODEL!r}, 1)\nbuild({MODEL!r}, 4)\n")
+    assert twice.values["--tensor-parallel-size"] == UNSET
+
+
+def test_an_engine_of_sglang_is_its_server() -> None:
+    found = python(
+        f"import sglang as sgl\nllm = sgl.Engine(model_path={MODEL!r}, tp_size=2, context_length=8192,"
+        " mem_fraction_static=0.7, disable_cuda_graph=False)\n"
+    )
+    assert found.form.name == "sglang"
+    assert not found.unknown
+    wanted = {"@model": MODEL, "mesh.tp": 2, LENGTH: 8192, "serving.memory_fraction": 0.7}
+    assert {key: found.request.get(key) for key in wanted} == wanted
+
+
+def test_a_configuration_of_ray_with_further_arguments_is_a_doubt() -> None:
+    found = python(
+        "from ray.serve.llm import LLMConfig\nLLMConfig(model_loading_config=dict(model_id='a', "
+        f"model_source={MODEL!r}), engine_kwargs=dict(max_model_len=4096, **more()))\n"
+    )
+    assert found.request[LENGTH] == 4096
+    assert found.unmodelled
