@@ -130,7 +130,7 @@ def _with_inline_file(name: str, own: Read) -> dict[str, Read]:
     """A training script, and apart from it the DeepSpeed configuration that it holds in place of a file."""
     inside = f"{INLINE}."
     held = {at.removeprefix(inside): value for at, value in own.values.items() if at.startswith(inside)}
-    if own.form.name != "transformers" or not held:
+    if INLINE not in own.form.refers or not held:
         return {name: own}
     rest = {at: value for at, value in own.values.items() if not at.startswith(inside)}
     script = replace(read_values(own.form, {**rest, INLINE: INLINE}), release=own.release)

@@ -63,7 +63,9 @@ def test_what_is_no_notebook_is_refused_or_empty(text: str) -> None:
 def test_another_method_of_trl_is_read_and_told(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own arguments are one name, a flag's default among them is no fault, and no verdict is sure."""
+    """Its own arguments are one name, a flag's default among them is no fault, and it is not sure to fit: what
+    a method adds takes nothing of the states.
+    """
     text = SCRIPT.replace("SFTConfig(", f"{method}Config(of_a_method_alone=flags.own, beta=0.1, ").replace(
         "SFT", method
     )
@@ -72,5 +74,5 @@ def test_another_method_of_trl_is_read_and_told(
     main(["check", str(tmp_path / "a.py"), "--gpus", "1xH100-80GB", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert f"script.method {method}" in found["doubt"]
-    assert found["result"] == "uncertain"
+    assert found["result"] != "fits"
     assert found["starts"]

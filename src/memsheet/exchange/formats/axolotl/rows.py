@@ -128,7 +128,8 @@ def _offloads_all_states(asked: Values) -> bool:
 
 
 OFFLOADS = {"offload": "offload", "offload_disk": "offload_disk", "unsloth": "offload"}
-"""Words of gradient_checkpointing that move what is kept, the last an older one (utils/schemas/validation.py).
+"""Words of gradient_checkpointing that move what is kept, the last an older one
+(utils/schemas/validation.py).
 """
 
 
