@@ -63,8 +63,8 @@ def test_what_is_no_notebook_is_refused_or_empty(text: str) -> None:
 def test_another_method_of_trl_is_read_and_told(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own arguments are one name, a flag's default among them is no fault, and it is not sure to fit: what
-    a method adds takes nothing of the states.
+    """Its own arguments are one name, a flag's default among them is no fault, and it is not sure to fit:
+    what a method adds takes nothing of the states.
     """
     text = SCRIPT.replace("SFTConfig(", f"{method}Config(of_a_method_alone=flags.own, beta=0.1, ").replace(
         "SFT", method
