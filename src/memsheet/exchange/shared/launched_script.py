@@ -362,10 +362,11 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def plain_value(text: str) -> Any:
     """A word as a script's parser reads it: a switch's two words, a number, or a text; ``UNSET`` where a
-    variable is left.
+    variable is left. A path under a folder that a variable names is one whose end is known.
     """
     if has_unset_placeholder(text):
-        return UNSET
+        end = text.rpartition("/")[2]
+        return text if end not in ("", text) and not has_unset_placeholder(end) else UNSET
     switch = {"true": True, "false": False}.get(text.lower())
     if switch is not None:
         return switch

@@ -336,3 +336,13 @@ def test_a_script_for_the_trainer_beside_takes_the_trainers_flags(tmp_path: Path
     plan = found.answer.plan
     assert (found.answer.model.name, plan.zero, plan.training.seq_len) == ("qwen2.5-1.5b", 3, 1024)
     assert plan.optimizer.name.value == "adamw_8bit"
+
+
+def test_a_model_below_a_folder_that_a_variable_names_is_known_by_its_own(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch train.py --model_name_or_path $WORK/models/Llama-3.1-8B --bf16 "
+        "--per_device_train_batch_size 1 --max_seq_length 2048 --output_dir $WORK/out\n"
+    )
+    found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+    assert found.answer is not None
+    assert found.answer.model.name == "llama-3.1-8b"
