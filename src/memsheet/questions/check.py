@@ -130,22 +130,6 @@ def check_configuration_files(
     of several that a file starts; ``root``: the tree that they lie in. Raises InputError for what cannot be
     read at all.
     """
-
-    def check_on(more: Mapping[str, Any]) -> Checked:
-        return _check_job(files, model, {**question, **more}, flags, words, server, root)
-
-    return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus}))
-
-
-def _check_job(
-    files: tuple[str, ...],
-    model: str | None,
-    question: dict[str, Any],
-    flags: Mapping[str, Any],
-    words: Mapping[str, Any],
-    server: str,
-    root: Path | None,
-) -> Checked:
     if question["parameters"] is not None:
         raise input_error(
             "parameters",
@@ -153,7 +137,21 @@ def _check_job(
             "says nothing of a file's activations",
             "name the model: --model",
         )
-    files_read = _read_job_files(files, question.pop("plan", None), server, root)
+    files_read = _read_job_files(files, question.get("plan"), server, root)
+
+    def check_on(more: Mapping[str, Any]) -> Checked:
+        return _check_job(files_read, model, {**question, **more}, flags, words)
+
+    return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus}))
+
+
+def _check_job(
+    files_read: _JobFiles,
+    model: str | None,
+    question: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    words: Mapping[str, Any],
+) -> Checked:
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     planned = {
         key: value

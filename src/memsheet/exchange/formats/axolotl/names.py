@@ -87,7 +87,7 @@ def axolotl_implied_keys(values: Values) -> dict[str, Any]:
     """
     found: dict[str, Any] = dict.fromkeys(_axolotl_group_names(values), "set")
     found["plugins"] = _unknown_plugins(values.get("plugins"))
-    if (asked := values.get("gradient_checkpointing")) in OFFLOADS:
+    if (asked := str(values.get("gradient_checkpointing"))) in OFFLOADS:
         found["activation_offloading"] = OFFLOADS[asked]
     if (
         any("CutCrossEntropy" in str(one) for one in _plugin_list(values.get("plugins")))

@@ -137,8 +137,10 @@ def _read_axolotl_checkpointing(value: Any, values: Values) -> Mapping[str, Any]
     """TRL's way of moving activations takes recompute's place beside adapters (core/builders/base.py:592-598,
     loaders/model.py:358).
     """
-    moves = values.get("activation_offloading") not in (None, False, "hidden_states") or value in OFFLOADS
-    if not parse_switch(value) and value not in OFFLOADS:
+    moves = (
+        values.get("activation_offloading") not in (None, False, "hidden_states") or str(value) in OFFLOADS
+    )
+    if not parse_switch(value) and str(value) not in OFFLOADS:
         return {"?recompute.mode": "none"}
     return {"?recompute.mode": "none"} if moves and values.get("adapter") else {"recompute.mode": "full"}
 
