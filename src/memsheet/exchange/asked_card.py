@@ -11,7 +11,6 @@ from memsheet.exchange.shared.trainer_script import ASKS_CARD, SCRIPT
 
 ASKED = f"{SCRIPT}.{ASKS_CARD}"
 IN_FP16 = {"bfloat16": "float16", "bf16": "fp16"}
-SWITCHES = ("bf16", "fp16")
 
 
 def as_card_answers(found: Read, *, bf16: bool | None) -> Read:

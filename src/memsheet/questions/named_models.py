@@ -33,13 +33,20 @@ def named_model(reads: Mapping[str, Read]) -> str | None:
 
 def likely_trained(reads: Mapping[str, Read]) -> str | None:
     """The bundled model that a trained one's name, or a part of its path, is of, whoever published it."""
-    trains = any(read.request.get("task") == "train" for read in reads.values())
-    named = served_model(reads) if trains else None
-    if not named or is_surely_bundled(named):
-        return None
-    parts = [part for part in reversed(named.strip("/").split("/")) if part][:MOST_PARTS]
-    whole = next((found for part in (named, *parts) if (found := likely_name(part))), None)
+    named, *parts = _unsure_name_parts(reads, "train") or ("",)
+    whole = next((found for part in (named, *parts) if part and (found := likely_name(part))), None)
     return whole or likely_of_path(parts)
+
+
+def _unsure_name_parts(reads: Mapping[str, Read], task: str) -> list[str]:
+    """The name of the model of a job of that task and the parts of its path, the last first; none where it is
+    surely a bundled one.
+    """
+    asked = any(read.request.get("task") == task for read in reads.values())
+    named = served_model(reads) if asked else None
+    if not named or is_surely_bundled(named):
+        return []
+    return [named, *[part for part in reversed(named.strip("/").split("/")) if part][:MOST_PARTS]]
 
 
 def likely_of_path(parts: Sequence[str]) -> str | None:
@@ -86,15 +93,11 @@ class LikelyModel(NamedTuple):
 
 def likely_served(reads: Mapping[str, Read]) -> LikelyModel | None:
     """The bundled model that a served one's name, or a part of its path, is of, whoever published it."""
-    serves = any(read.request.get("task") == "infer" for read in reads.values())
-    named = served_model(reads) if serves else None
-    if not named or is_surely_bundled(named):
-        return None
-    parts = [part for part in reversed(named.strip("/").split("/")) if part][:MOST_PARTS]
-    whole = next((found for part in (named, *parts) if (found := _likely_spec(part))), None)
+    found = _unsure_name_parts(reads, "infer")
+    whole = next((likely for part in found if (likely := _likely_spec(part))), None)
     if whole is not None:
         return whole
-    name = likely_of_path(parts)
+    name = likely_of_path(found[1:])
     spec = model_of(name) if name else None
     return LikelyModel(str(name), spec) if spec is not None else None
 
