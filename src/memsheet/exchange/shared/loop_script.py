@@ -33,6 +33,7 @@ from memsheet.exchange.shared.trainer_script import (
     bitsandbytes_keys,
     from_pretrained_keys,
     lora_config_keys,
+    tokenized_length,
 )
 
 LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
@@ -179,10 +180,6 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
         ),
         None,
     )
-    lengths = [
-        held[at] for held in _local_calls(module, "tokenizer", "tokenize", "encode_plus", "from_pretrained")
-        for at in ("max_length", "model_max_length", "max_seq_length") if positive_count(held.get(at))
-    ]  # fmt: skip
     rounds = next(
         (
             held["gradient_accumulation_steps"]
@@ -192,7 +189,7 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
         None,
     )
     sizes = {
-        "batch": batch or _role_count(told("batch")), "length": max(lengths, default=None) or _role_count(told("length")),
+        "batch": batch or _role_count(told("batch")), "length": tokenized_length(module) or _role_count(told("length")),
         "accumulation": rounds or _role_count(told("accumulation")), SEQUENCE: _role_count(told(SEQUENCE)),
     }  # fmt: skip
     return {at: size for at, size in sizes.items() if size is not None}

@@ -24,6 +24,7 @@ from memsheet.exchange.shared.python_config import (
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
+from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
@@ -102,7 +103,8 @@ WITHOUT_BYTES = (
     "init_lora_weights",
     "bnb_4bit_compute_dtype",
 )
-MOST_TOKENS = 2**24
+CUTS = ("tokenizer", "tok", "tokenize", "encode_plus", "from_pretrained")
+"""What scripts call that cuts rows to a length (transformers tokenization_utils_base.py, __call__)."""
 PARSERS = ("HfArgumentParser", "TrlParser")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 DEFAULTS = "defaults"
@@ -150,7 +152,7 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     said |= {at: flag.default for at, flag in taken.items() if at in said}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     said = {key: value for key, value in said.items() if key not in own}
-    if "max_seq_length" not in said and (length := _tokenized_length(module)):
+    if "max_seq_length" not in said and (length := tokenized_length(module)):
         own.setdefault("max_length", length)
     if any(named_calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
         said["gradient_checkpointing"] = True
@@ -183,15 +185,13 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
 
-def _tokenized_length(module: Module) -> int | None:
-    """The length that the script cuts its rows to itself."""
+def tokenized_length(module: Module) -> int | None:
+    """The length that a script cuts its rows to itself, the longest of several."""
     asked = [
         length
-        for held in named_calls(
-            module, ("tokenizer", "tok", "tokenize", "encode_plus", "from_pretrained"), local=True
-        )
-        for at in ("max_length", "model_max_length")
-        if type(length := held.get(at)) is int and 0 < length < MOST_TOKENS
+        for held in named_calls(module, CUTS, local=True)
+        for at in ("max_length", "model_max_length", "max_seq_length")
+        if (length := positive_count(held.get(at)))
     ]
     return max(asked, default=None)
 
