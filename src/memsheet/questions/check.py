@@ -47,6 +47,7 @@ from memsheet.questions.files_on_disk import (
     large_scripts,
     read_texts_and_plan,
     started_scripts,
+    with_called_scripts,
     with_variables_beside,
 )
 from memsheet.questions.named_models import (
@@ -214,6 +215,7 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
     )
     texts, put_in = with_variables_beside(files, texts)
     folders = folders_of_job(files, root)
+    texts = with_called_scripts(folders, texts)
     folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
     reads, skipped = recognise_files(texts, folder, server, scripts)
     if beside := adjacent_file_texts(folders, texts, reads):

@@ -18,6 +18,7 @@ from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.shared.serve_compose import holds_services
+from memsheet.exchange.shared.shell_calls import with_started_scripts
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
 from memsheet.guard.budget import TooMuchError
 from memsheet.questions.export import PLAN, SHEET, pick_plan
@@ -145,6 +146,28 @@ def with_variables_beside(
     return found, told
 
 
+def with_called_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:
+    """Texts of shells with the shell scripts that they start and that lie beside them, in one of the job's
+    folders or below it, as functions.
+    """
+    return {
+        name: text
+        if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or len(text) > MOST_SCRIPT
+        else with_started_scripts(text, lambda script: _text_beside(script, folders))
+        for name, text in texts.items()
+    }
+
+
+def _text_beside(script: str, folders: Sequence[Path]) -> str | None:
+    """The text of a script by the name that it is started by; None of one that lies elsewhere or is long."""
+    home, path = next(
+        ((home, path) for home, path in _named_places(script, folders) if is_file(path)), (None, None)
+    )
+    if not home or not path or not _lies_within(path, (home, *folders)) or path.stat().st_size > MOST_SCRIPT:
+        return None
+    return read_bytes(path, MOST_SCRIPT).decode(errors="replace")
+
+
 def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:
     """Texts of the Python scripts that shells among the texts start and that lie beside them, in one of the
     job's folders or below it, by the names they are started by.
@@ -154,11 +177,8 @@ def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[s
         if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or len(text) > MOST_SCRIPT:
             continue
         for script in _started_names(text):
-            places = _named_places(script, folders)
-            home, path = next((one for one in places if is_file(one[1])), (None, None))
-            within = home and path and _lies_within(path, (home, *folders))
-            if path and within and path.stat().st_size <= MOST_SCRIPT:
-                found[script] = read_bytes(path, MOST_SCRIPT).decode(errors="replace")
+            if (held := _text_beside(script, folders)) is not None:
+                found[script] = held
     return found
 
 

@@ -21,7 +21,7 @@ FORMATS = {
     "ah": ("trl", "slurm"),
     "ax": ("axolotl",),
     "lf": ("llamafactory", "llamafactory-v1"),
-    "mg": ("slurm", "megatron"),
+    "mg": ("slurm", "megatron", "megatron-generation"),
     "tt": ("slurm", "torchtitan-toml"),
     "ds": ("deepspeed",),
     "ac": ("accelerate",),

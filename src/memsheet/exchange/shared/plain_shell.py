@@ -8,10 +8,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product
 from math import prod
 
+from memsheet.exchange.shared.shell_calls import (
+    DEEPEST_CALL,
+    GIVEN,
+    MOST_CALLS,
+    argument_words,
+    called_functions,
+    takes_arguments,
+    with_arguments,
+)
 from memsheet.exchange.shared.shell_loops import (
     ALONE_NAME,
     ASSIGNED,
@@ -41,6 +51,7 @@ from memsheet.exchange.shared.shell_tokens import LIST, WORD, NoShellError, Toke
 from memsheet.exchange.shared.shell_values import (
     COUNTED,
     MOST_TEXT,
+    MOST_VALUES,
     WHOLE_LIST,
     Names,
     arm_taken,
@@ -148,10 +159,14 @@ class ScriptWalk:
     places; ``without``: places of loops that are left out.
     """
 
-    __slots__ = ("budget", "chosen", "doubtful", "held_texts", "made", "names", "outer", "remarks", "rounds", "sites", "skipped", "text", "used", "without")  # fmt: skip
+    __slots__ = (
+        "broken", "budget", "calls", "chosen", "defining", "depth", "doubtful", "functions", "given", "held_texts", "made", "names",
+        "outer", "remarks", "rounds", "script", "sites", "skipped", "text", "used", "without",
+    )  # fmt: skip
 
     def __init__(self, text: str, chosen: Mapping[int, int], without: tuple[int, ...]) -> None:
         self.text, self.chosen, self.without = text, chosen, without
+        self.script = text  # whole: ``text`` is a command's own where that is given something
         self.names = Names()
         self.made: list[tuple[str, str]] = []  # pieces, each with the list that it is given to, if any
         self.used: set[str] = set()
@@ -162,9 +177,14 @@ class ScriptWalk:
         self.remarks: dict[str, None] = {}
         self.skipped = False
         self.doubtful = ""  # the condition around that nobody can tell
+        self.functions: dict[str, Group] = {}  # those that are called, by name
+        self.given: list[str] | None = None  # names of what the function around is given
+        self.calls, self.depth, self.defining = 0, 0, ""
+        self.broken = False  # a loop through arguments that ends
         self.budget = Budget(MOST_SCRIPT * 2, "text of its loops")
 
     def written(self, tree: Body) -> str:
+        self.functions = called_functions(tree)
         self.body(tree)
         return "".join(piece for piece, of_list in self.made if of_list not in self.used or not of_list)
 
@@ -179,7 +199,7 @@ class ScriptWalk:
 
     def keep(self, piece: str, of_list: str = "") -> None:
         self.budget.spend(len(piece))
-        self.made.append((piece, of_list))
+        self.made.append((piece, of_list or self.defining))
 
     def body(self, held: Body) -> None:
         at = held.at
@@ -187,6 +207,8 @@ class ScriptWalk:
             self.keep(self.text[at : node.at])
             self.node(node)
             at = node.end
+            if self.broken:
+                return
         self.keep(self.text[at : held.end])
 
     def node(self, node: Node) -> None:
@@ -201,8 +223,65 @@ class ScriptWalk:
                 self.loop(node)
             case Choice():
                 self.choice(node)
+            case Group() if node.name in self.functions:
+                self.definition(node)
             case Group():
                 self.parts(node, [node.body])
+
+    # ---- functions ----
+
+    def definition(self, node: Group) -> None:
+        """A function as it stands, which is left out where its calls stand for it; its names are a call's."""
+        before, texts, lists = self.defining, dict(self.names.texts), dict(self.names.lists)
+        self.defining = before or f"{node.name}()"
+        self.parts(node, [node.body])
+        self.defining = before
+        self.names = replace(self.names, texts=texts, lists=lists)
+
+    def call(self, function: Group, words: Sequence[Token]) -> None:
+        """What a function does with what it is given."""
+        self.calls, self.depth = self.calls + 1, self.depth + 1
+        before, self.given = self.given, self.given_names(argument_words(words, self.names))
+        self.used.add(f"{function.name}()")
+        self.body(function.body)
+        self.keep("\n")
+        self.given, self.depth = before, self.depth - 1
+
+    def given_names(self, words: Sequence[str]) -> list[str]:
+        """Names for the words of a call, each given its own."""
+        self.keep("\n")
+        found = [f"{GIVEN}{self.calls}_{at}" for at in range(1, len(words) + 1)]
+        for name, word in zip(found, words, strict=True):
+            held = word_values(word, self.names)
+            self.names.texts[name] = " ".join(held) if held is not None else None
+            self.keep(f"{name}={word}\n")
+        return found
+
+    def as_given(self, node: Simple) -> Simple | None:
+        """A command of a function with what that is given in its places; None of one that takes nothing."""
+        source = self.text[node.at : node.end]
+        if self.given is None or not takes_arguments(source):
+            return None
+        found = parse_shell(with_arguments(source, self.given)).nodes
+        return found[0] if len(found) == 1 and isinstance(found[0], Simple) else None
+
+    def condition_holds(self, held: Body) -> bool | None:
+        """Whether a condition holds, with what a function is given in its places."""
+        source = self.text[held.at : held.end]
+        if self.given is None or not takes_arguments(source):
+            return body_holds(held, self.names)
+        return body_holds(parse_shell(with_arguments(source, self.given)), self.names)
+
+    def through_arguments(self, node: Loop) -> None:
+        """The rounds of a loop that goes through what a function is given."""
+        for _ in range(MOST_VALUES):
+            if node.condition is None or not self.given or self.condition_holds(node.condition) is not True:
+                break
+            before = self.given
+            self.body(node.body)
+            if self.broken or self.given == before:
+                break
+        self.broken = False
 
     def parts(self, node: Node, bodies: Sequence[Body]) -> None:
         """A node as it stands, with what is inside it worked out."""
@@ -217,7 +296,8 @@ class ScriptWalk:
 
     def chain(self, node: Chain) -> None:
         """What follows a test is left out where that does not hold (``[ … ] && a``)."""
-        told = node_holds(node.parts[0], self.names) if set(node.joins) <= {"&&", "||"} else None
+        first = self.as_given(node.parts[0]) if isinstance(node.parts[0], Simple) else None
+        told = node_holds(first or node.parts[0], self.names) if set(node.joins) <= {"&&", "||"} else None
         tests = isinstance(node.parts[0], Simple) and node.parts[0].words[0].text in ("[", "[[", "test", "((")
         if told is not None and len(node.parts) == 2:
             if told is (node.joins[0] == "&&"):
@@ -235,7 +315,7 @@ class ScriptWalk:
     def branch(self, node: Branch) -> None:
         open_arms: list[tuple[Body, Body]] = []
         for condition, held in node.arms:
-            told = body_holds(condition, self.names)
+            told = self.condition_holds(condition)
             if told and not open_arms:
                 self.body(held)
                 return
@@ -262,7 +342,8 @@ class ScriptWalk:
         return " ".join(self.text[held.at : held.end].strip("; \n").split())[:100]
 
     def choice(self, node: Choice) -> None:
-        taken = arm_taken(node.word, node.arms, self.names)
+        word = node.word if self.given is None else with_arguments(node.word, self.given)
+        taken = arm_taken(word, node.arms, self.names)
         if taken is None:
             before = self.doubtful
             self.doubtful = before or f"case {node.word}"
@@ -279,6 +360,9 @@ class ScriptWalk:
         if node.at in self.without:
             return
         if goes_through_arguments(node, self.text):
+            if self.given is not None:
+                self.through_arguments(node)
+                return
             self.remarks["what the script itself is given = nothing: its own defaults"] = None
             return
         values = list_values(node.words, self.names) if node.words is not None else None
@@ -312,7 +396,30 @@ class ScriptWalk:
     # ---- commands ----
 
     def command(self, node: Simple) -> None:
+        if (own := self.as_given(node)) is not None:
+            before, self.text = self.text, with_arguments(self.text[node.at : node.end], self.given or ())
+            self.command_of(own)
+            self.text = before
+        else:
+            self.command_of(node)
+
+    def command_of(self, node: Simple) -> None:
         first = node.words[0]
+        if self.given is not None and first.text in ("shift", "break"):
+            count = node.words[1].text if len(node.words) > 1 else "1"
+            self.broken = first.text == "break" and not self.outer
+            self.given = self.given[int(count) if count.isdecimal() and first.text == "shift" else 0 :]
+            return
+        if first.text == "set" and len(node.words) > 1 and node.words[1].text == "--":
+            self.calls += 1
+            self.given = self.given_names(argument_words(node.words[2:], self.names))
+            return
+        function = self.functions.get(first.text) if not self.defining else None
+        if function is not None and self.calls < MOST_CALLS and self.depth < DEEPEST_CALL:
+            whole, self.text = self.text, self.script
+            self.call(function, node.words[1:])
+            self.text = whole
+            return
         if first.text in ("continue", "break") and self.outer and not self.doubtful:
             self.skipped = True
         leads = 1 if first.text in _LEADS else 0

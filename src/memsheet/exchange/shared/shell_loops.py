@@ -34,7 +34,7 @@ def is_assignment(token: Token) -> bool:
 def goes_through_arguments(node: Loop, text: str) -> bool:
     """Whether a loop goes through what the script itself is given (``while [ $# -gt 0 ]; do case "$1"``)."""
     head = text[node.at : node.body.at]
-    choice = next((one for one in _nodes_below(node.body) if isinstance(one, Choice)), None)
+    choice = next((one for one in nodes_below(node.body) if isinstance(one, Choice)), None)
     told = choice is not None and _ARGUMENTS.search(f"{head} {choice.word}") is not None
     return told and not starts_something(node.body)
 
@@ -50,7 +50,7 @@ def bodies_of(node: Node) -> list[Body]:
     return []
 
 
-def _nodes_below(body: Body) -> Iterator[Node]:
+def nodes_below(body: Body) -> Iterator[Node]:
     """Every command of a body and of what is inside it."""
     waiting: list[Node] = list(body.nodes)
     while waiting:
@@ -62,7 +62,7 @@ def _nodes_below(body: Body) -> Iterator[Node]:
 
 def starts_something(body: Body) -> bool:
     """Whether a loop runs anything but assignments and commands that start no job."""
-    for node in _nodes_below(body):
+    for node in nodes_below(body):
         if isinstance(node, Simple):
             first = next((token for token in node.words if not is_assignment(token)), None)
             if first is not None and first.text not in QUIET and not first.text.startswith("(("):
@@ -72,7 +72,7 @@ def starts_something(body: Body) -> bool:
 
 def names_given(node: Node) -> Iterator[str]:
     """Names that are given a value inside a node, but for what is added to them."""
-    for one in (below for body in bodies_of(node) for below in _nodes_below(body)):
+    for one in (below for body in bodies_of(node) for below in nodes_below(body)):
         for token in one.words if isinstance(one, Simple) else ():
             found = ASSIGNED.fullmatch(token.text) if token.kind == WORD else None
             if found and not found[2] and not adds_to_itself(found[1], found[3]):

@@ -18,14 +18,14 @@ by the share that is not given of the weights. A smaller one would leave the wei
 """
 
 
-def stand_in_row() -> Key:
+def stand_in_row(engine: str = STAND_IN_ENGINE) -> Key:
     """The row that tells whose accounting the sheet is of."""
     return Key(
         at=ACCOUNTING,
         out=lambda _: None,
         back=lambda *_: {},
-        holds=(STAND_IN_ENGINE,),
-        instead=f"{STAND_IN_ENGINE}'s activations, workspaces and graphs beside the same weights and cache",
+        holds=(engine,),
+        instead=f"activations, workspaces and graphs of {engine} beside the same weights and cache",
         source="no engine of that name is accounted",
     )
 

@@ -32,6 +32,14 @@ SCRIPTS = {
     "quotes": "A=(--a 'x y' \"z\")\nrun ${A[0]} ${A[2]}",
     "text of its own": "cat > /dev/null <<EOF\nfor (\nEOF\nA=(1)\nrun ${A[@]}",
     "function": "say() {\n echo ${A[@]}\n}\nA=(1 2)\nrun ${A[@]}",
+    "function of its own": 'go() { local m=$1 n=${2:-7}; shift 2; run --m "$m" --n $n "$@"; }\ngo a 3 --x --y z',
+    "function with fewer": 'go() { run --m $1 --n ${2:-7} --all $#; }\ngo "a"',
+    "function given names": 'M=big\nE="--x 1"\ngo() { run --m $1 $*; }\ngo $M $E',
+    "function through its arguments": 'go() {\n local a="" b=2\n while [[ $# -gt 0 ]]; do\n  case $1 in\n   --b) shift; b=$1; shift;;\n   --) break;;\n   *) a="$a $1"; shift;;\n  esac\n done\n run --b $b $a\n}\ngo --x --b 5 --y -- --z',
+    "function of a function": 'inner() { run --of "$@" --n $2; }\nouter() { inner $2 $1; }\nouter a b',
+    "function called twice": "N=1\nset_n() { N=$1; }\nset_n 4\nset_n 8\nrun --n $N",
+    "function under a condition": 'go() { if [ "$1" = big ]; then N=8; else N=1; fi; run --n $N; }\ngo big',
+    "arguments that are set": 'set -- --m a --n 3\nA=""\nwhile [ $# -gt 0 ]; do\n case "$1" in\n  --m) M=$2; shift 2;;\n  *) A="$A $1"; shift;;\n esac\ndone\nrun --m $M $A',
     "sum": "N=2\nfor i in 3; do O=$((N * i)); done\nrun $O",
 }  # fmt: skip
 
@@ -95,3 +103,15 @@ def test_what_is_added_under_a_condition_that_nobody_can_tell_is_left_out_and_to
 def test_what_is_no_shell_or_too_much_stays_as_it_is(text: str) -> None:
     (found,) = plain_scripts(text)
     assert found.text == text
+
+
+def test_a_loop_that_calls_a_function_is_a_script_for_each_value() -> None:
+    text = 'go() {\n run --m $1 --n "$2"\n}\nfor m in a b; do\n go $m 4\ndone\n'
+    assert [words_of(one.text) for one in plain_scripts(text)] == [["--m", m, "--n", "4"] for m in "ab"]
+
+
+@pytest.mark.parametrize(
+    "text", ["go() { run --n $1; }\n", "go() { go $1; }\ngo 1\n", "a() { b; }\nb() { a; x=1; }\na\n"]
+)
+def test_functions_that_nobody_calls_or_that_call_themselves_end(text: str) -> None:
+    assert len(plain_scripts(text)) == 1

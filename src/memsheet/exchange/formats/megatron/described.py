@@ -34,13 +34,9 @@ OTHER = (
     "--decoder-num-layers",
 )
 """Flags of models that are no stack of alike layers: two stacks, or layers of several kinds."""
-ELSEWHERE = (
-    "--use-checkpoint-args",
-    "--use-mp-args-from-checkpoint-args",
-    "--heterogeneous-layers-config-path",
-)
-"""Flags by which the sizes are those of a file that is not here; the first fills in what a program that sees
-says again.
+ELSEWHERE = ("--heterogeneous-layers-config-path",)
+"""Flags by which the sizes are those of a file that is not here. A checkpoint's arguments replace those of
+the command line, and who says sizes beside them says the same ones.
 """
 OTHER_PROGRAMS = re.compile(
     r"generat|inference|server|eval|convert|preprocess|prune|quantize|export|t5|mamba|hybrid"
@@ -56,13 +52,18 @@ def described_model(values: Values) -> Mapping[str, Any] | None:
     """The arguments that describe the model, by name; None where a size that it needs is not in the file, or
     it is of another kind.
     """
+    if any(values.get(at) for at in (*OTHER, *ELSEWHERE)) or OTHER_PROGRAMS.search(
+        str(values.get(PROGRAM, ""))
+    ):
+        return None
+    return described_stack(values)
+
+
+def described_stack(values: Values) -> Mapping[str, Any] | None:
+    """The sizes of a decoder of alike layers, whatever their program does; None where one is missing."""
     if any(not isinstance(values.get(at), int) or values[at] is True for at in NEEDED):
         return None
-    program = str(values.get(PROGRAM, ""))
     own = language_sizes(values)
-    elsewhere = ELSEWHERE if not own else ELSEWHERE[1:]
-    if any(values.get(at) for at in (*OTHER, *elsewhere)) or OTHER_PROGRAMS.search(program):
-        return None
     said = {name: held for name in SIZES if isinstance(held := _largest_count(values.get(f"--{name}")), int)}
     said |= {name: held for name in WORDS if (held := values.get(f"--{name}")) not in (None, UNSET, AUTO)}
     switches = {name: True for name in SWITCHED if values.get(f"--{name}") not in (None, False)}
@@ -95,5 +96,10 @@ def left_open_sizes(values: Values) -> Mapping[str, Any]:
     program = str(values.get(PROGRAM, ""))
     words = f"is {program}'s own, and the sheet is of a decoder of these sizes with a causal loss"
     other = {OBJECTIVE: words} if "bert" in program or sees(values) else {}
+    return {**other, **left_open_vocabulary(values)}
+
+
+def left_open_vocabulary(values: Values) -> Mapping[str, Any]:
+    """How many tokens are taken for a tokenizer that nobody says."""
     taken = f"is of {ASSUMED:,} tokens, for the tokenizer's is in no file here: --vocab-size says it"
-    return other if vocabulary_of(values)[1] else {**other, VOCABULARY: taken}
+    return {} if vocabulary_of(values)[1] else {VOCABULARY: taken}

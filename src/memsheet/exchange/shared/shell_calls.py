@@ -1,0 +1,116 @@
+"""What functions and started scripts of a shell are given: ``$1``, ``$@`` and ``$#`` of a call as names of
+their own. Text in, text out: nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+
+from memsheet.exchange.shared.shell_loops import is_assignment, nodes_below, starts_something
+from memsheet.exchange.shared.shell_syntax import Body, Group, Simple
+from memsheet.exchange.shared.shell_tokens import LIST, Token
+from memsheet.exchange.shared.shell_values import MOST_VALUES, WHOLE_LIST, Names, word_values
+
+MOST_CALLS, DEEPEST_CALL = 24, 4
+"""Calls of functions that are followed, and of those inside one another."""
+MOST_STARTED_TEXT, MOST_STARTED = 2**15, 8
+"""Characters of a script with those that it starts in it, and how many of these."""
+GIVEN = "given"
+_ALL = re.compile(r"\"\$(?:\{[@*]\}|[@*])\"|\$(?:\{[@*]\}|[@*])")
+_COUNT = re.compile(r"\$(?:\{#\}|#(?!\w))")
+_ONE = re.compile(r"\$(?:(?P<bare>[1-9])|\{(?P<name>[1-9]\d?)(?P<rest>[^\w{}][^{}]*)?\})")
+_STARTED = re.compile(
+    r"(?:^|(?<=[;&|({])|(?<=\bdo)|(?<=\b(?:then|else)))"
+    r"(?P<before>[ \t]*(?:(?:\w+=[^\s\"'`$();&|]*|exec|time|nohup)[ \t]+)*)"
+    r"(?:(?P<shell>bash|sh|zsh|source|\.)[ \t]+(?:-[a-z]+[ \t]+)*)?"
+    r"(?P<script>[\w./${}\"-]*\w\.(?:sh|bash))\"?"
+    r"(?P<words>(?:[ \t](?:[^\n\\;&|]|>&|&>|\\.|\\\n)*)?)(?=$|[;&|])",
+    re.MULTILINE,
+)
+_FOLDER = re.compile(r"^(?:\$\{?\w+\}?|\$\(dirname [^)]*\))?/?(?:\./)?")
+
+
+def takes_arguments(text: str) -> bool:
+    return any(one.search(text) for one in (_ALL, _COUNT, _ONE))
+
+
+def with_arguments(text: str, given: Sequence[str]) -> str:
+    """A text with what it is given in the places of ``$1``, ``$@`` and ``$#``. ``given``: names of values."""
+
+    def one(found: re.Match[str]) -> str:
+        at = int(found["bare"] or found["name"])
+        name = given[at - 1] if at <= len(given) else f"{GIVEN}_none"
+        return f"${{{name}{found['rest'] or (':-' if at > len(given) else '')}}}"
+
+    def every(found: re.Match[str]) -> str:
+        quote = found[0][:1].strip("$")
+        return " ".join(f"{quote}${{{name}}}{quote}" for name in given)
+
+    return _ONE.sub(one, _COUNT.sub(str(len(given)), _ALL.sub(every, text)))
+
+
+def argument_words(words: Sequence[Token], names: Names) -> list[str]:
+    """The words that a call is given, one each; what the text does not tell stands as it is."""
+    found: list[str] = []
+    for token in words:
+        listed = WHOLE_LIST.fullmatch(token.text)
+        told = names.lists.get(listed[1]) if listed else None
+        for word in [token.text] if told is None else told:
+            if _ALL.fullmatch(word):  # what the script itself is given, which nobody knows
+                continue
+            values = word_values(word, names)
+            found += [word] if values is None else [shlex.quote(value) for value in values]
+    return found[:MOST_VALUES]
+
+
+def called_functions(tree: Body) -> dict[str, Group]:
+    """Functions that a script calls by their own names and that start something or give names values."""
+    nodes = list(nodes_below(tree))
+    called = {node.words[0].text for node in nodes if isinstance(node, Simple)}
+    return {
+        node.name: node
+        for node in nodes
+        if isinstance(node, Group)
+        and node.name in called
+        and (_gives_names(node.body) or starts_something(node.body))
+    }
+
+
+def _gives_names(body: Body) -> bool:
+    return any(
+        token.kind == LIST or is_assignment(token)
+        for node in nodes_below(body)
+        if isinstance(node, Simple)
+        for token in node.words
+    )
+
+
+def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str:
+    """A script with those that it starts (``bash run.sh --flags``, ``source env.sh``) as functions of it.
+    ``text_of``: a script's text by the name that it is started by, where it lies beside.
+    """
+    made: dict[str, str] = {}
+
+    def call(found: re.Match[str], depth: int) -> str:
+        script = _FOLDER.sub("", found["script"].replace('"', ""), count=1)
+        name = re.sub(r"\W", "_", script) + "_"
+        if name not in made:
+            held = (
+                text_of(script)
+                if len(made) < MOST_STARTED and depth < DEEPEST_CALL and "$" not in script
+                else None
+            )
+            if held is None or len(held) + sum(map(len, made.values())) + len(text) > MOST_STARTED_TEXT:
+                return found[0]
+            made[name] = ""  # a script that starts itself is not followed into itself
+            made[name] = _STARTED.sub(lambda inner: call(inner, depth + 1), held)
+        exported = "".join(f"export {one}\n" for one in found["before"].split() if "=" in one)
+        own = ' "$@"' if found["shell"] in ("source", ".") and not found["words"].strip() else found["words"]
+        space = found["before"][: -len(found["before"].lstrip()) or None]
+        return f"{space}{exported}{name}{own}"
+
+    called = _STARTED.sub(lambda found: call(found, 0), text)
+    functions = "".join(f"{name}() {{\n{held}\n}}\n" for name, held in made.items())
+    return f"{called}\n{functions}" if functions else text
