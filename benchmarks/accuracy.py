@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from accuracy_text import markdown, screen
 from asking import MEMORY, SPEED, VERDICT, Case, Outcome, Row, run_case
+from calibration import by_width, calibration, verdicts
 from parity import parity
 from records import records, run_record
 
@@ -125,6 +126,9 @@ def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "groups": [summary(key, members) for key, members in grouped(outcomes).items()],
         "overall": overall(outcomes),
+        "calibration": calibration(outcomes),
+        "widths": by_width(outcomes),
+        "verdicts": verdicts(outcomes),
         "rows": [{**_row(row), "engine": engines[row.id]} for row in rows],
         "outside": [
             {"id": row.id, "error": row.error, "reason": _reasons().get(row.id.partition("@")[0], "")}

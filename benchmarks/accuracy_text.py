@@ -10,6 +10,8 @@ from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
+from calibration_text import calibration_lines, calibration_tables
+
 NARROW, WIDE, PER_GROUP = 80, 120, 5
 METRICS = {
     "peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved", "device_bytes": "device", "peak_bytes_unspecified": "unspecified",
@@ -46,6 +48,7 @@ def screen(result: Result, groups: Mapping[str, str], *, full: bool = False) -> 
         [
             *_table(result, width),
             *_overall(result, width),
+            *calibration_lines(result),
             *_peers(result, width),
             *_beyond(result, groups, width, full=full),
         ]
@@ -170,8 +173,7 @@ Predictions beside figures that other people measured and published, failures in
   predictions and never enter them: no constant of memsheet is fitted to them.
 - Every case is asked through the same functions that a user calls. What memsheet does not model is refused, with the reason, and counts
   against coverage.
-- One figure a case: allocated if the source has it, else reserved, else what the driver shows, else a counter the source does not name
-  (then the predicted value is that of tensors and the range reaches to what the driver shows). Servers are compared by weights, KV cache
+- Every counter that a source has: allocated, reserved, what the driver shows, else a counter the source does not name (then the predicted value is that of tensors and the range reaches to what the driver shows). Servers are compared by weights, KV cache
   and KV tokens.
 - An error is (predicted − measured) / measured. A row is *inside* when the measured figure, with its printed rounding, lies in the
   predicted range. A verdict is *right* or *wrong* against what happened; an uncertain one is neither. A job that died and was predicted
@@ -233,6 +235,7 @@ def _page_tables(result: Result) -> Iterator[str]:
     yield (
         "\nWrong verdicts: " + (", ".join(f"`{name}`" for name in result["wrong_verdicts"]) or "none") + ".\n"
     )
+    yield from calibration_tables(result)
 
 
 def _peer(result: Result, line: Result) -> str:

@@ -27,7 +27,7 @@ MEMORY = (
     "peak_reserved_bytes",
     "device_bytes",
     "peak_bytes_unspecified",
-)  # the first that a case has counts
+)  # of a counter that nobody names only where no other is said
 SERVING = ("weights_bytes", "kv_cache_bytes", "kv_tokens")
 BUFFERS = ("activation_bytes",)  # of an engine that reserves what it computes in
 PROFILED = ("llama.cpp", "vllm")  # engines that say how much that is
@@ -85,11 +85,13 @@ def run_case(case: Case) -> Outcome:
 
 
 def metrics_of(case: Case) -> tuple[str, ...]:
-    """What a case is compared by: one memory figure (several of a server), else its verdict alone. Speeds are
+    """What a case is compared by: each counter that its source has, else its verdict alone. Speeds are
     not predicted yet: a case of speed says at least that its job fitted.
     """
     truth = case["truth"]
-    memory = next(((m,) for m in MEMORY if truth.get(m) is not None), ())
+    memory = tuple(m for m in MEMORY[:-1] if truth.get(m) is not None) or tuple(
+        m for m in MEMORY[-1:] if truth.get(m) is not None
+    )
     served = tuple(
         m
         for m in (*SERVING, *(BUFFERS if case.get("plan", {}).get("engine") in PROFILED else ()))

@@ -53,7 +53,11 @@ def test_a_row_is_inside_when_what_rounds_to_the_printed_figure_is():
 @pytest.mark.parametrize(
     ("truth", "kind", "metrics"),
     [
-        ({"peak_reserved_bytes": 2, "peak_allocated_bytes": 1}, "train", ("peak_allocated_bytes",)),
+        (
+            {"peak_reserved_bytes": 2, "peak_allocated_bytes": 1},
+            "train",
+            ("peak_allocated_bytes", "peak_reserved_bytes"),
+        ),
         ({"peak_bytes_unspecified": 2, "device_bytes": 1, "tokens_per_s": 3}, "inference", ("device_bytes",)),
         (
             {"weights_bytes": 2, "activation_bytes": 1, "kv_tokens": 3},
@@ -66,7 +70,7 @@ def test_a_row_is_inside_when_what_rounds_to_the_printed_figure_is():
         ({"fits": False}, "train", ("verdict",)),
     ],
 )
-def test_one_metric_a_row(truth, kind, metrics):
+def test_every_counter_has_a_row(truth, kind, metrics):
     assert metrics_of({"truth": truth, "kind": kind}) == metrics
 
 
