@@ -113,6 +113,7 @@ def _likely_spec(served: str) -> LikelyModel | None:
         if entry is None:
             return None
         spec = read_hf_config(entry["config"], name=served.rpartition("/")[2], recorder=serving_recording_of)
+        spec = replace(spec, source=replace(spec.source, positions_open=bool(entry.get("positions_open"))))
     except InputError:
         return None
     return LikelyModel(str(entry.get("copy_of", entry["name"])), spec)

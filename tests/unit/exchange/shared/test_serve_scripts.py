@@ -282,7 +282,7 @@ def test_a_stand_in_without_the_released_format_is_not_sure(tmp_path: Path) -> N
 def test_a_quantized_checkpoint_of_a_bundled_model_is_taken_by_its_name(tmp_path: Path) -> None:
     text = "vllm serve {} -tp 2 --max-model-len 32K"
     copy = checked(tmp_path, text.format("Qwen/Qwen2.5-72B-Instruct-AWQ"), gpus="2xH100-80GB")
-    meant = {"model": "qwen2.5-72b", "quantization.weights": "awq-int4"}
+    meant = {"model": "qwen2.5-72b-instruct", "quantization.weights": "awq-int4"}
     same = checked(tmp_path, text.format("Qwen/Qwen2.5-72B-Instruct-AWQ"), gpus="2xH100-80GB", **meant)
     assert copy.answer.verdict.device == same.answer.verdict.device
     assert (copy.result, copy.doubt) == (same.result, "")
