@@ -33,6 +33,20 @@ OF_DRAFT = DRAFT | {
 """A second model that drafts, and where it lies: weights, a cache and a compute buffer of its own."""
 CACHE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 """Types of the cache by the names of plans; blocks are a GGUF file's (``gguf:Q8_0``)."""
+_NAMED_ALIKE = (
+    "model", "model-url", "docker-repo", "hf-repo", "hf-file", "ctx-size", "swa-full", "flash-attn", "kv-offload", "no-host", "cache-type-k", "cache-type-v",
+    "rpc", "lazy-mode", "device", "override-tensor", "cpu-moe", "n-cpu-moe", "moe-cache-mib", "n-cpu-ffn", "n-gpu-layers", "split-mode", "tensor-split",
+    "main-gpu", "fit", "fit-target", "fit-ctx", "kv-unified", "kv-unified-per-slot", "pooling", "mmproj", "mmproj-url", "mmproj-auto", "mmproj-offload",
+    "image-min-tokens", "image-max-tokens", "mtmd-batch-max-tokens", "models-dir", "models-preset", "models-max", "backend-sampling", "spec-type",
+)  # fmt: skip
+VARIABLES = {f"LLAMA_ARG_{name.upper().replace('-', '_')}": f"--{name}" for name in _NAMED_ALIKE} | {
+    "LLAMA_ARG_BATCH": "--batch-size", "LLAMA_ARG_UBATCH": "--ubatch-size", "LLAMA_ARG_N_PARALLEL": "--parallel", "LLAMA_ARG_EMBEDDINGS": "--embedding",
+    "LLAMA_ARG_RERANKING": "--rerank", "LLAMA_ARG_SPEC_DRAFT_MODEL": "--model-draft", "LLAMA_ARG_MODEL_DRAFT": "--model-draft",
+    "LLAMA_ARG_SPEC_DRAFT_HF_REPO": "--hf-repo-draft", "LLAMA_ARG_N_GPU_LAYERS_DRAFT": "--spec-draft-ngl",
+}  # fmt: skip
+"""Variables for flags, which go before them (tools/server/README.md, "env:"); those of the processor and the
+server itself are not looked for.
+"""
 HOW = Command(
     model="--model", package="llama.cpp", image="ghcr.io/ggml-org/llama.cpp", partition="", dashed=False,
     launches=(("llama-server",), ("llama-cli",)),
@@ -60,7 +74,8 @@ HOW = Command(
         "--log-prefix", "--log-timestamps", "--cache-prompt", "--cache-idle-slots", "--mmproj-auto", "--mmproj-offload", "--spm-infill", "--reuse-port",
         "--models-autoload", "--agent", "--backend-sampling", "--color", "--multiline-input", "--simple-io", "--single-turn",
     }),
-    words=frozenset({"--alias", "--api-key", "--hf-token", "--hf-repo", "--hf-file", "--tensor-split", "--model-draft", "--prompt"}),
+    words=frozenset({"--alias", "--api-key", "--hf-token", "--hf-repo", "--hf-file", "--tensor-split", "--model-draft", "--prompt", "--override-tensor"}),
+    variables=VARIABLES,
 )  # fmt: skip
 
 

@@ -201,3 +201,37 @@ def test_code_that_imports_is_no_modelfile() -> None:
 def test_the_file_of_an_image_is_no_modelfile() -> None:
     with pytest.raises(InputError, match="not recognised"):
         said("FROM python:3.12\nRUN pip install vllm\nSYSTEM x\n", "Dockerfile")
+
+
+NAMED = {
+    "LLAMA_ARG_MODEL": "/models/Qwen3-8B-Q4_K_M.gguf", "LLAMA_ARG_CTX_SIZE": "8192", "LLAMA_ARG_N_GPU_LAYERS": "30", "LLAMA_ARG_N_PARALLEL": "2",
+    "LLAMA_ARG_CPU_MOE": "0",
+}  # fmt: skip
+OF_FLAGS = said("llama-server -m /models/Qwen3-8B-Q4_K_M.gguf -c 8192 -ngl 30 -np 2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(f"export {name}={value}" for name, value in NAMED.items()) + "\nllama-server --port 8080\n",
+        "docker run " + " ".join(f"-e {name}={value}" for name, value in NAMED.items()) + " ghcr.io/ggml-org/llama.cpp:server-cuda\n",
+        " ".join(f"{name}={value}" for name, value in NAMED.items()) + " ./build/bin/llama-server --host 0.0.0.0\n",
+    ],
+)  # fmt: skip
+def test_variables_say_what_flags_say(text: str) -> None:
+    assert said(text) == OF_FLAGS
+
+
+def test_a_flag_goes_before_its_variable() -> None:
+    text = "LLAMA_ARG_CTX_SIZE=4096 llama-server -m /models/Qwen3-8B-Q4_K_M.gguf -c 8192"
+    assert said(text)["serving.max_model_len"] == 8192
+
+
+def test_a_service_is_told_by_its_environment_and_its_defaults_are_open() -> None:
+    text = (
+        "services:\n  llama:\n    image: ghcr.io/ggml-org/llama.cpp:server-cuda\n    environment:\n"
+        "      LLAMA_ARG_MODEL: /models/Qwen3-8B-Q4_K_M.gguf\n      LLAMA_ARG_CTX_SIZE: ${LENGTH:-8192}\n"
+    )
+    found = read_text("compose.yaml", text, PARSERS)
+    assert found.request["serving.max_model_len"] == 8192
+    assert any("LENGTH" in str(value) for _, value in found.unmodelled)
