@@ -55,7 +55,7 @@ from memsheet.questions.named_models import (
     model_of,
     model_of_files,
     stored_dtype,
-    strange_drafts,
+    strange_draft,
     unnamed_words,
 )
 from memsheet.questions.plainer_models import plainer_model
@@ -69,7 +69,7 @@ from memsheet.report.shared.checked import Checked
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
-BATCH = "global_batch"
+BATCH, DRAFTING = "global_batch", "speculative."
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -246,16 +246,20 @@ def _join_on_cards(
 def _account_job(
     reads: Mapping[str, Read], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
 ) -> _AccountedJob:
-    strange = strange_drafts(reads, said)
-    if ask["model"] is None or strange:
-        return _AccountedJob(ask, whole, None, tuple(strange), Doubt(""))
+    if ask["model"] is None:
+        return _AccountedJob(ask, whole, None, (), Doubt(""))
+    strange = strange_draft(reads, said)
+    if strange:
+        alone = {at: held for at, held in whole.request.items() if not at.startswith(DRAFTING)}
+        whole = replace(whole, request=alone)
     answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
     whole = replace(whole, request=without.request)
     if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
-    return _AccountedJob(ask, whole, answer, why_not, without.doubt)
+    more = Doubt(strange, int(answer.verdict.device.low) if answer and answer.verdict else 0)
+    return _AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))
 
 
 def _account_on_own_cards(

@@ -83,13 +83,14 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
     weighed = frozenset(weighed)
     found: dict[str, Any] = {}
     left: dict[str, str] = {}
-    known, before, launches = around.Variables(), list[str](), 0
+    known, before, others = around.Variables(), list[str](), list[str]()
     for words in (part for line in around.script_lines(text) for part in around.split_line_commands(line)):
         known.learn(words)
+        known.learn(around.slurm_variables(known.filled(words, defaults=True)))
         filled = known.filled(words, defaults=True)
         unnamed = around.server_flags_index(filled, around.LAUNCHES, around.ALONE) is None
         if how.model in found:
-            launches += not unnamed
+            others += [] if unnamed else [_shortened_launch(filled)]
             continue
         before += filled
         for word in filled:
@@ -100,8 +101,9 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
         named = _environment_model(how, found) if unnamed else []
         filled += named
         start = around.server_flags_index(filled, how.launches, (how.image,))
-        launches += not unnamed or start is not None
-        if start is not None:
+        if start is None:
+            others += [] if unnamed else [_shortened_launch(filled)]
+        else:
             version = around.pinned_release(how.package, before)
             said = _resolve_launch_flags(how, [*words, *named], known, filled[start:], weighed)
             told = _environment_flags(how, found)
@@ -114,8 +116,21 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
                 **({around.OPEN: ", ".join(open_ones)} if open_ones else {}),
                 **said,
             }
-    more = {around.OTHERS: f"1 of {launches} read"} if how.model in found and launches > 1 else {}
+    more = {around.OTHERS: around.unread_servers(others)} if others else {}
     return {**found, **more} if how.model in found else {}
+
+
+LONGEST_SHOWN = 60
+"""Characters of a further server's command that are shown."""
+
+
+def _shortened_launch(words: list[str]) -> str:
+    """A further server's command by its first words."""
+    start = around.server_flags_index(words, around.LAUNCHES, around.ALONE) or 0
+    shown = [word.rpartition("/")[2] if at < start else word for at, word in enumerate(words)]
+    first = max(0, start - 3) if "-m" in words[max(0, start - 3) : start] else max(0, start - 2)
+    last = start + 2 if words[start : start + 1] and _is_flag(words[start]) else start + 1
+    return " ".join(shown[first:last])[:LONGEST_SHOWN]
 
 
 def _environment_model(how: Command, found: Mapping[str, Any]) -> list[str]:

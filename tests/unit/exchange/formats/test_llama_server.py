@@ -235,3 +235,22 @@ def test_a_service_is_told_by_its_environment_and_its_defaults_are_open() -> Non
     found = read_text("compose.yaml", text, PARSERS)
     assert found.request["serving.max_model_len"] == 8192
     assert any("LENGTH" in str(value) for _, value in found.unmodelled)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["exps", ".ffn_.*_exps.", r"\.ffn_(up|down|gate)_exps\.", r"([0-9]+).ffn_.*_exps.", r"blk\.\d+\.ffn_.*_exps\.weight"],
+)  # fmt: skip
+def test_an_override_that_keeps_every_expert_on_the_host_is_that(pattern: str) -> None:
+    line = "llama-server -m Qwen3-30B-A3B-Q4_K_M.gguf -ngl 99 -c 8192 "
+    assert said(f"{line} -ot '{pattern}=CPU'") == said(f"{line} --cpu-moe")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [r"blk\.[0-9]\.ffn_.*_exps=CPU", ".ffn_up_exps.=CPU", "exps=CUDA1", "(1|3).ffn_.*_exps=CPU", "attn=CPU"],
+)
+def test_other_overrides_stay_open(override: str) -> None:
+    found = read_text("serve.sh", f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf -ot '{override}'", PARSERS)
+    assert dict(found.unmodelled)["--override-tensor"] == override
+    assert "serving.host_experts" not in found.request

@@ -154,7 +154,9 @@ def test_a_second_server_is_no_sure_verdict(between: str, tmp_path: Path) -> Non
 
 def test_a_server_of_another_engine_counts() -> None:
     text = f"{SMALL} &\npython3 -m sglang.launch_server --model-path m\n"
-    assert dict(reading(text).unmodelled) == {around.OTHERS: "1 of 2 read"}
+    assert dict(reading(text).unmodelled) == {
+        around.OTHERS: "1 of 2 read; not read: python3 -m sglang.launch_server --model-path m"
+    }
 
 
 @pytest.mark.parametrize(
