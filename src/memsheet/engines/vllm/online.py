@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
+from memsheet.arith import Count, maximum
 from memsheet.formulas.states.held import Held
 from memsheet.plan.dtypes import FP8
 from memsheet.plan.hardware import version_of
@@ -17,8 +19,8 @@ STREAMED_SINCE = (0, 15)
 AT_LOADING = Cited(
     PAGED_SERVER_CODE,
     (
-        "v0.14.0 docs/features/quantization/fp8.md: loaded at the original precision before they are quantized "
-        "to eight bits"
+        "v0.14.0 docs/features/quantization/fp8.md: loaded at the original precision before they are "
+        "quantized to eight bits"
     ),
 )
 
@@ -45,6 +47,6 @@ def unquantized_bytes(plan: Plan, held: Iterable[Held]) -> Bytes:
     """
     matrices = [one for one in held if one.dtype is FP8 and one.role in (Role.LINEAR, Role.EXPERT)]
     whole = plan.precision.parameters
-    more = sum(one.times * (whole.nbytes(one.elements) - FP8.nbytes(one.elements)) for one in matrices)
-    largest = max((FP8.nbytes(one.elements) for one in matrices), default=0)
+    more: Count = sum(one.times * (whole.nbytes(one.elements) - FP8.nbytes(one.elements)) for one in matrices)
+    largest: Count = reduce(maximum, (FP8.nbytes(one.elements) for one in matrices), 0)
     return Bytes(more, more, more + largest)

@@ -165,6 +165,18 @@ def test_a_modelfile_is_llama_cpps_plan(source: str, name: str) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("gpus", "tokens"),
+    [("1xRTX3060", 4096), ("1xRTX4090", 32768), ("2xRTX3060", 32768), ("1xH100-80GB", 131072)],
+)
+def test_the_cards_decide_a_length_that_nobody_says(gpus: str, tokens: int, tmp_path: Path) -> None:
+    """Ollama server/routes.go, Serve: 4,096, 32,768 from 23 GiB on, 262,144 from 47, or the model's own."""
+    (tmp_path / "Modelfile").write_text("FROM llama3.2:1b\nTEMPLATE x\n")
+    answer = memsheet.check(tmp_path, gpus=gpus).answer
+    assert answer is not None
+    assert answer.plan.serving.max_model_len == tokens
+
+
 def test_a_length_that_the_cards_decide_leaves_the_verdict_open(tmp_path: Path) -> None:
     (tmp_path / "Modelfile").write_text("FROM llama3.2:1b\nTEMPLATE x\n")
     answer = memsheet.check(tmp_path, gpus="1xH100-80GB").answer

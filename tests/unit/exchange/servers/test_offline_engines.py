@@ -1,5 +1,5 @@
-"""What a program that makes vLLM's engine takes by itself, the engine that a variable chooses, drafts of older
-flags, and what Slurm gives a job.
+"""What a program that makes vLLM's engine takes by itself, the engine that a variable chooses, drafts of
+older flags, and what Slurm gives a job.
 """
 
 from __future__ import annotations
