@@ -359,7 +359,7 @@ def _as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Re
         count, card = find_gpus(str(gpus))
     except InputError:
         return found
-    total = (count or 1) * (card.driver_bytes or card.framework_bytes)
+    total = (count or 1) * (card.driver_bytes or card.framework_high_bytes)
     taken = dict(found.form.by_cards(found.values, total))
     longest = derived_max_length(model_of(name))
     if longest and taken.get(LENGTH):
