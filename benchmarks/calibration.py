@@ -101,7 +101,8 @@ def by_width(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 def verdicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Verdicts on jobs of which it is known whether they ran, by kind and engine: right, wrong, uncertain."""
-    judged = [one for one in outcomes if one.refused is None and one.case.get("truth", {}).get("fits") is not None]
+    run = [one for one in outcomes if one.refused is None]
+    judged = [one for one in run if one.case.get("truth", {}).get("fits") is not None]
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for one in judged:
         groups.setdefault((kind_of(one), str(one.case["plan"].get("engine"))), []).append(one)

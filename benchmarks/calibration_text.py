@@ -13,8 +13,9 @@ NAMES = {
     "weights_bytes": "weights", "kv_cache_bytes": "KV cache", "kv_tokens": "KV tokens",
 }  # fmt: skip
 MEANING = (
-    f"A range is to hold the truth {NOMINAL:.0%} of the time. width: of the range, as a share of what was measured, the "
-    "median; score: the mean interval score, the width and twenty times what is missed. Less is better."
+    f"A range is to hold the truth {NOMINAL:.0%} of the time. width: of the range, as a share of what was "
+    "measured, the median; score: the mean interval score, the width and twenty times what is missed. Less is "
+    "better."
 )
 
 

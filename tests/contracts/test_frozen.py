@@ -44,7 +44,7 @@ PLAN_FLAGS = [
     "--no-cuda-graphs", "--no-dp-dense", "--no-dp-lm-head", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
     "--precision", "--prompt-tokens", "--shared-prefix-tokens", "--quantize", "--recompute", "--recompute-every", "--recompute-layers", "--recompute-modules",
-    "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--state-ratio", "--state-slots", "--tp",
+    "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--graph-sequences", "--no-offline-inference", "--offline-inference", "--state-ratio", "--state-slots", "--tp",
     "--vocab-multiple", "--vpp", "--zero", "--speculative", "--draft-model", "--speculative-tokens", "--draft-tp",
 ]  # fmt: skip
 SERVE_FLAGS = ["--any-precision", "--context", "--tpot", "--ttft", "--users"]
@@ -119,7 +119,7 @@ WORDS_OF_OTHERS = """
 accumulate-grad-batches activation-checkpoint-mode activation-checkpointing attention-backend attention-data-parallel-size
 attention-implementation attn-dp-size attn-implementation auto-find-batch-size batch batch-size bf16 block-size cache-dtype
 cache-type-k cache-type-v checkpoint-activations chunked-prefill-size concurrency context context-len context-length
-context-parallel-degree context-parallel-size cp-size cpu-offload cpu-offload-gb cross-entropy-loss-fusion ctx-size cutoff-len
+context-parallel-degree context-parallel-size cp-size cpu-offload cpu-offload-gb cross-entropy-loss-fusion ctx-size cuda-graph-max-bs cuda-graph-max-bs-decode cutoff-len
 data-parallel-replicate-degree data-parallel-shard-degree data-parallel-size deepspeed device-batch-size
 device-train-microbatch-size disable-cuda-graph distributed-optimizer dp dp-size draft-max dtype enable-activation-checkpointing
 enable-liger-kernel enforce-eager ep-size expert-model-parallel-size expert-parallel-degree expert-parallel-size

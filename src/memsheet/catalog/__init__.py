@@ -15,7 +15,7 @@ from typing import Any
 
 from memsheet.catalog.cards import LARGE_GB, card_bandwidth, card_device, card_names, other_spellings
 from memsheet.catalog.instances import named_cards, rented_cards, rented_machines, similar_machines
-from memsheet.catalog.spellings import device_key, family_and_size, named_capacity
+from memsheet.catalog.spellings import canonical_name, device_key, family_and_size, named_capacity
 from memsheet.errors import InputError, input_error
 from memsheet.plan.device import Basis, Device, Links
 from memsheet.units import GIB, MIB
@@ -86,19 +86,21 @@ def find_model(name: str) -> dict[str, Any] | None:
 
 
 def as_released_under(model: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A bundled model as it was released under one of its names, where its weights have another dtype under
-    that one (``released_dtypes``).
+    """A bundled model as it was released under one of its names, where its config.json says something else
+    under that one (``released_configs``: a name → the keys that differ; ``positions_open`` where it is not
+    known which length is in its file).
     """
-    own = name.strip().lower().rpartition("/")[2]
-    dtype = next(
+    own = canonical_name(name.rpartition("/")[2])
+    differing: Mapping[str, Any] = next(
         (
-            row["dtype"]
-            for other, row in model.get("released_dtypes", {}).items()
-            if other.rpartition("/")[2] == own
+            row
+            for other, row in model.get("released_configs", {}).items()
+            if canonical_name(other.rpartition("/")[2]) == own
         ),
-        None,
+        {},
     )
-    return {**model, "config": {**model["config"], "torch_dtype": dtype}} if dtype else dict(model)
+    same = {key: held for key, held in differing.items() if key == "positions_open"}
+    return {**model, **same, "config": {**model["config"], **differing.get("config", {})}}
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from memsheet.catalog import as_released_under, find_model, model_names, spellin
 from memsheet.catalog.name_forms import AskedName, is_quant_tag, parse_model_name
 from memsheet.catalog.ollama_names import LATEST, OTHER_FORMS, ollama_names
 from memsheet.catalog.pipelines import generator_error, generator_kind
+from memsheet.catalog.spellings import canonical_name
 from memsheet.catalog.stated_bases import STATED_BASES, StatedBase
 from memsheet.catalog.stored_names import USUAL_TAG, Storage, split_storage, storage_of_tag, stored_as
 from memsheet.catalog.tuned_names import (
@@ -46,9 +47,13 @@ MOST_ENDS = 6
 class NameMatch:
     """``name``: the bundled one; ``exact``: it is one of that model's own names; ``sure``: its owner
     publishes copies, or nobody is named. ``held``: the name has words of its own beside that model's.
+    ``released``: under which of its names it was released, as far as the name says; ``positions_open``: what
+    has that name may have been made for another length.
     """
 
     name: str
+    released: str = ""
+    positions_open: bool = False
     exact: bool = False
     sure: bool = True
     storage: Storage | None = None
@@ -85,7 +90,7 @@ def bundled_entry(text: str, *, endpoint: str = "") -> Mapping[str, Any] | None:
     if found is None or entry is None or found.exact:
         return as_released_under(entry, text) if entry else None
     asked = parse_model_name(text, endpoint=endpoint)
-    entry = as_released_under(entry, asked.repo if asked else text)
+    entry = as_released_under(entry, found.released)
     config = stored_as(entry["config"], found.storage) if found.storage else entry["config"]
     kept = config.get("quantization_config", {}).get("experts") if found.storage else None
     if kept:
@@ -99,6 +104,7 @@ def bundled_entry(text: str, *, endpoint: str = "") -> Mapping[str, Any] | None:
         "sure": found.sure,
         "copy_of": found.name,
         "attention_open": found.storage is not None and found.storage.attention_open,
+        "positions_open": found.positions_open or bool(entry.get("positions_open")),
     }
 
 
@@ -107,7 +113,7 @@ def held_name(text: str) -> str:
     is none.
     """
     asked = parse_model_name(text)
-    held = held_model(_canonical(asked.repo.rpartition("/")[2]), _numbered_keys()) if asked else None
+    held = held_model(canonical_name(asked.repo.rpartition("/")[2]), _numbered_keys()) if asked else None
     return _canonical_index()[held.key] if held else ""
 
 
@@ -121,7 +127,7 @@ def other_kind(text: str) -> tuple[str, str]:
     is for; both empty where it says nothing of the kind, the second where that one is not bundled.
     """
     asked = parse_model_name(text)
-    bare = _canonical(asked.repo.rpartition("/")[2]) if asked else ""
+    bare = canonical_name(asked.repo.rpartition("/")[2]) if asked else ""
     drafted = drafted_name(bare)
     if drafted is not None:
         found = bundled_match(drafted) if drafted else None
@@ -163,21 +169,12 @@ def _spelling_key(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
-def _canonical(name: str) -> str:
-    """Dashes between words, and between a family and its version: ``llama3.1_8b`` is ``llama-3.1-8b``."""
-    return re.sub(
-        r"(?<![a-z0-9.])([a-z]{2,})(\d+(?:\.\d+)?)(?=-|$)",
-        r"\1-\2",
-        re.sub(r"[-_\s]+", "-", name.strip().lower()),
-    )
-
-
 @cache
 def _canonical_index() -> dict[str, str]:
     """Bare names in canonical spelling → the bundled name; a spelling of two models is none's."""
     found: dict[str, set[str]] = {}
     for key, name in spelling_index().items():
-        found.setdefault(_canonical(key.rpartition("/")[2]), set()).add(name)
+        found.setdefault(canonical_name(key.rpartition("/")[2]), set()).add(name)
     return {key: min(names) for key, names in found.items() if len(names) == 1}
 
 
@@ -199,18 +196,34 @@ def _hub_match(asked: AskedName) -> NameMatch | None:
     if rest in _canonical_index():
         name = _canonical_index()[rest]
         sure = not owner or owner in MIRRORS or owner in _owners(name)
-        return NameMatch(name=name, sure=sure, storage=stored, words=told)
+        return NameMatch(
+            name=name, released=rest, positions_open=rest != whole, sure=sure, storage=stored, words=told
+        )
     if rest in _stated_index():
         home, base = _stated_index()[rest]
         words = ", ".join(filter(None, (f"which {base.words}", told)))
         return NameMatch(
-            name=base.model, sure=owner in ("", home, *MIRRORS), storage=stored, words=words, held=True
+            name=base.model,
+            released=rest,
+            positions_open=not _says_positions(base.model, rest),
+            sure=owner in ("", home, *MIRRORS),
+            storage=stored,
+            words=words,
+            held=True,
         )
     held = _held_in(whole, owner)
     if held is None:
         return None
     words = ", ".join(filter(None, (tuned_words(held), told)))
-    return NameMatch(name=_canonical_index()[held.key], sure=False, storage=stored, words=words, held=True)
+    return NameMatch(
+        name=_canonical_index()[held.key],
+        released=held.key,
+        positions_open=True,
+        sure=False,
+        storage=stored,
+        words=words,
+        held=True,
+    )
 
 
 def _without_ends(name: str, owner: str) -> tuple[str, str, Storage | None]:
@@ -219,7 +232,7 @@ def _without_ends(name: str, owner: str) -> tuple[str, str, Storage | None]:
     """
     storage, whole = None, name
     for _ in range(MOST_ENDS):
-        if (key := _canonical(name)) in _canonical_index() or key in _stated_index():
+        if (key := canonical_name(name)) in _canonical_index() or key in _stated_index():
             break
         if storage is None and (split := split_storage(name, owner)):
             name, storage = split
@@ -228,7 +241,7 @@ def _without_ends(name: str, owner: str) -> tuple[str, str, Storage | None]:
             name = name[: end.start()]
         else:
             break
-    return _canonical(name), _canonical(whole), storage
+    return canonical_name(name), canonical_name(whole), storage
 
 
 def _held_in(name: str, owner: str) -> HeldModel | None:
@@ -260,9 +273,16 @@ def _families() -> frozenset[str]:
 def _stated_index() -> dict[str, tuple[str, StatedBase]]:
     """Bare names of models that somebody stated the base of → who published them, and the base."""
     return {
-        _canonical(repo.partition("/")[2]): (repo.partition("/")[0], base)
+        canonical_name(repo.partition("/")[2]): (repo.partition("/")[0], base)
         for repo, base in STATED_BASES.items()
     }
+
+
+def _says_positions(name: str, released: str) -> bool:
+    """Whether the catalogue has the length that a bundled model was released for under another's name."""
+    entry = find_model(name)
+    found = as_released_under(entry, released) if entry else None
+    return found is not None and found != entry
 
 
 def _ollama_match(asked: AskedName) -> NameMatch | None:
@@ -274,10 +294,17 @@ def _ollama_match(asked: AskedName) -> NameMatch | None:
         if name is None:
             continue
         if not types and asked.repo.lower() in OTHER_FORMS:
-            return NameMatch(name=name, words="stored as it was released")
+            return NameMatch(name=name, released=known, words="stored as it was released")
         storage = storage_of_tag(types or USUAL_TAG)
         usual = "" if types else ", as most of Ollama's tags are that name no types"
         told = f"{storage.words}{usual}" if storage else ""
         words = ", ".join(filter(None, (f"which {base.words}" if base else "", told)))
-        return NameMatch(name=name, storage=storage, words=words, held=base is not None)
+        return NameMatch(
+            name=name,
+            released=known,
+            positions_open=base is not None and not _says_positions(name, known),
+            storage=storage,
+            words=words,
+            held=base is not None,
+        )
     return None

@@ -1,5 +1,5 @@
 """The many spellings of a device's name: one key for ``RTX 4090``, ``NVIDIA GeForce rtx-4090`` and ``4090``,
-its memory size set apart.
+its memory size set apart; and of a model's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ _NO_NAME = re.compile(
 """Words beside a card's name that tell no two cards apart."""
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,4})[\s_-]*gi?b?(?![a-z0-9])")
 _CAPACITY = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(gi?b)\s*(?:gpu|card|vram)?s?\s*", re.IGNORECASE)
+
+
+def canonical_name(name: str) -> str:
+    """Dashes between words of a model's name, and between a family and its version: ``llama3.1_8b`` is
+    ``llama-3.1-8b``.
+    """
+    return re.sub(
+        r"(?<![a-z0-9.])([a-z]{2,})(\d+(?:\.\d+)?)(?=-|$)",
+        r"\1-\2",
+        re.sub(r"[-_\s]+", "-", name.strip().lower()),
+    )
 
 
 def family_and_size(name: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ _RECIPES = "vllm-project/recipes at 8959cf6, models"
 _CARD = "its model card"
 _QWEN_VL = "QwenLM/Qwen3-VL-Embedding 8ce3aab README: built upon the Qwen3-VL of its size"
 _UNSLOTH = "unslothai/unsloth 015bdef unsloth/models/mapper.py: of the released model that it names"
-_LENGTH = "made for another length"
+OTHER_LENGTH = "made for another length"
 _ROWS = (
     ("agentica-org/deepcoder-14b-preview", "qwen2.5-14b", "is Qwen2.5-14B distilled and tuned", "agentica-project/rllm 874daa4 scripts/deepcoder/train/deepcoder_14b_coding_16k.sh:23: DeepSeek-R1-Distill-Qwen-14B"),
     ("agentica-org/deepscaler-1.5b-preview", "deepseek-r1-distill-qwen-1.5b", "is DeepSeek-R1-Distill-Qwen-1.5B tuned", "agentica-project/rllm 874daa4 scripts/deepscaler/README.md:13: MODEL_PATH deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
@@ -68,7 +68,7 @@ _ROWS = (
     ("deepseek-ai/deepseek-r1-0528-qwen3-8b", "qwen3-8b", "is Qwen3-8B distilled, of the same architecture", f"{_CARD}: the architecture is identical to that of Qwen3-8B"),
     ("deepseek-ai/deepseek-r1-distill-qwen-14b", "qwen2.5-14b", "is Qwen2.5-14B distilled", "deepseek-ai/DeepSeek-R1 0cf7856 README, table of distilled models"),
     ("deepseek-ai/deepseek-r1-distill-qwen-32b", "qwen2.5-32b", "is Qwen2.5-32B distilled", "deepseek-ai/DeepSeek-R1 0cf7856 README, table of distilled models"),
-    ("deepseek-ai/deepseek-r1-distill-qwen-7b", "qwen2.5-math-7b", f"is Qwen2.5-Math-7B distilled, {_LENGTH}", "deepseek-ai/DeepSeek-R1 0cf7856 README, table of distilled models"),
+    ("deepseek-ai/deepseek-r1-distill-qwen-7b", "qwen2.5-math-7b", "is Qwen2.5-Math-7B distilled", "deepseek-ai/DeepSeek-R1 0cf7856 README, table of distilled models"),
     ("deepseek-ai/deepseek-v2.5", "deepseek-v2", "is DeepSeek-V2-Chat and Coder-V2-Instruct as one", f"{_CARD}: combines DeepSeek-V2-Chat and DeepSeek-Coder-V2-Instruct"),
     ("google/flan-t5-large", "t5-v1.1-large", "is T5 1.1 large tuned", "google-research/t5x docs/models.md: Flan-T5, on T5 1.1 LM-adapted"),
     ("google/flan-t5-xl", "t5-v1.1-xl", "is T5 1.1 XL tuned", "google-research/t5x docs/models.md: Flan-T5, on T5 1.1 LM-adapted"),
@@ -157,10 +157,10 @@ _ROWS = (
     ("vwxyzjn/reward-modeling-allenai-llama-3-tulu-2-8b", "llama-3-8b", f"is Llama 3 8B tuned; {REWARD_HEAD}", "its own name: a reward model on allenai/llama-3-tulu-2-8b"),
     ("xiaomimimo/mimo-v2.5", "mimo-v2.5-text", "is accounted without its towers for pictures and sound, 0.99 of 310.8 B", "gogongxt/python scripts/models/mimo_v2.5.md at 6910700: every tensor of its checkpoint"),
     ("zai-org/glm-4.6", "glm-4.7", "is accounted as GLM-4.7, as long and as large", f"{_RECIPES}/zai-org/GLM-4.6.yaml: 357 B, 202,752 positions, GLM-4.5's architecture"),
-    ("zai-org/glm-4.6v", "glm-4.5v-106b-a12b", f"is accounted as GLM-4.5V, as large, {_LENGTH}", f"{_RECIPES}/zai-org/GLM-4.6V.yaml: 107 B, 128K"),
-    ("zai-org/glm-4.6v-flash", "glm-4.1v-9b", f"is accounted as GLM-4.1V-9B, of the same class and size, {_LENGTH}", f"{_RECIPES}/zai-org/GLM-GA.yaml: Glm4vForConditionalGeneration, about 10 B"),
-    ("zai-org/glm-ga", "glm-4.1v-9b", f"is accounted as GLM-4.1V-9B, of the same class and size, {_LENGTH}", f"{_RECIPES}/zai-org/GLM-GA.yaml: on GLM-4.6V-Flash, Glm4vForConditionalGeneration, about 10 B"),
-    ("zai-org/glyph", "glm-4.1v-9b", f"is GLM-4.1V-9B tuned, {_LENGTH}", f"thu-coai/Glyph README: from GLM-4.1V-9B-Base; {_RECIPES}/zai-org/Glyph.yaml: 10 B"),
+    ("zai-org/glm-4.6v", "glm-4.5v-106b-a12b", f"is accounted as GLM-4.5V, as large, {OTHER_LENGTH}", f"{_RECIPES}/zai-org/GLM-4.6V.yaml: 107 B, 128K"),
+    ("zai-org/glm-4.6v-flash", "glm-4.1v-9b", f"is accounted as GLM-4.1V-9B, of the same class and size, {OTHER_LENGTH}", f"{_RECIPES}/zai-org/GLM-GA.yaml: Glm4vForConditionalGeneration, about 10 B"),
+    ("zai-org/glm-ga", "glm-4.1v-9b", f"is accounted as GLM-4.1V-9B, of the same class and size, {OTHER_LENGTH}", f"{_RECIPES}/zai-org/GLM-GA.yaml: on GLM-4.6V-Flash, Glm4vForConditionalGeneration, about 10 B"),
+    ("zai-org/glyph", "glm-4.1v-9b", f"is GLM-4.1V-9B tuned, {OTHER_LENGTH}", f"thu-coai/Glyph README: from GLM-4.1V-9B-Base; {_RECIPES}/zai-org/Glyph.yaml: 10 B"),
 )  # fmt: skip
 STATED_BASES = {repo: StatedBase(model, words, source) for repo, model, words, source in _ROWS}
 """Names of repositories in lower case with dashes → the base."""

@@ -135,6 +135,12 @@ HELP: dict[str, tuple[str, str, str]] = {
     ),
     "dp_dense": (SERVING, "", "With attn_dp, layers without experts are whole on every rank (SGLang)."),
     "expert_dispatch": (SERVING, "KIND", "How tokens reach experts on other ranks: gather or deepep."),
+    "offline_inference": (
+        SERVING,
+        "",
+        "An engine that a program makes, not a server: its own batch (vLLM's LLM).",
+    ),
+    "graph_sequences": (SERVING, "N", "Sequences of the largest CUDA graph (SGLang's cuda_graph_max_bs)."),
     "state_slots": (SERVING, "N", "Slots of recurrent states (SGLang's max_mamba_cache_size)."),
     "state_ratio": (SERVING, "SHARE", "Bytes of recurrent states for each byte of tokens: 0.9 (SGLang)."),
     "page_tokens": (SERVING, "TOKENS", "Tokens of one page of the cache."),

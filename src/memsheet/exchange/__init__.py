@@ -22,7 +22,7 @@ from memsheet.exchange.shared.named_server import joined_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.serve_pods import given_to
-from memsheet.exchange.shared.serve_script import OTHERS
+from memsheet.exchange.shared.serve_script import OTHERS, unread_servers
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.guard.budget import TooMuchError
 
@@ -253,7 +253,11 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
     own = [one for one in servers if one.name == server]
     script, first = joined_script(tuple(own) or servers), (own or servers)[0]
     found = given_to(_recognise_format(name, plain_script(script).text, parsers), first.gpus, first.at)
-    others = ((OTHERS, f"1 of {len(servers)} read"),) if own and first.together and len(servers) > 1 else ()
+    others = (
+        ((OTHERS, unread_servers([one.name for one in servers if one is not first])),)
+        if own and first.together and len(servers) > 1
+        else ()
+    )
     return replace(found, unmodelled=(*found.unmodelled, *others), assumed=(*found.assumed, *first.remarks))
 
 

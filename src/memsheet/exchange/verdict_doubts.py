@@ -189,7 +189,9 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
         if at == OPEN:
             yield from _defaulted_flag_remarks(read, str(value), given)
         elif at == OTHERS:
-            yield f"{FURTHER} ({value.replace(' read', ' commands read')})"
+            count, _, rest = str(value).partition("; ")
+            why = f"{rest}: a sheet is of one server, and those may be on the same cards"
+            yield f"{FURTHER} ({count.replace(' read', ' commands read')}; {why})"
         elif at == ACCOUNTING:
             yield f"{at} {value}: {BY_WHICH[result]}"
         elif value == UNSET and not _is_flag_given(read, at, given):

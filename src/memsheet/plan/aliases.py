@@ -104,6 +104,7 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ("transformers", "serving.max_model_len", INFER, (), "max-length"),
     ("transformers", "serving.output_tokens", INFER, (), "max-new-tokens max-tokens output-len"),
     ("vllm", "serving.prompt_tokens", INFER, (), "input-len prompt-len"),
+    ("sglang", "serving.graph_sequences", INFER, _SGLANG, "cuda-graph-max-bs cuda-graph-max-bs-decode"),
     ("sglang", "serving.state_slots", INFER, _SGLANG, "max-mamba-cache-size"),
     ("sglang", "serving.state_ratio", INFER, _SGLANG, "mamba-full-memory-ratio"),
     ("sglang", "mesh.attn_dp", INFER, _SGLANG, "attn-dp-size attention-data-parallel-size"),

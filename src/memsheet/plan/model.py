@@ -431,6 +431,7 @@ class Source:
     assumed: tuple[str, ...] = ()  # what its name was taken to mean
     base: str = ""  # the bundled model that a copy is of
     attention_open: bool = False  # its name says that it is quantized, and not whether attention is
+    positions_open: bool = False  # by its name it was tuned of ``base``, and nobody says for which length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,8 @@ class InferOptions(TrainOptions, total=False):
     dp_lm_head: bool | None
     dp_dense: bool | None
     expert_dispatch: str | None
+    offline_inference: bool | None
+    graph_sequences: int | None
     state_slots: int | None
     state_ratio: float | None
     max_loras: int | None

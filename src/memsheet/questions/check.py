@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet.budget import Answer, Result
-from memsheet.catalog import find_device, named_cards
+from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange import as_released
 from memsheet.exchange.asked_card import as_card_answers
 from memsheet.exchange.joined_files import join_files, with_their_files
 from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
 from memsheet.exchange.verdict_doubts import (
     Doubt,
     both_doubts,
@@ -26,6 +27,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
@@ -56,21 +58,22 @@ from memsheet.questions.named_models import (
     model_of,
     model_of_files,
     stored_dtype,
-    strange_drafts,
+    strange_draft,
     unnamed_words,
 )
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.questions.sized_models import in_place_of_model
-from memsheet.questions.stretched_positions import with_stretched_positions
+from memsheet.questions.stretched_positions import LENGTH, with_stretched_positions
 from memsheet.questions.without_unmodelled import Left, answer_without
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
+from memsheet.resolve.length import derived_max_length
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
-BATCH = "global_batch"
+BATCH, DRAFTING = "global_batch", "speculative."
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -167,6 +170,8 @@ def _check_job(
     reads = {name: as_card_answers(read, bf16=bf16) for name, read in reads.items()}
     named = model or files_read.document.get("model")
     name, unreadable = (named, ()) if named else model_of_files(reads)
+    cards = question["gpus"] or files_read.document.get("gpus")
+    reads = {one: _as_cards_decide(read, cards, name) for one, read in reads.items()}
     name = with_stretched_positions(name, reads, files_read.texts)
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
@@ -248,16 +253,33 @@ def _join_on_cards(
 def _account_job(
     reads: Mapping[str, Read], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
 ) -> _AccountedJob:
-    strange = strange_drafts(reads, said)
-    if ask["model"] is None or strange:
-        return _AccountedJob(ask, whole, None, tuple(strange), Doubt(""))
+    if ask["model"] is None:
+        return _AccountedJob(ask, whole, None, (), Doubt(""))
+    strange = strange_draft(reads, said)
+    if strange:
+        alone = {at: held for at, held in whole.request.items() if not at.startswith(DRAFTING)}
+        whole = replace(whole, request=alone)
     answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
     whole = replace(whole, request=without.request)
     if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
-    return _AccountedJob(ask, whole, answer, why_not, without.doubt)
+    if answer and (share := _share_of_card(reads, answer, said)):
+        whole = replace(whole, request={**whole.request, "serving.memory_fraction": share})
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    more = Doubt(strange, int(answer.verdict.device.low) if answer and answer.verdict else 0)
+    return _AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))
+
+
+def _share_of_card(reads: Mapping[str, Read], answer: Answer, said: Mapping[str, Any]) -> float | None:
+    """The share of a card that its server takes, where files say one of what is free beside the weights."""
+    free = next((share for read in reads.values() if (share := share_of_free(read.values))), None)
+    budget = (answer.serving or {}).get("budget")
+    if free is None or not budget or answer.cluster is None or "serving.memory_fraction" in said:
+        return None
+    total = answer.cluster.device.framework_bytes
+    return round(share_of_card(free, total, budget["requested_bytes"], int(budget["kv_cache"].value)), 4)
 
 
 def _account_on_own_cards(
@@ -329,6 +351,22 @@ def _gpus_of_degrees(gpus: Any, job: _AccountedJob) -> str | None:
     if not gpus or not any(NOT_THE_PRODUCT in reason for reason in job.why_not):
         return None
     return f"{mesh_product(job.whole.request)}x{named_cards(str(gpus))[1]}"
+
+
+def _as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:
+    """A file with what its program takes by the memory of the named cards, no longer than the model."""
+    if found.form.by_cards is None or not gpus:
+        return found
+    try:
+        count, card = find_gpus(str(gpus))
+    except InputError:
+        return found
+    total = (count or 1) * (card.driver_bytes or card.framework_high_bytes)
+    taken = dict(found.form.by_cards(found.values, total))
+    longest = derived_max_length(model_of(name))
+    if longest and taken.get(LENGTH):
+        taken[LENGTH] = min(longest, taken[LENGTH])
+    return replace(found, request={**taken, **found.request})
 
 
 def _has_bf16(gpus: Any) -> bool | None:

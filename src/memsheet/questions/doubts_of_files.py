@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
+from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.shared.file_format import Moved, Read
@@ -34,6 +35,7 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.sized_models import BY_SIZE
+from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Component, Instant
 
 NOT_MODELLED = "the files set what the sheet does not hold"
@@ -131,6 +133,8 @@ def doubt_of(
     if likely := likely_trained(reads) or (served.name if served else None):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
         return Doubt(words + further, 0 if further else _resting_states(answer))
+    if unsaid := _unsaid_length(reads, answer):
+        return Doubt(unsaid + further, 0 if further else _resting_states(answer))
     if (sized := sized_stand_in(reads)) is not None and answer.model == sized.spec:
         words = (
             f"nothing is known of {served_model(reads)} but the size in its name: the sheet is of "
@@ -178,6 +182,23 @@ def doubt_of(
             f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", max(0, least + less)
         )
     return Doubt("")
+
+
+def _unsaid_length(reads: Mapping[str, Read], answer: Answer) -> str:
+    """That a server takes the model's own length, and of a tuned one nobody says it; empty where the files
+    say a length, and where that of its base, which few go beyond, fits.
+    """
+    model, length, job = answer.model, derived_max_length(answer.model), answer.plan.workload
+    said = any(read.request.get("serving.max_model_len") for read in reads.values())
+    longer = any(OTHER_LENGTH in words for words in model.source.assumed)
+    fits = answer.verdict is not None and answer.verdict.result is Result.FITS and not longer
+    asked = None if isinstance(job, Training) else job.max_model_len
+    if said or fits or not model.source.positions_open or length is None or asked != length:
+        return ""
+    return (
+        f"what length {model.name} was made for is not known, and its server takes that: the sheet is of "
+        f"{length:,} tokens: --max-model-len says it"
+    )
 
 
 def length_doubt(answer: Answer | None) -> Doubt:

@@ -4,9 +4,10 @@ name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from memsheet.errors import input_error
@@ -33,6 +34,16 @@ ENDINGS = (*DATA, ".sh", ".sbatch", ".slurm")
 NAMED = ("Modelfile",)
 GIT, MOST_UP = ".git", 8
 CODE = ".py"
+SOURCED = re.compile(
+    r"^[ \t]*(?:\[+[^\n]*\]+[ \t]*&&[ \t]*)?(?:set -a[ \t]*(?:;|&&)[ \t]*)?"
+    r"(?:(?:source|\.)[ \t]+(?:(?P<quote>[\"'])(?P<quoted>[^\"'\n]+)(?P=quote)|(?P<file>[^\s\"';]+))"
+    r"|export[ \t]+\"?\$\((?:cat|grep)[^\n)]*?[ \t](?P<read>[\w./-]*\.env)\b[^\n)]*\)\"?)[^\n]*$",
+    re.MULTILINE,
+)
+"""A line of a shell's that takes in the variables of another file: ``source env.sh``, ``. ./.env``, ``export
+$(cat .env | xargs)``.
+"""
+_ASSIGNMENT = re.compile(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=")
 
 
 def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:
@@ -137,6 +148,9 @@ def with_variables_beside(
     for name, text in texts.items():
         own = Path(files[0]) if len(files) == 1 else Path(name)
         folder = own if is_folder(own) else own.parent
+        if SOURCED.search(text) and len(text) <= MOST_SCRIPT and not name.endswith((CODE, NOTEBOOK, *DATA)):
+            found[name], told[name] = _with_sourced_values(text, folder)
+            continue
         path = folder / DOTENV
         if not name.endswith((".yaml", ".yml")) or not holds_services(text) or not is_file(path):
             continue
@@ -166,6 +180,30 @@ def _text_beside(script: str, folders: Sequence[Path]) -> str | None:
     if not home or not path or not _lies_within(path, (home, *folders)) or path.stat().st_size > MOST_SCRIPT:
         return None
     return read_bytes(path, MOST_SCRIPT).decode(errors="replace")
+
+
+def _with_sourced_values(text: str, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """A shell's script with the variables of the files that it takes in and that lie beside it, each in the
+    place of its line; a file's other lines are not read.
+    """
+    told: list[str] = []
+
+    def put_in(line: re.Match[str]) -> str:
+        said = PurePosixPath(line["quoted"] or line["file"] or line["read"])
+        path, above = folder / said.name, str(said.parent)
+        beside = above == "." or ("$" in above and ".." not in said.parts)
+        if (
+            not beside
+            or not is_file(path)
+            or path.resolve().parent != folder.resolve()
+            or path.stat().st_size > MOST_SCRIPT
+        ):
+            return line[0]
+        held = read_bytes(path, MOST_SCRIPT).decode(errors="replace").splitlines()
+        told.append(f"variables of {path.name}, which lies beside")
+        return "\n".join(one for one in held if _ASSIGNMENT.match(one))
+
+    return SOURCED.sub(put_in, text), tuple(dict.fromkeys(told))
 
 
 def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:

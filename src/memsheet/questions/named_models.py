@@ -113,6 +113,7 @@ def _likely_spec(served: str) -> LikelyModel | None:
         if entry is None:
             return None
         spec = read_hf_config(entry["config"], name=served.rpartition("/")[2], recorder=serving_recording_of)
+        spec = replace(spec, source=replace(spec.source, positions_open=bool(entry.get("positions_open"))))
     except InputError:
         return None
     return LikelyModel(str(entry.get("copy_of", entry["name"])), spec)
@@ -190,14 +191,19 @@ def likely_name(served: str) -> str | None:
     return found.name if found else None
 
 
-def strange_drafts(reads: Mapping[str, Read], told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why there is no sheet: a stranger's file names who drafts by a path or a hub's name, which nobody looks
-    up for it.
+def strange_draft(reads: Mapping[str, Read], told: Mapping[str, Any]) -> str:
+    """What the sheet is without: a stranger's file names who drafts by a path or a hub's name, which nobody
+    looks up for it; empty where it names none.
     """
     named = [str(read.request[DRAFT]) for read in reads.values() if read.request.get(DRAFT)]
     unknown = [name for name in named if told.get(DRAFT) is None and not is_surely_bundled(name)]
-    return tuple(
-        f"{name} drafts and is no bundled model, so there is no sheet: --draft-model" for name in unknown[:1]
+    return next(
+        (
+            f"{name} drafts and is no bundled model: its weights and cache come on top of the sheet: "
+            "--draft-model names another"
+            for name in unknown
+        ),
+        "",
     )
 
 

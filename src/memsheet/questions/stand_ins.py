@@ -165,6 +165,7 @@ STAND_INS = (
     StandIn("adapter.targets", "takes the routed experts|its adapter never runs", _named_targets),
     StandIn("adapter.kind", "is none of", _plain_adapter),
     StandIn("precision.reduce", r"is not how \S+ reduces", lambda *_: {"precision.reduce": None}),
+    StandIn("adapter.rank", "has room for no rank by itself", lambda *_: {"adapter.rank": USUAL_RANK}),
     StandIn("adapter.rank", "part of a flat parameter", _per_parameter_shards),
     StandIn("quantization.weights", "in a flat parameter", _per_parameter_shards),
     StandIn("engine", "vision tower is not modelled", _per_parameter_shards),

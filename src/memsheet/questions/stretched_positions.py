@@ -1,11 +1,12 @@
-"""A model whose positions a server's command stretches, or whose length it is told not to check."""
+"""A model whose positions a server's command stretches, whose length it is told not to check, or of which
+nobody says what length it was made for.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from memsheet.exchange.shared.file_format import Read
 from memsheet.plan.model import ModelSpec
@@ -24,17 +25,25 @@ def with_stretched_positions(
     named: str | ModelSpec | None, reads: Mapping[str, Read], texts: Mapping[str, str]
 ) -> str | ModelSpec | None:
     """The model with as many positions as the length that its server is started with, where that is more and
-    the command provides for it; else as it is named.
+    the command provides for it or the model's own are not known; else as it is named.
     """
-    lengths = [_stretched_length(read, texts.get(name, "")) for name, read in reads.items()]
-    longest = max(lengths, default=0)
-    spec = model_of(named) if longest else None
-    if spec is None or (derived_max_length(spec) or longest) >= longest:
+    told = {name: read.request.get(LENGTH) for name, read in reads.items()}
+    lengths = {name: length for name, length in told.items() if isinstance(length, int)}
+    spec = model_of(named) if lengths else None
+    if spec is None:
+        return named
+    longest = max(
+        (
+            length
+            for name, length in lengths.items()
+            if spec.source.positions_open or _goes_beyond(reads[name], texts.get(name, ""))
+        ),
+        default=0,
+    )
+    if (derived_max_length(spec) or longest) >= longest:
         return named
     return replace(spec, max_positions=longest, scaled_positions=None)
 
 
-def _stretched_length(read: Read, text: str) -> int:
-    told: Any = read.request.get(LENGTH)
-    provides = any(read.values.get(at) for at in STRETCHES) or GOES_BEYOND.search(text)
-    return told if provides and isinstance(told, int) else 0
+def _goes_beyond(read: Read, text: str) -> bool:
+    return any(read.values.get(at) for at in STRETCHES) or bool(GOES_BEYOND.search(text))

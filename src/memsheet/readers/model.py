@@ -131,6 +131,7 @@ def _from_entry(entry: Mapping[str, Any], text: str) -> Config:
         assumed=tuple(entry.get("assumed", ())),
         base=str(entry.get("copy_of", "")),
         attention_open=bool(entry.get("attention_open")),
+        positions_open=bool(entry.get("positions_open")),
     )
     return Config(entry["config"], name, source)
 

@@ -36,6 +36,7 @@ def too_long(
     most, limit = derived_max_length(model), _limit_of(engine)
     if (
         model is None
+        or model.source.positions_open
         or limit is None
         or not refuses_long_context(engine, version)
         or not most

@@ -36,7 +36,7 @@ KEYS = {
     "published_source",
     "published_buffers",
     "published_note",
-    "released_dtypes",
+    "released_configs",
 }
 
 
@@ -59,18 +59,38 @@ def bundled(name: str) -> dict:
 # Models
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if "released_dtypes" in bundled(n)])
-def test_a_name_with_weights_of_its_own_dtype_has_them_by_every_spelling(name: str) -> None:
+@pytest.mark.parametrize("name", [n for n in NAMES if "released_configs" in bundled(n)])
+def test_a_name_with_a_config_of_its_own_has_it_by_every_spelling_and_in_every_form(name: str) -> None:
     model = bundled(name)
-    for other, row in model["released_dtypes"].items():
-        assert other in model["aliases"]
+    for other, row in model["released_configs"].items():
+        assert set(row) <= {"config", "positions_open", "source"}
         assert row["source"]
-        assert row["dtype"] != model["config"]["torch_dtype"]
+        assert all(model["config"][key] != held for key, held in row["config"].items())
         bare = other.rpartition("/")[2]
         for spelling in (other, bare, f"unsloth/{bare}", f"https://huggingface.co/{other}"):
             entry = bundled_entry(spelling)
             assert entry is not None
-            assert entry["config"] == {**model["config"], "torch_dtype": row["dtype"]}
+            assert entry["config"] == {**model["config"], **row["config"]}
+        for end in ("-AWQ", "-GPTQ-Int8", "-GGUF", "-bnb-4bit"):
+            entry = bundled_entry(f"{other}{end}")
+            assert entry is not None
+            assert {key: entry["config"].get(key) for key in row["config"] if key != "torch_dtype"} == {
+                key: held for key, held in row["config"].items() if key != "torch_dtype"
+            }
+
+
+@pytest.mark.parametrize("size", ["1.5B", "7B", "14B", "32B", "72B"])
+def test_the_instruct_releases_of_qwen_are_shorter_than_their_bases(size: str) -> None:
+    lengths = {
+        name: bundled_entry(name)["config"]["max_position_embeddings"]
+        for name in (f"Qwen/Qwen2.5-{size}", f"Qwen/Qwen2.5-{size}-Instruct", f"qwen2.5-{size}-instruct-awq")
+    }
+    assert [*lengths.values()] == [131072, 32768, 32768]
+
+
+@pytest.mark.parametrize("size", ["7B", "14B"])
+def test_a_release_for_a_million_tokens_is_none_of_these(size: str) -> None:
+    assert bundled_entry(f"Qwen/Qwen2.5-{size}-Instruct-1M")["config"]["max_position_embeddings"] == 1010000
 
 
 def test_enough_models_and_every_file_is_listed():

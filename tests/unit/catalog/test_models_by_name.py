@@ -81,7 +81,7 @@ def test_what_is_not_stored_otherwise_is_read_as_bundled(name: str) -> None:
     assert bundled_entry(name) == entry
     for alias in entry["aliases"]:
         assert bundled_entry(alias)["config"] == catalog.find_model(alias)["config"]
-        if alias not in entry.get("released_dtypes", {}):
+        if alias not in entry.get("released_configs", {}):
             assert catalog.find_model(alias)["config"] == entry["config"]
 
 

@@ -376,7 +376,6 @@ def test_tensorrt_llm(name: str) -> None:
     assert tuple(found.get(key) for key in TENSORRT_OF) == TENSORRT[name]
     assert str(beside["accounting"]).startswith("TensorRT-LLM")
     assert ("speculative_config" in beside) is ("r1-throughput" in name)
-    assert ("cache_share" in beside) is ("disagg" in name)
 
 
 @pytest.mark.parametrize("name", TGI)

@@ -47,6 +47,7 @@ def _own_options(gaps: RequestResolver) -> SglangOptions:
     """The options that only SGLang has."""
     return SglangOptions(
         dp_lm_head=bool(gaps.request.get("serving.dp_lm_head")),
+        graph_sequences=gaps.request.get("serving.graph_sequences"),
         state_slots=gaps.request.get("serving.state_slots"),
         state_ratio=gaps.request.get("serving.state_ratio"),
     )

@@ -205,10 +205,11 @@ def sglang_defaults(
     version, method = request.get("engine_version"), request.get("speculative.method")
     release = release_of(version)
     tokens = request.get("serving.max_batched_tokens") or tier_of(release, device).chunk_tokens
+    captured = request.get("serving.graph_sequences") or graph_sequences(release, device, int(mesh.tp))
     sent = DEEPEP_MIB if request.get("serving.dispatch") == "deepep" else 0
     return {
         "serving.max_sequences": kept_of(version).requests if method else MOST_REQUESTS * int(mesh.attn_dp), "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
-        "serving.memory_fraction": _static_memory_fraction(release, device, mesh, tokens, latent=latent, drafting_mib=reserved_mib(version, method) + sent),
+        "serving.memory_fraction": _static_memory_fraction(release, device, mesh, (tokens, captured), latent=latent, drafting_mib=reserved_mib(version, method) + sent),
     }  # fmt: skip
 
 
@@ -223,11 +224,18 @@ def reserved_mib(version: str | None, method: str | None) -> int:
 
 
 def _static_memory_fraction(
-    release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool, drafting_mib: int = 0
+    release: Release,
+    device: Device | None,
+    mesh: Mesh,
+    batch: tuple[int, int],
+    *,
+    latent: bool,
+    drafting_mib: int = 0,
 ) -> float:
     """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by
-    its ranks.
+    its ranks. ``batch``: tokens of a chunk, and sequences of the largest graph.
     """
+    tokens, captured = batch
     tp, ranks, tier = int(mesh.tp), int(mesh.tp) * mesh.pp, tier_of(release, device)
     by_ranks = next(share for least, share in BY_RANKS if tp >= least)
     if device is None:
@@ -244,13 +252,8 @@ def _static_memory_fraction(
         case Reserve.CARD:
             kept = tier.kept_mib + tier.rank_mib * ranks + (GROUPS_MIB if mesh.attn_dp > 1 else 0)
         case Reserve.TOKENS | Reserve.TOKENS_AND_CHUNKS:
-            kept = (
-                METADATA_MIB
-                + TOKEN_MIB * max(tokens, 2048)
-                + RANKS_MIB * ranks / 8
-                + GRAPH_MIB * graph_sequences(release, device, tp)
-            )
-            kept += group_graphs_mib(graph_sequences(release, device, tp), int(mesh.attn_dp))
+            kept = METADATA_MIB + TOKEN_MIB * max(tokens, 2048) + RANKS_MIB * ranks / 8 + GRAPH_MIB * captured
+            kept += group_graphs_mib(captured, int(mesh.attn_dp))
             chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
             kept += chunks if release.reserve is Reserve.TOKENS_AND_CHUNKS else 0
             kept = max(kept, FLOOR_MIB) if _device_memory_mib(device) > FLOOR_ABOVE_MIB else kept
@@ -340,7 +343,7 @@ ENGINE = server_engine(
     ),
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens",
-        "serving.shared_prefix_tokens", "serving.dp_lm_head", "serving.dp_dense", "serving.dispatch", "serving.state_slots", "serving.state_ratio",
+        "serving.shared_prefix_tokens", "serving.dp_lm_head", "serving.dp_dense", "serving.dispatch", "serving.graph_sequences", "serving.state_slots", "serving.state_ratio",
         *SERVED_ADAPTERS,
     }),
     splits_experts_over_tp=True,

@@ -11,12 +11,14 @@ from memsheet.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangOptions(EngineOptions):
-    """``dp_lm_head``: with data-parallel attention, each group has the whole output matrix. Slots of
+    """``dp_lm_head``: with data-parallel attention, each group has the whole output matrix.
+    ``graph_sequences``: of a group's largest CUDA graph, where they are said. Slots of
     recurrent states, over all groups that attend by themselves, or else ``state_ratio``: bytes of them for
     each byte of tokens.
     """
 
     dp_lm_head: bool = False
+    graph_sequences: int | None = None
     state_slots: int | None = None
     state_ratio: float | None = None
 

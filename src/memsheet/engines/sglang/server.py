@@ -33,6 +33,7 @@ from memsheet.engines.sglang.lora import (
     lora_pool_host_bytes,
     lora_pool_items,
 )
+from memsheet.engines.sglang.options import sglang_options
 from memsheet.engines.sglang.own_modules import as_built
 from memsheet.engines.sglang.pool import Cell, cell_with_draft_count, draft_cell, pool_bytes, table_bytes
 from memsheet.engines.sglang.prefix import prefixed_layer
@@ -146,7 +147,8 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
     assert group.serving.max_sequences is not None
     loaded = loaded_items(part, group, grouped_tensors(part, plan), EVERY, WAYS)
     largest = minimum(
-        graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)),
+        sglang_options(plan).graph_sequences
+        or graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)),
         group.serving.max_sequences,
     )
     working = {

@@ -83,6 +83,10 @@ which takes 16 (v0.18.0 platforms/cuda.py:77, interface.py:427; v0.33.0
 v1/attention/backends/mla/flashattn_mla.py:49, flashinfer_mla.py:204, flashmla_sparse.py:165).
 """
 LONG = 32 * 1024
+OFFLINE, OFFLINE_LARGE = 8192, 16384
+"""max_num_batched_tokens of the class ``LLM`` (UsageContext.LLM_CLASS, v0.8.5 engine/arg_utils.py,
+_set_default_args_v1, v0.33.0 get_batch_defaults).
+"""
 V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
 """max_num_batched_tokens and max_num_seqs of V0 (v0.6.4.post1 engine/arg_utils.py:996, :123,
 config.py:1110-1118).
@@ -98,7 +102,7 @@ def vllm_serve_defaults(
     release = release_of(request.get("engine_version"))
     length = request.get("serving.max_model_len") or request.get("seq_len") or 0
     return {
-        "serving.max_sequences": _default_max_sequences(release, device), "serving.max_batched_tokens": _default_batched_tokens(release, device, length),
+        "serving.max_sequences": _default_max_sequences(release, device), "serving.max_batched_tokens": _default_batched_tokens(release, device, length, offline=bool(request.get("serving.offline_inference"))),
         "serving.page_tokens": _latent_block(release, device, sparse=sparse) if latent else BLOCK, "serving.memory_fraction": release.memory_fraction,
     }  # fmt: skip
 
@@ -128,9 +132,11 @@ def _default_max_sequences(release: Release, device: Device | None) -> int:
     return 1024 if _is_large_card(release, device) else V0_SEQUENCES
 
 
-def _default_batched_tokens(release: Release, device: Device | None, length: int) -> int:
+def _default_batched_tokens(release: Release, device: Device | None, length: int, *, offline: bool) -> int:
     if not release.chunked:
         return V0_CHUNK if length > LONG else max(length, V0_BATCH)
+    if offline:
+        return OFFLINE_LARGE if _is_large_card(release, device) else OFFLINE
     if device is not None and release.since >= (0, 30) and device.framework_bytes >= LARGEST_CARD:
         return 16384
     return 8192 if _is_large_card(release, device) else 2048
@@ -245,7 +251,7 @@ ENGINE = server_engine(
     ),
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens", "serving.dispatch",
-        "serving.shared_prefix_tokens",
+        "serving.shared_prefix_tokens", "serving.offline_inference",
         "serving.fully_sharded_loras", *SERVED_ADAPTERS,
     }),
     splits_experts_over_tp=True,

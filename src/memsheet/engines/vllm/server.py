@@ -22,6 +22,7 @@ from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
+from memsheet.engines.vllm.online import unquantized_items
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.pictures import deepstack_items, layer_embedding_items
 from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak, unpacked_tokens
@@ -91,7 +92,8 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
             as_built(part, release_of(plan.engine_version)),
             ways_of(release_of(plan.engine_version)),
         )
-        held = loaded_items(built, plan, loaded_tensors(built, plan, ways), LOADED, ways)
+        tensors = loaded_tensors(built, plan, ways)
+        held = loaded_items(built, plan, tensors, LOADED, ways) + unquantized_items(built, plan, tensors)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_for(release_of(plan.engine_version), plan)
@@ -116,7 +118,8 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     vendor = cluster.device.vendor if cluster else None
     check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
     built = as_built(part, release)
-    loaded = loaded_items(built, plan, loaded_tensors(built, plan, WAYS), EVERY, ways_of(release))
+    held = loaded_tensors(built, plan, WAYS)
+    loaded = loaded_items(built, plan, held, EVERY, ways_of(release))
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
     loaded += [*deepstack_items(part, plan), *layer_embedding_items(part, plan, release)]
@@ -161,7 +164,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     )
     workspace = sum_byte_ranges(item.largest for item in outside if item.component is Component.WORKSPACES)
     return Stage(
-        items=tuple(tensors),
+        items=(*tensors, *unquantized_items(built, plan, held)),
         layout=layout_of(kinds_of(cached, plan, release), release),
         weights=weights,
         peak=peaks[Instant.PREFILL].total + workspace + sum_byte_ranges(item.largest for item in states),

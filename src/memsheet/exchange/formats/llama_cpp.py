@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -33,6 +34,20 @@ OF_DRAFT = DRAFT | {
 """A second model that drafts, and where it lies: weights, a cache and a compute buffer of its own."""
 CACHE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 """Types of the cache by the names of plans; blocks are a GGUF file's (``gguf:Q8_0``)."""
+_NAMED_ALIKE = (
+    "model", "model-url", "docker-repo", "hf-repo", "hf-file", "ctx-size", "swa-full", "flash-attn", "kv-offload", "no-host", "cache-type-k", "cache-type-v",
+    "rpc", "lazy-mode", "device", "override-tensor", "cpu-moe", "n-cpu-moe", "moe-cache-mib", "n-cpu-ffn", "n-gpu-layers", "split-mode", "tensor-split",
+    "main-gpu", "fit", "fit-target", "fit-ctx", "kv-unified", "kv-unified-per-slot", "pooling", "mmproj", "mmproj-url", "mmproj-auto", "mmproj-offload",
+    "image-min-tokens", "image-max-tokens", "mtmd-batch-max-tokens", "models-dir", "models-preset", "models-max", "backend-sampling", "spec-type",
+)  # fmt: skip
+VARIABLES = {f"LLAMA_ARG_{name.upper().replace('-', '_')}": f"--{name}" for name in _NAMED_ALIKE} | {
+    "LLAMA_ARG_BATCH": "--batch-size", "LLAMA_ARG_UBATCH": "--ubatch-size", "LLAMA_ARG_N_PARALLEL": "--parallel", "LLAMA_ARG_EMBEDDINGS": "--embedding",
+    "LLAMA_ARG_RERANKING": "--rerank", "LLAMA_ARG_SPEC_DRAFT_MODEL": "--model-draft", "LLAMA_ARG_MODEL_DRAFT": "--model-draft",
+    "LLAMA_ARG_SPEC_DRAFT_HF_REPO": "--hf-repo-draft", "LLAMA_ARG_N_GPU_LAYERS_DRAFT": "--spec-draft-ngl",
+}  # fmt: skip
+"""Variables for flags, which go before them (tools/server/README.md, "env:"); those of the processor and the
+server itself are not looked for.
+"""
 HOW = Command(
     model="--model", package="llama.cpp", image="ghcr.io/ggml-org/llama.cpp", partition="", dashed=False,
     launches=(("llama-server",), ("llama-cli",)),
@@ -51,6 +66,15 @@ HOW = Command(
         "-devd": "--spec-draft-device", "--device-draft": "--spec-draft-device", "-ctkd": "--spec-draft-type-k", "--cache-type-k-draft": "--spec-draft-type-k",
         "-ctvd": "--spec-draft-type-v", "--cache-type-v-draft": "--spec-draft-type-v", "--spec-draft-hf": "--hf-repo-draft", "-otd": "--override-tensor-draft",
         "-cmoed": "--cpu-moe-draft", "-ncmoed": "--n-cpu-moe-draft", "--draft": "--draft-max", "--draft-n": "--draft-max", "--draft-n-min": "--draft-min",
+        "-h": "--help", "--usage": "--help", "-cl": "--cache-list", "-C": "--cpu-mask", "-Cr": "--cpu-range", "-Cb": "--cpu-mask-batch", "-Crb": "--cpu-range-batch",
+        "--sampling-seq": "--sampler-seq", "--top-n-sigma": "--top-nsigma", "--typical-p": "--typical", "-l": "--logit-bias", "-j": "--json-schema",
+        "-jf": "--json-schema-file", "-bs": "--backend-sampling", "-lcs": "--lookup-cache-static", "-lcd": "--lookup-cache-dynamic",
+        "-cms": "--checkpoint-min-step", "-r": "--reverse-prompt", "-sp": "--special", "-mmdev": "--mmproj-device", "-ag": "--agent", "-no-ag": "--no-agent",
+        "-no-kvu": "--no-kv-unified", "-sps": "--slot-prompt-similarity", "-hfrd": "--hf-repo-draft", "-kvo": "--kv-offload", "--log-verbose": "--verbose",
+        "--log-verbosity": "--verbosity", "--webui-config": "--ui-config", "--webui-config-file": "--ui-config-file", "-td": "--threads-draft",
+        "-tbd": "--threads-batch-draft", "--spec-draft-threads": "--threads-draft", "--spec-draft-override-tensor": "--override-tensor-draft",
+        "--spec-draft-cpu-moe": "--cpu-moe-draft", "--spec-draft-n-cpu-moe": "--n-cpu-moe-draft", "--spec-draft-ncmoe": "--n-cpu-moe-draft",
+        "--draft-p-min": "--spec-draft-p-min", "--draft-p-split": "--spec-draft-p-split", "--no-mmproj": "--no-mmproj-auto",
         "-dr": "--docker-repo", "-f": "--file", "-sys": "--system-prompt", "-hft": "--hf-token", "-nr": "--no-repack",
     },
     switches=frozenset({
@@ -60,7 +84,8 @@ HOW = Command(
         "--log-prefix", "--log-timestamps", "--cache-prompt", "--cache-idle-slots", "--mmproj-auto", "--mmproj-offload", "--spm-infill", "--reuse-port",
         "--models-autoload", "--agent", "--backend-sampling", "--color", "--multiline-input", "--simple-io", "--single-turn",
     }),
-    words=frozenset({"--alias", "--api-key", "--hf-token", "--hf-repo", "--hf-file", "--tensor-split", "--model-draft", "--prompt"}),
+    words=frozenset({"--alias", "--api-key", "--hf-token", "--hf-repo", "--hf-file", "--tensor-split", "--model-draft", "--prompt", "--override-tensor"}),
+    variables=VARIABLES,
 )  # fmt: skip
 
 
@@ -75,9 +100,28 @@ def _parse_llama_command(text: str) -> Mapping[str, Any]:
         tagged = ":" in repository or "@" in repository
         found["--model"] = repository if tagged else f"{repository}:{types}"
         found.setdefault(PROJECTOR, not {"--mmproj", "--mmproj-url"} & found.keys())
+    if _all_experts_on_host(found.get("--override-tensor")):
+        found = {at: held for at, held in found.items() if at != "--override-tensor"} | {"--cpu-moe": True}
     if found["--model"] is None and isinstance(address := found.pop("--model-url", None), str):
         found["--model"] = address.rpartition("/")[2]
     return found
+
+
+_ANY_LAYER = re.compile(r"\(?(?:\[0-9\]|\\d)[+*]\)?")
+_EXPERTS = re.compile(r"(?:blk)?(?:ffn_(?:\((?P<which>[a-z_|]+)\))?)?_?exps(?:weight)?")
+_MATRICES = frozenset({"up", "down", "gate"})
+
+
+def _all_experts_on_host(override: Any) -> bool:
+    """Whether an override of buffers is the one that keeps the routed experts of every layer in host memory,
+    as --cpu-moe does (common/common.h, LLM_FFN_EXPS_REGEX): a pattern with nothing but wild cards around the
+    experts' names. Others stay open.
+    """
+    pattern, _, buffer = str(override or "").rpartition("=")
+    bare = re.sub(r"[\\.*+^$]", "", _ANY_LAYER.sub("", pattern))
+    found = _EXPERTS.fullmatch(bare) if buffer == "CPU" else None
+    which = found["which"].split("|") if found and found["which"] else _MATRICES
+    return found is not None and _MATRICES.issubset(which)
 
 
 def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
@@ -180,16 +224,28 @@ api-key-file ssl-key-file ssl-cert-file chat-template-kwargs timeout sse-ping-in
 slot-save-path media-path jinja reasoning-format reasoning reasoning-effort reasoning-budget reasoning-budget-message reasoning-preserve
 chat-template chat-template-file prompt file interactive conversation color system-prompt single-turn multiline-input simple-io mmproj-auto
 lookup-cache-static lookup-cache-dynamic draft-max draft-min draft-p-min draft-p-split spec-type spec-ngram-size-n spec-ngram-size-m
-spec-ngram-min-hits spec-ngram-check-rate spec-draft-n-max spec-draft-n-min spec-draft-p-min spec-draft-p-split no-webui ctx-checkpoints checkpoint-min-step
+spec-ngram-min-hits spec-ngram-check-rate spec-draft-n-max spec-synth-len spec-synth-rates spec-draft-backend-sampling spec-draft-sampling
+spec-ngram-mod-n-min spec-ngram-mod-n-max spec-ngram-mod-n-match spec-ngram-simple-size-n spec-ngram-simple-size-m spec-ngram-simple-min-hits
+spec-ngram-map-k-size-n spec-ngram-map-k-size-m spec-ngram-map-k-min-hits spec-ngram-map-k4v-size-n spec-ngram-map-k4v-size-m
+spec-ngram-map-k4v-min-hits video-fps video-timestamp-interval video-ffmpeg-dir ui-mcp-proxy tools-runtime mcp-servers-config mcp-servers-json agent
+skip-chat-parsing prefill-assistant slot-prompt-similarity lora-init-without-apply sleep-idle-seconds log-prompts-dir models-autoload help version
+cache-list list-devices completion-bash logit-bias threads-draft threads-batch-draft cpu-mask-draft cpu-range-draft cpu-strict-draft prio-draft poll-draft
+cpu-mask-batch-draft cpu-strict-batch-draft prio-batch-draft poll-batch-draft spec-draft-n-min spec-draft-p-min spec-draft-p-split no-webui ctx-checkpoints checkpoint-min-step
 """
 """Of the processor, the host's memory, of sampling, the server and its logs: no byte of a GPU."""
+_REMOVED = "draft-max draft-min spec-ngram-size-n spec-ngram-size-m spec-ngram-min-hits"
+"""Flags at which this release's parser stops ("the argument has been removed")."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "kv-offload": (True,), "kv-unified": (True,), "split-mode": ("layer",), "tensor-split": (), "main-gpu": (0,), "device": (),
     "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "swa-full": (False,), "lora": (), "lora-scaled": (), "control-vector": (),
     "control-vector-scaled": (), "control-vector-layer-range": (), "mmproj": (False,), "mmproj-url": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),
-    "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,),
+    "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,), "mmproj-device": (),
     "image-min-tokens": (), "image-max-tokens": (), "mtmd-batch-max-tokens": (), "model-url": (), "no-host": (False,), "backend-sampling": (False,),
+    **dict.fromkeys((
+        "embd-gemma-default", "fim-qwen-3b-default", "fim-qwen-7b-default", "fim-qwen-7b-spec", "fim-qwen-14b-spec", "fim-qwen-30b-default",
+        "gpt-oss-20b-default", "gpt-oss-120b-default", "vision-gemma-4b-default", "vision-gemma-12b-default", "spec-default",
+    ), ()),
 }  # fmt: skip
 """With the values that are the sheet's."""
 
@@ -197,6 +253,6 @@ FORMAT = Format(
     name="llama.cpp", file="llama-server.sh", kind="shell", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"--model"}),
     beside=serving.BESIDE | OF_THE_FILE, differs={"@model": "a file of that model, in the plan's types"}, known=frozenset(f"--{name}" for name in _KNOWN.split()),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}},
-    taken=serving.variable_default_remarks, problems=_llama_plan_problems,
+    strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), taken=serving.variable_default_remarks, problems=_llama_plan_problems,
     weighed=OF_DRAFT, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
 )  # fmt: skip

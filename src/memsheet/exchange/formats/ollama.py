@@ -11,11 +11,16 @@ from typing import Any
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import BESIDE, parse_human_number
+from memsheet.units import GIB
 
 VERSION = "Ollama fb307609"
 RUNNER, CONTEXT = "api/types.go:586-595, Runner", "docs/context-length.mdx"
 LENGTH = "num_ctx"
 NO_LENGTH = "not said: 4,096 where all cards have less than 24 GiB, 32,768 below 48, 262,144 above"
+LENGTHS = ((47 * GIB, 262_144), (23 * GIB, 32_768), (0, 4_096))
+"""From so many bytes on: one GiB less than the documentation says, for what cards have less than their names
+(server/routes.go, Serve: defaultNumCtx).
+"""
 _INSTRUCTION = re.compile(
     r"(?P<word>FROM|PARAMETER|TEMPLATE|SYSTEM|ADAPTER|MESSAGE|LICENSE|REQUIRES)\s+(?P<rest>\S.*)",
     re.IGNORECASE,
@@ -62,6 +67,13 @@ def _layers_left_to_host(values: Values, _: Values) -> Iterable[Moved]:
         yield Moved(at="num_gpu", why=why, low_bytes=-EVERYTHING, high_bytes=0)
 
 
+def _length_by_cards(values: Values, total_bytes: int) -> Mapping[str, Any]:
+    """The context that the server takes by the memory of all cards, where nobody says one."""
+    if values.get(LENGTH) != NO_LENGTH:
+        return {}
+    return {"serving.max_model_len": next(tokens for least, tokens in LENGTHS if total_bytes >= least)}
+
+
 def _compose_modelfile(values: Values, _: Values) -> str:
     lines = [f"PARAMETER {name} {value}" for name, value in values.items() if name != "FROM"]
     return "\n".join([f"FROM ./{values['FROM']}", *lines, ""])
@@ -86,5 +98,5 @@ mirostat_tau num_thread num_keep tfs_z penalize_newline numa use_mmap use_mlock 
 FORMAT = Format(
     name="ollama", file="Modelfile", kind="text", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"FROM"}), beside=BESIDE | OF_THE_FILE | {"serving.logical_batch"}, differs={"@model": "a file of that model, in the plan's types"},
     known=frozenset(_KNOWN.split()), unmodelled={"ADAPTER": (), "main_gpu": (0,), "draft_num_predict": (0,)},
-    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_layers_left_to_host, compose=_compose_modelfile, parse=_parse_modelfile,
+    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_layers_left_to_host, by_cards=_length_by_cards, compose=_compose_modelfile, parse=_parse_modelfile,
 )  # fmt: skip

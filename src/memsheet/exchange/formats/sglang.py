@@ -155,6 +155,8 @@ KEYS = (
         back=serving.cache_back(("fp8_e4m3",)), source="model.py:197",
     ),
     Key(at="--page-size", says="serving.page_tokens", source="schedule.py:143"),
+    Key(at="--cuda-graph-max-bs", out=lambda _: None, back=lambda v, _: {"serving.graph_sequences": v}, source="v0.5.4.post3 server_args.py, cuda_graph_max_bs"),
+    Key(at="--cuda-graph-max-bs-decode", says="serving.graph_sequences", source="cuda_graph.py, cuda_graph_max_bs_decode"),
     Key(at="--max-mamba-cache-size", says="serving.state_slots", source="schedule.py:216"),
     Key(at="--mamba-full-memory-ratio", says="serving.state_ratio", source="schedule.py:220"),
     Key(
@@ -270,7 +272,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
         "swa-full-tokens-ratio", "disable-hybrid-swa-memory", "prefill-only-disable-kv-cache", "disable-overlap-schedule",
         "enable-mixed-chunk", "enable-hierarchical-cache", "enable-memory-saver",
         "decode-attention-backend", "prefill-attention-backend", "sampling-backend", "enable-fp32-lm-head", "cuda-graph-config",
-        "cuda-graph-backend-decode", "cuda-graph-backend-prefill", "cuda-graph-max-bs", "cuda-graph-max-bs-decode", "cuda-graph-max-bs-prefill",
+        "cuda-graph-backend-decode", "cuda-graph-backend-prefill", "cuda-graph-max-bs-prefill",
         "cuda-graph-bs", "cuda-graph-bs-decode", "cuda-graph-bs-prefill", "disable-prefill-cuda-graph", "disable-decode-cuda-graph",
         "disable-cuda-graph-padding", "enable-torch-compile", "torch-compile-max-bs", "enable-symm-mem", "enable-mscclpp",
         "moe-runner-backend", "deepep-mode", "ep-num-redundant-experts", "enable-eplb", "enable-two-batch-overlap", "enable-single-batch-overlap",

@@ -4,6 +4,7 @@ vllm/.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_releases import vllm_of
+from memsheet.exchange.shared.serve_script import OFFLINE_MODULE
 from memsheet.guard import parse_yaml
 
 VERSION = "vLLM 0.33.0"
@@ -33,9 +35,15 @@ READ = {
     "bitsandbytes": "nf4",
     "fp8_per_tensor": "fp8",
 }
+OFFLINE, V1 = "usage context", "VLLM_USE_V1"
+"""Places of what makes the engine where that is no server, and of the variable that chose the older engine
+until v0.11 (v0.8.5 envs.py).
+"""
+_PROGRAM = re.compile(r"\bvllm serve\b|\bvllm\.entrypoints\.[\w.]+")
 HOW = Command(
     model="--model", package="vllm", image="vllm/vllm-openai", partition=LAYERS, dashed=True,
-    launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"), ("python", "-m", "dynamo.vllm")),
+    launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"), ("python", "-m", "dynamo.vllm"), ("python", "-m", OFFLINE_MODULE)),
+    variables={V1: V1},
     aliases={
         **drafts.VLLM_ALIASES, "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-q": "--quantization",
         "-n": "--nnodes", "-r": "--node-rank", "-sc": "--speculative-config", "-cc": "--compilation-config", "-ac": "--attention-config",
@@ -56,6 +64,10 @@ def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     found = dict(
         drafts.expand_speculative_config(serving.parse_server_command(HOW, text, (key.at for key in KEYS)))
     )
+    found |= drafts.speculative_config_of_older_flags(found)
+    program = _PROGRAM.search(text) if found else None
+    if program is not None and program[0] == OFFLINE_MODULE:
+        found[OFFLINE] = "llm_class"
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     said = {at: value for at, value in found.items() if value != "auto"}
@@ -235,6 +247,7 @@ KEYS = (
     ),
     Key(at="--max-model-len", says="serving.max_model_len", decides=(-1,), source="engine/arg_utils.py:991, config/model.py:249"),
     Key(at="--max-num-seqs", says="serving.max_sequences", source="engine/arg_utils.py:1754, 2973"),
+    Key(at=OFFLINE, out=lambda _: None, back=lambda *_: {"serving.offline_inference": True}, source="usage/usage_lib.py, UsageContext"),
     Key(at="--max-num-batched-tokens", says="serving.max_batched_tokens", source="engine/arg_utils.py:1740, 2973"),
     Key(at=CHUNKED, out=lambda _: None, back=_read_chunked_prefill, source="engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args"),
     Key(at="--gpu-memory-utilization", says="serving.memory_fraction", source="engine/arg_utils.py:1389, config/cache.py:215"),
@@ -321,7 +334,7 @@ disable-mm-preprocessor-cache calculate-kv-scales max-num-partial-prefills max-l
 override-attention-dtype override-pooler-config override-neuron-config enable-lora-bias lora-extra-vocab-size long-lora-scaling-factors
 enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token enable-reasoning num-redundant-experts eplb-window-size eplb-step-interval
 eplb-log-balancedness enable-multimodal-encoder-data-parallel tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config
-qlora-adapter-name-or-path
+qlora-adapter-name-or-path speculative-model num-speculative-tokens speculative-draft-tensor-parallel-size ngram-prompt-lookup-max ngram-prompt-lookup-min
 """
 """Flags of releases from 0.6.4 on that this one's parser has not (engine/arg_utils.py of v0.6.4.post1,
 v0.8.5, v0.9.2, v0.12.0, v0.16.0).
@@ -330,7 +343,7 @@ v0.8.5, v0.9.2, v0.12.0, v0.16.0).
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
     known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
-    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
     absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
     problems=_vllm_plan_problems, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
 )  # fmt: skip

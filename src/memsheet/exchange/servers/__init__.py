@@ -12,6 +12,7 @@ from memsheet.exchange.servers.batch_tasks import batch_servers, task_servers
 from memsheet.exchange.servers.disaggregated import disaggregated_servers
 from memsheet.exchange.servers.dynamo import graph_servers
 from memsheet.exchange.servers.engine_harnesses import harness_servers
+from memsheet.exchange.servers.image_files import image_servers
 from memsheet.exchange.servers.llama_swap import swapped_servers
 from memsheet.exchange.servers.python_servers import python_servers
 from memsheet.exchange.servers.ray_serve import ray_servers
@@ -27,7 +28,7 @@ MOST_STARTED = 128
 """Servers of one file that are named."""
 Parse = Callable[[str, str], Any]
 KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
-    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, chart_servers, pod_servers, compose_servers, task_servers, batch_servers, swift_servers, harness_servers,
+    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, chart_servers, pod_servers, compose_servers, image_servers, task_servers, batch_servers, swift_servers, harness_servers,
 )  # fmt: skip
 """In the order in which a text is tried; one that is of no kind of theirs has none."""
 

@@ -27,7 +27,7 @@ from memsheet.exchange.servers.python_names import (
 from memsheet.exchange.servers.ray_serve import LOADING, engine_flag, llm_config_line, shell_word
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.notebook import NOTEBOOK
-from memsheet.exchange.shared.serve_script import LAUNCHES
+from memsheet.exchange.shared.serve_script import LAUNCHES, OFFLINE_MODULE
 
 MOST_TEXT, MOST_NODES = 2**15, 20_000
 MOST_SERVERS, MOST_LAUNCH = 64, 4
@@ -37,7 +37,8 @@ _SERVES = re.compile(
 )
 _TRAINS = re.compile(r"Trainer\b|\.backward\(|GRPOConfig|SFTConfig|optimizer\.step")
 _PINNED = re.compile(r"\b(?:vllm|sglang)==\d[\w.]{1,24}")
-OF_VLLM = ("LLM", "AsyncEngineArgs", "EngineArgs")
+OFFLINE_CLASS = "LLM"
+OF_VLLM = (OFFLINE_CLASS, "AsyncEngineArgs", "EngineArgs")
 OF_SGLANG = ("Engine", "Runtime")
 """Engines whose arguments are those of SGLang's server (sgl-project/sglang python/sglang/srt/entrypoints/
 engine.py, Engine: ServerArgs(**kwargs)).
@@ -81,7 +82,7 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                 if engine := _engine_called(called, modules):
                     around = (held for held in parameters if node.lineno in held[0])
                     _, given, more = [(range(0), {}, {}), *around][-1]
-                    made = _made_engine(node, {**known, **given}, engine)
+                    made = _made_engine(node, {**known, **given}, engine, offline=called == OFFLINE_CLASS)
                     told = assumptions_of(node, {**notes, **more}) if made else ()
                     yield from [replace(made, remarks=told)] if made else []
             case ast.List() | ast.Tuple():
@@ -106,7 +107,9 @@ def _engine_called(called: str, modules: Collection[str]) -> str:
     return "" if called not in OF_VLLM else "tensorrt-llm" if "tensorrt_llm" in modules else "vllm"
 
 
-def _made_engine(node: ast.Call, known: Mapping[str, Any], engine: str) -> NamedServer | None:
+def _made_engine(
+    node: ast.Call, known: Mapping[str, Any], engine: str, *, offline: bool
+) -> NamedServer | None:
     """An engine that a script makes, as the server of the same arguments."""
     given = call_keywords(node, known)
     named = given.pop("model_path" if engine == "sglang" else "model", OPEN)
@@ -119,7 +122,7 @@ def _made_engine(node: ast.Call, known: Mapping[str, Any], engine: str) -> Named
         told = shlex.quote(json.dumps(options, default=str))
         line = ["trtllm-serve", "serve", shlex.quote(model), "--override-engine-args", told, *more]
         return NamedServer(model, " ".join(line))
-    start = ["vllm", "serve", model]
+    start = ["python", "-m", OFFLINE_MODULE, "--model", model] if offline else ["vllm", "serve", model]
     if engine == "sglang":
         start = ["python", "-m", "sglang.launch_server", "--model-path", model]
         options = {at: value for at, value in options.items() if value is not False}  # it has no --no-…

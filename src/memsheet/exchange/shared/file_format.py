@@ -153,6 +153,9 @@ class Format:
     describes: Mapping[str, str] = field(
         default_factory=dict
     )  # keys that say the model's own sizes: layers, hidden, vocab
+    by_cards: Callable[[Values, int], Mapping[str, Any]] | None = (
+        None  # what the program takes by the bytes of all its cards together, where its files say nothing
+    )
     moves: Callable[[Values, Values], Iterable[Moved]] | None = (
         None  # bytes that known keys add to or take from the sheet
     )

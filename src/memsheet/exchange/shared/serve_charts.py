@@ -44,6 +44,11 @@ PARALLEL_OPTIONS = {
     "dataLocal": "--data-parallel-size-local", "expert": "--enable-expert-parallel",
 }  # fmt: skip
 """Keys of a service's ``parallelism`` by the server's flags."""
+RUNTIMES = frozenset({"ServingRuntime", "ClusterServingRuntime"})
+SERVED = "kserve-container"
+_MOUNTED = re.compile(r"(?<=^)/mnt/models(?=$)|(?<==)/mnt/models(?=$)")
+"""Where KServe puts the model that ``storageUri`` names (kserve/kserve aaac4e29 pkg/constants/constants.go,
+DefaultModelLocalMountPath)."""
 MORE_ARGS = "VLLM_ADDITIONAL_ARGS"
 
 
@@ -54,10 +59,10 @@ def chart_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> lis
     if not any(mark in text for mark in _MARKS):
         return []
     found: list[NamedServer] = []
-    for one in DOCUMENT_BREAK.split(text)[:MOST]:
-        tree = tree_of(parse, name, one)
-        if tree is not None:
-            found += [*_values_servers(tree), *_image_server(tree), *_service_servers(tree)]
+    trees = [tree for one in DOCUMENT_BREAK.split(text)[:MOST] if (tree := tree_of(parse, name, one))]
+    runtimes = {_name_of(tree): tree for tree in trees if tree.get("kind") in RUNTIMES}
+    for tree in trees:
+        found += [*_values_servers(tree), *_image_server(tree), *_service_servers(tree, runtimes)]
     return found
 
 
@@ -99,8 +104,50 @@ def _container_server(name: str, container: Mapping[str, Any]) -> NamedServer:
     return NamedServer(name, command_line(container), container_gpu_limit(container))
 
 
-def _service_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
-    spec, name = _mapping(tree.get("spec")), str(_mapping(tree.get("metadata")).get("name") or "service")
+def _name_of(tree: Mapping[str, Any]) -> str:
+    return str(_mapping(tree.get("metadata")).get("name") or "service")
+
+
+def _runtime_container(
+    service: str, held: Mapping[str, Any], runtimes: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """The container of the runtime that a predictor names, or of the only one of its format, with the
+    predictor's arguments behind its own and the model that is downloaded in its folder's place; empty where
+    the file has no such runtime.
+    """
+    wanted, form = held.get("runtime"), _mapping(held.get("modelFormat")).get("name")
+    serving = [
+        tree
+        for at, tree in runtimes.items()
+        if at == wanted
+        or (
+            wanted is None
+            and form
+            in [
+                _mapping(one).get("name")
+                for one in _sequence(_mapping(tree.get("spec")).get("supportedModelFormats"))
+            ]
+        )
+    ]
+    containers = [
+        _mapping(one)
+        for tree in serving[:1]
+        for one in _sequence(_mapping(tree.get("spec")).get("containers"))
+    ]
+    own = next((one for one in containers if one.get("name") == SERVED), containers[0] if containers else {})
+    uri = str(held.get("storageUri") or "").removeprefix("hf://")
+    args = [*scalar_list(own.get("args")), *scalar_list(held.get("args"))]
+    put = {word: re.sub(_MOUNTED, uri, str(word)) if uri else str(word) for word in args}
+    return {
+        **own, "args": [put[word].replace("{{.Name}}", service) for word in args],
+        "env": [*_sequence(own.get("env")), *_sequence(held.get("env"))], "resources": held.get("resources") or own.get("resources"),
+    } if own else {}  # fmt: skip
+
+
+def _service_servers(
+    tree: Mapping[str, Any], runtimes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[NamedServer]:
+    spec, name = _mapping(tree.get("spec")), _name_of(tree)
     match tree.get("kind"):
         case "LLMInferenceService":
             held = _mapping(spec.get("model"))
@@ -121,6 +168,10 @@ def _service_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
                 yield _container_server(name, {**own, "command": command})
         case "InferenceService":
             held = _mapping(_mapping(spec.get("predictor")).get("model"))
+            container = _runtime_container(name, held, runtimes)
+            if container and starts_a_server(command_line(container)):
+                yield _container_server(name, container)
+                return
             args = [str(word) for word in scalar_list(held.get("args"))]
             named = [
                 word.partition("=")[2] for word in args if word.startswith(("--model_id=", "--model-id="))

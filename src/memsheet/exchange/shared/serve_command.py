@@ -23,6 +23,10 @@ SWITCHES = tuple(
 )
 """How flags begin that take no value in either engine."""
 GIVEN = "given"
+TRUE = frozenset({"1", "on", "true", "enabled", "yes"})
+"""Values of a variable that switch on what its flag does (ggml-org/llama.cpp 00dc8057 tools/server/README.md,
+boolean options).
+"""
 ALL_CARDS = "all"
 """Ranks of tensor parallelism where a command is made for as many cards as there are."""
 _CACHED = re.compile(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
@@ -76,42 +80,84 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
     ``weighed``: flags with bytes. Of those, one that nobody set is ``UNSET``, and one that is at its
     variable's default is named beside.
     """
+    weighed = frozenset(weighed)
     found: dict[str, Any] = {}
-    known, before, launches = around.Variables(), list[str](), 0
+    left: dict[str, str] = {}
+    known, before, others = around.Variables(), list[str](), list[str]()
     for words in (part for line in around.script_lines(text) for part in around.split_line_commands(line)):
         known.learn(words)
+        known.learn(around.slurm_variables(known.filled(words, defaults=True)))
         filled = known.filled(words, defaults=True)
-        launches += around.server_flags_index(filled, around.LAUNCHES, around.ALONE) is not None
+        unnamed = around.server_flags_index(filled, around.LAUNCHES, around.ALONE) is None
         if how.model in found:
+            others += [] if unnamed else [_shortened_launch(filled)]
             continue
         before += filled
         for word in filled:
             name, _, value = word.partition("=")
             if name and value and name in (how.partition, ALLOCATOR, OLDER, *how.variables):
                 found[ALLOCATOR if name == OLDER else name] = value
+        left |= _defaulted_variables(how, known.filled(words, defaults=False) if how.variables else ())
+        named = _environment_model(how, found) if unnamed else []
+        filled += named
         start = around.server_flags_index(filled, how.launches, (how.image,))
-        if start is not None:
+        if start is None:
+            others += [] if unnamed else [_shortened_launch(filled)]
+        else:
             version = around.pinned_release(how.package, before)
-            said = _resolve_launch_flags(how, words, known, filled[start:], frozenset(weighed))
+            said = _resolve_launch_flags(how, [*words, *named], known, filled[start:], weighed)
             told = _environment_flags(how, found)
+            open_ones = [f"{at} {held}" for at, held in left.items() if at not in said and at in weighed]
             found = {
                 **found,
                 **({around.VERSION: version} if version else {}),
                 how.model: None,
                 **told,
+                **({around.OPEN: ", ".join(open_ones)} if open_ones else {}),
                 **said,
             }
-    more = {around.OTHERS: f"1 of {launches} read"} if how.model in found and launches > 1 else {}
+    more = {around.OTHERS: around.unread_servers(others)} if others else {}
     return {**found, **more} if how.model in found else {}
+
+
+LONGEST_SHOWN = 60
+"""Characters of a further server's command that are shown."""
+
+
+def _shortened_launch(words: list[str]) -> str:
+    """A further server's command by its first words."""
+    start = around.server_flags_index(words, around.LAUNCHES, around.ALONE) or 0
+    shown = [word.rpartition("/")[2] if at < start else word for at, word in enumerate(words)]
+    first = max(0, start - 3) if "-m" in words[max(0, start - 3) : start] else max(0, start - 2)
+    last = start + 2 if words[start : start + 1] and _is_flag(words[start]) else start + 1
+    return " ".join(shown[first:last])[:LONGEST_SHOWN]
+
+
+def _environment_model(how: Command, found: Mapping[str, Any]) -> list[str]:
+    """The flag by which the environment names the model, as a command without one has it."""
+    named = ([flag, str(found[name])] for name, flag in how.variables.items() if name in found)
+    return next((words for words in named if words[0] in around.NAMES_A_MODEL), [])
 
 
 def _environment_flags(how: Command, found: dict[str, Any]) -> dict[str, Any]:
     """The flags that the environment says, taken out of what was found before the launch."""
     told = {flag: found.pop(name) for name, flag in how.variables.items() if name in found}
-    return {
-        flag: held if flag == how.model or flag in how.words else parse_human_number(held)
-        for flag, held in told.items()
-    }
+    return {flag: _environment_value(how, flag, held) for flag, held in told.items()}
+
+
+def _defaulted_variables(how: Command, words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Flags that the environment says by a variable that whoever starts the server may set."""
+    for name, _, value in (word.partition("=") for word in words):
+        if name in how.variables and any(usual for _, usual in around.unset_variables(value)):
+            yield how.variables[name], value
+
+
+def _environment_value(how: Command, flag: str, held: str) -> Any:
+    if around.has_unset_placeholder(held) and flag != how.model:
+        return UNSET
+    if flag == how.model or flag in how.words:
+        return held
+    return held.lower() in TRUE if flag in how.switches else parse_human_number(held)
 
 
 def _resolve_launch_flags(

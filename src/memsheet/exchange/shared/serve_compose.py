@@ -86,7 +86,7 @@ def _service_env_entries(value: Any) -> Iterator[dict[str, Any]]:
         else ()
     )
     for name, held in pairs:
-        if "$" not in str(held):
+        if held is not None:
             yield {"name": str(name), "value": held}
 
 

@@ -62,6 +62,26 @@ def expand_speculative_config(values: Values) -> Mapping[str, Any]:
     return {**{at: held for at, held in values.items() if at != CONFIG}, **named}
 
 
+OLDER_FLAGS = {
+    "--speculative-model": f"{CONFIG}.model",
+    "--num-speculative-tokens": f"{CONFIG}.num_speculative_tokens",
+    "--speculative-draft-tensor-parallel-size": f"{CONFIG}.draft_tensor_parallel_size",
+}
+"""Flags that said the object's parts one by one (v0.7.3 engine/arg_utils.py; v0.9.2 has the object alone)."""
+NGRAM_WORD = "[ngram]"
+"""The model's name that asked for no model (v0.7.3 config.py, SpeculativeConfig)."""
+
+
+def speculative_config_of_older_flags(values: Values) -> Mapping[str, Any]:
+    """The object's parts of the flags that said them before, where no object says them."""
+    if "--speculative-model" not in values or any(at.startswith(CONFIG) for at in values):
+        return {}
+    told = {part: values[at] for at, part in OLDER_FLAGS.items() if at in values}
+    if told[f"{CONFIG}.model"] == NGRAM_WORD:
+        return {**told, f"{CONFIG}.model": None, f"{CONFIG}.method": "ngram"}
+    return told
+
+
 def collapse_speculative_config(values: Values) -> Mapping[str, Any]:
     """And back: one flag with an object in it."""
     parts = {

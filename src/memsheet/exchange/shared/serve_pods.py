@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ KINDS = frozenset(
 """Kinds whose containers are of the core pod template (kubernetes.io/docs/concepts/workloads), or hold such
 ones (LeaderWorkerSet, JobSet, KServe, Ray, Argo).
 """
+CONFIG_MAP = "ConfigMap"
 JOBS = frozenset({"PyTorchJob", "TrainJob"})
 """Kinds that have formats of their own."""
 MOST, MOST_NAMED = 16, 120
@@ -50,9 +51,10 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
     if "apiVersion" not in text or "kind" not in text:
         return []
     found, seen, foreign, jobs = list[NamedServer](), list[str](), list[str](), False
-    for one in DOCUMENT_BREAK.split(text)[:MOST]:
-        tree = tree_of(parse, name, one)
-        if tree is None or "apiVersion" not in tree or "kind" not in tree:
+    trees = [tree for one in DOCUMENT_BREAK.split(text)[:MOST] if (tree := tree_of(parse, name, one))]
+    maps = config_maps(trees)
+    for tree in trees:
+        if "apiVersion" not in tree or "kind" not in tree:
             continue
         kind = str(tree["kind"])
         jobs = jobs or kind in JOBS
@@ -62,7 +64,7 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
         seen.append(kind)
         found += [
             NamedServer(_object_name(tree), line, gpus := container_gpu_limit(held), together=gpus is None)
-            for held in _pod_containers(tree)
+            for held in (with_config_values(one, maps) for one in _pod_containers(tree))
             if (line := command_line(held)) and starts_a_server(line)
         ]
     if found:
@@ -80,6 +82,46 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
             "file", name, f"is {_indefinite_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known
         )
     return []
+
+
+def config_maps(trees: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """ConfigMaps of a file by their names: what they hold by key."""
+    return {
+        _object_name(tree): tree["data"]
+        for tree in trees
+        if tree.get("kind") == CONFIG_MAP and isinstance(tree.get("data"), Mapping)
+    }
+
+
+def with_config_values(
+    container: Mapping[str, Any], maps: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """A container with the variables that it takes of ConfigMaps among its own, which go before them
+    (kubernetes.io/docs/tasks/configure-pod-container/configure-pod-configmap).
+    """
+    if not maps:
+        return container
+    found: dict[str, Mapping[str, Any]] = {}
+    for one in _mappings(container.get("envFrom")):
+        held = maps.get(str(_inner(one, "configMapRef").get("name")), {})
+        before = str(one.get("prefix") or "")
+        found |= {f"{before}{at}": {"name": f"{before}{at}", "value": value} for at, value in held.items()}
+    for one in _mappings(container.get("env")):
+        key = _inner(one.get("valueFrom"), "configMapKeyRef")
+        held = maps.get(str(key.get("name")), {})
+        told = held.get(str(key.get("key")))
+        name = str(one.get("name"))
+        found[name] = {"name": name, "value": told} if told is not None else one
+    return {**container, "env": [*found.values()]}
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    yield from (one for one in value if isinstance(one, Mapping)) if isinstance(value, list) else ()
+
+
+def _inner(tree: Any, key: str) -> Mapping[str, Any]:
+    held = tree.get(key) if isinstance(tree, Mapping) else None
+    return held if isinstance(held, Mapping) else {}
 
 
 def _object_name(tree: Mapping[str, Any]) -> str:
@@ -115,14 +157,14 @@ def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | No
     in it.
     """
     words = [str(word) for key in ("command", "args") for word in scalar_list(container.get(key))]
-    image, plain = (
-        str(container.get("image") or ""),
-        [f"{key}={value}" for key, value in _container_env_pairs(container)],
-    )
+    image, as_word = str(container.get("image") or ""), quoted or _quoted_word
+    plain = [
+        f"{key}={as_word(value) or shlex.quote(value)}" for key, value in _container_env_pairs(container)
+    ]
     versions = ((package, pinned_release(package, [image])) for package in IMAGES)
     before = "\n".join(
         [
-            *(f"export {shlex.quote(one)}" for one in plain),
+            *(f"export {one}" for one in plain),
             *(f": {package}=={told}" for package, told in versions if told),
         ]
     )
@@ -133,7 +175,7 @@ def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | No
         and words[1].endswith("c")
     ):
         return f"{before}\n" + "\n".join(words[2:])
-    told = " ".join((quoted or _quoted_word)(word) or "''" for word in words)
+    told = " ".join(as_word(word) or "''" for word in words)
     alone = named_image(image) in ALONE and not scalar_list(container.get("command"))
     return f"{before}\n{shlex.quote(image)} {told}" if alone else f"{before}\n{told}"
 

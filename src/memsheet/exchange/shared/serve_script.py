@@ -25,15 +25,22 @@ VERSION, OTHERS, OPEN, MORE = "version", "commands", "variables", "further argum
 """Places of a command's values that are no flags: the engine's version, how many commands were read,
 variables, what a variable holds.
 """
+OFFLINE_MODULE = "vllm.entrypoints.llm"
+"""Where vLLM's class ``LLM`` is: stands for a script that makes one."""
 LAUNCHES = (
-    ("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
+    ("vllm", "serve"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
     ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("text-generation-launcher",), ("python", "-m", "dynamo.vllm"),
     ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
 _BUILD = re.compile(r"(?:-[0-9a-z]+)?(?:\.exe)?")
+_CARDS_OF_NODE = re.compile(
+    r"--(?:gres|gpus-per-node)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(?P<cards>\d{1,4})(?![\w.])"
+)
 MOST_ARGUMENTS = 256
+MOST_SHOWN = 4
+"""Servers that are not read and are named."""
 OLDER_NAMES = {"server": "llama-server", "main": "llama-cli"}
 """Names of programs before ggml-org/llama.cpp 1c641e6a, which gave all of them a prefix."""
 SHELLS = ("bash", "sh")
@@ -207,6 +214,20 @@ def unset_variables(text: str) -> list[tuple[str, str]]:
         (found[1] or found[4], (found[3] or "") if found[2] != "?" else "")
         for found in _VARIABLE.finditer(text)
     ]
+
+
+def slurm_variables(options: Iterable[str]) -> list[str]:
+    """Variables that Slurm gives a job by the options that it is started with, as assignments (sbatch(1),
+    OUTPUT ENVIRONMENT VARIABLES: SLURM_GPUS_ON_NODE).
+    """
+    cards = [told["cards"] for one in options if (told := _CARDS_OF_NODE.search(one))]
+    return [f"SLURM_GPUS_ON_NODE={cards[-1]}"] if cards else []
+
+
+def unread_servers(others: Sequence[str]) -> str:
+    """How many of a file's servers are read, which is the first, and the others by what starts them."""
+    shown = ", ".join(dict.fromkeys(others[:MOST_SHOWN]))
+    return f"1 of {len(others) + 1} read; not read: {shown}{' …' if len(others) > MOST_SHOWN else ''}"
 
 
 def has_unset_placeholder(text: object) -> bool:

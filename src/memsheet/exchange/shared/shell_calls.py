@@ -24,7 +24,7 @@ _ONE = re.compile(r"\$(?:(?P<bare>[1-9])|\{(?P<name>[1-9]\d?)(?P<rest>[^\w{}][^{
 _STARTED = re.compile(
     r"(?:^|(?<=[;&|({])|(?<=\bdo)|(?<=\b(?:then|else)))"
     r"(?P<before>[ \t]*(?:(?:\w+=[^\s\"'`$();&|]*|exec|time|nohup)[ \t]+)*)"
-    r"(?:(?P<shell>bash|sh|zsh|source|\.)[ \t]+(?:-[a-z]+[ \t]+)*)?"
+    r"(?:(?:bash|sh|zsh)[ \t]+(?:-[a-z]+[ \t]+)*)?"
     r"(?P<script>[\w./${}\"-]*\w\.(?:sh|bash))\"?"
     r"(?P<words>(?:[ \t](?:[^\n\\;&|]|>&|&>|\\.|\\\n)*)?)(?=$|[;&|])",
     re.MULTILINE,
@@ -88,7 +88,7 @@ def _gives_names(body: Body) -> bool:
 
 
 def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str:
-    """A script with those that it starts (``bash run.sh --flags``, ``source env.sh``) as functions of it.
+    """A script with those that it starts (``bash run.sh --flags``) as functions of it.
     ``text_of``: a script's text by the name that it is started by, where it lies beside.
     """
     made: dict[str, str] = {}
@@ -107,9 +107,8 @@ def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str
             made[name] = ""  # a script that starts itself is not followed into itself
             made[name] = _STARTED.sub(lambda inner: call(inner, depth + 1), held)
         exported = "".join(f"export {one}\n" for one in found["before"].split() if "=" in one)
-        own = ' "$@"' if found["shell"] in ("source", ".") and not found["words"].strip() else found["words"]
         space = found["before"][: -len(found["before"].lstrip()) or None]
-        return f"{space}{exported}{name}{own}"
+        return f"{space}{exported}{name}{found['words']}"
 
     called = _STARTED.sub(lambda found: call(found, 0), text)
     functions = "".join(f"{name}() {{\n{held}\n}}\n" for name, held in made.items())

@@ -11,10 +11,10 @@ from memsheet.exchange.shared.file_format import Key, Values
 
 ACCOUNTING = "accounting"
 """The place of a server's name among the values of its files."""
-SMALL, STAND_IN_ENGINE = "cache_share", "vLLM"
-SURE_SHARE = 0.8
-"""Of what is free, given to the cache: from here on the same share of the whole card leaves the cache less,
-by the share that is not given of the weights. A smaller one would leave the weights no room.
+STAND_IN_ENGINE = "vLLM"
+FREE_SHARE = "kv_cache_config.free_gpu_memory_fraction"
+"""The place of a share that is given to the cache of what is free beside weights and a batch
+(NVIDIA/TensorRT-LLM 00209af1 llmapi/llm_args.py, KvCacheConfig).
 """
 
 
@@ -30,17 +30,28 @@ def stand_in_row(engine: str = STAND_IN_ENGINE) -> Key:
     )
 
 
+SURE_SHARE = 0.8
+"""Of what is free: from here on the same share of the whole card is taken where no card is known. A smaller
+one would leave the weights no room.
+"""
+
+
 def cache_share(value: Any, _: Values) -> Mapping[str, Any]:
-    """A share of what is free as one of the card, where that is the smaller cache."""
+    """A share of what is free as one of the card, until a card says how much that is."""
     counted = isinstance(value, float) and SURE_SHARE <= value < 1
     return {"serving.memory_fraction": value} if counted else {}
 
 
-def small_share(value: Any) -> Mapping[str, Any]:
-    """A share that is not counted so, as a value beside."""
-    told = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < SURE_SHARE
-    return (
-        {SMALL: f"{value} of what is free (the sheet is of {STAND_IN_ENGINE}'s own share of the card)"}
-        if told
-        else {}
-    )
+def share_of_free(values: Values) -> float | None:
+    """The share of what is free that a server gives its cache; None where its files say none."""
+    share = values.get(FREE_SHARE) if ACCOUNTING in values else None
+    counted = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share < 1
+    return float(share) if counted and share is not None else None
+
+
+def share_of_card(share: float, total: int, requested: int, left: int) -> float:
+    """The same as a share of the card, by what lives beside the cache: of ``total`` bytes of a card,
+    ``requested`` leave the cache ``left``.
+    """
+    used = min(total, max(0, requested - left))
+    return (used + share * (total - used)) / total

@@ -165,6 +165,18 @@ def test_a_modelfile_is_llama_cpps_plan(source: str, name: str) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("gpus", "tokens"),
+    [("1xRTX3060", 4096), ("1xRTX4090", 32768), ("2xRTX3060", 32768), ("1xH100-80GB", 131072)],
+)
+def test_the_cards_decide_a_length_that_nobody_says(gpus: str, tokens: int, tmp_path: Path) -> None:
+    """Ollama server/routes.go, Serve: 4,096, 32,768 from 23 GiB on, 262,144 from 47, or the model's own."""
+    (tmp_path / "Modelfile").write_text("FROM llama3.2:1b\nTEMPLATE x\n")
+    answer = memsheet.check(tmp_path, gpus=gpus).answer
+    assert answer is not None
+    assert answer.plan.serving.max_model_len == tokens
+
+
 def test_a_length_that_the_cards_decide_leaves_the_verdict_open(tmp_path: Path) -> None:
     (tmp_path / "Modelfile").write_text("FROM llama3.2:1b\nTEMPLATE x\n")
     answer = memsheet.check(tmp_path, gpus="1xH100-80GB").answer
@@ -201,3 +213,56 @@ def test_code_that_imports_is_no_modelfile() -> None:
 def test_the_file_of_an_image_is_no_modelfile() -> None:
     with pytest.raises(InputError, match="not recognised"):
         said("FROM python:3.12\nRUN pip install vllm\nSYSTEM x\n", "Dockerfile")
+
+
+NAMED = {
+    "LLAMA_ARG_MODEL": "/models/Qwen3-8B-Q4_K_M.gguf", "LLAMA_ARG_CTX_SIZE": "8192", "LLAMA_ARG_N_GPU_LAYERS": "30", "LLAMA_ARG_N_PARALLEL": "2",
+    "LLAMA_ARG_CPU_MOE": "0",
+}  # fmt: skip
+OF_FLAGS = said("llama-server -m /models/Qwen3-8B-Q4_K_M.gguf -c 8192 -ngl 30 -np 2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(f"export {name}={value}" for name, value in NAMED.items()) + "\nllama-server --port 8080\n",
+        "docker run " + " ".join(f"-e {name}={value}" for name, value in NAMED.items()) + " ghcr.io/ggml-org/llama.cpp:server-cuda\n",
+        " ".join(f"{name}={value}" for name, value in NAMED.items()) + " ./build/bin/llama-server --host 0.0.0.0\n",
+    ],
+)  # fmt: skip
+def test_variables_say_what_flags_say(text: str) -> None:
+    assert said(text) == OF_FLAGS
+
+
+def test_a_flag_goes_before_its_variable() -> None:
+    text = "LLAMA_ARG_CTX_SIZE=4096 llama-server -m /models/Qwen3-8B-Q4_K_M.gguf -c 8192"
+    assert said(text)["serving.max_model_len"] == 8192
+
+
+def test_a_service_is_told_by_its_environment_and_its_defaults_are_open() -> None:
+    text = (
+        "services:\n  llama:\n    image: ghcr.io/ggml-org/llama.cpp:server-cuda\n    environment:\n"
+        "      LLAMA_ARG_MODEL: /models/Qwen3-8B-Q4_K_M.gguf\n      LLAMA_ARG_CTX_SIZE: ${LENGTH:-8192}\n"
+    )
+    found = read_text("compose.yaml", text, PARSERS)
+    assert found.request["serving.max_model_len"] == 8192
+    assert any("LENGTH" in str(value) for _, value in found.unmodelled)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["exps", ".ffn_.*_exps.", r"\.ffn_(up|down|gate)_exps\.", r"([0-9]+).ffn_.*_exps.", r"blk\.\d+\.ffn_.*_exps\.weight"],
+)  # fmt: skip
+def test_an_override_that_keeps_every_expert_on_the_host_is_that(pattern: str) -> None:
+    line = "llama-server -m Qwen3-30B-A3B-Q4_K_M.gguf -ngl 99 -c 8192 "
+    assert said(f"{line} -ot '{pattern}=CPU'") == said(f"{line} --cpu-moe")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [r"blk\.[0-9]\.ffn_.*_exps=CPU", ".ffn_up_exps.=CPU", "exps=CUDA1", "(1|3).ffn_.*_exps=CPU", "attn=CPU"],
+)
+def test_other_overrides_stay_open(override: str) -> None:
+    found = read_text("serve.sh", f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf -ot '{override}'", PARSERS)
+    assert dict(found.unmodelled)["--override-tensor"] == override
+    assert "serving.host_experts" not in found.request

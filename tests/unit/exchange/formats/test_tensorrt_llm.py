@@ -13,7 +13,7 @@ from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import asked_of, join_files
-from memsheet.exchange.shared.stand_in_server import ACCOUNTING, SMALL
+from memsheet.exchange.shared.stand_in_server import ACCOUNTING, share_of_card
 from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document
 from memsheet.questions.recognised_files import PARSERS
@@ -81,7 +81,26 @@ def test_options_of_a_file() -> None:
     assert (groups.request["mesh.attn_dp"], groups.request["serving.cuda_graphs"]) == (8, False)
     assert "serving.memory_fraction" not in groups.request
     assert dict(groups.unmodelled).keys() >= {"speculative_config", ACCOUNTING}
-    assert SMALL in dict(groups.unmodelled)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
+def test_a_share_of_what_is_free_leaves_that_to_the_cache(share: float, tmp_path: Path) -> None:
+    """llmapi/llm_args.py, KvCacheConfig: of the memory that is free, and not of the card."""
+    (tmp_path / "a.sh").write_text(
+        f"trtllm-serve {MODEL} --max_seq_len 4096 --kv_cache_free_gpu_memory_fraction {share}\n"
+    )
+    answer = memsheet.check(tmp_path / "a.sh", gpus="1xH100-80GB").answer
+    assert answer is not None
+    assert answer.serving
+    budget, total = answer.serving["budget"], answer.cluster.device.framework_bytes
+    kept = int(budget["kv_cache"].value)
+    used = budget["requested_bytes"] - kept
+    assert kept == pytest.approx(share * (total - used), rel=1e-3)
+
+
+def test_a_share_of_nothing_is_what_lives_beside() -> None:
+    assert share_of_card(0.5, 100, 60, 20) == pytest.approx(0.7)  # 40 beside, and half of 60
+    assert share_of_card(0.5, 100, 60, -80) == 1
 
 
 def test_a_command_and_the_file_it_names_are_one(tmp_path: Path) -> None:

@@ -180,3 +180,68 @@ def test_a_model_that_a_charts_command_names_is_the_model() -> None:
 def test_resources_of_kubernetes_are_no_task_of_skypilot(text: str) -> None:
     with pytest.raises(InputError, match="not recognised"):
         read_text("values.yaml", text, PARSERS)
+
+
+RUNTIME = """apiVersion: serving.kserve.io/v1alpha1
+kind: ServingRuntime
+metadata: {name: mine}
+spec:
+  supportedModelFormats: [{name: vLLM, autoSelect: true}]
+  containers:
+    - name: kserve-container
+      image: vllm/vllm-openai:v0.8.5
+      command: ["python", "-m", "vllm.entrypoints.openai.api_server"]
+      args: ["--port=8080", "--model=/mnt/models", "--served-model-name={{.Name}}"]
+---
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: qwen}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: vLLM}
+      %s
+      storageUri: hf://Qwen/Qwen3-8B
+      args: ["--max-model-len=8192"]
+      resources: {limits: {nvidia.com/gpu: 1}}
+"""
+
+
+@pytest.mark.parametrize("named", ["runtime: mine", ""])
+def test_a_predictor_is_served_by_the_runtime_beside_it(named: str) -> None:
+    found = read_text("isvc.yaml", RUNTIME % named, PARSERS)
+    assert found.request["@model"] == "Qwen/Qwen3-8B"
+    assert found.request["serving.max_model_len"] == 8192
+    assert found.request["engine_version"] == "0.8.5"
+
+
+FROM_MAP = "{name: %s, valueFrom: {configMapKeyRef: {name: settings, key: %s}}}"
+CONFIG_MAP = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {MODEL: Qwen/Qwen3-8B, LENGTH: "8192"}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: vllm}
+spec:
+  containers:
+    - name: vllm
+      image: vllm/vllm-openai:v0.10.2
+      args: ["--model", "$(MODEL)", "--max-model-len", "$(LENGTH)"]
+      %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "length"),
+    [
+        ("envFrom: [{configMapRef: {name: settings}}]", 8192),
+        ("envFrom: [{configMapRef: {name: settings}}]\n      env: [{name: LENGTH, value: '4096'}]", 4096),
+        (f"env: [{', '.join(FROM_MAP % (name, name) for name in ('MODEL', 'LENGTH'))}]", 8192),
+    ],
+)
+def test_variables_of_a_map_beside_a_pod_have_its_values(variables: str, length: int) -> None:
+    found = read_text("pod.yaml", CONFIG_MAP % variables, PARSERS)
+    assert found.request["@model"] == "Qwen/Qwen3-8B"
+    assert found.request["serving.max_model_len"] == length

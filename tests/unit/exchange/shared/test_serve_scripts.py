@@ -154,7 +154,9 @@ def test_a_second_server_is_no_sure_verdict(between: str, tmp_path: Path) -> Non
 
 def test_a_server_of_another_engine_counts() -> None:
     text = f"{SMALL} &\npython3 -m sglang.launch_server --model-path m\n"
-    assert dict(reading(text).unmodelled) == {around.OTHERS: "1 of 2 read"}
+    assert dict(reading(text).unmodelled) == {
+        around.OTHERS: "1 of 2 read; not read: python3 -m sglang.launch_server --model-path m"
+    }
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_a_stand_in_without_the_released_format_is_not_sure(tmp_path: Path) -> N
 def test_a_quantized_checkpoint_of_a_bundled_model_is_taken_by_its_name(tmp_path: Path) -> None:
     text = "vllm serve {} -tp 2 --max-model-len 32K"
     copy = checked(tmp_path, text.format("Qwen/Qwen2.5-72B-Instruct-AWQ"), gpus="2xH100-80GB")
-    meant = {"model": "qwen2.5-72b", "quantization.weights": "awq-int4"}
+    meant = {"model": "qwen2.5-72b-instruct", "quantization.weights": "awq-int4"}
     same = checked(tmp_path, text.format("Qwen/Qwen2.5-72B-Instruct-AWQ"), gpus="2xH100-80GB", **meant)
     assert copy.answer.verdict.device == same.answer.verdict.device
     assert (copy.result, copy.doubt) == (same.result, "")

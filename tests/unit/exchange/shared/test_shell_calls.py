@@ -30,7 +30,6 @@ CALLS = {
     "its own words": 'go() { bash started.sh --model a "$@"; }\ngo --b 2',
     "after another command": "cd . && bash ./started.sh --model a; echo done",
     "its folder": 'bash "$HERE"/started.sh --model a',
-    "sourced": "NPROC=4\nset -- --model a\nsource ./started.sh",
 }
 
 

@@ -328,3 +328,20 @@ def test_commands_that_send() -> None:
     assert (found["mesh.ep"], found["serving.dispatch"], found["serving.dp_dense"]) == (16, "deepep", True)
     found = reading("vllm serve m -dp 8 --enable-expert-parallel --all2all-backend deepep_high_throughput")
     assert (found["mesh.ep"], found["serving.dispatch"]) == (8, "deepep")
+
+
+def test_the_fraction_that_sglang_takes_is_of_the_largest_graph_that_is_asked_for() -> None:
+    """v0.5.23 arg_groups/memory_hook.py, reserve_for_graph_mb: 2 MiB a sequence, 3 more of each group, and
+    1.5 more of those from 300 on.
+    """
+    usual, small = served(attn_dp=8), served(attn_dp=8, graph_sequences=64)
+    kept = (2 + 3 * 8) * 64 - (2 + 4.5 * 8) * 512
+    total = usual.cluster.device.driver_bytes / 2**20
+    found = (usual.plan.cache.memory_fraction - small.plan.cache.memory_fraction) * total
+    assert found == pytest.approx(kept, abs=0.002 * total)
+
+
+def test_the_largest_graph_is_read() -> None:
+    line = "python -m sglang.launch_server --model-path m --cuda-graph-max-bs 64"
+    read = read_text("serve.sh", line, {"json": parse_json, "yaml": parse_yaml})
+    assert read.request["serving.graph_sequences"] == 64

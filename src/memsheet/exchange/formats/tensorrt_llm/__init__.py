@@ -27,7 +27,7 @@ from memsheet.guard import parse_yaml
 VERSION = "TensorRT-LLM 00209af1"
 SERVE, ARGS = "commands/serve.py, serve", "llmapi/llm_args.py"
 CONFIG, MOST_JSON = "extra_llm_api_options", 2**14
-SHARE = "kv_cache_config.free_gpu_memory_fraction"
+SHARE = beside.FREE_SHARE
 GROUPS = "enable_attention_dp"
 DRAFT = "speculative_config"
 METHOD, NONE = f"{DRAFT}.decoding_type", "none"
@@ -130,7 +130,7 @@ def _with_remarks(said: Mapping[str, Any]) -> dict[str, Any]:
     if values.get(GROUPS) is True and isinstance(method := values.get(METHOD), str):
         values = {at: held for at, held in values.items() if not at.startswith(f"{DRAFT}.")}
         values[DRAFT] = f"{method} beside {GROUPS}"
-    return {**values, beside.ACCOUNTING: "TensorRT-LLM", **beside.small_share(values.get(SHARE))}
+    return {**values, beside.ACCOUNTING: "TensorRT-LLM"}
 
 
 def _renamed_place(at: str) -> str:
@@ -228,7 +228,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     DRAFT: (), "context_parallel_size": (1,), "cp_config": (), "moe_cluster_parallel_size": (1, -1), "moe_config.load_balancer": (), "lora_config": (), "enable_lora": (False,),
     "kv_cache_config.max_tokens": (), "kv_cache_config.max_gpu_total_bytes": (), "kv_cache_config.max_attention_window": (),
     "kv_cache_config.sink_token_length": (), "kv_cache_config.use_uvm": (False,), "sparse_attention_config.algorithm": (),
-    "quant_config.kv_cache_quant_algo": (), beside.SMALL: (), "lora_config.max_lora_rank": (), "lora_config.lora_dir": (),
+    "quant_config.kv_cache_quant_algo": (), "lora_config.max_lora_rank": (), "lora_config.lora_dir": (),
     "lora_config.max_loras": (), "encoder_model": (), "peft_cache_config": (), "weight_streaming": (False,), "fast_build": (False,),
 }  # fmt: skip
 OWN = frozenset(
