@@ -39,6 +39,7 @@ from memsheet.questions.doubts_of_files import (
     length_doubt,
     may_fit,
     moved_bytes,
+    with_sure_changes,
     without_stand_in_log,
 )
 from memsheet.questions.files_on_disk import (
@@ -295,7 +296,7 @@ def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -
             doubt = both_doubts(doubt, unsaid)
     return Checked(
         reads=reads,
-        answer=without_stand_in_log(widen_verdict(answer, doubt), reads),
+        answer=with_sure_changes(without_stand_in_log(widen_verdict(answer, doubt), reads), moved),
         why_not=job.why_not,
         assumed=(
             *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),

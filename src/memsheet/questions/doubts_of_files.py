@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
+from memsheet.exchange.shared.colocated_server import CARD
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
@@ -51,6 +52,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@loss": answer.plan.loss.value,
         "@layers": answer.model.layers,
         "@towers": len(answer.model.towers),
+        CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(
@@ -64,6 +66,21 @@ def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> An
     if answer is None or not stands_in or not answer.serving:
         return answer
     return replace(answer, serving={at: held for at, held in answer.serving.items() if at != "start_up"})
+
+
+def with_sure_changes(answer: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:
+    """The answer with those changes alone that make the job fit with what its files hold beside the sheet,
+    too.
+    """
+    more = sum(one.high_bytes for one in moved)
+    if answer is None or answer.verdict is None or answer.cluster is None or more <= 0:
+        return answer
+    room, fix = answer.cluster.device.framework_low_bytes, answer.verdict.cheapest_fix
+    kept = fix if fix is not None and int(fix.device.high) + more <= room else None
+    ways = tuple(
+        way for way in answer.ways_to_fit if "gpus" in way.changes or int(way.device.high) + more <= room
+    )
+    return replace(answer, verdict=replace(answer.verdict, cheapest_fix=kept), ways_to_fit=ways)
 
 
 def may_fit(answer: Answer, doubt: Doubt) -> bool:
@@ -113,8 +130,22 @@ def doubt_of(
     case: Case,
 ) -> Doubt:
     """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit
-    into what is free.
+    into what is free; with the most that a GPU needs where the files hold more than the sheet.
     """
+    doubt = _reason_to_doubt(reads, answer, moved, given, case)
+    if not doubt.words or answer is None or answer.verdict is None:
+        return doubt
+    most = int(answer.verdict.device.high) + sum(one.high_bytes for one in moved)
+    return replace(doubt, most_bytes=max(doubt.most_bytes, most))
+
+
+def _reason_to_doubt(
+    reads: Mapping[str, Read],
+    answer: Answer | None,
+    moved: tuple[Moved, ...],
+    given: Mapping[str, Any],
+    case: Case,
+) -> Doubt:
     verdict = answer.verdict if answer else None
     if answer is None or verdict is None:
         return Doubt("")
@@ -165,7 +196,7 @@ def doubt_of(
         return Doubt(DTYPE_UNKNOWN, least)
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
     room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
-    if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
+    if more and verdict.result is not Result.DOES_NOT_FIT and int(verdict.device.high) + more > room:
         return Doubt(
             (
                 f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more "

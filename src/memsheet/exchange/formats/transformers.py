@@ -7,16 +7,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.trainer_script import (
     ASKS_CARD,
     BITS,
+    COLOCATED,
     DEFAULTS,
     LORA,
     SCRIPT,
     SFT_OWN,
     UNSAID,
+    WHOLE_TABLES,
     arguments_of,
 )
 from memsheet.exchange.shared.trainers import with_master
@@ -142,6 +145,25 @@ def _pieces_of_unsloth(asked: Values) -> Moved:
     )
 
 
+LEAST_OF_TABLE, MOST_OF_TABLE = 2 + 2, (4 + 2) + 4 + 8
+"""Bytes an element of a table that Unsloth trains whole: in the place of the frozen one, which goes to the
+host, with a gradient in sixteen bits and moments in eight; or as a copy in fp32 beside it, cast for products,
+with gradient and two moments in fp32 (unslothai/unsloth 0050c73 unsloth/models/llama.py,
+_offload_frozen_module_for_training).
+"""
+
+
+def _whole_tables_move(named: str, asked: Values) -> Moved:
+    table = asked["@vocab"] * asked["@hidden"]
+    why = f"Unsloth trains {named} whole, in copies of their own, not by adapters; the sheet is without"
+    return Moved(
+        at=f"{SCRIPT}.{WHOLE_TABLES}",
+        why=why,
+        low_bytes=LEAST_OF_TABLE * table,
+        high_bytes=(named.count(",") + 1) * MOST_OF_TABLE * table,
+    )
+
+
 WIDE_TENSORS = 6
 """Of a layer, at most, that are fp32 where its norms are: each of two norms keeps its input and what it
 scaled, and two sums pass along it. A bound.
@@ -165,8 +187,11 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and
     its gradient (sft_trainer.py:86, 99-114).
     """
+    yield from colocated_moves(f"{SCRIPT}.{COLOCATED}", values.get(f"{SCRIPT}.{COLOCATED}"), asked)
     if values.get(f"{SCRIPT}.prepared") is True:
         yield _kbit_upcast_move(asked)
+    if named := values.get(f"{SCRIPT}.{WHOLE_TABLES}"):
+        yield _whole_tables_move(str(named), asked)
     if values.get(f"{SCRIPT}.unsloth") is True:
         yield _pieces_of_unsloth(asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
@@ -252,6 +277,8 @@ KEYS = (
     ),
     Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
     Key(at=f"{SCRIPT}.{ASKS_CARD}", out=lambda _: None, back=lambda *_: {}, source="torch/cuda/__init__.py, is_bf16_supported"),
+    Key(at=f"{SCRIPT}.{COLOCATED}", out=lambda _: None, back=lambda *_: {}, source="huggingface/trl f2cd577 trl/trainer/grpo_config.py:646"),
+    Key(at=f"{SCRIPT}.{WHOLE_TABLES}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model"),
     Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=lambda *_: {}, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),
     Key(at=f"{SCRIPT}.offload", says="offload.activations", out=lambda _: None, source="unslothai/unsloth 015bdef unsloth/models/_utils.py:376"),
     Key(
