@@ -143,7 +143,17 @@ def check_configuration_files(
     def check_on(more: Mapping[str, Any]) -> Checked:
         return _check_job(files_read, model, {**question, **more}, flags, words)
 
-    return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus}))
+    return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus, **RANKS_OPEN}))
+
+
+RANKS_OPEN: Mapping[str, Any] = {"ranks_open": True}
+"""Of a question whose cards nobody named: how many there are is still open."""
+
+
+def _named_ranks(question: Mapping[str, Any]) -> Mapping[str, int]:
+    """The ranks that named cards are, which a file need not say again."""
+    count = None if question.get("ranks_open") else named_cards(str(question["gpus"] or "auto"))[0]
+    return dict.fromkeys(("@gpus", "@nodes", "@per_node"), count) if count else {}
 
 
 def _check_job(
@@ -178,7 +188,7 @@ def _check_job(
     kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
     if not kept and own and own != str(gpus):
         job = _account_on_own_cards(files_read.reads, job, own, {**planned, **flags})
-    checked = _judge_job(files_read, job, flags)
+    checked = _judge_job(files_read, job, {**flags, **_named_ranks(question)})
     return replace(
         checked,
         why_not=(*unreadable, *checked.why_not),

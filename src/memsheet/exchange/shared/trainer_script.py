@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_config import (
@@ -158,7 +159,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     }
     said = {key: value for key, value in said.items() if key not in OURS}
     taken = flags_in_call(module, call_node(module, last))
-    said |= {at: flag.default for at, flag in taken.items() if at in said}
+    taken = {at: flag for at, flag in taken.items() if said.get(at) in (UNSET, flag.default)}
+    said |= {at: flag.default for at, flag in taken.items()}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
@@ -256,7 +258,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
             **from_pretrained_keys(found),
         }
     if trained is None:
-        return {}
+        return built_model_keys(module)
     initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
     return {
         "dtype": "float32",
@@ -269,9 +271,13 @@ def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, 
     """A model's name, where the text says it; and the flag that it is the default of, if it is one's."""
     at = next((at for at in places if at in call), None)
     name = call[at] if at is not None else None
-    if at is None or not isinstance(name, str) or name == UNSET:
+    if at is None or not isinstance(name, str):
         return {}
     flag = flags_in_call(module, call_node(module, call)).get(at)
+    if name == UNSET and flag is not None and isinstance(flag.default, str):
+        name = flag.default
+    if name == UNSET:
+        return {}
     return {"model": name, **({MODEL_FLAG: flag} if flag is not None and flag.default == name else {})}
 
 
