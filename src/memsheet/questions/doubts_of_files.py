@@ -24,6 +24,7 @@ from memsheet.exchange.verdict_doubts import (
     says_sequences_alone,
     stored_as,
 )
+from memsheet.formulas.states.params import tower_tensors
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
     likely_served,
@@ -52,6 +53,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@loss": answer.plan.loss.value,
         "@layers": answer.model.layers,
         "@towers": len(answer.model.towers),
+        "@tower_parameters": sum(weight.elements * times for _, weight, times in tower_tensors(answer.model)),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}

@@ -2,7 +2,7 @@
 (``LlamaForCausalLM(LlamaConfig(hidden_size=768))``), or by another model's configuration with sizes of its
 own (``AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("gpt2", n_layer=6))``).
 
-``run_clm.py`` says the same in flags (huggingface/transformers v5.3.0
+transformers' example of causal language modelling says the same in flags (huggingface/transformers v5.3.0
 examples/pytorch/language-modeling/run_clm.py, ModelArguments: model_type, config_name, config_overrides).
 """
 
@@ -88,7 +88,7 @@ def _builds(module: Module) -> Iterator[tuple[Tree, Tree]]:
 
 
 def built_config(values: Values, script: str) -> Mapping[str, Any] | None:
-    """The configuration that a script or ``run_clm.py``'s flags build a model of; None where they build none,
+    """The configuration that a script or the example's flags build a model of; None where they build none,
     or of a model that is not bundled.
     """
     place = f"{script}.{BUILT}."

@@ -98,7 +98,8 @@ def test_fields_of_a_dataclass_are_what_its_instance_says(tmp_path: Path) -> Non
 def test_rows_of_sequence_to_sequence_scripts(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "python run_summarization.py --model_name_or_path google-t5/t5-small --do_train "
-        "--max_source_length 512 --max_target_length 128 --per_device_train_batch_size 4 --predict_with_generate --output_dir o\n"
+        "--max_source_length 512 --max_target_length 128 --per_device_train_batch_size 4 "
+        "--predict_with_generate --output_dir o\n"
     )
     found = memsheet.check(tmp_path / "run.sh", gpus="1xA100-80GB")
     assert found.answer is not None
