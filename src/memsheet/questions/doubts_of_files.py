@@ -4,6 +4,7 @@ sure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from memsheet.exchange.verdict_doubts import (
     stored_as,
 )
 from memsheet.formulas.states.params import tower_tensors
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
     likely_served,
@@ -38,6 +40,8 @@ from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.sized_models import BY_SIZE
 from memsheet.sheet import STATES, Component, Instant
 
+TOWER = re.compile(r"visual|vision|audio|projector", re.IGNORECASE)
+"""In the path of what belongs to a tower, in the library's classes of models that see or hear."""
 NOT_MODELLED = "the files set what the sheet does not hold"
 
 
@@ -53,13 +57,19 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@loss": answer.plan.loss.value,
         "@layers": answer.model.layers,
         "@towers": len(answer.model.towers),
-        "@tower_parameters": sum(weight.elements * times for _, weight, times in tower_tensors(answer.model)),
+        "@tower_parameters": _tower_parameters(answer.model),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(
         moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked)
     )
+
+
+def _tower_parameters(model: ModelSpec) -> int:
+    """Parameters of towers, whether a sheet has them as such or as tensors beside the language model."""
+    beside = (weight.elements * weight.copies for weight in model.extras if TOWER.search(weight.path))
+    return sum(weight.elements * times for _, weight, times in tower_tensors(model)) + sum(beside)
 
 
 def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> Answer | None:
