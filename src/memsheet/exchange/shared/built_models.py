@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET, Values
@@ -32,14 +31,16 @@ SIZES = frozenset((
 """Arguments of configurations on which bytes depend (transformers 5.23.0 configuration_*.py)."""
 
 
-@cache
-def _types_by_class() -> Mapping[str, str]:
-    """Model types by the class of their configuration: the same letters, without signs (``GPTNeoXConfig``,
-    gpt_neox).
-    """
-    from memsheet.readers.registry import FAMILIES
-
-    return {f"{name.replace('_', '')}config": name for name in FAMILIES}
+TYPES: Mapping[str, str] = {
+    "GPT2": "gpt2", "GPTNeoX": "gpt_neox", "GPTJ": "gptj", "GPTBigCode": "gpt_bigcode", "OPT": "opt", "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral",
+    "Qwen2": "qwen2", "Qwen2Moe": "qwen2_moe", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe", "Gemma": "gemma", "Gemma2": "gemma2", "Gemma3Text": "gemma3_text", "Phi": "phi",
+    "Phi3": "phi3", "Falcon": "falcon", "Bloom": "bloom", "Olmo": "olmo", "Olmo2": "olmo2", "Cohere": "cohere", "Granite": "granite", "StableLm": "stablelm",
+    "Starcoder2": "starcoder2", "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "GptOss": "gpt_oss", "Mamba": "mamba", "Mamba2": "mamba2",
+    "Bert": "bert", "Roberta": "roberta", "T5": "t5", "Bart": "bart", "SmolLM3": "smollm3",
+}  # fmt: skip
+"""Model types by the class of their configuration (transformers 5.23.0 models/*/configuration_*.py,
+model_type).
+"""
 
 
 def built_model_keys(module: Module) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def built_model_keys(module: Module) -> dict[str, Any]:
     loaded = CONFIG_LOADS.search(str(config[CLASS])) is not None
     if loaded and not isinstance(base, str):
         return {}
-    model = _types_by_class().get(str(config[CLASS]).rpartition(".")[2].lower())
+    model = TYPES.get(str(config[CLASS]).rpartition(".")[2].removesuffix("Config"))
     if not loaded and model is None:
         return {}
     made = (
@@ -101,7 +102,7 @@ def built_config(values: Values, script: str) -> Mapping[str, Any] | None:
     ):
         own = {TYPE: values[TYPE], **overrides_of(values.get("config_overrides"))}
     if TYPE in own:
-        return own if own[TYPE] in _types_by_class().values() else None
+        return own if own[TYPE] in TYPES.values() else None
     if BASE not in own:
         return None
     from memsheet.catalog.names import bundled_entry
