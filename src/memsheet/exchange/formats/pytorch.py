@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, built_config
+from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
@@ -154,7 +154,7 @@ FORMAT = Format(
     program_known=lambda _: False, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
     refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED,
     unmodelled={
-        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
+        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (),
     },
     known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*"},

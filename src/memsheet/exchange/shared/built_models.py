@@ -20,7 +20,25 @@ from memsheet.exchange.shared.python_values import CLASS, CONFIG_LOADS
 
 BUILT, BASE, TYPE, OPEN_SIZES = "built", "base", "model_type", "open_sizes"
 """Under ``script``: the configuration, and sizes in it that the text does not say."""
-BUILDS = re.compile(r"^[A-Z]\w*(?:LMHeadModel|For(?:CausalLM|MaskedLM|ConditionalGeneration)|Model)$")
+BUILDS = re.compile(r"^(?:GPT|[A-Z]\w*(?:LMHeadModel|For(?:CausalLM|MaskedLM|ConditionalGeneration)|Model))$")
+NANO, NANO_SIZES = (
+    "GPTConfig",
+    {
+        "block_size": "n_positions",
+        "n_layer": "n_layer",
+        "n_head": "n_head",
+        "n_embd": "n_embd",
+        "vocab_size": "vocab_size",
+    },
+)
+NANO_USUAL = {"vocab_size": 50304}
+"""A GPT-2 of a script's own, with a vocabulary that is rounded up, by the library's words (karpathy/nanoGPT
+model.py, GPTConfig).
+"""
+OWN_CODE, OF_LIBRARY = (
+    "own_code",
+    "activations are of the script's own layers, and the sheet is of the library's",
+)
 FROM_CONFIG = ("from_config", "_from_config")
 SIZES = frozenset((
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "n_embd", "n_layer",
@@ -32,7 +50,7 @@ SIZES = frozenset((
 
 
 TYPES: Mapping[str, str] = {
-    "GPT2": "gpt2", "GPTNeoX": "gpt_neox", "GPTJ": "gptj", "GPTBigCode": "gpt_bigcode", "OPT": "opt", "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral",
+    "GPT": "gpt2", "GPT2": "gpt2", "GPTNeoX": "gpt_neox", "GPTJ": "gptj", "GPTBigCode": "gpt_bigcode", "OPT": "opt", "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral",
     "Qwen2": "qwen2", "Qwen2Moe": "qwen2_moe", "Qwen3": "qwen3", "Qwen3Moe": "qwen3_moe", "Gemma": "gemma", "Gemma2": "gemma2", "Gemma3Text": "gemma3_text", "Phi": "phi",
     "Phi3": "phi3", "Falcon": "falcon", "Bloom": "bloom", "Olmo": "olmo", "Olmo2": "olmo2", "Cohere": "cohere", "Granite": "granite", "StableLm": "stablelm",
     "Starcoder2": "starcoder2", "DeepseekV2": "deepseek_v2", "DeepseekV3": "deepseek_v3", "GptOss": "gpt_oss", "Mamba": "mamba", "Mamba2": "mamba2",
@@ -51,6 +69,8 @@ def built_model_keys(module: Module) -> dict[str, Any]:
     call, config = next(_builds(module), ({}, None))
     if config is None:
         return {}
+    if config[CLASS] == NANO:
+        config = {NANO_SIZES.get(at, at): held for at, held in config.items()}
     said = {at: held for at, held in config.items() if at in SIZES}
     asked = {at: held for at, held in said.items() if held != UNSET and held is not None}
     still = sorted(at for at, held in said.items() if held == UNSET)
@@ -61,6 +81,8 @@ def built_model_keys(module: Module) -> dict[str, Any]:
     model = TYPES.get(str(config[CLASS]).rpartition(".")[2].removesuffix("Config"))
     if not loaded and model is None:
         return {}
+    if config[CLASS] == NANO:
+        asked = {**NANO_USUAL, **asked}
     made = (
         {"model": base}
         if loaded and not asked
@@ -71,6 +93,7 @@ def built_model_keys(module: Module) -> dict[str, Any]:
     return {
         **made,
         **({OPEN_SIZES: ", ".join(still)} if still else {}),
+        **({OWN_CODE: OF_LIBRARY} if config[CLASS] == NANO else {}),
         **({"dtype": "float32"} if direct else {}),
         **({"dtype": str(dtype).removeprefix("torch.")} if isinstance(dtype, str) else {}),
         **({"attention": call["attn_implementation"]} if "attn_implementation" in call else {}),

@@ -104,3 +104,19 @@ def test_rows_of_sequence_to_sequence_scripts(tmp_path: Path) -> None:
     found = memsheet.check(tmp_path / "run.sh", gpus="1xA100-80GB")
     assert found.answer is not None
     assert (found.answer.plan.training.seq_len, found.doubt) == (512, "")
+
+
+def test_a_gpt_of_the_scripts_own_has_a_sheet_of_the_librarys(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom model import GPT, GPTConfig  # or GPT.from_pretrained\n"
+        "n_layer, block_size, batch_size = 6, 256, 64\n"
+        "sizes = dict(n_layer=n_layer, n_head=6, n_embd=384, block_size=block_size)\n"
+        "model = GPT(GPTConfig(**sizes))\nfor x, y in loader:\n    _, loss = model(x, y)\n"
+        "    loss.backward()\n"
+    )
+    found = memsheet.check(tmp_path / "train.py", gpus="1xA100-40GB")
+    assert found.answer is not None
+    plan, model = found.answer.plan, found.answer.model
+    assert (model.layers, model.hidden, model.vocab) == (6, 384, 50304)
+    assert (plan.training.microbatch, plan.training.seq_len) == (64, 256)
+    assert "own_code" in found.doubt
