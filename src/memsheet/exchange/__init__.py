@@ -89,6 +89,12 @@ MOST_SCRIPT = 2**15
 """Characters of a script that are read; a longer one is refused, for what stands at its end counts as well.
 """
 MOST_COMMENT = 300
+TRAINING = re.compile(
+    r"^[^#\n]*\b(?:swift\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)|accelerate\s+launch)\s",
+    re.MULTILINE,
+)
+"""A training that a file starts beside a server, whose sheet it then has."""
+TRAINS_TOO = ("training_beside", "(the file starts a training, too, which the server's sheet is without)")
 Parser = Callable[[str, str], Any]
 
 
@@ -252,6 +258,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
     script, first = joined_script(tuple(own) or servers), (own or servers)[0]
     found = given_to(_recognise_format(name, plain_script(script).text, parsers), first.gpus, first.at)
     others = ((OTHERS, f"1 of {len(servers)} read"),) if own and first.together and len(servers) > 1 else ()
+    others = (*others, *([TRAINS_TOO] if TRAINING.search(text) else ()))
     return replace(found, unmodelled=(*found.unmodelled, *others), assumed=(*found.assumed, *first.remarks))
 
 

@@ -75,6 +75,7 @@ ADDING = frozenset(
     {
         "freeze_vision_tower",
         "own_code",
+        "training_beside",
         "roles",
         "method",
         "accounting",
