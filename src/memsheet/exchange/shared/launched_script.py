@@ -190,10 +190,15 @@ def filled_commands(text: str) -> Iterator[list[str]]:
         yield list(_unpacked_words(known.filled(words, defaults=True)))[:MOST]
 
 
+ASSIGNED = re.compile(r"^\s*(?:[A-Z_][A-Z0-9_]{0,63}=[^\s'\"]{0,200}\s+){1,8}")
+"""Variables that stand before a command."""
+
+
 def _unpacked_words(words: Sequence[str]) -> Iterator[str]:
     """Words of a command, and of the command that one of them holds as a text."""
     for word in words:
-        first = word.split(None, 1)[0].rpartition("/")[2] if " " in word.strip() else ""
+        bare = ASSIGNED.sub("", word)
+        first = bare.split(None, 1)[0].rpartition("/")[2] if " " in bare.strip() else ""
         try:
             yield from shlex.split(word) if first in STARTERS else (word,)
         except ValueError:

@@ -79,3 +79,14 @@ def test_trls_command_with_a_configuration_that_it_brings_along(tmp_path: Path) 
     command = "trl sft --config recipes/job.yaml --accelerate_config zero3 --num_processes 2"
     plan = checked(tmp_path, command, RECIPE, "2xA100-80GB").plan
     assert (plan.engine, plan.zero, plan.mesh.dp_shard) == ("deepspeed", 3, 2)
+
+
+def test_a_launcher_and_a_command_that_variables_hold(tmp_path: Path) -> None:
+    command = (
+        "MODEL=job\nCONFIG=recipes/$MODEL.yaml\n"
+        'export LAUNCHER="ACCELERATE_LOG_LEVEL=info accelerate launch \\\n'
+        '    --num_processes 2 "\nexport CMD="src/own/sft.py --config $CONFIG"\n'
+        'srun bash -c "$LAUNCHER $CMD"'
+    )
+    found = checked(tmp_path, command, RECIPE, "2xA100-80GB")
+    assert (found.model.name, found.plan.training.microbatch) == ("qwen2.5-0.5b", 2)
