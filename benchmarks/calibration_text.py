@@ -14,8 +14,8 @@ NAMES = {
 }  # fmt: skip
 MEANING = (
     f"A range is to hold the truth {NOMINAL:.0%} of the time. width: of the range, as a share of what was "
-    "measured, the median; score: the mean interval score, the width and twenty times what is missed. Less is "
-    "better."
+    "measured, the median; score: the mean interval score, the width and twenty times what is missed. "
+    "Less is better."
 )
 
 

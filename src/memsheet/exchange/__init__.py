@@ -91,6 +91,12 @@ MOST_SCRIPT = 2**15
 """Characters of a script that are read; a longer one is refused, for what stands at its end counts as well.
 """
 MOST_COMMENT = 300
+TRAINING = re.compile(
+    r"^[^#\n]*\b(?:swift\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)|accelerate\s+launch)\s",
+    re.MULTILINE,
+)
+"""A training that a file starts beside a server, whose sheet it then has."""
+TRAINS_TOO = ("training_beside", "(the file starts a training, too, which the server's sheet is without)")
 Parser = Callable[[str, str], Any]
 
 
@@ -258,6 +264,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
         if own and first.together and len(servers) > 1
         else ()
     )
+    others = (*others, *([TRAINS_TOO] if TRAINING.search(text) else ()))
     return replace(found, unmodelled=(*found.unmodelled, *others), assumed=(*found.assumed, *first.remarks))
 
 

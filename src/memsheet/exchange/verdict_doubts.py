@@ -37,6 +37,17 @@ AUTO_LENGTH = "--max-model-len"
 v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is sure.
 """
 
+LESSENING = re.compile(
+    r"liger_(?:rope|rms_norm|rms_norm_gated|layer_norm|swiglu|glu_activation|cross_entropy)$"
+    r"|enable_liger_kernel\b|freeze_language_model$"
+)
+"""Kernels of Liger's, which keep and pass no more than what they stand for: norms keep their input and a
+number a row, the gated product its two inputs, rotary embeddings and the gradient of logits are made in place
+(linkedin/Liger-Kernel src/liger_kernel/ops/rms_norm.py, swiglu.py, rope.py, cross_entropy.py). A
+model of which a part is frozen holds no more than one that trains whole. What fits without them fits with
+them.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
@@ -196,7 +207,7 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
             yield f"{at} {value}: {BY_WHICH[result]}"
         elif value == UNSET and not _is_flag_given(read, at, given):
             yield f"{at} {UNSET}{_flag_hint(read, at)}"
-        elif value != UNSET and not (at == AUTO_LENGTH and result is Result.FITS):
+        elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
             yield f"{at} {value}"
 
 

@@ -41,6 +41,7 @@ from memsheet.questions.doubts_of_files import (
     length_doubt,
     may_fit,
     moved_bytes,
+    with_sure_changes,
     without_stand_in_log,
 )
 from memsheet.questions.files_on_disk import (
@@ -146,7 +147,17 @@ def check_configuration_files(
     def check_on(more: Mapping[str, Any]) -> Checked:
         return _check_job(files_read, model, {**question, **more}, flags, words)
 
-    return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus}))
+    return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus, **RANKS_OPEN}))
+
+
+RANKS_OPEN: Mapping[str, Any] = {"ranks_open": True}
+"""Of a question whose cards nobody named: how many there are is still open."""
+
+
+def _named_ranks(question: Mapping[str, Any]) -> Mapping[str, int]:
+    """The ranks that named cards are, which a file need not say again."""
+    count = None if question.get("ranks_open") else named_cards(str(question["gpus"] or "auto"))[0]
+    return dict.fromkeys(("@gpus", "@nodes", "@per_node"), count) if count else {}
 
 
 def _check_job(
@@ -183,7 +194,7 @@ def _check_job(
     kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
     if not kept and own and own != str(gpus):
         job = _account_on_own_cards(files_read.reads, job, own, {**planned, **flags})
-    checked = _judge_job(files_read, job, flags)
+    checked = _judge_job(files_read, job, {**flags, **_named_ranks(question)})
     return replace(
         checked,
         why_not=(*unreadable, *checked.why_not),
@@ -319,7 +330,7 @@ def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -
             doubt = both_doubts(doubt, unsaid)
     return Checked(
         reads=reads,
-        answer=without_stand_in_log(widen_verdict(answer, doubt), reads),
+        answer=with_sure_changes(without_stand_in_log(widen_verdict(answer, doubt), reads), moved),
         why_not=job.why_not,
         assumed=(
             *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),

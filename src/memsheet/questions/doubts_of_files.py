@@ -4,6 +4,7 @@ sure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
+from memsheet.exchange.shared.colocated_server import CARD
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
@@ -24,6 +26,8 @@ from memsheet.exchange.verdict_doubts import (
     says_sequences_alone,
     stored_as,
 )
+from memsheet.formulas.states.params import tower_tensors
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
     likely_served,
@@ -38,6 +42,8 @@ from memsheet.questions.sized_models import BY_SIZE
 from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Component, Instant
 
+TOWER = re.compile(r"visual|vision|audio|projector", re.IGNORECASE)
+"""In the path of what belongs to a tower, in the library's classes of models that see or hear."""
 NOT_MODELLED = "the files set what the sheet does not hold"
 
 
@@ -53,11 +59,19 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@loss": answer.plan.loss.value,
         "@layers": answer.model.layers,
         "@towers": len(answer.model.towers),
+        "@tower_parameters": _tower_parameters(answer.model),
+        CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(
         moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked)
     )
+
+
+def _tower_parameters(model: ModelSpec) -> int:
+    """Parameters of towers, whether a sheet has them as such or as tensors beside the language model."""
+    beside = (weight.elements * weight.copies for weight in model.extras if TOWER.search(weight.path))
+    return sum(weight.elements * times for _, weight, times in tower_tensors(model)) + sum(beside)
 
 
 def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> Answer | None:
@@ -66,6 +80,21 @@ def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> An
     if answer is None or not stands_in or not answer.serving:
         return answer
     return replace(answer, serving={at: held for at, held in answer.serving.items() if at != "start_up"})
+
+
+def with_sure_changes(answer: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:
+    """The answer with those changes alone that make the job fit with what its files hold beside the sheet,
+    too.
+    """
+    more = sum(one.high_bytes for one in moved)
+    if answer is None or answer.verdict is None or answer.cluster is None or more <= 0:
+        return answer
+    room, fix = answer.cluster.device.framework_low_bytes, answer.verdict.cheapest_fix
+    kept = fix if fix is not None and int(fix.device.high) + more <= room else None
+    ways = tuple(
+        way for way in answer.ways_to_fit if "gpus" in way.changes or int(way.device.high) + more <= room
+    )
+    return replace(answer, verdict=replace(answer.verdict, cheapest_fix=kept), ways_to_fit=ways)
 
 
 def may_fit(answer: Answer, doubt: Doubt) -> bool:
@@ -115,8 +144,22 @@ def doubt_of(
     case: Case,
 ) -> Doubt:
     """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit
-    into what is free.
+    into what is free; with the most that a GPU needs where the files hold more than the sheet.
     """
+    doubt = _reason_to_doubt(reads, answer, moved, given, case)
+    if not doubt.words or answer is None or answer.verdict is None:
+        return doubt
+    most = int(answer.verdict.device.high) + sum(one.high_bytes for one in moved)
+    return replace(doubt, most_bytes=max(doubt.most_bytes, most))
+
+
+def _reason_to_doubt(
+    reads: Mapping[str, Read],
+    answer: Answer | None,
+    moved: tuple[Moved, ...],
+    given: Mapping[str, Any],
+    case: Case,
+) -> Doubt:
     verdict = answer.verdict if answer else None
     if answer is None or verdict is None:
         return Doubt("")
@@ -169,7 +212,7 @@ def doubt_of(
         return Doubt(DTYPE_UNKNOWN, least)
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
     room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
-    if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
+    if more and verdict.result is not Result.DOES_NOT_FIT and int(verdict.device.high) + more > room:
         return Doubt(
             (
                 f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more "

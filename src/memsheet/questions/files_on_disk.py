@@ -112,7 +112,7 @@ def adjacent_file_texts(
     found: dict[str, str] = {}
     for name in absent_files(reads):
         beside = ((folder, folder / Path(name).name) for folder in folders)
-        for home, path in (*_named_places(name, folders), *beside):
+        for home, path in (*_named_places(name, folders), *_tail_places(name, folders), *beside):
             if not is_file(path) or str(path) in texts:  # a name that no file can have has no place either
                 continue
             if _lies_within(path, (home, *folders)):
@@ -136,6 +136,15 @@ def _named_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Pa
         for home in (whole, *whole.parents)[:MOST_UP]:
             if (home.name,) == first:
                 yield home, home.parent / name
+
+
+def _tail_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    """Where a file may lie whose first folders are another machine's, or a variable's
+    (``$ROOT/recipes/a.yaml``): the longest end of its name first, of two parts at least.
+    """
+    parts = Path(name).parts[-MOST_UP:]
+    for first in range(1, len(parts) - 1):
+        yield from ((folder, folder.joinpath(*parts[first:])) for folder in folders)
 
 
 def with_variables_beside(

@@ -385,3 +385,16 @@ def test_a_word_beside_a_file_means_what_it_does_to_the_files_engine(stage: int,
     others = memsheet.check(tmp_path / "fsdp.yaml", model="llama-3.2-1b", **{**given, "gpus": "16xA100-40GB"})
     assert others.answer is not None, others.why_not
     assert others.answer.plan.offload.parameters
+
+
+@pytest.mark.parametrize("switch", ["liger_rope", "liger_rms_norm", "liger_glu_activation"])
+def test_kernels_that_only_save_leave_a_job_that_fits_sure(tmp_path: Path, switch: str) -> None:
+    (tmp_path / "a.yml").write_text(
+        f"base_model: NousResearch/Llama-3.2-1B\nsequence_len: 512\nmicro_batch_size: 1\n{switch}: true\n"
+        "gradient_accumulation_steps: 1\noptimizer: adamw_torch_fused\nbf16: true\nflash_attention: true\n"
+    )
+    fits, not_sure = (memsheet.check(tmp_path / "a.yml", gpus=f"1x{card}") for card in ("H100-80GB", "10GiB"))
+    assert fits.answer is not None
+    assert fits.answer.verdict is not None
+    assert (fits.answer.verdict.result.value, fits.doubt) == ("fits", "")
+    assert switch in not_sure.doubt

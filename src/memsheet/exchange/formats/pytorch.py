@@ -5,12 +5,13 @@ some script with flags that no format has: those are read by their names (``shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
+from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
@@ -140,13 +141,22 @@ KEYS = (
 )  # fmt: skip
 
 
+def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
+    """What the configuration inside moves, and what preparing a quantized model casts."""
+    yield from inside_moves(DEEPSPEED)(values, asked)
+    if TRANSFORMERS.moves is not None and not _generates(values):
+        prepared = {at: held for at, held in values.items() if at == f"{SCRIPT}.prepared"}
+        yield from TRANSFORMERS.moves(prepared, asked)
+
+
 FORMAT = Format(
     name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values,
     program_known=lambda _: False, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
-    refers=(f"{LOOP}.deepspeed_file",), moves=inside_moves(DEEPSPEED), weighed=INSIDE_WEIGHED,
+    refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED,
     unmodelled={
-        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
+        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (),
     },
-    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.deepspeed_file"},
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*"},
+    model=lambda values: built_config(values, SCRIPT),
 )  # fmt: skip

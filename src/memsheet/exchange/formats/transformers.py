@@ -7,16 +7,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
+from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.trainer_script import (
     ASKS_CARD,
     BITS,
+    COLOCATED,
     DEFAULTS,
     LORA,
     SCRIPT,
     SFT_OWN,
     UNSAID,
+    WHOLE_TABLES,
     arguments_of,
 )
 from memsheet.exchange.shared.trainers import with_master
@@ -142,6 +146,25 @@ def _pieces_of_unsloth(asked: Values) -> Moved:
     )
 
 
+LEAST_OF_TABLE, MOST_OF_TABLE = 2 + 2, (4 + 2) + 4 + 8
+"""Bytes an element of a table that Unsloth trains whole: in the place of the frozen one, which goes to the
+host, with a gradient in sixteen bits and moments in eight; or as a copy in fp32 beside it, cast for products,
+with gradient and two moments in fp32 (unslothai/unsloth 0050c73 unsloth/models/llama.py,
+_offload_frozen_module_for_training).
+"""
+
+
+def _whole_tables_move(named: str, asked: Values) -> Moved:
+    table = asked["@vocab"] * asked["@hidden"]
+    why = f"Unsloth trains {named} whole, in copies of their own, not by adapters; the sheet is without"
+    return Moved(
+        at=f"{SCRIPT}.{WHOLE_TABLES}",
+        why=why,
+        low_bytes=LEAST_OF_TABLE * table,
+        high_bytes=(named.count(",") + 1) * MOST_OF_TABLE * table,
+    )
+
+
 WIDE_TENSORS = 6
 """Of a layer, at most, that are fp32 where its norms are: each of two norms keeps its input and what it
 scaled, and two sums pass along it. A bound.
@@ -165,8 +188,11 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and
     its gradient (sft_trainer.py:86, 99-114).
     """
+    yield from colocated_moves(f"{SCRIPT}.{COLOCATED}", values.get(f"{SCRIPT}.{COLOCATED}"), asked)
     if values.get(f"{SCRIPT}.prepared") is True:
         yield _kbit_upcast_move(asked)
+    if named := values.get(f"{SCRIPT}.{WHOLE_TABLES}"):
+        yield _whole_tables_move(str(named), asked)
     if values.get(f"{SCRIPT}.unsloth") is True:
         yield _pieces_of_unsloth(asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
@@ -206,10 +232,18 @@ def _read_attn_implementation(value: Any, _: Values) -> Mapping[str, Any]:
 EXAMPLES = "huggingface/transformers v5.3.0 examples/pytorch/language-modeling/run_clm.py"
 KEYS = (
     Key(at="model_name_or_path", says="@model", out=lambda _: None, source=f"{EXAMPLES}, ModelArguments"),
+    Key(
+        at="config_name", out=lambda _: None, source=f"{EXAMPLES}, ModelArguments",
+        back=lambda v, values: {} if values.get("model_name_or_path") else {"@model": v},
+    ),
     Key(at="dtype", out=lambda _: None, back=read_model_dtype, source=f"{EXAMPLES}, ModelArguments"),
     Key(at="attn_implementation", out=lambda _: None, back=_read_attn_implementation, source=f"{EXAMPLES}, ModelArguments"),
     Key(at="block_size", says="seq_len", out=lambda _: None, source=f"{EXAMPLES}, DataTrainingArguments"),
     Key(at="max_seq_length", says="seq_len", out=lambda _: None, source="huggingface/transformers v5.3.0 examples/pytorch/text-classification/run_glue.py, DataTrainingArguments"),
+    Key(
+        at="max_source_length", out=lambda _: None, back=lambda v, _: {"seq_len": v, "?seq_len_kind": "maximum"},
+        source="huggingface/transformers v5.3.0 examples/pytorch/summarization/run_summarization.py, DataTrainingArguments: an answer is shorter",
+    ),
     Key(at="per_device_train_batch_size", says="microbatch", usual=own_default("trl", "per_device_train_batch_size"), source="training_args.py:777"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source="training_args.py:849"),
     _half_precision_row("bf16"),
@@ -252,6 +286,8 @@ KEYS = (
     ),
     Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
     Key(at=f"{SCRIPT}.{ASKS_CARD}", out=lambda _: None, back=lambda *_: {}, source="torch/cuda/__init__.py, is_bf16_supported"),
+    Key(at=f"{SCRIPT}.{COLOCATED}", out=lambda _: None, back=lambda *_: {}, source="huggingface/trl f2cd577 trl/trainer/grpo_config.py:646"),
+    Key(at=f"{SCRIPT}.{WHOLE_TABLES}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model"),
     Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=lambda *_: {}, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),
     Key(at=f"{SCRIPT}.offload", says="offload.activations", out=lambda _: None, source="unslothai/unsloth 015bdef unsloth/models/_utils.py:376"),
     Key(
@@ -333,7 +369,7 @@ FORMAT = Format(
     fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
     rename=_rename_trainer_key, also=_script_arguments,
-    refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
+    model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({
@@ -347,7 +383,7 @@ FORMAT = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
-        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
@@ -355,11 +391,11 @@ FORMAT = Format(
     known=frozenset({
         "dataset_name", "dataset_config", "dataset_config_name", "train_file", "validation_file", "validation_split_percentage", "max_train_samples",
         "max_eval_samples", "streaming", "keep_linebreaks", "overwrite_cache", "preprocessing_num_workers", "overwrite_output_dir", "tokenizer_name",
-        "use_fast_tokenizer", "model_revision", "trust_remote_code", "cache_dir", "task_name",  # of the examples' own dataclasses
+        "use_fast_tokenizer", "model_revision", "trust_remote_code", "cache_dir", "task_name", "max_target_length", "val_max_target_length", "source_prefix", "predict_with_generate", "pad_to_max_length", "num_beams", "ignore_pad_token_for_loss", "text_column", "summary_column", "source_lang", "target_lang", "forced_bos_token", "source_column", "target_column",  # of the examples' own dataclasses
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}", f"{SCRIPT}.{DEFAULTS}.*", *(
+        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}", f"{SCRIPT}.{DEFAULTS}.*", *(
             f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
         ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",

@@ -7,12 +7,13 @@ supervised fine-tuning keeps further models or several sequences, and is told by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
+from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.serve_command import dtype_out
@@ -260,7 +261,12 @@ def _not_accounted(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _trl_loss_moves(values: Values, asked: Values) -> Any:
+def _trl_moves(values: Values, asked: Values) -> Iterator[Moved]:
+    yield from colocated_moves(SHARE, trl_colocated_share(values), asked)
+    yield from _trl_loss_moves(values, asked)
+
+
+def _trl_loss_moves(values: Values, asked: Values) -> Iterable[Moved]:
     own = {
         **values,
         f"{SCRIPT}.loss_type": values.get("loss_type", "chunked_nll"),
@@ -283,7 +289,7 @@ FORMAT: Format = Format(
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split", "dataset_name",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
-    needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_trl_loss_moves,
+    needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_trl_moves,
     differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
     notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
     program_known=lambda values: keys_of_one_program(FORMAT, values), strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know

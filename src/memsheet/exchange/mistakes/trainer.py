@@ -80,12 +80,37 @@ def _large_evaluation(case: Case) -> Iterator[Found]:
             )
 
 
+ARGMAX = ("run_clm.py", "run_mlm.py", "run_fim.py", "run_clm_no_trainer.py", "run_mlm_no_trainer.py")
+"""Examples that reduce logits to words before they are kept (huggingface/transformers v5.3.0
+examples/pytorch/language-modeling/run_clm.py, preprocess_logits_for_metrics).
+"""
+
+
+def _keeps_no_logits(case: Case, name: str) -> bool:
+    """Whether an evaluation keeps no logits: the program is known to reduce them, or the script makes no
+    metrics of them.
+    """
+    text = case.texts.get(name, "")
+    script = name.endswith(".py") and "TrainingArguments(" in text
+    return (
+        name.endswith(ARGMAX)
+        or "preprocess_logits_for_metrics" in text
+        or (script and "compute_metrics" not in text)
+    )
+
+
 def _predictions_stay(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         kept = (
             values.get("prediction_loss_only") is not True and values.get("eval_accumulation_steps") is None
         )
-        if _runs_evaluation(values) and kept and values.get("batch_eval_metrics") is not True:
+        if (
+            _runs_evaluation(values)
+            and kept
+            and values.get("batch_eval_metrics") is not True
+            and values.get("predict_with_generate") is not True  # which keeps words (trainer_seq2seq.py)
+            and not _keeps_no_logits(case, name)
+        ):
             each = (
                 _logits_bytes(case, _eval_batch(values)) * 2 // 6
             )  # the model's own width, gathered from every rank

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.exchange.shared.launched_script import flags_of
+from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.shell_text import ShellScript
 

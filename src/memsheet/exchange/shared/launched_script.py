@@ -12,25 +12,28 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from memsheet.exchange.shared.config_commands import (
+    AXOLOTL,
+    AXOLOTL_MODULE,
+    FACTORY,
+    TUNE,
+    ConfigCommand,
+    axolotl_command,
+    factory_command,
+    trl_launcher_flags,
+    tune_command,
+)
 from memsheet.exchange.shared.evaluation_words import PLAIN, EvaluatedModel, model_arguments
-from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.serve_command import parse_human_number
+from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.exchange.shared.serve_script import (
     Variables,
-    has_unset_placeholder,
     script_lines,
     split_line_commands,
 )
 from memsheet.frozen import dataclass
 
 TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, TRL = "torchrun", "accelerate", "deepspeed", "python", "trl"
-FACTORY, FACTORY_FILE = "llamafactory-cli", "llamafactory-cli train"
-"""LLaMA-Factory's command, and where the YAML stands that it is given (hiyouga/LLaMA-Factory ff6d4d1
-src/llamafactory/launcher.py:55, hparams/parser.py, read_args: a file and then key=value over it, or flags).
-"""
 FACTORY_NAMES = (FACTORY, "lmf")
-PROCESSES = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"}
-"""Its variables for torchrun's flags (launcher.py:65-69)."""
 MODULES = {
     "torch.distributed.run": TORCHRUN, "torch.distributed.launch": TORCHRUN, "accelerate.commands.launch": ACCELERATE,
     "deepspeed.launcher.runner": DEEPSPEED, "accelerate.commands.accelerate_cli": ACCELERATE,
@@ -51,7 +54,8 @@ mason.py:122-126, 533-545: it multiplies accelerate's processes by its nodes).
 """
 COMMAND_LINE = re.compile(
     r"^\s*(?:\$ +|# +)?(?P<command>(?:\w+=\S* +)*"
-    r"(?:python3?|accelerate launch|torchrun|deepspeed|uv run|trl|llamafactory-cli)\s)",
+    r"(?:python3?|accelerate launch|torchrun|deepspeed|uv run|trl|llamafactory-cli|axolotl train|tune run)"
+    r"\s)",
     re.MULTILINE,
 )
 """How a line of prose begins that is a command."""
@@ -186,10 +190,15 @@ def filled_commands(text: str) -> Iterator[list[str]]:
         yield list(_unpacked_words(known.filled(words, defaults=True)))[:MOST]
 
 
+ASSIGNED = re.compile(r"^\s*(?:[A-Z_][A-Z0-9_]{0,63}=[^\s'\"]{0,200}\s+){1,8}")
+"""Variables that stand before a command."""
+
+
 def _unpacked_words(words: Sequence[str]) -> Iterator[str]:
     """Words of a command, and of the command that one of them holds as a text."""
     for word in words:
-        first = word.split(None, 1)[0].rpartition("/")[2] if " " in word.strip() else ""
+        bare = ASSIGNED.sub("", word)
+        first = bare.split(None, 1)[0].rpartition("/")[2] if " " in bare.strip() else ""
         try:
             yield from shlex.split(word) if first in STARTERS else (word,)
         except ValueError:
@@ -208,12 +217,16 @@ def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
             return TRL, at + 1
         if base in FACTORY_NAMES and then[:1] == ["train"]:
             return FACTORY, at + 1
+        if (base, *then[:1]) in ((AXOLOTL, "train"), (TUNE, "run")):
+            return base, at + 1
         if base in (TORCHRUN, DEEPSPEED):
             return base, at + 1
         if base == TORCHX:
             return TORCHX, at + 1
         if base.startswith(PYTHON) and then[:1] == ["-m"] and then[-1] in MODULES:
             return MODULES[then[-1]], at + 3 + (words[at + 3 : at + 4] == ["launch"])
+        if base.startswith(PYTHON) and then == ["-m", AXOLOTL_MODULE]:
+            return PYTHON, at + 1
         runs = base.startswith(PYTHON) or (base == "run" and words[at - 1] == "uv")
         if runs and then and (then[0].endswith(".py") or _is_own_module(then, words[at + 3 : at + 4])):
             return PYTHON, at + 1
@@ -243,8 +256,10 @@ def _parse_launch_words(words: Sequence[str]) -> Launch | None:
     launcher, rest = start[0], list(words[start[1] :])
     ends = next((at for at, word in enumerate(rest) if word in ENDS or word.startswith(WRITES)), len(rest))
     rest = rest[:ends]
-    if launcher == FACTORY:
-        return _of_factory(words[: start[1]], rest)
+    told_by_file = _config_command(launcher, words[: start[1]], rest)
+    if told_by_file is not None:
+        own, at_file, said, others = told_by_file
+        return Launch(launcher=launcher, flags=own, script=at_file, arguments=said, left=others)
     if launcher == PYTHON and rest[:1] == ["-m"]:
         rest[:2] = [f"{rest[1].replace('.', '/')}.py"]
     at = 0 if launcher == TRL else next((at for at, word in enumerate(rest) if word.endswith(".py")), None)
@@ -255,7 +270,21 @@ def _parse_launch_words(words: Sequence[str]) -> Launch | None:
     if launcher == TORCHX:
         launcher, given = TORCHRUN, [word for word in given if word != WRAPPED]
     arguments, left = flags_of(given)
+    flags = {**flags, **trl_launcher_flags(arguments)} if launcher == TRL else flags
     return Launch(launcher=launcher, flags=flags, script=rest[at], arguments=arguments, left=left)
+
+
+def _config_command(launcher: str, before: Sequence[str], rest: Sequence[str]) -> ConfigCommand | None:
+    """A command that trains what its file says; nothing of any other."""
+    if launcher == FACTORY:
+        return factory_command(before, rest)
+    if launcher == AXOLOTL:
+        return axolotl_command(rest[1:])
+    if launcher == TUNE:
+        return tune_command(rest[1:])
+    at = rest.index(AXOLOTL_MODULE) if AXOLOTL_MODULE in rest else 0
+    found = axolotl_command(rest[at + 1 :]) if at and rest[at - 1] == "-m" else None
+    return found and found._replace(flags=_counted_flags(launcher, before, rest[: at - 1]))
 
 
 def _counted_flags(launcher: str, before: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
@@ -309,68 +338,3 @@ def _of_evaluation(words: Sequence[str], told: EvaluatedModel) -> Launch:
     }
     arguments = {"batch_size": 1, **told.arguments, "model": told.model}
     return Launch(launcher=launcher, flags=counted, script=f"{told.program}.py", arguments=arguments, left=())
-
-
-def _of_factory(before: Sequence[str], rest: Sequence[str]) -> Launch:
-    """What LLaMA-Factory's command trains: a YAML with words over it, or flags. ``before``: with the
-    variables that stand in front.
-    """
-    set_in_front = dict(word.split("=", 1) for word in before if "=" in word)
-    flags = {
-        flag: plain_value(set_in_front[name]) for name, flag in PROCESSES.items() if name in set_in_front
-    }
-    file = rest[1] if len(rest) > 1 and rest[1].endswith((".yaml", ".yml", ".json")) else None
-    if file is None:
-        arguments, left = flags_of(rest[1:])
-        return Launch(launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments=arguments, left=left)
-    over = {
-        name: plain_value(value)
-        for word in rest[2:]
-        for name, equals, value in (word.partition("="),)
-        if equals
-    }
-    left = tuple(word for word in rest[2:] if "=" not in word)
-    return Launch(
-        launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments={FACTORY_FILE: file, **over}, left=left
-    )
-
-
-def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """``--a b``, ``--a=b``, ``--a b c`` and switches by their names with underscores; and the words that
-    belong to none.
-    """
-    found: dict[str, Any] = {}
-    left: list[str] = []
-    name = ""
-    for word in words:
-        if word.startswith("--") and len(word) > 2:
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            found[name] = plain_value(value) if equals else True
-            name = "" if equals else name
-        elif name:
-            held = found[name]
-            found[name] = (
-                plain_value(word)
-                if held is True
-                else [*(held if isinstance(held, list) else [held]), plain_value(word)]
-            )
-        else:
-            left.append(word)
-    return found, tuple(left)
-
-
-def plain_value(text: str) -> Any:
-    """A word as a script's parser reads it: a switch's two words, a number, or a text; ``UNSET`` where a
-    variable is left. A path under a folder that a variable names is one whose end is known.
-    """
-    if has_unset_placeholder(text):
-        end = text.rpartition("/")[2]
-        return text if end not in ("", text) and not has_unset_placeholder(end) else UNSET
-    switch = {"true": True, "false": False}.get(text.lower())
-    if switch is not None:
-        return switch
-    try:
-        return parse_human_number(text) if text[-1:] not in "kKmMgGtT" else text
-    except ValueError:
-        return text

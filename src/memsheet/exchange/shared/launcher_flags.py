@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange import find_format, flatten_tree
+from memsheet.exchange.shared.config_commands import AXOLOTL, FACTORY, OF_FILES, TUNE
 from memsheet.exchange.shared.file_format import Format, Read, is_key, read_format_values
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
     DEEPSPEED,
-    FACTORY,
     METHODS,
     PROGRAM,
     PYTHON,
@@ -157,7 +157,7 @@ def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
-    if found.launcher == ACCELERATE:
+    if found.launcher in (ACCELERATE, TRL):
         return [read_format_values(find_format(ACCELERATE), _as_file(found.flags))] if found.flags else []
     if found.launcher == DEEPSPEED and "num_gpus" in found.flags:
         return [
@@ -166,7 +166,7 @@ def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
                 {"--nproc-per-node": found.flags["num_gpus"], "--nnodes": found.flags.get("num_nodes", 1)},
             )
         ]
-    if "nproc_per_node" in found.flags and found.launcher in (FACTORY, PYTHON, DEEPSPEED):
+    if "nproc_per_node" in found.flags and found.launcher in (FACTORY, AXOLOTL, TUNE, PYTHON, DEEPSPEED):
         return (
             []
             if COUNTS_RANKS.search(found.script)
@@ -202,8 +202,8 @@ def _script_flag_format(found: Launch) -> Format | None:
     """The format of a script's flags: TRL's where it is started so, or has flags that nothing else has; the
     Trainer's; nobody's.
     """
-    if found.launcher == FACTORY:
-        return find_format("llamafactory")
+    if found.script in OF_FILES:
+        return find_format(OF_FILES[found.script])
     formats = map(find_format, OWN_FLAGS)
     own_flags = next((form for form in formats if form.starts(found.script, found.arguments)), None)
     if OF_TRAINER.search(found.script):

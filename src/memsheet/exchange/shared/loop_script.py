@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
@@ -76,12 +77,17 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     ):
         return {}
     module = read_module(text, {}, given)
-    load = next(_model_loads(module), None) or (_elsewhere_loaded(module, text) if steps else None)
+    load = next(_model_loads(module), None)
+    built = built_model_keys(module) if load is None else {}
+    load = load or (_elsewhere_loaded(module, text) if steps else None) or ({LINE: 1} if built else None)
     if load is None:
         return {}
     flags, constants = flag_values(module), constant_values(module)
     told: Callable[[str], Told | None] = lambda role: role_value(role, flags, constants)  # noqa: E731
-    said = {**_loading_keys(module, load, told), **_adapter_keys(module, told)}
+    loading = _loading_keys(module, load, told)
+    if built:
+        loading.pop("model", None)
+    said = {**loading, **built, **_adapter_keys(module, told)}
     if any(named_calls(module, ASKS_BF16)):
         said[ASKS_CARD] = True
     made = {
@@ -105,7 +111,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         }
     kind = "loop" if steps else "generation"
     inline = made.pop(DEEPSPEED, None)
-    how = "loaded" if WHOLE in load else "wrapped"
+    how = "loaded" if WHOLE in load else "built" if built else "wrapped"
     own = {"reads": f"the {kind} of a model {how} on line {load[LINE]}", **made}
     return {LOOP: own, SCRIPT: said, **({DEEPSPEED: inline} if inline else {})}
 

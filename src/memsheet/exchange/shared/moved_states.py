@@ -72,7 +72,18 @@ OF_PLAN = frozenset({"targets", "full_modules", "implementation", "dispatch", "d
 """
 
 ADDING = frozenset(
-    {"roles", "method", "accounting", "load_balancer", "speculative_config", "--lora-adapters", "--speculate"}
+    {
+        "freeze_vision_tower",
+        "own_code",
+        "training_beside",
+        "roles",
+        "method",
+        "accounting",
+        "load_balancer",
+        "speculative_config",
+        "--lora-adapters",
+        "--speculate",
+    }
 )
 """Further models and copies on the same cards, and whose accounting the sheet is of: they take nothing of the
 one that runs off them.

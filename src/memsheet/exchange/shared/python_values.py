@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -22,6 +23,8 @@ CLASS, BASE, PARSED = "class", "base", "parse_args"
 CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
 FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
+CONFIG_LOADS = re.compile(r"Config\.from_pretrained$")
+"""What loads a model's configuration alone, which is read as a constructor of it."""
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 """What reads a variable of the environment, with what it is where nobody set it."""
 ASKS_BF16 = (
@@ -51,6 +54,8 @@ def evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, A
             module.imported.update(
                 {held.asname or held.name: f"{node.module}.{held.name}" for held in node.names}
             )
+        elif isinstance(node, ast.ClassDef):
+            given[node.name] = class_fields(module, node, given, depth)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             value = (
                 _evaluate_expression(module, node.value, given, depth) if node.value is not None else UNSET
@@ -73,6 +78,34 @@ def evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, A
             ):
                 assign_target(target, UNSET, given)
     return None
+
+
+def class_fields(module: Module, node: ast.ClassDef, given: Mapping[str, Any], depth: int) -> Tree:
+    """What the fields of a class of the file are where nobody says otherwise, in their order."""
+    made: Tree = {}
+    for held in node.body:
+        targets = (
+            held.targets
+            if isinstance(held, ast.Assign)
+            else [held.target]
+            if isinstance(held, ast.AnnAssign)
+            else []
+        )
+        value = getattr(held, "value", None)
+        for target in targets:
+            if isinstance(target, ast.Name):
+                found = _evaluate_expression(module, value, given, depth + 1) if value is not None else UNSET
+                field = isinstance(found, dict) or (isinstance(value, ast.Call) and found == UNSET)
+                made[target.id] = _field_default(module, value, given, depth + 1) if field else found
+    return made
+
+
+def _field_default(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
+    """The default of ``field(default=…)``."""
+    if not isinstance(node, ast.Call) or attribute_path(node.func)[-1:] != ["field"]:
+        return UNSET
+    found = [held.value for held in node.keywords if held.arg == "default"]
+    return _evaluate_expression(module, found[0], given, depth) if found else UNSET
 
 
 def _taken_branch(
@@ -249,9 +282,24 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
         return _copy_config_value({CLASS: CONFIG, BASE: whole, **module.bases[whole]})
     if whole and not node.args and not node.keywords:
         return {CLASS: CONFIG, BASE: whole}
-    if not (name.rpartition(".")[2][:1].isupper() or name in FACTORIES):
+    if isinstance(own := given.get(name), dict) and CLASS not in own:
+        return {
+            **_copy_config_value(own),
+            **_by_field(call_arguments(module, node, given, depth), own),
+            CLASS: name,
+        }
+    if not (name.rpartition(".")[2][:1].isupper() or name in FACTORIES or CONFIG_LOADS.search(name)):
         return UNSET
     return {**call_arguments(module, node, given, depth), CLASS: name}
+
+
+def _by_field(arguments: Tree, fields: Mapping[str, Any]) -> Tree:
+    """Arguments without a name by the fields that they are."""
+    names = tuple(fields)
+    return {
+        names[int(at)] if at.isdecimal() and int(at) < len(names) else at: held
+        for at, held in arguments.items()
+    }
 
 
 def _called_name(function: ast.expr) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.config_commands import OF_FILES
 from memsheet.exchange.shared.file_format import AUTO, Read
-from memsheet.exchange.shared.launched_script import FACTORY_FILE
 
 LAUNCHED = ("deepspeed", "accelerate", "torchrun", "slurm", "kubernetes", "trainjob", "skypilot")
 """Formats that a training script stands beside; the others say their engine's whole batch, or its defaults
@@ -37,7 +37,7 @@ KINDS = {
     "--config-name": "verl",
     "$.config": "litgpt",
     "$.parameters": "llm-foundry",
-    FACTORY_FILE: "llamafactory",
+    **OF_FILES,
 }
 """Which format a file is of that a key names; of DeepSpeed's for every other."""
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.built_models import built_model_keys
+from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_config import (
     LINE,
@@ -101,8 +103,14 @@ WITHOUT_BYTES = (
     "inference_mode",
     "use_rslora",
     "init_lora_weights",
+    "fan_in_fan_out",
+    "revision",
+    "auto_mapping",
+    "base_model_name_or_path",
     "bnb_4bit_compute_dtype",
 )
+NOTHING: tuple[Any, ...] = (None, False, [], {})
+"""Values of an argument that ask for nothing (peft tuners/lora/config.py: what they default to)."""
 CUTS = ("tokenizer", "tok", "tokenize", "encode_plus", "from_pretrained")
 """What scripts call that cuts rows to a length (transformers tokenization_utils_base.py, __call__)."""
 PARSERS = ("HfArgumentParser", "TrlParser")
@@ -116,6 +124,8 @@ INLINE = "deepspeed"
 """The argument that is a file, or what would stand in one (training_args.py: deepspeed)."""
 ASKS_CARD = "asks_card"
 """That the script asks its card whether it has bf16; it is read as on one that has."""
+COLOCATED = "colocated"
+"""The share of the card that a server in the trainer's own process takes."""
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 _OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
@@ -149,7 +159,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     }
     said = {key: value for key, value in said.items() if key not in OURS}
     taken = flags_in_call(module, call_node(module, last))
-    said |= {at: flag.default for at, flag in taken.items() if at in said}
+    taken = {at: flag for at, flag in taken.items() if said.get(at) in (UNSET, flag.default)}
+    said |= {at: flag.default for at, flag in taken.items()}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
@@ -170,6 +181,10 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
     beside |= unsloth or _loaded_model_keys(module, own)
+    if unsloth and not {"bf16", "fp16"} & last.keys():
+        beside[ASKS_CARD] = (
+            True  # unsloth/models/rl.py: of the dtype that the model was loaded in, the card's
+        )
     for held in named_calls(module, PREPARES, local=True):
         beside |= _prepare_kbit_keys(held, said, quantized=bool(beside.get("quantized")))
     if (
@@ -243,7 +258,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
             **from_pretrained_keys(found),
         }
     if trained is None:
-        return {}
+        return built_model_keys(module)
     initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
     return {
         "dtype": "float32",
@@ -256,9 +271,13 @@ def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, 
     """A model's name, where the text says it; and the flag that it is the default of, if it is one's."""
     at = next((at for at in places if at in call), None)
     name = call[at] if at is not None else None
-    if at is None or not isinstance(name, str) or name == UNSET:
+    if at is None or not isinstance(name, str):
         return {}
     flag = flags_in_call(module, call_node(module, call)).get(at)
+    if name == UNSET and flag is not None and isinstance(flag.default, str):
+        name = flag.default
+    if name == UNSET:
+        return {}
     return {"model": name, **({MODEL_FLAG: flag} if flag is not None and flag.default == name else {})}
 
 
@@ -285,7 +304,12 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
     parts = [said.get(part) for part in ("max_prompt_length", "max_completion_length")]
     counts = [part for part in parts if isinstance(part, int)]
     whole = sum(counts) if len(counts) == len(parts) else said.get("max_length")
-    return {"method": METHODS[name], **({"max_length": whole} if isinstance(whole, int) else {})}
+    share = trl_colocated_share(said)
+    return {
+        "method": METHODS[name],
+        **({"max_length": whole} if isinstance(whole, int) else {}),
+        **({COLOCATED: share} if share is not None else {}),
+    }
 
 
 def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,6 +323,7 @@ def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         name
         for name in held
         if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *(("target_modules",) if listed else ()))
+        and held[name] not in NOTHING
     ]
     made = {
         "lora_rank": held.get("r", 8),
@@ -384,6 +409,8 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     length = next((held for held in asked if held is not None), UNSET)
     own["max_length"] = length
     made = {"unsloth": True, **_model_name_key(module, load, ("0", "model_name")), **_unsloth_bits(load)}
+    if (share := unsloth_colocated_share(load)) is not None:
+        made[COLOCATED] = share
     recompute = (trained or load).get("use_gradient_checkpointing", "unsloth")
     if recompute not in (False, None, "False", "none"):
         said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET
@@ -413,9 +440,21 @@ def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
         if name not in ("0", "model", *_UNSLOTH_WITHOUT_BYTES) and value is not None
     }
     usual = {"r": 16, "target_modules": ALL_LINEAR}
-    return lora_config_keys({**usual, **held})
+    asked = {**usual, **held}
+    targets, whole = asked["target_modules"], asked.pop("modules_to_save", None)
+    named = [*(targets if isinstance(targets, list) else ()), *(whole if isinstance(whole, list) else ())]
+    tables = [name for name in dict.fromkeys(named) if str(name).rpartition(".")[2] in TABLES]
+    if isinstance(targets, list):
+        asked["target_modules"] = [name for name in targets if name not in tables]
+    if rest := [name for name in whole or () if name not in tables] if isinstance(whole, list) else whole:
+        asked["modules_to_save"] = rest
+    return {**lora_config_keys(asked), **({WHOLE_TABLES: ", ".join(tables)} if tables else {})}
 
 
+TABLES, WHOLE_TABLES = ("embed_tokens", "lm_head"), "whole_tables"
+"""What Unsloth trains whole wherever it is named among the targets, in a copy of its own
+(unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model: _redirect_embedding_targets).
+"""
 _UNSLOTH_WITHOUT_BYTES = (
     "use_gradient_checkpointing",
     "random_state",

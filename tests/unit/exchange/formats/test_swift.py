@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import memsheet
 from memsheet.cli import main
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.file_format import Read
@@ -111,3 +112,12 @@ def test_a_command_gives_a_sheet_and_never_stops(
 )  # fmt: skip
 def test_liger_makes_no_loss_where_the_trainer_weighs_tokens(more: str, loss: str) -> None:
     assert reading(f"{LORA}    --use_liger_kernel true {more}").request["loss"] == loss
+
+
+def test_a_server_beside_a_training_has_a_sheet_that_is_not_all_of_the_file(tmp_path: Path) -> None:
+    serves = "swift rollout --model Qwen/Qwen3-1.7B --vllm_max_model_len 4096\n"
+    trains = "swift rlhf --rlhf_type grpo --model Qwen/Qwen3-1.7B --use_vllm true --vllm_mode server\n"
+    for text, doubted in ((serves, False), (serves + trains, True)):
+        (tmp_path / "run.sh").write_text(text)
+        found = memsheet.check(tmp_path / "run.sh", gpus="1xA100-80GB")
+        assert ("starts a training, too" in found.doubt) is doubted

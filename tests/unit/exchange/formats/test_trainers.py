@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import memsheet
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
@@ -441,3 +442,28 @@ def test_every_field_of_llamafactory_is_known() -> None:
         )
         == []
     )
+
+
+FROZEN = (
+    "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+    "template: qwen2_vl\ncutoff_len: 512\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 1\n"
+    "bf16: true\npacking: true\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "doubted"),
+    [
+        ("", False),
+        ("freeze_vision_tower: true\nfreeze_multi_modal_projector: false\n", False),
+        ("freeze_language_model: true\n", False),
+        ("freeze_vision_tower: false\n", True),
+    ],
+)
+def test_frozen_parts_of_a_model_with_a_tower(said: str, doubted: bool, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(FROZEN + said)
+    found = memsheet.check(tmp_path / "job.yaml", gpus="1xB300")
+    assert found.answer is not None
+    assert bool(found.doubt) is doubted
+    frozen = [one.at for one in found.moved if one.low_bytes < 0]
+    assert frozen == ([] if doubted else ["freeze_vision_tower"])

@@ -270,7 +270,7 @@ def test_a_script_of_unsloth_says_what_it_loads_and_trains(
 
 
 def test_what_unsloth_does_that_is_not_in_the_text_is_not_guessed(tmp_path: Path) -> None:
-    adapt = ADAPTS.format("r=8, modules_to_save=['lm_head']")
+    adapt = ADAPTS.format("r=8, modules_to_save=['norm']")
     assert "script.LoraConfig" in dict(
         reading(UNSLOTH.format(load="load_in_4bit=True", adapt=adapt, made=TRAINS[0])).unmodelled
     )
@@ -281,6 +281,51 @@ def test_what_unsloth_does_that_is_not_in_the_text_is_not_guessed(tmp_path: Path
         tmp_path, UNSLOTH.format(load="load_in_4bit=True", adapt=ADAPTS.format(""), made=TRAINS[0])
     )
     assert "bits-as-keywords" not in {held.id for held, _ in found.mistakes}
+
+
+def test_tables_that_unsloth_trains_whole_are_told_beside_the_sheet(tmp_path: Path) -> None:
+    named = "r=8, target_modules=['q_proj', 'embed_tokens', 'lm_head']"
+    adapt = ADAPTS.format(named)
+    read = reading(UNSLOTH.format(load="load_in_4bit=True", adapt=adapt, made=TRAINS[0]))
+    assert (read.request["adapter.targets"], read.unmodelled) == (["q_proj"], ())
+    found = checked(tmp_path, UNSLOTH.format(load="load_in_4bit=True", adapt=adapt, made=TRAINS[0]))
+    (whole,) = [one for one in found.moved if one.at == "script.whole_tables"]
+    assert found.answer is not None
+    table = found.answer.model.vocab * found.answer.model.hidden
+    assert (whole.low_bytes, whole.high_bytes) == (4 * table, 2 * 18 * table)
+
+
+@pytest.mark.parametrize(
+    ("load", "share"),
+    [
+        ("fast_inference=True, gpu_memory_utilization=0.6", 0.6),
+        ("fast_inference=True", 0.5),
+        ("fast_inference=False", 0),
+    ],
+)
+def test_a_server_beside_the_trainer_takes_its_share_of_the_card(
+    load: str, share: float, tmp_path: Path
+) -> None:
+    adapt, made = ADAPTS.format("r=8"), TRAINS[0]
+    found = checked(tmp_path, UNSLOTH.format(load=load, adapt=adapt, made=made))
+    beside = sum(one.high_bytes for one in found.moved if one.at == "script.colocated")
+    assert found.answer is not None
+    assert found.answer.cluster is not None
+    assert beside == int(share * found.answer.cluster.device.framework_high_bytes)
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        ("use_vllm=True, vllm_mode='colocate', vllm_gpu_memory_utilization=0.7", 0.7),
+        ("use_vllm=True", 0.3),
+        ("use_vllm=True, vllm_mode='server'", None),
+        ("use_vllm=False", None),
+    ],
+)
+def test_a_server_in_the_process_of_trls_trainer(words: str, share: float | None) -> None:
+    text = f"args = GRPOConfig(output_dir='o', {words})\nGRPOTrainer('Qwen/Qwen2.5-0.5B', args=args)\n"
+    assert reading(text).values.get("script.colocated") == share
 
 
 def test_a_whole_fine_tune_by_unsloth_quantizes_nothing() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.formats.litgpt.programs import METHOD, METHODS, PRETRAIN
-from memsheet.exchange.shared.launched_script import filled_commands, flags_of
+from memsheet.exchange.shared.flag_words import flags_of
+from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.guard import parse_yaml
 
 CONFIG = "$.config"

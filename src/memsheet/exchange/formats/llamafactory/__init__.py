@@ -12,11 +12,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.formats.llamafactory.names import KNOWN, TRANSFORMERS, UNMODELLED, factory_implied_keys
+from memsheet.exchange.formats.llamafactory.names import (
+    KNOWN,
+    TOWERS,
+    TRANSFORMERS,
+    UNMODELLED,
+    factory_implied_keys,
+)
 from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
-from memsheet.exchange.shared.file_format import Format, Values
-from memsheet.exchange.shared.launched_script import FACTORY_FILE
-from memsheet.exchange.shared.trainers import cannot_offload, inside_moves, inside_names, inside_renamed
+from memsheet.exchange.shared.config_commands import FACTORY_FILE
+from memsheet.exchange.shared.file_format import Format, Moved, Values
+from memsheet.exchange.shared.trainers import (
+    cannot_offload,
+    inside_moves,
+    inside_names,
+    inside_renamed,
+    parse_switch,
+)
 
 
 def _required_factory_keys(_: Values) -> dict[str, Any]:
@@ -38,6 +50,19 @@ INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED = inside_names(DEEPSPEED)
 def _rename_factory_key(at: str) -> str:
     """As the Trainer, and DeepSpeed inside, take one name for another."""
     return _inside(TRANSFORMERS.rename(at) if TRANSFORMERS.rename else at)
+
+
+MOST_OF_STATES = 4 + 4 + 8
+"""Bytes of a parameter that trains: gradient, master weight or none, and two moments, all in fp32."""
+
+
+def _factory_moves(values: Values, asked: Values) -> Iterator[Moved]:
+    """Buckets inside, and the states of a tower that stays frozen beside a model that trains whole."""
+    yield from inside_moves(DEEPSPEED)(values, asked)
+    tower = asked["@tower_parameters"]
+    if tower and values.get("finetuning_type") == "full" and parse_switch(values.get(TOWERS[0], True)):
+        why = "the tower is frozen, and the sheet holds gradients and optimizer states of it"
+        yield Moved(at=TOWERS[0], why=why, low_bytes=-tower * MOST_OF_STATES, high_bytes=0)
 
 
 def _factory_plan_problems(asked: Values) -> Iterator[Problem]:
@@ -62,7 +87,7 @@ FORMAT = Format(
     fixed=_required_factory_keys, problems=_factory_plan_problems, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
     absent=factory_implied_keys, refers=("deepspeed", FACTORY_FILE), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
     rename=_rename_factory_key, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
-    weighed=INSIDE_WEIGHED, moves=inside_moves(DEEPSPEED),
+    weighed=INSIDE_WEIGHED, moves=_factory_moves,
     differs={
         "precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)",
         "seq_len": "batches are padded to a multiple of 8 tokens (train/sft/workflow.py:65)",

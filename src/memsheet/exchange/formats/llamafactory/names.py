@@ -20,6 +20,12 @@ FUSED = f"{LIGER} (RoPE, norms, SwiGLU)"
 MASKED = "neat_packing (a mask of each pair of tokens)"
 """Kept from packed rows to every layer, but with flash_attention_2 (data/collator.py:535)."""
 OTHER_WAY = "finetuning_type (accounted as LoRA, and freeze as the whole model)"
+TOWERS = ("freeze_vision_tower", "freeze_multi_modal_projector")
+"""On unless a file says otherwise (hparams/finetuning_args.py, FinetuningArguments)."""
+OPEN_TOWER = "freeze_vision_tower (what pictures keep in a tower that trains)"
+"""The sheet is of text, and of a tower's states where the whole model trains; adapters stand beside the
+language model (model/model_utils/visual.py, patch_target_modules).
+"""
 PARALLEL = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size",
     "virtual_pipeline_model_parallel_size",
@@ -36,8 +42,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     ), (False,)),
     **dict.fromkeys(PARALLEL, (1, None)), "hyper_parallel_cp_size": (1,), "stage": ("sft", "pt"), "quantization_method": BNB,
     OTHER_WAY: (), "do_train": (True,), "mixture_of_depths": (), "adapter_name_or_path": (), "moe_aux_loss_coef": (), "recompute_granularity": (),
-    "reward_model": (), "ref_model": (), "export_dir": (), "infer_backend": (), "freeze_vision_tower": (True,),
-    "freeze_multi_modal_projector": (True,),
+    "reward_model": (), "ref_model": (), "export_dir": (), "infer_backend": (), OPEN_TOWER: (),
 }  # fmt: skip
 
 
@@ -49,12 +54,16 @@ def factory_implied_keys(values: Values) -> dict[str, Any]:
     found: dict[str, Any] = {"do_train": parse_switch(told)}
     if values.get("finetuning_type") in ("oft", "freeze"):
         found[OTHER_WAY] = values["finetuning_type"]
+    tower, projector = (parse_switch(values.get(at, True)) is False for at in TOWERS)
+    if tower or (projector and values.get("finetuning_type", "lora") in ("lora", "oft")):
+        found[OPEN_TOWER] = True
     if parse_switch(values.get("neat_packing")) and values.get("flash_attn") != "fa2":
         found[MASKED] = True
     return {**found, FUSED: True} if parse_switch(values.get(LIGER)) else found
 
 
 KNOWN = TRANSFORMERS.known | frozenset({
+    *TOWERS,
     # transformers' arguments from 4.55 to 5.8, which newer ones have not, and those of its Seq2SeqTrainingArguments
     "logging_dir", "warmup_ratio", "sortish_sampler", "predict_with_generate", "generation_max_length", "generation_num_beams",
     "generation_config", "overwrite_output_dir", "save_safetensors", "include_tokens_per_second", "group_by_length", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params",

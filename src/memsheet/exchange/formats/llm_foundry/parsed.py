@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.shared.config_references import with_references
-from memsheet.exchange.shared.launched_script import filled_commands, plain_value
+from memsheet.exchange.shared.flag_words import plain_value
+from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.guard import parse_yaml
 
 FILE, PROCESSES = "$.parameters", "$.compute.gpus"

@@ -26,6 +26,7 @@ from memsheet.exchange.formats.megatron.flags import (
     flags_of,
 )
 from memsheet.exchange.formats.megatron.stages import STAGES, unequal_stage_problems
+from memsheet.exchange.shared.config_commands import STARTS
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 
 VERSION = (
@@ -118,12 +119,14 @@ def _recompute_num_layers(asked: Values) -> Any:
     )
 
 
+VIRTUAL = ("virtual-stages-per-pipeline-rank", "layers-per-virtual-pipeline-stage")
+
+
 def _read_pipeline_size(value: Any, values: Values) -> Mapping[str, Any]:
     several = isinstance(value, int) and value > 1
-    virtual = any(
-        values.get(f"--num-{name}")
-        for name in ("virtual-stages-per-pipeline-rank", "layers-per-virtual-pipeline-stage")
-    )
+    parts, layers = (values.get(f"--num-{name}") for name in VIRTUAL)
+    chunks = _read_virtual_stage_layers(layers, values)["mesh.vpp"] if layers else parts
+    virtual = chunks not in (None, 1)  # of one chunk it makes none (training/arguments.py:977)
     return {"mesh.pp": value, **({"schedule": "interleaved" if virtual else "1f1b"} if several else {})}
 
 
@@ -389,7 +392,7 @@ def _taken_or_open(values: Values) -> Mapping[str, Any]:
 FORMAT = Format(
     name="megatron", file="pretrain_gpt.sh", kind="shell", tested=VERSION, engines=("megatron",), keys=KEYS, compose=_compose_megatron_script, problems=_megatron_plan_problems,
     program_known=lambda values: values.get(PROGRAM) in OWN and not OF_DEEPSPEED.keys() & values.keys(),
-    parse=lambda text: flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
+    parse=lambda text: {} if STARTS.search(text) else flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another
     absent=_taken_or_open, model=described_model, moves=multimodal.tower_beside,

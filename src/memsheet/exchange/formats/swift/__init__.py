@@ -34,7 +34,8 @@ from memsheet.exchange.formats.swift.written import (
     recompute_switch,
     with_adapter,
 )
-from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word, read_format_values
+from memsheet.exchange.shared.colocated_server import MODE, SHARE, SWITCH, colocated_moves
+from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, plan_word, read_format_values
 from memsheet.exchange.shared.trainer_script import SCRIPT
 from memsheet.exchange.shared.trainers import (
     comma_separated_names,
@@ -238,6 +239,16 @@ def _method_of(values: Values) -> Mapping[str, Any]:
     }
 
 
+SHARE_OF_VLLM = 0.9
+"""Of the card, where nothing is said (swift/rlhf_trainers/args_mixin.py:37)."""
+
+
+def _swift_moves(values: Values, asked: Values) -> Iterator[Moved]:
+    """Its own vLLM, where that runs on the same cards."""
+    if values.get(SWITCH) is True and values.get(MODE) == "colocate":
+        yield from colocated_moves(SHARE, values.get(SHARE, SHARE_OF_VLLM), asked)
+
+
 def _swift_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from command_problems(asked, read_format_values(FORMAT, values_of(FORMAT, asked)).request)
 
@@ -261,5 +272,5 @@ FORMAT: Format = Format(
         "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
         "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (),
     },
-    known=KNOWN - {key.at for key in KEYS},
+    known=KNOWN - {key.at for key in KEYS}, moves=_swift_moves,
 )  # fmt: skip

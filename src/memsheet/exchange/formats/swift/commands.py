@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from memsheet.exchange.shared.launched_script import flags_of, plain_value
+from memsheet.exchange.shared.flag_words import flags_of, plain_value
 from memsheet.exchange.shared.shell_text import ShellScript
 
 METHODS = ("sft", "pt", "rlhf")

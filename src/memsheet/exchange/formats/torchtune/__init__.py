@@ -29,6 +29,7 @@ from memsheet.exchange.formats.torchtune.recipes import (
     recomputes_layers,
     required_recipe_values,
 )
+from memsheet.exchange.shared.config_commands import ALONE, TUNE_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 from memsheet.exchange.shared.read_only_rows import read_elsewhere
 from memsheet.exchange.shared.trainers import uniform_precision_keys
@@ -207,7 +208,7 @@ KEYS = (
     _plan_key(
         "model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}, _switched_on("adapter.kind", "dora"),
     ),
-    _plan_key("loss._component_", _read_loss, _loss_class),
+    _plan_key(ALONE, lambda v, _: {"@gpus": v}, lambda _: None), _plan_key("loss._component_", _read_loss, _loss_class),
     _plan_key("tensor_parallel_dim", lambda v, _: {"mesh.tp": v}, lambda _: None),
 )  # fmt: skip
 
@@ -242,7 +243,7 @@ FORMAT = Format(
     name="torchtune", file="config.yaml", kind="yaml", tested=VERSION, engines=("torchtune",), keys=KEYS, marks=frozenset({"checkpointer"}), needs={"model": ..., "optimizer": ...},
     fixed=required_recipe_values, problems=recipe_problems, notes=NOTES, differs={"@model": "the folder that `tune download` makes for it"},
     beside=frozenset({"engine", "zero", "global_batch", "mesh.dp_shard", "attention", "adapter.kind", "allocator.expandable_segments"}),
-    said={"task": "train"}, absent=_left_open, program_known=lambda _: False,
+    said={"task": "train"}, refers=(TUNE_FILE,), own_processes=True, absent=_left_open, program_known=lambda _: False,
     unmodelled={
         ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), "optimizer_in_bwd": (False,), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
         "model.quantize_base": (False, True), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (), "fsdp_reshard_after_forward": (True,),
@@ -255,6 +256,6 @@ FORMAT = Format(
         "enable_async_checkpointing", "teacher_model.*", "teacher_checkpointer.*", "ref_checkpointer.*", "quantizer.*", "kd_loss.*", "kd_ratio", "reward_and_value_model.*",
         "value_model.*", "keep_last_n_checkpoints", "last_epoch_only_val", "float8_recipe_name", "data_parallel_shard_dim", "use_dora",
         "fsdp.cpu_offload", "forward_batch_size", "grpo_samples", ANSWER, "temperature", "top_k", "ppo_epochs", "num_steps", "base_model_path", "name", "save_every_n_epochs",
-        "model_dir", "eval.*", "ac_option", "memory_efficient_fsdp_wrap", "parallel_method", "use_distributed_state_dict",
+        TUNE_FILE, "model_dir", "eval.*", "ac_option", "memory_efficient_fsdp_wrap", "parallel_method", "use_distributed_state_dict",
     }) - {key.at for key in KEYS},
 )  # fmt: skip

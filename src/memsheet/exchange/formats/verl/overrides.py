@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.launched_script import PROGRAM, filled_commands, flags_of, plain_value
+from memsheet.exchange.shared.flag_words import flags_of, plain_value
+from memsheet.exchange.shared.launched_script import PROGRAM, filled_commands
 from memsheet.exchange.shared.shell_text import ShellScript
 
 CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"

@@ -112,3 +112,14 @@ def test_a_length_that_context_parallel_ranks_do_not_divide_is_refused(length: i
     with pytest.raises(InputError) as refused:
         write_format_files(FORM, question)
     assert {problem.field for problem in refused.value.problems} == {"seq_len"}
+
+
+@pytest.mark.parametrize(("layers", "schedule"), [(8, "1f1b"), (4, "interleaved")])
+def test_virtual_stages_of_all_layers_of_a_stage_are_one_chunk(layers: int, schedule: str) -> None:
+    text = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+        "--num-attention-heads 32 --seq-length 2048 --micro-batch-size 1 --global-batch-size 64 "
+        f"--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage {layers} --bf16\n"
+    )
+    request = read_text("a.sh", text, {"json": parse_json, "yaml": parse_yaml}).request
+    assert (request["schedule"], request["mesh.vpp"]) == (schedule, 8 // layers)
