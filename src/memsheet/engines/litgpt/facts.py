@@ -34,6 +34,7 @@ ENGINE = Engine(
     axes=(),
     zero=(0,),
     default_zero=0,
+    replays=True,
     sharding=Sharding.REPLICATED,
     layers="litgpt",
     default_precision="bf16-pure",

@@ -48,6 +48,7 @@ ENGINE = Engine(
     zero=(0,),
     real_zero=(1,),
     default_zero=0,
+    replays=True,
     sharding=Sharding.REPLICATED,
     default_precision="bf16-autocast",
     precisions=("fp32", "bf16-autocast", "fp16-autocast", "bf16-master", "bf16-pure"),

@@ -47,6 +47,14 @@ class Script:
     def give(self, numbers: Iterable[int]) -> None:
         self.events += [~number for number in numbers]
 
+    def live_peak(self, start: int) -> int:
+        """The most bytes asked for and not released, from event ``start`` on."""
+        live = most = 0
+        for at, event in enumerate(self.events):
+            live += self.sizes[event] if event >= 0 else -self.sizes[~event]
+            most = max(most, live) if at >= start else most
+        return most
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sized:
@@ -110,8 +118,14 @@ class Played:
     lingering: list[int]  # until the model's forward is over
 
 
-def _play_log(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
-    """One log. What is in ``held`` is there already and is not made again; ``keeps`` are not freed."""
+def _play_log(
+    script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int], *, adds: bool = False
+) -> None:
+    """One log. What is in ``held`` is there already and is not made again; ``keeps`` are not freed.
+    ``adds``: a parameter's gradient goes as soon as it is made.
+    """
+    if adds:
+        log = tuple((Event.FREE if event is Event.GRADIENT else event, index) for event, index in log)
     if not sized.heirs:
         _play_alone(script, log, sized, held, keeps)
         return
@@ -169,14 +183,18 @@ def play_forward(
     return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
 
 
-def play_backward(script: Script, played: Played, gradient: int | None) -> tuple[list[int], int | None]:
-    """A part's backward: its parameters' gradients, which stay, and the gradient that it hands back."""
+def play_backward(
+    script: Script, played: Played, gradient: int | None, *, adds: bool = False
+) -> tuple[list[int], int | None]:
+    """A part's backward: its parameters' gradients, which stay unless one ``adds`` them to others, and the
+    gradient that it hands back.
+    """
     sized, tape = played.part.own, played.part.own.tape
     held = _run_again(script, played) if played.part.light else played.held
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[tape.backward[0][1]] = gradient
     back = _handed_back(sized)
-    _play_log(script, tape.backward, sized, held, back)
+    _play_log(script, tape.backward, sized, held, back, adds=adds)
     returned = next((held.pop(index) for index in back if index in held), None)
     left = [held.pop(index) for index in tape.gradients if index in held]
     script.give(held.values())

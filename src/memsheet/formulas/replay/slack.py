@@ -12,7 +12,9 @@ from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
+from memsheet.formulas.replay.order import Told
 from memsheet.formulas.replay.steps import Reserved
+from memsheet.formulas.states.gradients import accumulates_gradients
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
@@ -83,15 +85,26 @@ def _equal_steps_reserved(
     items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster
 ) -> Reserved | None:
     """What is reserved by steps that are all alike."""
-    divided = engine.sharding.gathers
-    if not alike.is_equal_step_replayable(plan, divided=divided):
+    if not alike.is_equal_step_replayable(plan, engine.sharding):
         return None
     how, shape = run_config_of(plan, engine), plan.training.shape
-    beside = model_code(engine.layers).shared(model, plan, shape, how).total
-    stage = walk_stage_layers(model, plan, engine, release=False)
-    return alike.steady_reserved_bytes(
-        stage, plan, _bytes_left_for_step(items, cluster), int(beside), divided=divided
+    code = model_code(engine.layers)
+    told = Told(
+        beside=int(code.shared(model, plan, shape, how).total),
+        named=int(code.named(model, plan, shape, how).total),
+        keeps_gradients=accumulates_gradients(plan, engine),
     )
+    stage = walk_stage_layers(model, plan, engine, release=False)
+    tensors = max(
+        sum(int(item.at[when].value) for item in items if when in item.at and item.component not in OUTSIDE)
+        for when in Instant
+    )
+    return alike.steady_reserved_bytes(
+        stage, plan, _bytes_left_for_step(items, cluster), told, engine.sharding, tensors
+    )
+
+
+OUTSIDE = (Component.ALLOCATOR_SLACK, Component.CONTEXT, Component.WORKSPACES)
 
 
 def _varied_lengths_reserved(

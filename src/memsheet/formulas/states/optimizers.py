@@ -96,12 +96,16 @@ STATES_EACH = {Name.SGD: 0, Name.SGD_MOMENTUM: 1, Name.LION: 1}
 """Numbers beside an element where they are not two."""
 
 
+def step_count_bytes(plan: Plan) -> int:
+    """What a tensor's count of steps takes of the device, where it is kept there."""
+    assert plan.optimizer is not None
+    counted = plan.optimizer.name in (Name.ADAMW, Name.MUON) and plan.optimizer.implementation is Way.FUSED
+    return int(FP32.nbytes(1)) if counted else 0
+
+
 def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
     assert plan.optimizer is not None
-    name, way = plan.optimizer.name, plan.optimizer.implementation
-    step = (
-        FP32.nbytes(1) if name in (Name.ADAMW, Name.MUON) and way is Way.FUSED else 0
-    )  # a count on the device
+    name, way, step = plan.optimizer.name, plan.optimizer.implementation, step_count_bytes(plan)
     wide = way in (Way.BNB, Way.APEX)  # 32 bits whatever the parameter has
     return STATES_EACH.get(name, 2) * (FP32 if wide else dtype).nbytes(elements) + step
 
@@ -317,6 +321,10 @@ class Work:
     left: int = 0
     wide: bool = False
 
+    def dtype(self, held: Held, plan: Plan) -> DType:
+        """What a copy of a tensor has."""
+        return FP32 if self.wide else moments_dtype(held, plan)
+
 
 WORK: dict[tuple[OptimizerName, Implementation], Work] = {
     (Name.ADAMW, Way.FOREACH): Work(together=1),  # adam.py:762-799: _foreach_sqrt of all second moments
@@ -341,6 +349,12 @@ TORCH_ADAMW = (2, 0)
 """The Trainer of transformers had an AdamW of its own by default while torch was older (4.28
 training_args.py, default_optim = "adamw_hf").
 """
+
+
+def optimizer_work(plan: Plan) -> Work:
+    """What the plan's optimizer copies in a step; nothing of one that works inside kernels."""
+    assert plan.optimizer is not None
+    return _optimizer_step_work(plan, plan.optimizer.name) or Work()
 
 
 def _optimizer_step_work(plan: Plan, name: OptimizerName) -> Work | None:
@@ -378,7 +392,7 @@ def _largest_size(sizes: Iterator[Count]) -> Count:
 def _at_work(parameters: Parameters, plan: Plan, work: Work | None) -> Count:
     if work is None or not parameters:
         return 0
-    sizes = [(FP32 if work.wide else moments_dtype(h, plan)).nbytes(n) for h, n in parameters]
+    sizes = [work.dtype(h, plan).nbytes(n) for h, n in parameters]
     if work.together:
         return work.together * sum(h.times * size for (h, _), size in zip(parameters, sizes, strict=True))
     raised = [fp32_copy_bytes(h, n, plan) if work.wide else 0 for h, n in parameters]
@@ -464,7 +478,7 @@ def lora_fa_scratch(held: Held, elements: Count) -> Count:
 def fused_backward_step(plan: Plan) -> Stepped:
     """How a parameter alone is stepped inside backward."""
     assert plan.optimizer is not None
-    work = _optimizer_step_work(plan, plan.optimizer.name) or Work()
+    work = optimizer_work(plan)
     kept = plan.adapter.dtype if plan.adapter else plan.precision.moments
     raised = 2 if work.wide and plan.precision.parameters is not FP32 else 0
     return Stepped(work.together + work.alone + raised, FP32 if work.wide else kept)

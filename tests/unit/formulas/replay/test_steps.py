@@ -17,12 +17,14 @@ from memsheet.formulas.replay.steps import (
     script_of_steps,
     steady_reserved_bytes,
 )
+from memsheet.plan.engine import Sharding
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes
 from small_stage import planned, stage
 
 MIB = 2**20
 END_2024 = "9dec370"
+WHOLE, UNITS = Sharding.REPLICATED, Sharding.PER_PARAMETER_SHARDS
 
 
 def told(script: Script, start: int = 0) -> list[str]:
@@ -35,9 +37,11 @@ def told(script: Script, start: int = 0) -> list[str]:
     ]
 
 
-def steps_of(walk: StageLayers, plan: Plan, **how: Any) -> tuple[list[str], ...]:
+def steps_of(
+    walk: StageLayers, plan: Plan, sharding: Sharding = Sharding.PER_PARAMETER_SHARDS
+) -> tuple[list[str], ...]:
     """What is there before the first step; it; and the last one."""
-    script, start = script_of_steps(walk, plan, Lifetimes.RECORDED, 999, **how)
+    script, start = script_of_steps(walk, plan, Lifetimes.RECORDED, 999, sharding)
     words = told(script)
     begin = words.index("+384")
     return words[:begin], words[begin:start], words[start:]
@@ -48,7 +52,8 @@ def words_of(*lines: str) -> list[str]:
 
 
 SHARDS = "+999 +48 +24 +24 +16"
-MOMENTS = "+48 +48 +24 +24 +24 +24 +16 +16"
+MOMENTS = "+4 +48 +48 +4 +24 +24 +4 +24 +24 +4 +16 +16"
+"""A count of steps on the device, and two moments, of each parameter."""
 
 
 def test_units_are_gathered_for_either_pass() -> None:
@@ -156,7 +161,7 @@ def test_a_last_layer_that_stays_is_not_gathered_again() -> None:
 def test_a_step_of_a_model_that_is_not_divided() -> None:
     """Gradients stay until the next step; AdamW over lists makes one tensor a parameter while it steps."""
     plan = planned(1, engine="transformers", **{"optimizer.implementation": "foreach"})
-    loaded, first, last = steps_of(stage(layers=1), plan, divided=False)
+    loaded, first, last = steps_of(stage(layers=1), plan, Sharding.REPLICATED)
     passes = "+384 +384 +40 +40 +60 +4 +60 -60 +37 +40 -60 -40 +53 +40 -40 -40 +81 -40 -384 -384"
     stepping = "+160 +96 +48 -160 -96 -48"
     assert loaded == words_of("+999 +160 +96 +48")
@@ -165,21 +170,27 @@ def test_a_step_of_a_model_that_is_not_divided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "divided", "request_", "replayed"),
+    ("gpus", "sharding", "request_", "replayed"),
     [
-        (1, False, {"engine": "transformers"}, True),
-        (2, False, {"engine": "transformers"}, False),  # its gradients are reduced in buckets
-        (8, True, {}, True),
-        (2, True, {"global_batch": 6}, True),
-        (2, True, {"global_batch": 12}, False),  # two micro-batches
-        (4, True, {"engine": "torchtitan", "mesh.pp": 2, "global_batch": 6}, False),
-        (2, True, {"optimizer.name": "sgd"}, False),
-        (2, True, {"offload.optimizer": 1.0}, False),
+        (1, WHOLE, {"engine": "transformers"}, True),
+        (2, WHOLE, {"engine": "transformers"}, True),
+        (1, WHOLE, {"engine": "transformers", "global_batch": 12}, True),
+        (1, WHOLE, {"engine": "transformers", "optimizer.name": "sgd"}, True),
+        (1, WHOLE, {"engine": "transformers", "optimizer.name": "muon"}, False),
+        (8, UNITS, {}, True),
+        (2, UNITS, {"global_batch": 6}, True),
+        (2, UNITS, {"global_batch": 12}, False),  # two micro-batches
+        (4, UNITS, {"engine": "torchtitan", "mesh.pp": 2, "global_batch": 6}, False),
+        (2, UNITS, {"optimizer.name": "sgd"}, False),
+        (2, UNITS, {"offload.optimizer": 1.0}, False),
+        (2, Sharding.FLAT_SHARDS, {"engine": "fsdp1"}, False),
     ],
 )
-def test_which_steps_are_replayed(gpus: int, divided: bool, request_: dict[str, Any], replayed: bool) -> None:
+def test_which_steps_are_replayed(
+    gpus: int, sharding: Sharding, request_: dict[str, Any], replayed: bool
+) -> None:
     plan = planned(gpus, **request_)
-    assert is_equal_step_replayable(plan, divided=divided) is replayed
+    assert is_equal_step_replayable(plan, sharding) is replayed
 
 
 # ---- what is reserved --------------------------------------------------------------------------------------
@@ -240,4 +251,6 @@ def test_what_fits_at_its_most_is_not_given_more(
     """
     ends = iter([(10, False), (30, True), (20, False)])
     monkeypatch.setattr("memsheet.formulas.replay.steps.replay_within_room", lambda *_: next(ends))
-    assert steady_reserved_bytes(stage(), planned(), Bytes(least, 40, 50), 0) == Reserved(found, True)
+    assert steady_reserved_bytes(
+        stage(), planned(), Bytes(least, 40, 50), 0, Sharding.PER_PARAMETER_SHARDS
+    ) == Reserved(found, True)

@@ -1,0 +1,158 @@
+"""Steps under fully_shard: units that are gathered for either pass and whose gradients are reduced after
+theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memsheet.arith import Count
+from memsheet.formulas.groups import Group
+from memsheet.formulas.replay.order import FIRST, LAST, Run
+from memsheet.formulas.replay.script import GATHERS, REDUCES
+from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping
+from memsheet.formulas.sharding.per_parameter_sizes import dim0_gathered, dim0_shard, mixed_precision_dtype
+from memsheet.formulas.states.held import Held
+from memsheet.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is gathered together, in bytes on this rank: each parameter ``whole``, the buffer they arrive in
+    and what is sent for it, the buffer in which gradients are reduced and what is left of it.
+    """
+
+    whole: tuple[int, ...]
+    gathered: int
+    sent: int
+    reduce_input: int
+    reduced: int
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """One gathered unit: ``groups`` of parameters and the bytes of what is gathered."""
+
+    unit: Unit
+    stays: bool  # gathered from its forward to its backward
+    parameters: list[int] = field(default_factory=list)
+    buffer: int | None = None
+
+
+def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
+    ranks = plan.mesh.sharded
+    whole = tuple(int(mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, ranks))) for h in held)
+    reduced = sum(int(plan.precision.reduce.nbytes(dim0_shard(h.shape, ranks))) for h in held if h.trains)
+    gathered = sum(whole) if ranks > 1 else 0
+    return Unit(
+        whole=whole, gathered=gathered, sent=gathered // ranks, reduce_input=reduced * ranks, reduced=reduced
+    )
+
+
+class GatheredUnits(Run):
+    """Parameters cut along their first dimension."""
+
+    def prepare(self) -> None:
+        walk, plan = self.walk, self.plan
+        keeps = not plan.reshard_after_forward
+        ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
+        wrapped = fsdp_wrapping(plan)
+        rooted = wrapped.joined or walk.tied
+        root = Placed(_fsdp_unit_bytes(ends, plan), stays=True) if rooted else None
+        self.root = root
+        self.placed = {
+            number: Placed(
+                _fsdp_unit_bytes(group.parameters, plan),
+                stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1),
+            )
+            for number, group in enumerate(self.layers)
+        }
+        if walk.embeddings:
+            self.placed[FIRST] = root or Placed(
+                _fsdp_unit_bytes(walk.embeddings.parameters, plan), stays=keeps
+            )
+        if walk.head:
+            self.placed[LAST] = root or Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True)
+        self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
+        self.reducing: int | None = None
+        self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
+
+    @property
+    def adds(self) -> bool:
+        return False
+
+    def kept_elements(self, held: Held) -> Count:
+        return dim0_shard(held.shape, self.plan.mesh.sharded)
+
+    # ---- gathering and reducing ----------------------------------------------------------------------------
+
+    def gather(self, at: Placed) -> None:
+        """Ask for a unit's parameters: what is sent, and the buffer it arrives in."""
+        if at.parameters or at.buffer is not None or not at.unit.gathered:
+            return
+        sent = self.script.take(at.unit.sent, GATHERS)
+        at.buffer = self.script.take(at.unit.gathered, GATHERS)
+        self.script.give((sent,))
+
+    def copy_out(self, at: Placed, *, defers: bool) -> None:
+        """Copy what arrived into the parameters. In forward the buffer stays until the next unit's."""
+        if at.parameters:
+            return
+        if defers and self.left_over is not None:
+            self.script.give((self.left_over,))
+            self.left_over = None
+        at.parameters = [self.script.take(size) for size in at.unit.whole]
+        if at.buffer is not None and defers:
+            self.left_over, at.buffer = at.buffer, None
+        elif at.buffer is not None:
+            self.script.give((at.buffer,))
+            at.buffer = None
+
+    def reshard(self, at: Placed) -> None:
+        self.script.give(at.parameters)
+        at.parameters = []
+
+    def reduce(self, at: Placed, gradients: Sequence[int]) -> None:
+        self.reshard(at)
+        self.end_backward()
+        self.reducing = self.script.take(at.unit.reduce_input)
+        self.script.give(gradients)
+        self.gradients.append(self.script.take(at.unit.reduced, REDUCES))
+
+    # ---- a step --------------------------------------------------------------------------------------------
+
+    def enter(self, group: Group, number: int) -> None:
+        del group
+        self.gather(self.placed[number])
+        self.copy_out(self.placed[number], defers=True)
+
+    def leave(self, number: int) -> None:
+        if not self.placed[number].stays:
+            self.reshard(self.placed[number])
+
+    def leave_forward(self) -> None:
+        if self.left_over is not None:
+            self.script.give((self.left_over,))
+            self.left_over = None
+
+    def enter_backward(self, number: int) -> None:
+        self.gather(self.placed[number])
+        self.copy_out(self.placed[number], defers=False)
+
+    def prefetch(self, number: int) -> None:
+        ahead = len(self.layers) - 1 if number == LAST else number - 1
+        if ahead in self.placed and (number != LAST or self.layers):
+            self.gather(self.placed[ahead])
+
+    def take_gradients(self, number: int, made: Sequence[int]) -> None:
+        if self.root is not None and number == LAST:
+            self.waiting = list(made)
+        else:
+            waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
+            self.reduce(self.placed[number], [*waiting, *made])
+
+    def end_backward(self) -> None:
+        if self.reducing is not None:
+            self.script.give((self.reducing,))
+            self.reducing = None

@@ -1,0 +1,224 @@
+"""The order of a training step as a script of allocations, whatever ranks divide: what passes through the
+stage's parts, and what the optimizer makes. How parameters and gradients are kept is a subclass's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from memsheet.arith import Count
+from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.replay.script import (
+    Lifetimes,
+    Played,
+    Recorded,
+    Script,
+    Sized,
+    play_backward,
+    play_forward,
+)
+from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.optimizers import optimizer_bytes, optimizer_work, step_count_bytes
+from memsheet.formulas.tapes.evaluate import Part
+from memsheet.plan.dtypes import INT64
+from memsheet.plan.plan import OptimizerName, Plan
+
+MOST_MICROBATCHES = 3
+"""Of a step: from the second on all are alike."""
+PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT})
+"""Optimizers with two alike states of a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a step has beside its parts. ``beside``: bytes that are there all the time; ``named``: that the
+    training loop still names from the loss to the end of the step; ``keeps_gradients``: they are there in
+    forward, and those of every micro-batch are added to them.
+    """
+
+    beside: int = 0
+    named: int = 0
+    keeps_gradients: bool = False
+
+
+class Run:
+    """Steps of one stage as they are written into a script: here of a model that the rank has to itself."""
+
+    def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: Told) -> None:
+        self.walk, self.plan, self.lifetimes, self.script, self.told = walk, plan, lifetimes, Script(), told
+        self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
+        self.recorded: dict[int, Recorded] = {}
+        self.gradients: list[int] = []
+        self.states: list[int] = []
+        self.named: list[int] = []
+        self.later = False  # whether a micro-batch before this one has left gradients
+        self.prepare()
+
+    # ---- how parameters and gradients are kept --------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """What is known before the first step."""
+
+    def kept_elements(self, held: Held) -> Count:
+        """Elements of a parameter that the rank keeps between steps."""
+        return held.elements
+
+    def load_beside(self) -> None:
+        """What is made before the first step beside parameters."""
+
+    def enter(self, group: Group, number: int) -> None:
+        """Before a part's forward. ``number``: of its layer; -1 of the embeddings, -2 of the head."""
+
+    def leave(self, number: int) -> None:
+        """After a part's forward."""
+
+    def leave_forward(self) -> None:
+        """When the model's forward is over; the loss comes before and after."""
+
+    def enter_backward(self, number: int) -> None:
+        """Before a part's backward."""
+
+    def prefetch(self, number: int) -> None:
+        """What is asked for while a part's backward runs."""
+
+    def take_gradients(self, number: int, made: Sequence[int]) -> None:
+        """After a part's backward, which made these gradients of parameters."""
+        del number
+        self.gradients += made
+
+    def end_backward(self) -> None:
+        """When the first part's backward is over."""
+
+    @property
+    def adds(self) -> bool:
+        """Whether a gradient goes as soon as it is made, because it is added to one that is there."""
+        return self.later
+
+    # ---- a step --------------------------------------------------------------------------------------------
+
+    def part(self, part: Part, lifetimes: Lifetimes = Lifetimes.RECORDED) -> Recorded:
+        """A part's tapes with their sizes. Only layers are compiled."""
+        if id(part) not in self.recorded:
+            assert part.played is not None
+            tape, light, axes = part.played
+            first = Sized.of(light, axes, lifetimes) if light else None
+            self.recorded[id(part)] = Recorded(
+                Sized.of(tape, axes, Lifetimes.RECORDED if light else lifetimes), first
+            )
+        return self.recorded[id(part)]
+
+    def load(self) -> None:
+        """The rank's part of all parameters, and what is there beside."""
+        self.script.take(self.told.beside)
+        for h in self.held():
+            self.script.take(int(h.dtype.nbytes(self.kept_elements(h))))
+        self.load_beside()
+
+    def held(self) -> list[Held]:
+        """Every parameter, in order, each as often as it is there."""
+        groups = [self.walk.embeddings, *self.layers, self.walk.head]
+        return [h for group in groups if group for h in group.parameters for _ in range(h.times)]
+
+    def step(self) -> None:
+        if not self.later:
+            self.script.give(self.gradients)
+            self.gradients = []
+        for number in range(min(self.plan.accumulation, MOST_MICROBATCHES)):
+            self.later = self.later or number > 0
+            self._micro_batch()
+        self._optimize()
+        self.script.give(self.named)
+        self.named = []
+        # none of theirs goes where they are set to zero
+        self.later = self.told.keeps_gradients and self.plan.accumulation == 1
+
+    def _micro_batch(self) -> None:
+        tokens = int(INT64.nbytes(self.plan.training.microbatch * self.plan.training.seq_len))
+        inputs = [self.script.take(tokens), self.script.take(tokens)]
+        played, loss = self._forward()
+        self._backward(played, loss)
+        self.script.give(inputs)
+
+    def _forward(self) -> tuple[list[Played], Played | None]:
+        script, walk, played = self.script, self.walk, list[Played]()
+        x: int | None = None
+        if walk.embeddings:
+            self.enter(walk.embeddings, FIRST)
+            done, x = play_forward(script, self.part(walk.embeddings.part), None, lingers=True)
+            played.append(done)
+            self.leave(FIRST)
+        for number, group in enumerate(self.layers):
+            self.enter(group, number)
+            done, x = play_forward(script, self.part(group.part, self.lifetimes), x, lingers=True)
+            played.append(done)
+            self.leave(number)
+        loss = None
+        if walk.head and walk.loss:
+            self.enter(walk.head, LAST)
+            done, x = play_forward(script, self.part(walk.head.part), x, lingers=True)
+            played.append(done)
+            self.leave_forward()
+            script.give(self.named)
+            self.named = [script.take(self.told.named)] if self.told.named else []
+            loss, _ = play_forward(script, self.part(walk.loss), x, lingers=True)
+        self.leave_forward()
+        for done in (*played, *([loss] if loss else [])):
+            script.give(done.lingering)
+        return played, loss
+
+    def _backward(self, played: list[Played], loss: Played | None) -> None:
+        script, g = self.script, None
+        if loss is not None:
+            made, g = play_backward(script, loss, None, adds=self.adds)
+            self.prefetch(LAST)
+            own, g = play_backward(script, played.pop(), g, adds=self.adds)
+            self.take_gradients(LAST, [*made, *own])
+        for number in reversed(range(len(self.layers))):
+            self.enter_backward(number)
+            self.prefetch(number)
+            made, g = play_backward(script, played.pop(), g, adds=self.adds)
+            self.take_gradients(number, made)
+        if played:
+            self.enter_backward(FIRST)
+            made, g = play_backward(script, played.pop(), g, adds=self.adds)
+            self.take_gradients(FIRST, made)
+        if g is not None:
+            script.give((g,))
+        self.end_backward()
+
+    def _optimize(self) -> None:
+        plan, script = self.plan, self.script
+        if plan.optimizer is None:
+            return
+        stepped = [(h, int(self.kept_elements(h))) for h in self.held() if h.trains]
+        if not self.states:
+            for h, elements in stepped:
+                self.states += [script.take(size) for size in self._state_sizes(h, elements) if size]
+        work = optimizer_work(plan)
+        sizes = [int(work.dtype(h, plan).nbytes(elements)) for h, elements in stepped]
+        if work.together:
+            script.give([script.take(size) for size in sizes for _ in range(work.together)])
+        elif work.alone:
+            self._step_one_by_one(sizes, work.alone, work.left)
+
+    def _state_sizes(self, held: Held, elements: int) -> tuple[int, ...]:
+        """Bytes of the tensors that the optimizer keeps for one."""
+        step, optimizer = step_count_bytes(self.plan), self.plan.optimizer
+        rest = int(optimizer_bytes(held, elements, self.plan)) - step
+        halves = (rest // 2, rest - rest // 2) if optimizer and optimizer.name in PAIRED else (rest,)
+        return (step, *halves)
+
+    def _step_one_by_one(self, sizes: Iterable[int], alone: int, left: int) -> None:
+        """Copies of one tensor at a time, beside what a variable still names of the one before."""
+        before: list[int] = []
+        for size in sizes:
+            held = [self.script.take(size) for _ in range(alone)]
+            self.script.give(before)
+            before = held[len(held) - left :]
+            self.script.give(held[: len(held) - left])
+        self.script.give(before)
+
+
+FIRST, LAST = -1, -2
+"""Numbers of the embeddings and of the head among the layers."""
