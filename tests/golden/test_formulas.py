@@ -19,6 +19,7 @@ PLAIN = {
     "grad_scaler.scaler_bytes": "as many bytes for every model",
     "grad_scaler.unscaling_bytes": "as many bytes for every model",
     "states.optimizers.fused_backward_step": "copies by the optimizer's name",
+    "states.optimizers.step_count_bytes": "four bytes or none",
     "step_time.schedule.bubble_share": "a share by the schedule's name",
 }
 """Formulas that take no count, and print a number."""

@@ -102,12 +102,8 @@ def test_bad_input_is_told_on_stderr_and_is_two(capsys, arguments, said):
 
 def test_where_nothing_fits_the_change_that_helps_is_named(capsys):
     _, out, _ = ask(capsys, "seq-len", "llama-3-8b", "--gpus", "1xA100-80GB")
-    flags = (
-        next(line for line in out.splitlines() if line.startswith("To fit"))
-        .split("add ")[1]
-        .split(" · ")[0]
-        .split()
-    )
+    told = " ".join(out.partition("To fit  ")[2].split("\n\n")[0].split())
+    flags = told.split("add ")[1].split(" · ")[0].split()
     code, out, _ = ask(capsys, "seq-len", "llama-3-8b", "--gpus", "1xA100-80GB", *flags)
     assert code == 0
     assert out.startswith("FITS")

@@ -327,7 +327,7 @@ def test_a_cure_typed_as_it_is_printed_is_the_one_that_was_accounted(
 def test_tables_in_fp32_are_beside_axolotls_sheet(attention: str) -> None:
     answer = memsheet.train("llama-3.1-8b", engine="axolotl", gpus="1xH100-80GB", attention=attention)
     assert answer.verdict is not None
-    assert answer.verdict.result is (Result.UNCERTAIN if attention == "sdpa" else Result.FITS)
+    assert answer.verdict.result is Result.FITS
     assert any("in fp32" in note for note in answer.notes) is (attention == "sdpa")
 
 

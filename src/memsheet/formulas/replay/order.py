@@ -4,7 +4,7 @@ stage's parts, and what the optimizer makes. How parameters and gradients are ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memsheet.arith import Count
@@ -19,13 +19,21 @@ from memsheet.formulas.replay.script import (
     play_forward,
 )
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.states.optimizers import optimizer_bytes, optimizer_work, step_count_bytes
+from memsheet.formulas.states.optimizers import (
+    Work,
+    fp32_copy_bytes,
+    optimizer_bytes,
+    optimizer_work,
+    step_count_bytes,
+)
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import OptimizerName, Plan
 
 MOST_MICROBATCHES = 3
 """Of a step: from the second on all are alike."""
+THREADS = 2
+"""That multiply matrices: the one that runs forward, and autograd's."""
 PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT})
 """Optimizers with two alike states of a tensor."""
 
@@ -33,12 +41,14 @@ PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT})
 @dataclass(frozen=True, slots=True)
 class Told:
     """What a step has beside its parts. ``beside``: bytes that are there all the time; ``named``: that the
-    training loop still names from the loss to the end of the step; ``keeps_gradients``: they are there in
+    training loop still names from the loss to the end of the step; ``workspace``: that cuBLAS takes for
+    either thread that multiplies matrices, at its first product; ``keeps_gradients``: they are there in
     forward, and those of every micro-batch are added to them.
     """
 
     beside: int = 0
     named: int = 0
+    workspace: int = 0
     keeps_gradients: bool = False
 
 
@@ -52,10 +62,11 @@ class Run:
         self.gradients: list[int] = []
         self.states: list[int] = []
         self.named: list[int] = []
+        self.multiplied = 0  # threads that have multiplied matrices
         self.later = False  # whether a micro-batch before this one has left gradients
         self.prepare()
 
-    # ---- how parameters and gradients are kept --------------------------------------------------------------
+    # ---- how parameters and gradients are kept -----------------------------------------------------------
 
     def prepare(self) -> None:
         """What is known before the first step."""
@@ -150,7 +161,10 @@ class Run:
             self.leave(FIRST)
         for number, group in enumerate(self.layers):
             self.enter(group, number)
-            done, x = play_forward(script, self.part(group.part, self.lifetimes), x, lingers=True)
+            workspace = 0 if self.multiplied else self.told.workspace
+            part = self.part(group.part, self.lifetimes)
+            done, x = play_forward(script, part, x, lingers=True, workspace=workspace)
+            self.multiplied = max(self.multiplied, 1)
             played.append(done)
             self.leave(number)
         loss = None
@@ -172,7 +186,9 @@ class Run:
         if loss is not None:
             made, g = play_backward(script, loss, None, adds=self.adds)
             self.prefetch(LAST)
-            own, g = play_backward(script, played.pop(), g, adds=self.adds)
+            workspace = self.told.workspace if self.multiplied < THREADS else 0
+            own, g = play_backward(script, played.pop(), g, adds=self.adds, workspace=workspace)
+            self.multiplied = THREADS
             self.take_gradients(LAST, [*made, *own])
         for number in reversed(range(len(self.layers))):
             self.enter_backward(number)
@@ -200,7 +216,8 @@ class Run:
         if work.together:
             script.give([script.take(size) for size in sizes for _ in range(work.together)])
         elif work.alone:
-            self._step_one_by_one(sizes, work.alone, work.left)
+            raised = [int(fp32_copy_bytes(h, n, plan)) if work.wide else 0 for h, n in stepped]
+            self._step_one_by_one(sizes, raised, work)
 
     def _state_sizes(self, held: Held, elements: int) -> tuple[int, ...]:
         """Bytes of the tensors that the optimizer keeps for one."""
@@ -209,14 +226,15 @@ class Run:
         halves = (rest // 2, rest - rest // 2) if optimizer and optimizer.name in PAIRED else (rest,)
         return (step, *halves)
 
-    def _step_one_by_one(self, sizes: Iterable[int], alone: int, left: int) -> None:
+    def _step_one_by_one(self, sizes: Sequence[int], raised: Sequence[int], work: Work) -> None:
         """Copies of one tensor at a time, beside what a variable still names of the one before."""
         before: list[int] = []
-        for size in sizes:
-            held = [self.script.take(size) for _ in range(alone)]
+        for size, wider in zip(sizes, raised, strict=True):
+            lifted = [self.script.take(wider)] if wider else []
+            held = [self.script.take(size) for _ in range(work.alone)]
             self.script.give(before)
-            before = held[len(held) - left :]
-            self.script.give(held[: len(held) - left])
+            before = held[len(held) - work.left :]
+            self.script.give([*held[: len(held) - work.left], *lifted])
         self.script.give(before)
 
 

@@ -160,41 +160,73 @@ def _play_alone(script: Script, log: Log, sized: Sized, held: dict[int, int], ke
             script.events.append(~held.pop(index))
 
 
+def _first_product(sized: Sized) -> int:
+    """How many events of a forward come before the workspace of its first product of matrices: those up to
+    its result's.
+    """
+    made = next((one.writes[0] for one in sized.tape.forward_operations if one.terms and one.writes), None)
+    entries = sized.tape.entries
+    events = enumerate(sized.forward, 1)
+    return next(
+        (
+            at
+            for at, (event, i) in events
+            if event is Event.ALLOC
+            and made == (entries[i].shape, entries[i].dtype)
+            and "/output" in entries[i].path
+        ),
+        0,
+    )
+
+
 def play_forward(
-    script: Script, part: Recorded, given: int | None, *, lingers: bool = False
+    script: Script, part: Recorded, given: int | None, *, lingers: bool = False, workspace: int = 0
 ) -> tuple[Played, int | None]:
     """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward
     is over is the caller's to free (``Played.lingering``), else it goes with the part's forward.
+    ``workspace``: bytes that its first product of matrices takes for good, once its result has a place (torch
+    aten/src/ATen/native/cuda/Blas.cpp, cuda/CublasHandlePool.cpp).
     """
     sized = part.light or part.own
     tape = sized.tape
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
-    _play_log(
-        script,
-        sized.forward,
-        sized,
-        held,
-        tape.outputs | cached | (tape.handed if part.light else frozenset()),
-    )
+    keeps = tape.outputs | cached | (tape.handed if part.light else frozenset())
+    if workspace and not sized.heirs:
+        first = _first_product(sized)
+        _play_log(script, sized.forward[:first], sized, held, keeps)
+        script.take(workspace)
+        _play_log(script, sized.forward[first:], sized, held, keeps)
+    else:
+        if workspace:
+            script.take(workspace)
+        _play_log(script, sized.forward, sized, held, keeps)
     out = next((held.pop(index) for index in tape.outputs if index in held), None)
     stays = cached - tape.saved - tape.handed
     return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
 
 
 def play_backward(
-    script: Script, played: Played, gradient: int | None, *, adds: bool = False
+    script: Script, played: Played, gradient: int | None, *, adds: bool = False, workspace: int = 0
 ) -> tuple[list[int], int | None]:
     """A part's backward: its parameters' gradients, which stay unless one ``adds`` them to others, and the
-    gradient that it hands back.
+    gradient that it hands back. ``workspace`` as in ``play_forward``.
     """
     sized, tape = played.part.own, played.part.own.tape
     held = _run_again(script, played) if played.part.light else played.held
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[tape.backward[0][1]] = gradient
     back = _handed_back(sized)
-    _play_log(script, tape.backward, sized, held, back, adds=adds)
+    log = tape.backward
+    if workspace:
+        first = next(
+            (at for at, (event, i) in enumerate(log, 1) if event is Event.ALLOC and i not in held), 0
+        )
+        _play_log(script, log[:first], sized, held, back, adds=adds)
+        script.take(workspace)
+        log = log[first:]
+    _play_log(script, log, sized, held, back, adds=adds)
     returned = next((held.pop(index) for index in back if index in held), None)
     left = [held.pop(index) for index in tape.gradients if index in held]
     script.give(held.values())

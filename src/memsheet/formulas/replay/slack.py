@@ -12,7 +12,7 @@ from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
-from memsheet.formulas.replay.order import Told
+from memsheet.formulas.replay.order import THREADS, Told
 from memsheet.formulas.replay.steps import Reserved
 from memsheet.formulas.states.gradients import accumulates_gradients
 from memsheet.plan.device import Cluster
@@ -89,7 +89,9 @@ def _equal_steps_reserved(
         return None
     how, shape = run_config_of(plan, engine), plan.training.shape
     code = model_code(engine.layers)
+    workspaces = _workspaces(items)
     told = Told(
+        workspace=int(workspaces.value) // THREADS,
         beside=int(code.shared(model, plan, shape, how).total),
         named=int(code.named(model, plan, shape, how).total),
         keeps_gradients=accumulates_gradients(plan, engine),
@@ -99,9 +101,22 @@ def _equal_steps_reserved(
         sum(int(item.at[when].value) for item in items if when in item.at and item.component not in OUTSIDE)
         for when in Instant
     )
-    return alike.steady_reserved_bytes(
-        stage, plan, _bytes_left_for_step(items, cluster), told, engine.sharding, tensors
+    found = alike.steady_reserved_bytes(
+        stage, plan, _bytes_left_for_step(items, cluster) + workspaces, told, engine.sharding, tensors
     )
+    if found is None:
+        return None
+    ends = (found.bytes.low, found.bytes.value, found.bytes.high)
+    return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes)
+
+
+def _workspaces(items: Iterable[Item]) -> Bytes:
+    """What cuBLAS takes of torch's allocator, at the size that is expected: the row beside has its range."""
+    sizes = [item.largest.value for item in items if (item.component, item.path) == BLAS]
+    return Bytes.exact(sum(sizes))
+
+
+BLAS = (Component.WORKSPACES, "cublas")
 
 
 OUTSIDE = (Component.ALLOCATOR_SLACK, Component.CONTEXT, Component.WORKSPACES)

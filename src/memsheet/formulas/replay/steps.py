@@ -13,7 +13,7 @@ from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.gathered import GatheredUnits
-from memsheet.formulas.replay.order import Run, Told
+from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.whole import WholeModel
 from memsheet.plan.engine import Sharding
@@ -108,13 +108,13 @@ def steady_reserved_bytes(
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is
     through: what kernels are fused, and what an operation makes inside, is not known. Expected is what is
-    recorded; what torch.compile makes takes the place of what went.
+    recorded; what torch.compile makes takes the place of what went. Libraries' workspaces are in it.
     """
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     settings = Settings(expandable_segments=plan.expandable_segments)
     script, start = script_of_steps(walk, plan, expected, told, sharding)
-    if abs(script.live_peak(start) - tensors) > APART * tensors:
+    if abs(script.live_peak(start) - THREADS * told.workspace - tensors) > APART * tensors:
         return None
     value, flushes = replay_within_room(script, start, settings, rooms[1])
     (low, _), (high, _) = (

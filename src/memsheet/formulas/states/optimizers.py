@@ -96,6 +96,9 @@ STATES_EACH = {Name.SGD: 0, Name.SGD_MOMENTUM: 1, Name.LION: 1}
 """Numbers beside an element where they are not two."""
 
 
+@formula(
+    cites=TORCH_OPTIM, at="adam.py _init_group: a count of steps each, on the device where the step is fused"
+)
 def step_count_bytes(plan: Plan) -> int:
     """What a tensor's count of steps takes of the device, where it is kept there."""
     assert plan.optimizer is not None

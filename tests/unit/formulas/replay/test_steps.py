@@ -8,6 +8,7 @@ import pytest
 
 from memsheet.allocator.settings import Settings
 from memsheet.formulas.groups import StageLayers
+from memsheet.formulas.replay.order import Told
 from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Script
 from memsheet.formulas.replay.steps import (
     Reserved,
@@ -17,6 +18,7 @@ from memsheet.formulas.replay.steps import (
     script_of_steps,
     steady_reserved_bytes,
 )
+from memsheet.formulas.replay.whole import bucket_sizes
 from memsheet.plan.engine import Sharding
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes
@@ -41,7 +43,7 @@ def steps_of(
     walk: StageLayers, plan: Plan, sharding: Sharding = Sharding.PER_PARAMETER_SHARDS
 ) -> tuple[list[str], ...]:
     """What is there before the first step; it; and the last one."""
-    script, start = script_of_steps(walk, plan, Lifetimes.RECORDED, 999, sharding)
+    script, start = script_of_steps(walk, plan, Lifetimes.RECORDED, Told(999), sharding)
     words = told(script)
     begin = words.index("+384")
     return words[:begin], words[begin:start], words[start:]
@@ -249,8 +251,54 @@ def test_what_fits_at_its_most_is_not_given_more(
     """Layers that keep all to their end reserve 20 where the device leaves least; then those that keep less
     need no more than is left there, though they would cache more in more.
     """
-    ends = iter([(10, False), (30, True), (20, False)])
+    ends = iter([(30, True), (10, False), (20, False)])
     monkeypatch.setattr("memsheet.formulas.replay.steps.replay_within_room", lambda *_: next(ends))
-    assert steady_reserved_bytes(
-        stage(), planned(), Bytes(least, 40, 50), 0, Sharding.PER_PARAMETER_SHARDS
-    ) == Reserved(found, True)
+    tensors = script_of_steps(stage(), planned(), Lifetimes.RECORDED, Told(), UNITS)[0].live_peak(0)
+    room = Bytes(least, 40, 50)
+    assert steady_reserved_bytes(stage(), planned(), room, Told(), UNITS, tensors) == Reserved(found, True)
+
+
+def test_a_script_that_leaves_something_out_decides_nothing() -> None:
+    script, start = script_of_steps(stage(), planned(), Lifetimes.RECORDED, Told(), UNITS)
+    tensors = script.live_peak(start)
+    assert steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, tensors) is not None
+    assert steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, 2 * tensors) is None
+
+
+def test_later_micro_batches_add_their_gradients_to_the_first_ones() -> None:
+    """autograd's accumulate_grad.h: the first gradient is kept as it is, those of later ones are added."""
+    plan = planned(1, engine="transformers", global_batch=6)
+    _, _, last = steps_of(stage(layers=1), plan, WHOLE)
+    first = "+384 +384 +40 +40 +60 +4 +60 -60 +37 +40 -60 -40 +53 +40 -40 -40 +81 -40 -384 -384"
+    later = "+384 +384 +40 +40 +60 +4 +60 -60 +37 -37 +40 -60 -40 +53 -53 +40 -40 -40 +81 -81 -40 -384 -384"
+    assert last == words_of("-37 -53 -81", first, later)
+
+
+def test_gradients_that_are_set_to_zero_stay() -> None:
+    plan = planned(1, engine="transformers")
+    script, start = script_of_steps(
+        stage(layers=1), plan, Lifetimes.RECORDED, Told(keeps_gradients=True), WHOLE
+    )
+    passes = "+384 +384 +40 +40 +60 +4 +60 -60 +37 -37 +40 -60 -40 +53 -53 +40 -40 -40 +81 -81 -40 -384 -384"
+    assert told(script, start) == words_of(passes)
+
+
+def test_what_the_loop_still_names_stays_to_the_end_of_the_step() -> None:
+    plan = planned(1, engine="transformers")
+    script, start = script_of_steps(stage(layers=1), plan, Lifetimes.RECORDED, Told(named=7), WHOLE)
+    words = told(script, start)
+    assert words[-1] == "-7"
+    assert words.index("+7") < words.index("+4")
+
+
+@pytest.mark.parametrize(
+    ("gradients", "buckets"),
+    [
+        ([], []),
+        ([10], [10]),
+        ([MIB, 10], [MIB, 10]),
+        ([MIB // 2, MIB, 30 * MIB, 5], [MIB * 3 // 2, 30 * MIB, 5]),
+    ],
+)
+def test_buckets_are_closed_when_they_hold_their_size(gradients: list[int], buckets: list[int]) -> None:
+    assert bucket_sizes(gradients) == buckets
