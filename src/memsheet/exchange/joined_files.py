@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.script_defaults import KINDS, derived_microbatch, of_the_script
+from memsheet.exchange.shared.trainers import with_master
 from memsheet.plan.check import flatten_document
 from memsheet.plan.overriding import without_overridden
 
@@ -144,7 +145,21 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
     )
     left = LOADED if raised and own.request.get("adapter.rank") is None else ()
     said = {key: held for key, held in own.request.items() if key not in left}
+    said |= _sixteen_bits_of_deepspeed(said, others)
     return {**said, "loss": "fused"} if said.get("loss") == IN_PIECES else said
+
+
+def _sixteen_bits_of_deepspeed(said: Mapping[str, Any], others: Sequence[Read]) -> Mapping[str, Any]:
+    """What a training's own switch for sixteen bits makes of DeepSpeed where no file of its own says: the
+    launcher writes it there (accelerate 1.15.0 accelerator.py, _prepare_deepspeed: bf16.enabled and
+    fp16.enabled of its mixed precision, which the Trainer's bf16 and fp16 set).
+    """
+    width = said.get("precision.compute")
+    silent = not any("precision.parameters" in other.request for other in others)
+    engines = {other.request.get("engine") for other in others}
+    if engines != {"deepspeed"} or not silent or width not in ("bf16", "fp16") or said.get("adapter.rank"):
+        return {}
+    return with_master(width)
 
 
 def _without_defaults(

@@ -39,12 +39,13 @@ v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is 
 
 LESSENING = re.compile(
     r"liger_(?:rope|rms_norm|rms_norm_gated|layer_norm|swiglu|glu_activation|cross_entropy)$"
-    r"|enable_liger_kernel\b|freeze_language_model$"
+    r"|enable_liger_kernel\b|freeze_language_model$|script\.labels$"
 )
 """Kernels of Liger's, which keep and pass no more than what they stand for: norms keep their input and a
 number a row, the gated product its two inputs, rotary embeddings and the gradient of logits are made in place
 (linkedin/Liger-Kernel src/liger_kernel/ops/rms_norm.py, swiglu.py, rope.py, cross_entropy.py). A
-model of which a part is frozen holds no more than one that trains whole. What fits without them fits with
+model of which a part is frozen holds no more than one that trains whole, and one that tells some labels apart
+no more than one that tells a vocabulary's tokens. What fits without them fits with
 them.
 """
 

@@ -62,16 +62,21 @@ LEFT_OUT = frozenset({"node_modules", "site-packages", "__pycache__", "venv", "b
 
 
 def launch_files(files: tuple[str, ...]) -> list[Path]:
-    """The launches of a folder that has further ones with scripts or configurations in them; none of any
-    other files, which are those of one job, as a folder with memsheet's own plan or sheet in it is.
+    """The launches of a folder that has further ones with scripts or configurations in them, or several
+    shells that start something; none of any other files, which are those of one job, as a folder with
+    memsheet's own plan or sheet in it is.
     """
     root = Path(files[0]) if len(files) == 1 else None
     if root is None or not is_folder(root) or any((root / name).is_file() for name in (PLAN, SHEET)):
         return []
-    if all(path.parent == root for path in _named_paths(root)):
-        return []
+    flat = all(path.parent == root for path in _named_paths(root))
     found = list(_launches_below(root))
-    return found if len(found) > 1 or any(path.parent != root for path in found) else []
+    several = sum(path.suffix in SHELLS for path in found) > 1
+    return (
+        found
+        if several or (not flat and (len(found) > 1 or any(path.parent != root for path in found)))
+        else []
+    )
 
 
 def check_launches(

@@ -13,10 +13,11 @@ from typing import Any
 from memsheet.errors import InputError, input_error
 from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, find_format, read_text
 from memsheet.exchange.shared.beaker_jobs import experiment_script
+from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
-from memsheet.exchange.shared.launched_script import described_launches, first_script_launch
-from memsheet.exchange.shared.launcher_flags import NO_TEXTS, launched_reads
+from memsheet.exchange.shared.launched_script import ACCELERATE, TRL, described_launches, first_script_launch
+from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values, launched_reads
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import LAUNCHED
@@ -33,7 +34,8 @@ REPEATED = "a key that stands twice = the last of them, which PyYAML's loader ta
 UNKNOWN = "is not recognised as a configuration"
 YAML = (".yaml", ".yml")
 ENDINGS = (".json", ".toml", *YAML)
-OF_FLAGS = f"{SCRIPT}.{DEFAULTS}."
+BESIDE = f"{SCRIPT}."
+OF_FLAGS = f"{BESIDE}{DEFAULTS}."
 DESCRIBED = "flags = those of the first command that the script's text says it is started by"
 NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 """How a reason ends for which a folder is read without the file."""
@@ -128,6 +130,8 @@ def _written_configurations(name: str, text: str) -> dict[str, Read]:
 
 def _with_inline_file(name: str, own: Read) -> dict[str, Read]:
     """A training script, and apart from it the DeepSpeed configuration that it holds in place of a file."""
+    if own.form.name == TRL and ACCELERATE_NAMED in own.values:
+        return _with_launcher(name, own)
     inside = f"{INLINE}."
     held = {at.removeprefix(inside): value for at, value in own.values.items() if at.startswith(inside)}
     if INLINE not in own.form.refers or not held:
@@ -135,6 +139,20 @@ def _with_inline_file(name: str, own: Read) -> dict[str, Read]:
     rest = {at: value for at, value in own.values.items() if not at.startswith(inside)}
     script = replace(read_values(own.form, {**rest, INLINE: INLINE}), release=own.release)
     return {name: script, f"{name}: {INLINE}": read_values(find_format(INLINE), held)}
+
+
+ACCELERATE_NAMED = "accelerate_config"
+
+
+def _with_launcher(name: str, own: Read) -> dict[str, Read]:
+    """A YAML of ``trl sft --config``, and apart from it accelerate's configuration that it names."""
+    rest = dict(own.values)
+    flags = accelerate_values(trl_launcher_flags(rest))
+    launcher = read_values(find_format(ACCELERATE), flags)
+    return {
+        name: replace(read_values(own.form, rest), release=own.release),
+        f"{name}: {ACCELERATE}": launcher,
+    }
 
 
 def _told_command(name: str, text: str) -> str:
@@ -181,14 +199,18 @@ def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
     assumption.
     """
     flags = _flags_of(own)
-    over = {at: given[name] for name, (at, *_) in flags.items() if name in given}
+    over = {at: given[name] for name, (at, *_) in flags.items() if name in given and at in own.values}
     found = replace(read_values(own.form, {**own.values, **over}), release=own.release) if over else own
+    left = {at: (flag, line) for at, flag, line in flags.values() if at not in over and at in own.values}
     words = (
-        f"{at} = {assumed_value_text(own.values[at])} (line {line}: the default of {flag})"
-        for at, flag, line in flags.values()
-        if at not in over
+        f"{at.removeprefix(BESIDE)} = {assumed_value_text(own.values[at])} (line {line}: the default of {flag})"
+        for at, (flag, line) in left.items()
     )
-    return replace(found, assumed=(*found.assumed, *words))
+    # what other values are made of, which the command changes
+    lost = (
+        (flag, given[name]) for name, (at, flag, _) in flags.items() if name in given and at not in own.values
+    )
+    return replace(found, assumed=(*found.assumed, *words), unmodelled=(*found.unmodelled, *lost))
 
 
 def _launched_files(

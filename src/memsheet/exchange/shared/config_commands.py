@@ -35,7 +35,7 @@ ONE_DEVICE, ALONE = "single_device", "$.processes"
 """How torchtune's recipes of one process are called (recipes/), and where that is told."""
 _BF16 = {"mixed_precision": "bf16", "num_machines": 1, "num_processes": 8}
 _ZERO = {**_BF16, "distributed_type": "DEEPSPEED"}
-_FSDP = {**_BF16, "distributed_type": "FSDP"}
+_FSDP = {**_BF16, "distributed_type": "FSDP", "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 ACCELERATE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "fsdp1": {**_FSDP, "fsdp_version": 1, "fsdp_reshard_after_forward": "FULL_SHARD"}, "fsdp2": {**_FSDP, "fsdp_version": 2, "fsdp_reshard_after_forward": True},
     "multi_gpu": {**_BF16, "distributed_type": "MULTI_GPU"}, "single_gpu": {**_BF16, "distributed_type": "NO", "num_processes": 1},

@@ -10,7 +10,7 @@ from typing import Any
 
 from memsheet.exchange import find_format, flatten_tree
 from memsheet.exchange.shared.config_commands import AXOLOTL, FACTORY, OF_FILES, TUNE
-from memsheet.exchange.shared.file_format import Format, Read, is_key, read_format_values
+from memsheet.exchange.shared.file_format import UNSET, Format, Read, is_key, read_format_values
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
     DEEPSPEED,
@@ -25,7 +25,7 @@ from memsheet.exchange.shared.launched_script import (
 from memsheet.exchange.shared.loop_commands import command_loop_values
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
-from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT, arguments_of
+from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of
 from memsheet.guard.budget import TooMuchError
 
 NO_TEXTS: Mapping[str, str] = {}
@@ -46,7 +46,7 @@ OF_ZERO = (
 """
 
 
-OWN_FLAGS = ("open-instruct", "deepspeed-chat")
+OWN_FLAGS = ("open-instruct", "deepspeed-chat", "llamafactory")
 """Formats that are the flags of some project's scripts."""
 OTHERS = re.compile(r"(^|/)open_instruct/\w+\.py$")
 """Scripts beside those that are read, whose flags are called alike."""
@@ -120,27 +120,25 @@ def _by_flag_names(
     ) if words else ()
 
 
+LENGTH = f"{SCRIPT}.max_length"
+
+
 def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     """What a script for the Trainer says with the flags that it is started with: those that are the Trainer's
     own arguments, and those of its own that stand for one; nothing of any other script.
     """
     try:
-        said = arguments_of(text) if text else {}
+        said = arguments_of(text, found.arguments) if text else {}
     except (ValueError, TooMuchError):
         return {}
     if not said:
         return {}
     form = find_format("transformers")
     flat = dict(flatten_tree(said, whole=form.whole))
-    at_flags = {
-        flag.split(" ")[0].lstrip("-").replace("-", "_"): at
-        for at, flag in said.get(SCRIPT, {}).get(DEFAULTS, {}).items()
-    }
-    given = _as_said(form, found.arguments)
-    own = {at_flags[name]: held for name, held in given.items() if name in at_flags}
+    given, own = _as_said(form, found.arguments), dict[str, Any]()
     length = role_value("length", command_values(found.arguments))
-    if length is not None and positive_count(length.value):
-        own.setdefault(f"{SCRIPT}.max_length", length.value)
+    if length is not None and positive_count(length.value) and flat.get(LENGTH) in (None, UNSET):
+        own[LENGTH] = length.value
     return {**flat, **{name: held for name, held in given.items() if is_key(form, name)}, **own}
 
 
@@ -158,7 +156,11 @@ def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
     if found.launcher in (ACCELERATE, TRL):
-        return [read_format_values(find_format(ACCELERATE), _as_file(found.flags))] if found.flags else []
+        return (
+            [read_format_values(find_format(ACCELERATE), accelerate_values(found.flags))]
+            if found.flags
+            else []
+        )
     if found.launcher == DEEPSPEED and "num_gpus" in found.flags:
         return [
             read_format_values(
@@ -183,7 +185,7 @@ def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
     return []
 
 
-def _as_file(flags: Mapping[str, Any]) -> dict[str, Any]:
+def accelerate_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Flags of the launcher at the places that its file has for them."""
     kind = next((kind for at, kind in OF_TYPE.items() if flags.get(at) is True), None)
     said: dict[str, Any] = {"distributed_type": kind} if kind else {}

@@ -139,13 +139,13 @@ otherwise.
 """
 
 
-def arguments_of(text: str) -> Mapping[str, Any]:
+def arguments_of(text: str, given: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     """The last ``TrainingArguments`` of a script, with ``script.*`` for the rest; nothing where there are
-    none. Raises ValueError for no Python.
+    none. ``given``: the flags that a command starts it with. Raises ValueError for no Python.
     """
     if not any(name in text for name in ARGUMENTS):
         return {}
-    module = read_module(text, {})
+    module = read_module(text, {}, given)
     made = list(named_calls(module, ARGUMENTS, local=True)) or list(_parsed_arguments(module))
     if not made:
         return {}
@@ -196,7 +196,11 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         beside["adapter_dtype"] = ADAPTERS_OF_TRL
     if (flag := beside.pop(MODEL_FLAG, None)) is not None:
         taken[f"{SCRIPT}.model"] = flag
-    defaults = {at: f"{flag.name} {flag.line}" for at, flag in taken.items()}
+    defaults = {
+        f"{SCRIPT}.{at}" if at in own else at: f"{flag.name} {flag.line}"
+        for at, flag in taken.items()
+        if flag.line
+    }
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
 
@@ -235,6 +239,18 @@ def _arguments_named(*nodes: ast.AST) -> str | None:
     return next((one[0] for one in named if one and one[0] in ARGUMENTS), None)
 
 
+LABELS = re.compile(
+    r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b"
+)
+
+
+def _labels_key(called: str) -> dict[str, Any]:
+    """A model whose head tells labels apart, in place of a vocabulary's tokens."""
+    found = LABELS.search(called)
+    words = "(the sheet has a head and a loss of the whole vocabulary, which take more)"
+    return {"labels": f"of {found[0]} {words}"} if found else {}
+
+
 def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     """Which model is loaded, and how: by TRL's trainer where it is given a name, whatever the script loads
     beside (trl/trainer/utils.py, create_model_from_path), or by the script.
@@ -254,6 +270,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     if trained is None and found is not None:
         return {
             "dtype": UNSAID,
+            **_labels_key(found[WHOLE]),
             **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
             **from_pretrained_keys(found),
         }

@@ -87,7 +87,7 @@ FORMAT = Format(
     fixed=_required_factory_keys, problems=_factory_plan_problems, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
     absent=factory_implied_keys, refers=("deepspeed", FACTORY_FILE), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
     rename=_rename_factory_key, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
-    weighed=INSIDE_WEIGHED, moves=_factory_moves,
+    weighed=INSIDE_WEIGHED, moves=_factory_moves, starts=lambda _, given: given.keys() >= {"stage", "finetuning_type", "model_name_or_path"},
     differs={
         "precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)",
         "seq_len": "batches are padded to a multiple of 8 tokens (train/sft/workflow.py:65)",

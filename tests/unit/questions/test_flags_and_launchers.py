@@ -1,0 +1,135 @@
+"""What a command gives a script, and what a launcher makes of it, as the programs read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.cli import main
+
+SFT = """import argparse
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+p = argparse.ArgumentParser()
+p.add_argument("--model", default="meta-llama/Llama-3.1-8B")
+p.add_argument("--seq", type=int, default=2048)
+a = p.parse_args()
+model = AutoModelForCausalLM.from_pretrained(a.model)
+SFTTrainer(model=model, args=SFTConfig("o", max_length=a.seq, bf16=True), train_dataset=None).train()
+"""
+LABELS = """from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+model = AutoModelForSequenceClassification.from_pretrained("FacebookAI/xlm-roberta-base", num_labels=5)
+args = TrainingArguments("out", per_device_train_batch_size=32, bf16=True)
+def enc(b): return tok(b["text"], truncation=True, max_length=512, padding="max_length")
+Trainer(model=model, args=args, train_dataset=None).train()
+"""
+ZERO = json.dumps(
+    {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_batch_size": "auto"}
+)
+FLAGS = (
+    "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 --bf16"
+    " --dataset_name a/b"
+)
+FACTORY = (
+    "--stage sft --do_train --model_name_or_path 01-ai/Yi-6B --dataset a --template default"
+    " --finetuning_type full --output_dir o --cutoff_len 2048"
+)
+
+
+def checked(path: Path, capsys: pytest.CaptureFixture[str], gpus: str = "8xH100-80GB") -> dict[str, Any]:
+    main(["check", str(path), "--gpus", gpus, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def written(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+def test_a_length_that_is_a_flags_default_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, sft__py=SFT)
+    found = checked(tmp_path / "sft.py", capsys)
+    assert found["sheet"]["plan"]["seq_len"] == 2048
+    assert any("the default of --seq" in line for line in found["assumed"])
+
+
+def test_a_length_that_the_command_gives_comes_before_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, sft__py=SFT, run__sh="torchrun --nproc_per_node 8 sft.py --seq 16384\n")
+    found = checked(tmp_path / "run.sh", capsys)
+    assert found["sheet"]["plan"]["seq_len"] == 16384
+    assert not any("the default of --seq" in line for line in found["assumed"])
+    assert not [one for one in found["mistakes"] if one["rule"] == "unknown-key"]
+
+
+@pytest.mark.parametrize(("gpus", "result"), [("1xRTX4090", "uncertain"), ("1xH100-80GB", "fits")])
+def test_a_head_of_labels_takes_no_more_than_one_of_tokens(
+    gpus: str, result: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sheet is of the whole vocabulary: what fits with that fits, and what does not may."""
+    written(tmp_path, labels__py=LABELS)
+    assert checked(tmp_path / "labels.py", capsys, gpus)["result"] == result
+
+
+@pytest.mark.parametrize(
+    "launcher", ["--use_deepspeed --zero_stage 3", "--use_deepspeed --deepspeed_config_file z.json"]
+)
+def test_a_trainings_switch_for_sixteen_bits_is_deepspeeds(
+    launcher: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(
+        tmp_path, z__json=ZERO, run__sh=f"accelerate launch {launcher} --num_processes 8 sft.py {FLAGS}\n"
+    )
+    precision = checked(tmp_path / "run.sh", capsys)["sheet"]["plan"]["precision"]
+    assert (precision["parameters"], precision["compute"], precision["master_weights"]) == (
+        "bf16",
+        "bf16",
+        "fp32",
+    )
+
+
+def test_factory_flags_are_its_own_whatever_starts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its recompute is on where nobody says (hparams/model_args.py, disable_gradient_checkpointing)."""
+    written(
+        tmp_path,
+        z__json=ZERO,
+        run__sh=f"deepspeed --num_gpus 8 src/train.py {FACTORY} --bf16 --deepspeed z.json\n",
+    )
+    found = checked(tmp_path / "run.sh", capsys)
+    assert "llamafactory" in {one["format"] for one in found["files"]}
+    assert found["sheet"]["plan"]["recompute"]["mode"] == "full"
+
+
+@pytest.mark.parametrize(("named", "engine", "zero"), [("fsdp2", "fsdp2", 3), ("zero2", "deepspeed", 2)])
+def test_a_yaml_of_trl_names_accelerates_configuration(
+    named: str, engine: str, zero: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        "model_name_or_path: Qwen/Qwen2.5-7B",
+        "dataset_name: a/b",
+        "max_length: 2048",
+        f"accelerate_config: {named}",
+    ]
+    written(tmp_path, sft__yaml="\n".join(lines))
+    plan = checked(tmp_path / "sft.yaml", capsys)["sheet"]["plan"]
+    assert (plan["engine"], plan["zero"]) == (engine, zero)
+
+
+def test_several_shells_of_a_folder_are_launches_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(
+        tmp_path,
+        a__sh="vllm serve Qwen/Qwen2.5-7B\n",
+        b__sh="vllm serve mistralai/Mistral-7B-v0.1 --max-model-len 4096\n",
+    )
+    found = checked(tmp_path, capsys, "1xH100-80GB")
+    assert {Path(one["file"]).name for one in found["launches"]} == {"a.sh", "b.sh"}
