@@ -50,6 +50,14 @@ def test_a_target_that_no_module_is_called_by_is_passed_over(
     assert not [one for one in plain["mistakes"] if one["rule"] == "targets-passed-over"]
 
 
+@pytest.mark.parametrize("word", ["all-linear", "[self_attn.q_proj, v_proj]", "[q_proj, v_proj]"])
+def test_words_for_linear_layers_are_not_passed_over(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checked(LORA.replace("[q_proj, v_proj]", word), tmp_path, capsys)
+    assert not [one for one in found["mistakes"] if one["rule"] == "targets-passed-over"]
+
+
 def test_targets_of_which_none_is_a_module_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,8 +67,9 @@ def test_targets_of_which_none_is_a_module_are_refused(
 
 
 UNDER_DEEPSPEED = """
-accelerate launch --use_deepspeed --zero_stage 3 --mixed_precision bf16 --num_processes 8 examples/scripts/sft_vlm.py \\
-  --model_name_or_path Qwen/Qwen3-0.6B --dtype bfloat16 --max_length 512 --use_peft --lora_target_modules q_proj
+accelerate launch --use_deepspeed --zero_stage 3 --mixed_precision bf16 --num_processes 8 \\
+  examples/scripts/sft_vlm.py --model_name_or_path Qwen/Qwen3-0.6B --dtype bfloat16 --max_length 512 \\
+  --use_peft --lora_target_modules q_proj
 """
 
 
