@@ -22,9 +22,10 @@ FLAGS = {"--model": "model", "-M": "model", "--model_args": "args", "-a": "args"
 
 SWIFT, GENERATES, OWN_BACKENDS = "swift", ("infer", "deploy", "app"), ("transformers", "pt")
 OF_SWIFT = {"max_batch_size": "batch_size", "torch_dtype": "dtype", "attn_impl": "attn_implementation", "max_new_tokens": "max_new_tokens"}  # fmt: skip
-"""Flags of ms-swift's generation by transformers, which is what it runs where no backend is said and takes one
-sequence at once (modelscope/ms-swift 3602360 swift/arguments/infer_args.py:152-158).
+"""Flags of ms-swift's generation by transformers, which is what it runs where no backend is said and takes
+one sequence at once (modelscope/ms-swift 3602360 swift/arguments/infer_args.py:152-158).
 """
+FLASH = "attn_implementation"
 UNREAD_OF_SWIFT = ("adapters", "device_map", "quant_bits", "quant_method")
 """Flags with bytes of which nothing is read: with one of them the command is none that is known."""
 SEEN, RANKS = "CUDA_VISIBLE_DEVICES=", "NPROC_PER_NODE="
@@ -68,6 +69,7 @@ def _of_swift(words: Sequence[str], before: Sequence[str]) -> EvaluatedModel | N
     if backend not in OWN_BACKENDS or spread or unread or not isinstance(model, str):
         return None
     said = {own: given[at] for at, own in OF_SWIFT.items() if at in given}
+    said |= {FLASH: "flash_attention_2"} if str(said.get(FLASH, "")).startswith("flash") else {}
     return EvaluatedModel("swift/cli/infer", PLAIN, model, said)
 
 

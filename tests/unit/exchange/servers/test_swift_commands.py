@@ -49,7 +49,11 @@ OWN = "CUDA_VISIBLE_DEVICES=0 swift infer --model Qwen/Qwen3-8B --max_new_tokens
 
 @pytest.mark.parametrize(
     ("more", "batch"),
-    [("", 1), (" --infer_backend transformers --max_batch_size 16", 16), (" --infer_backend pt", 1)],
+    [
+        ("", 1),
+        (" --infer_backend transformers --max_batch_size 16", 16),
+        (" --infer_backend pt --attn_impl flash_attn", 1),
+    ],
 )
 def test_without_a_backend_transformers_generates(more: str, batch: int, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(OWN + more)
