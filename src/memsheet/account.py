@@ -102,6 +102,10 @@ def _resolved_rank_sheet(
             tensors = _ranged_items(step, engine)
         host_bytes = step.kept.host.bytes
         notes = (*step.kept.notes, *step.kept.host.notes, *model_code(engine.layers).notes(model))
+        if model.recording is not None:
+            from memsheet.formulas.model_code.recorded import kernel_on_record_notes
+
+            notes = (*notes, *kernel_on_record_notes(model.recording, plan))
         tensors += _paged_state_items(step.kept.paged, step.bags)
         items, gradients = [*tensors, *outside_tensors(plan, cluster, allocated)], _ended_gradients(step)
         if replays and cluster is not None and engine.replays:

@@ -298,8 +298,11 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
 
 
 def _has_needed_keys(form: Format, found: Mapping[str, Any]) -> bool:
-    """Whether a file has what each of its format has; ``...`` stands for any value."""
+    """Whether a file has what each of its format has, and nothing that none has; ``...`` stands for any
+    value.
+    """
     told = all(at in found and (value is ... or found[at] == value) for at, value in form.needs.items())
+    told = told and not form.never & found.keys()
     return told and (not form.needs_one or any(_stands_in(found, at) for at in form.needs_one))
 
 

@@ -122,14 +122,18 @@ def join_files(
 
 
 LOADED = tuple(f"precision.{name}" for name in ("parameters", "gradients", "moments", "reduce"))
+ADAPTERS = ("adapter.dtype",)
+"""Cast with the rest of the model by DeepSpeed, whatever the script makes them in (DeepSpeed 0.19.8
+deepspeed/runtime/engine.py:1755-1762).
+"""
 DIVIDED = ("fsdp1", "fsdp2", "deepspeed")
 IN_PIECES = "chunked"
 
 
 def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
     """What a script's file says, less what the launcher's makes of it: sharding with mixed precision raises
-    what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and DeepSpeed has its own dtypes. A
-    loss in pieces is not modelled under sharding: Liger's stands for it.
+    what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and DeepSpeed has its own dtypes, of
+    adapters too. A loss in pieces is not modelled under sharding: Liger's stands for it.
     """
     others = [
         other
@@ -143,7 +147,9 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
         for other in others
         if other is not own  # which has it in its own rows
     )
-    left = LOADED if raised and own.request.get("adapter.rank") is None else ()
+    left: tuple[str, ...] = LOADED if raised and own.request.get("adapter.rank") is None else ()
+    cast = any(other.request["engine"] == "deepspeed" for other in others)
+    left += ADAPTERS if cast else ()
     said = {key: held for key, held in own.request.items() if key not in left}
     said |= _sixteen_bits_of_deepspeed(said, others)
     return {**said, "loss": "fused"} if said.get("loss") == IN_PIECES else said

@@ -87,6 +87,24 @@ def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     return tuple(targets)
 
 
+def passed_over_targets(targets: Sequence[str], model: ModelSpec, engine: Engine) -> tuple[str, ...]:
+    """Of targets that are no linear layer those that peft passes over where others match, for no module with
+    a weight is called so: it refuses names of which none matches (huggingface/peft 5d602fd
+    src/peft/tuners/tuners_utils.py:943-953, 1025-1060). None of an engine with adapters of its own, no
+    pattern, and no word for layers that a tool finds.
+    """
+    if engine.layers is not None or "train" not in engine.tasks:
+        return ()
+    stacks = (*model.stacks, *(tower.stack for tower in model.towers))
+    layers = [block for stack in stacks for run in stack.runs for block in run.pattern]
+    towers = [weight for tower in model.towers for weight in (*tower.embeddings, *tower.projector)]
+    tensors = [*model.embeddings.weights, *model.head.weights, *towers, *model.extras]
+    tensors += [weight for block in layers for weight in block.weights]
+    names = {part for weight in tensors for part in weight.path.split(".")}
+    names |= {ALL_LINEAR, LINEAR_MODULES, *FUSED_TARGETS}
+    return tuple(one for one in targets if not is_pattern(one) and one.rpartition(".")[2] not in names)
+
+
 def _wrapped_beside_layers(model: ModelSpec, targets: Sequence[str]) -> tuple[str, ...]:
     """The towers in which a module of a target's name holds the linear layer (``run.adapters`` leaves them
     out).

@@ -271,7 +271,7 @@ def _account_job(
         alone = {at: held for at, held in whole.request.items() if not at.startswith(DRAFTING)}
         whole = replace(whole, request=alone)
     answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
-    whole = replace(whole, request=without.request)
+    whole = replace(whole, request=without.request, assumed=(*whole.assumed, *without.assumed))
     if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))

@@ -202,8 +202,9 @@ def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
     over = {at: given[name] for name, (at, *_) in flags.items() if name in given and at in own.values}
     found = replace(read_values(own.form, {**own.values, **over}), release=own.release) if over else own
     left = {at: (flag, line) for at, flag, line in flags.values() if at not in over and at in own.values}
+    said = {at: assumed_value_text(own.values[at]) for at in left}
     words = (
-        f"{at.removeprefix(BESIDE)} = {assumed_value_text(own.values[at])} (line {line}: the default of {flag})"
+        f"{at.removeprefix(BESIDE)} = {said[at]} (line {line}: the default of {flag})"
         for at, (flag, line) in left.items()
     )
     # what other values are made of, which the command changes

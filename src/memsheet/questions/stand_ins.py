@@ -160,6 +160,7 @@ STAND_INS = (
     StandIn("global_batch", "is not a multiple of", _own_micro_batch),
     StandIn("attention", r"not installed|does not exist for|not modelled|fp16 or bf16 only", _next_attention),
     StandIn("model", r"real code under \w+ attention|has no sdpa", _next_attention),
+    StandIn("loss", "is not known for", lambda *_: {"loss": None}),
     StandIn("zero", r"does not exist in fsdp1", _named_engine),
     StandIn("model", r"is no model of|is not built of|is not modelled of", _named_engine),
     StandIn("adapter.targets", "takes the routed experts|its adapter never runs", _named_targets),

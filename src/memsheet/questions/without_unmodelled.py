@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from memsheet.budget import Answer
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt, least_of
+from memsheet.plan.adapter_targets import passed_over_targets
+from memsheet.plan.engine_registry import find_engine
+from memsheet.questions.sized_models import BY_SIZE
 from memsheet.questions.stand_ins import stood_in
 
 UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
@@ -18,6 +21,7 @@ UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
 TARGETS, FULL = "adapter.targets", "adapter.full_modules"
 ABSENT = re.compile("names no linear layer")
 """What peft passes over where other names match."""
+OTHER_TARGETS = "the sheet is of the other targets"
 TABLES = ("lm_head", "embed_tokens", "wte", "word_embeddings")
 COPY_GRADIENT_MOMENTS = 4 + 4 + 8
 """Bytes an element of what trains whole beside adapters, at the most: a copy, its gradient and two moments,
@@ -49,11 +53,14 @@ Ask = Callable[[Mapping[str, Any]], Answer]
 
 
 class Left(NamedTuple):
-    """A request that is accounted, its answer, and why that is not sure to be the files'."""
+    """A request that is accounted, its answer, why that is not sure to be the files', and what of theirs
+    their program passes over.
+    """
 
     request: Mapping[str, Any]
     answer: Answer | None = None
     doubt: Doubt = Doubt("")
+    assumed: tuple[str, ...] = ()
 
 
 def answer_without(
@@ -82,10 +89,28 @@ def answer_without(
             full = request.get(FULL) if FULL not in kept else None
             changed = [key for key in {*request, *kept} if request.get(key) != kept.get(key)]
             least = least_of(answer, changed) if answer.verdict else 0
-            return Left(
-                kept, answer, Doubt("; ".join(dict.fromkeys(words)), least, _most_with_tables(answer, full))
-            )
+            over = _passed_over(request, kept, answer)
+            doubts = [one for one in dict.fromkeys(words) if one not in over]
+            most = _most_with_tables(answer, full)
+            doubt = Doubt("; ".join(doubts), least if doubts else 0, most)
+            return Left(kept, answer, doubt, tuple(over.values()))
     raise error
+
+
+def _passed_over(request: Mapping[str, Any], kept: Mapping[str, Any], answer: Answer) -> dict[str, str]:
+    """The targets that were left out and that are no module of the model, as remarks, by how each is told
+    where it may be one: peft gives adapters to the others and says nothing.
+    """
+    rest = list(map(str, kept.get(TARGETS) or ()))
+    gone = [str(one) for one in request.get(TARGETS) or () if str(one) not in rest]
+    engine = find_engine(answer.plan.engine)
+    if engine is None or answer.model.name.endswith(BY_SIZE):
+        return {}
+    reason = f"names no linear layer of {answer.model.name}"
+    return {
+        f"{OTHER_TARGETS}: {one} {reason}": f"{TARGETS} = {','.join(rest)} (no module is called {one})"
+        for one in passed_over_targets(gone, answer.model, engine)
+    }
 
 
 def _most_with_tables(answer: Answer, full: Any) -> int:
@@ -131,5 +156,5 @@ def _left_out(problem: Problem, request: Mapping[str, Any], said: Mapping[str, A
 
 def _problem_words(problem: Problem) -> str:
     if problem.field == TARGETS and ABSENT.search(problem.reason):
-        return f"the sheet is of the other targets: {problem.value} {problem.reason}"
+        return f"{OTHER_TARGETS}: {problem.value} {problem.reason}"
     return f"the sheet is without {problem.field} = {problem.value}, which {problem.reason}"

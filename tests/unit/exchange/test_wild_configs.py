@@ -28,7 +28,7 @@ FORMATS = {
     "dc": ("deepspeed-chat", "transformers", "deepspeed", "pytorch"),
     "oi": ("open-instruct", "accelerate", "transformers"),
     "tr": ("transformers", "trl", "accelerate"),
-    "ms": ("swift", "swift-megatron"),
+    "ms": ("swift", "swift-megatron", "pytorch"),
     "ve": ("verl",),
     "lg": ("litgpt",),
     "mf": ("llm-foundry",),

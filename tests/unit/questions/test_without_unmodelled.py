@@ -17,7 +17,7 @@ LORA = "adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\n"
 LEFT = {
     "optimizer.name": "optimizer: adamw_torch_4bit\n",
     "adapter.full_modules": LORA + "lora_modules_to_save: [norm, lm_head]\n",
-    "adapter.targets": LORA.replace("q_proj,", "q_proj, wqkv_of_another,"),
+    "adapter.targets": LORA.replace("q_proj,", "q_proj, embed_tokens,"),
 }
 
 
@@ -34,6 +34,53 @@ def test_a_sheet_with_a_doubt_is_made(key: str, tmp_path: Path, capsys: pytest.C
     assert found.get("sheet"), found["why_not"]
     assert found["result"] == "uncertain"
     assert "the sheet is" in found["doubt"]
+
+
+def test_a_target_that_no_module_is_called_by_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As peft does where others match; the sheet is the others', and no doubt is left."""
+    found = checked(LORA.replace("q_proj,", '"q_proj,", gate_projection, k_proj,'), tmp_path, capsys)
+    plain = checked(LORA.replace("q_proj,", "k_proj,"), tmp_path, capsys)
+    assert found["doubt"] == plain["doubt"]
+    assert found["sheet"]["plan"]["adapter"] == plain["sheet"]["plan"]["adapter"]
+    (told,) = [one for one in found["mistakes"] if one["rule"] == "targets-passed-over"]
+    assert "q_proj, or gate_projection" in told["says"]
+    assert any("no module is called gate_projection" in one for one in found["assumed"])
+    assert not [one for one in plain["mistakes"] if one["rule"] == "targets-passed-over"]
+
+
+@pytest.mark.parametrize("word", ["all-linear", "[self_attn.q_proj, v_proj]", "[q_proj, v_proj]"])
+def test_words_for_linear_layers_are_not_passed_over(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checked(LORA.replace("[q_proj, v_proj]", word), tmp_path, capsys)
+    assert not [one for one in found["mistakes"] if one["rule"] == "targets-passed-over"]
+
+
+def test_targets_of_which_none_is_a_module_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checked(LORA.replace("q_proj, v_proj", "gate_projection, wqkv"), tmp_path, capsys)
+    assert found.get("sheet") is None
+    assert "names no linear layer" in found["why_not"][0]
+
+
+UNDER_DEEPSPEED = """
+accelerate launch --use_deepspeed --zero_stage 3 --mixed_precision bf16 --num_processes 8 \\
+  examples/scripts/sft_vlm.py --model_name_or_path Qwen/Qwen3-0.6B --dtype bfloat16 --max_length 512 \\
+  --use_peft --lora_target_modules q_proj
+"""
+
+
+def test_deepspeed_casts_the_adapters_of_a_script_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "d.sh").write_text(UNDER_DEEPSPEED)
+    main(["check", str(tmp_path / "d.sh"), "--gpus", "8xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found.get("sheet"), found["why_not"]
+    assert found["sheet"]["plan"]["adapter"]["dtype"] == "bf16"
 
 
 def test_tables_that_train_whole_widen_the_range(tmp_path: Path) -> None:

@@ -4,16 +4,18 @@ accounted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule, answer_fits
+from memsheet.plan.adapter_targets import passed_over_targets
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Attention
 from memsheet.sheet import Component
 
+TARGETS = "adapter.targets"
 _LESS_ZERO = {
     "deepspeed": ((0, "stage 0"), (2, "stage 2")),
     "fsdp2": ((2, "fsdp_reshard_after_forward: false"),),
@@ -112,6 +114,30 @@ def _eager_attention(case: Case) -> Iterator[Found]:
         )
 
 
+def _passed_over_targets(case: Case) -> Iterator[Found]:
+    """Names that peft finds no module for while it finds others."""
+    plan = case.trained
+    engine = find_engine(plan.engine) if plan else None
+    if case.model is None or plan is None or plan.adapter is None or engine is None:
+        return
+    for name, read in case.reads.items():
+        asked = read.request.get(TARGETS) or ()
+        gone = (
+            [str(one) for one in asked if one not in plan.adapter.targets] if isinstance(asked, list) else []
+        )
+        if over := passed_over_targets(gone, case.model, engine):
+            yield Found(
+                where=f"{name}: target modules",
+                says=f"no module is called {' or '.join(over)}, which peft passes over without a word",
+                cure=_words_apart(over) or "leave it out, or name layers that the model has",
+            )
+
+
+def _words_apart(names: Sequence[str]) -> str:
+    """A cure for words that are parted by commas, which a command line takes as part of them."""
+    return "names without commas between them" if any("," in name for name in names) else ""
+
+
 def _kept_whole(case: Case) -> Iterator[Found]:
     for name, read in case.of("accelerate", *TRAINERS, "torchtitan", "torchtitan-toml"):
         engine = find_engine(str(case.request.get("engine")))
@@ -202,6 +228,11 @@ PLANS = (
     ),
     Rule(id="few-kv-heads", source="Ainslie et al. 2023, GQA, section 2.2", looks=_few_heads),
     Rule(id="eager-attention", source="Dao et al. 2022, FlashAttention, section 3", looks=_eager_attention),
+    Rule(
+        id="targets-passed-over",
+        source="huggingface/peft 5d602fd src/peft/tuners/tuners_utils.py:943-953, 1025-1060",
+        looks=_passed_over_targets,
+    ),
     Rule(
         id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole
     ),

@@ -22,6 +22,13 @@ TUNE, TUNE_FILE = "tune", "tune run"
 """torchtune's (pytorch/torchtune v0.6.1 torchtune/_cli/run.py: torchrun's flags, a recipe, ``--config`` and
 key=value over it).
 """
+SWIFT_FILE, SWIFT_MEGATRON_FILE = "$.file", "$.megatron_file"
+OF_SWIFT = frozenset({
+    "tuner_type", "train_type", "sft_type", "rlhf_type", "split_dataset_ratio", "model_author", "device_groups", "colocate_groups", "sampler_engine",
+})  # fmt: skip
+"""Keys at the top of a file for ms-swift's command (modelscope/ms-swift 3602360 swift/arguments) that no
+other tool's has.
+"""
 OF_FILES: Mapping[str, str] = {FACTORY_FILE: "llamafactory", AXOLOTL_FILE: "axolotl", TUNE_FILE: "torchtune"}
 """By where such a command has its file, the format of both."""
 STARTS = re.compile(

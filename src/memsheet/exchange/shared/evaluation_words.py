@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.frozen import dataclass
 
 HARNESS, LIGHT = "lm_eval", "lighteval"
@@ -18,6 +19,16 @@ _PARTS = re.compile(r"(\w+)=((?:\{[^{}]*\}|\[[^\[\]]*\]|[^,{}\[\]])*)")
 MOST_PARTS = 64
 FLAGS = {"--model": "model", "-M": "model", "--model_args": "args", "-a": "args", "--batch_size": "batch_size", "-b": "batch_size", "--max_batch_size": "max_batch_size"}  # fmt: skip
 """EleutherAI/lm-evaluation-harness 4e7e0d4 lm_eval/_cli/run.py:78-146."""
+
+SWIFT, GENERATES, OWN_BACKENDS = "swift", ("infer", "deploy", "app"), ("transformers", "pt")
+OF_SWIFT = {"max_batch_size": "batch_size", "torch_dtype": "dtype", "attn_impl": "attn_implementation", "max_new_tokens": "max_new_tokens"}  # fmt: skip
+"""Flags of ms-swift's generation by transformers, which is what it runs where no backend is said and takes
+one sequence at once (modelscope/ms-swift 3602360 swift/arguments/infer_args.py:152-158).
+"""
+FLASH = "attn_implementation"
+UNREAD_OF_SWIFT = ("adapters", "device_map", "quant_bits", "quant_method")
+"""Flags with bytes of which nothing is read: with one of them the command is none that is known."""
+SEEN, RANKS = "CUDA_VISIBLE_DEVICES=", "NPROC_PER_NODE="
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,8 @@ class EvaluatedModel:
 def model_arguments(words: Sequence[str]) -> EvaluatedModel | None:
     """What an evaluation is told of its model, None where a command is no evaluation that is known."""
     for at, word in enumerate(words):
+        if word.rpartition("/")[2] == SWIFT and words[at + 1 : at + 2] and words[at + 1] in GENERATES:
+            return _of_swift(words[at + 2 :], words[:at])
         base = word.rpartition("/")[2].replace("-", "_")
         module = at > 0 and words[at - 1] in ("-m", "--module")
         if base == HARNESS and (module or word.rpartition("/")[2] in ("lm_eval", "lm-eval")):
@@ -40,6 +53,24 @@ def model_arguments(words: Sequence[str]) -> EvaluatedModel | None:
         if base == LIGHT and words[at + 1 : at + 2] and words[at + 1] in ENGINES_OF_LIGHT:
             return _of_light(words[at + 1 :])
     return None
+
+
+def _of_swift(words: Sequence[str], before: Sequence[str]) -> EvaluatedModel | None:
+    """ms-swift's own generation, of one process a card: with more cards than processes it spreads layers over
+    them (swift/model/utils.py, get_default_device_map), which is left unread.
+    """
+    given = flags_of(list(words))[0]
+    seen = next((word for word in reversed(before) if word.startswith(SEEN)), "").removeprefix(SEEN)
+    ranks = next((word for word in reversed(before) if word.startswith(RANKS)), "").removeprefix(RANKS)
+    spread = not seen or seen.count(",") + 1 > (int(ranks) if ranks.isdecimal() else 1)
+    backend = given.get("infer_backend", "transformers")
+    model = given.get("model")
+    unread = any(given.get(at) for at in UNREAD_OF_SWIFT)
+    if backend not in OWN_BACKENDS or spread or unread or not isinstance(model, str):
+        return None
+    said = {own: given[at] for at, own in OF_SWIFT.items() if at in given}
+    said |= {FLASH: "flash_attention_2"} if str(said.get(FLASH, "")).startswith("flash") else {}
+    return EvaluatedModel("swift/cli/infer", PLAIN, model, said)
 
 
 def _of_harness(words: Sequence[str]) -> EvaluatedModel | None:

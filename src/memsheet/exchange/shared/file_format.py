@@ -130,6 +130,7 @@ class Format:
     needs: Mapping[str, Any] = field(
         default_factory=dict
     )  # values that stand at its top in each of its files
+    never: frozenset[str] = frozenset()  # keys at the top of other tools' files, which none of its files has
     needs_one: frozenset[str] = (
         frozenset()
     )  # places, ``a.b`` inside an object, of which each of its files has one

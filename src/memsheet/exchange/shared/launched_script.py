@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from inspect import cleandoc
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +60,7 @@ COMMAND_LINE = re.compile(
     re.MULTILINE,
 )
 """How a line of prose begins that is a command."""
-SWITCHES_OF_PYTHON = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-q", "-v", "-P", "-W", "-X")
+SWITCHES_OF_PYTHON = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-i", "-q", "-v", "-P", "-W", "-X")
 VALUED_OF_PYTHON = ("-W", "-X")
 """Switches of the interpreter, and those of them that a word follows (Python 3, Using Python: command
 line).
@@ -132,16 +133,24 @@ def script_launches(text: str) -> Iterator[Launch]:
 
 
 def described_launches(text: str, name: str) -> str:
-    """What the text of a Python script says before its code that starts it, as a shell's; nothing where it
-    says no such command.
+    """What a Python script says in texts of its own, before its code or between it, that starts it, as a
+    shell's; nothing where it says no such command.
     """
     try:
-        told = ast.get_docstring(ast.parse(text)) or ""
+        told = "\n\n".join(_own_texts(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError):
         return ""
     said = "\n\n".join(_command_blocks(told))
     own = any(found.script.rpartition("/")[2] == name for found in script_launches(said))
     return said if own else ""
+
+
+def _own_texts(module: ast.Module) -> Iterator[str]:
+    """Texts that stand for themselves at the top of a module: its docstring, and those behind it."""
+    for statement in module.body:
+        held = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(held, ast.Constant) and isinstance(held.value, str):
+            yield cleandoc(held.value)
 
 
 def _command_blocks(told: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.config_commands import OF_FILES
+from memsheet.exchange.shared.config_commands import OF_FILES, SWIFT_FILE, SWIFT_MEGATRON_FILE
 from memsheet.exchange.shared.file_format import AUTO, Read
 
 LAUNCHED = ("deepspeed", "accelerate", "torchrun", "slurm", "kubernetes", "trainjob", "skypilot")
@@ -37,6 +37,8 @@ KINDS = {
     "--config-name": "verl",
     "$.config": "litgpt",
     "$.parameters": "llm-foundry",
+    SWIFT_FILE: "swift",
+    SWIFT_MEGATRON_FILE: "swift-megatron",
     **OF_FILES,
 }
 """Which format a file is of that a key names; of DeepSpeed's for every other."""

@@ -20,7 +20,7 @@ from memsheet.formulas.tapes.recorded import layer_tape, tape_of_pass
 from memsheet.formulas.tapes.tape import Shape, Tape
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType
 from memsheet.plan.model import Block, ModelSpec
-from memsheet.plan.plan import AdapterKind, Loss, Plan, RecomputeMode
+from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 from memsheet.plan.workload import PassShape
 from memsheet.recording import (
     CASTS_ARGUMENTS,
@@ -131,6 +131,7 @@ def recorded_run(
             "bf16-autocast, bf16-pure or fp32",
         )
     words |= {"recompute": "full"} if recompute else {}
+    words |= {"attention": SDPA} if words["attention"] == FLASH and keeps_as_sdpa(recording) else {}
     asked = {**words, **json.loads(how.side), **({"several": True} if several else {})}
     one_size = how.at is not None and words.get("loss") == Loss.FUSED.value  # its chunks are of powers of two
     run = None if one_size else recording.run_of(json.dumps(asked, sort_keys=True))
@@ -148,6 +149,17 @@ def recorded_run(
             "microbatch", None, why, "give --microbatch and --seq-len; `memsheet train` answers"
         )
     return run
+
+
+FLASH, SDPA = AttentionKind.FLASH.value, AttentionKind.SDPA.value
+
+
+def keeps_as_sdpa(recording: Recording) -> bool:
+    """Whether flash-attn's kernel, which runs on no fake tensors, keeps what sdpa's does: queries, keys,
+    values, the output and a logarithm a row of each head, where sdpa is given no mask, for which heads would
+    be repeated (transformers 5.23.0 integrations/sdpa_attention.py:43-52, 128-138). A window is a mask.
+    """
+    return not recording.windows
 
 
 def _holds_at(run: RecordedRun, how: RunConfig) -> bool:
@@ -201,6 +213,12 @@ def _of_model(
         )
 
     return bytes_of
+
+
+def kernel_on_record_notes(recording: Recording, plan: Plan) -> tuple[str, ...]:
+    """That another kernel is on record than the plan's, where it is."""
+    other = plan.attention is AttentionKind.FLASH and keeps_as_sdpa(recording)
+    return ("attention is on record as sdpa's kernel, which keeps what flash-attn's does",) if other else ()
 
 
 def record_notes(model: ModelSpec) -> tuple[str, ...]:

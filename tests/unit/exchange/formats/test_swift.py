@@ -21,8 +21,11 @@ swift sft \\
 MEGATRON = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B-Instruct --max_length 2048 "
 
 
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+
+
 def reading(text: str) -> Read:
-    return read_text("train.sh", text, {"json": parse_json, "yaml": parse_yaml})
+    return read_text("train.sh", text, PARSERS)
 
 
 @pytest.mark.parametrize(
@@ -121,3 +124,72 @@ def test_a_server_beside_a_training_has_a_sheet_that_is_not_all_of_the_file(tmp_
         (tmp_path / "run.sh").write_text(text)
         found = memsheet.check(tmp_path / "run.sh", gpus="1xA100-80GB")
         assert ("starts a training, too" in found.doubt) is doubted
+
+
+FILE = """model: Qwen/Qwen2.5-7B-Instruct
+tuner_type: lora
+target_modules: [q_proj, v_proj]
+per_device_train_batch_size: 2
+max_length: 1024
+deepspeed: zero2
+"""
+OVER_MEGATRON = """ENV:
+  NPROC_PER_NODE: '4'
+model: Qwen/Qwen3-8B
+tuner_type: lora
+micro_batch_size: 2
+max_length: 1024
+"""
+RAY = """rlhf_type: grpo
+model: Qwen/Qwen3-8B
+micro_batch_size: 2
+max_length: 1024
+colocate_groups: [[train, rollout]]
+train:
+  gpus: 4
+  tuner_type: lora
+  tensor_model_parallel_size: 2
+rollout:
+  gpus: 4
+  vllm_tensor_parallel_size: 2
+"""
+RANKS = """use_ray: true
+device_groups:
+  nproc_per_node: 4
+  default: {device: GPU, ranks: 'list(range(0, 4))', workers: [default]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "wanted"),
+    [
+        (FILE, "swift", {"engine": "deepspeed", "zero": 2, "microbatch": 2, "adapter.rank": 8, "seq_len": 1024}),
+        (FILE + RANKS, "swift", {"@gpus": 4}),
+        (json.dumps({"model": "Qwen/Qwen3-8B", "tuner_type": "full", "max_length": 64}), "swift", {"seq_len": 64}),
+        (OVER_MEGATRON, "swift-megatron", {"@gpus": 4, "microbatch": 2, "adapter.rank": 8, "seq_len": 1024}),
+        (RAY, "swift-megatron", {"@gpus": 4, "mesh.tp": 2, "adapter.rank": 8}),
+    ],
+)  # fmt: skip
+def test_a_file_in_place_of_flags_is_read_with_the_same_rows(text: str, form: str, wanted: dict) -> None:
+    found = read_text("job.json" if text[0] == "{" else "job.yaml", text, PARSERS)
+    assert found.form.name == form
+    assert {key: found.request.get(key) for key in wanted} == wanted
+    assert not found.unknown
+    assert ("colocate_groups" in dict(found.unmodelled)) is (text == RAY)
+
+
+@pytest.mark.parametrize("said", ["sft conf/job.yaml", "sft --config $(dirname $0)/conf/job.yaml"])
+def test_flags_go_over_the_file_that_a_command_names(said: str, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "job.yaml").write_text(FILE)
+    (tmp_path / "run.sh").write_text(f"NPROC_PER_NODE=2 swift {said} --max_length 512\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB")
+    assert found.answer is not None
+    plan = found.answer.plan
+    assert (plan.training.seq_len, plan.engine, plan.zero) == (512, "deepspeed", 2)
+    assert not any(read.unknown for read in found.reads.values())
+
+
+def test_files_of_other_trainers_stay_theirs() -> None:
+    other = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\nbf16: true\n"
+    assert read_text("args.yaml", other, PARSERS).form.name == "transformers"

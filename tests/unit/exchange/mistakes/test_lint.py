@@ -78,6 +78,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     ),
     "yaml-1.1": ({YAML: FSDP.format(reshard="true").replace("mixed_precision: bf16", "mixed_precision: no")}, {}),
     "eager-attention": ({DS: deepspeed()}, {"attention": "eager"}),
+    "targets-passed-over": ({ARGS: "per_device_train_batch_size: 1\nmax_length: 512\nuse_peft: true\nlora_target_modules: [q_proj, gate_projection]\nmodel_name_or_path: Qwen/Qwen3-0.6B\nbf16: true\nuse_liger_kernel: true\ndataset_name: a\n"}, {}),
     "no-reshard": ({YAML: FSDP.format(reshard="false")}, {"model": "llama-3-70b"}),
     "fsdp-version": ({YAML: FSDP.format(reshard="true").replace("  fsdp_version: 2\n", "")}, {}),
     "no-wrap-policy": ({YAML: FSDP.format(reshard="true").replace("TRANSFORMER_BASED_WRAP", "NO_WRAP")}, {}),

@@ -42,3 +42,42 @@ def test_its_own_generation_is_no_engine_of_these(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("swift infer --model Qwen/Qwen3-8B --infer_backend lmdeploy\n")
     with pytest.raises(memsheet.InputError):
         memsheet.check(tmp_path / "run.sh", gpus="1xA100-80GB")
+
+
+OWN = "CUDA_VISIBLE_DEVICES=0 swift infer --model Qwen/Qwen3-8B --max_new_tokens 512"
+
+
+@pytest.mark.parametrize(
+    ("more", "batch"),
+    [
+        ("", 1),
+        (" --infer_backend transformers --max_batch_size 16", 16),
+        (" --infer_backend pt --attn_impl flash_attn", 1),
+    ],
+)
+def test_without_a_backend_transformers_generates(more: str, batch: int, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(OWN + more)
+    found = memsheet.check(tmp_path / "run.sh", gpus="1xA100-80GB")
+    assert found.answer is not None
+    plan = found.answer.plan
+    assert (plan.engine, plan.serving.max_sequences, plan.serving.output_tokens) == (
+        "transformers",
+        batch,
+        512,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OWN.replace("DEVICES=0", "DEVICES=0,1"),
+        OWN.partition(" ")[2],
+        f"{OWN} --quant_bits 4",
+        f"{OWN} --adapters a",
+    ],
+)
+def test_layers_that_are_spread_or_changed_are_not_read(text: str, tmp_path: Path) -> None:
+    """With more cards than processes each holds a part of the layers."""
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(memsheet.InputError):
+        memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB")

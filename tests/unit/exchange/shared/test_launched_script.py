@@ -11,7 +11,7 @@ import pytest
 import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import MOST_SCRIPT, read_text
-from memsheet.exchange.shared.launched_script import filled_commands, first_script_launch
+from memsheet.exchange.shared.launched_script import described_launches, filled_commands, first_script_launch
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.recognised_files import recognise_files
@@ -346,3 +346,19 @@ def test_a_model_below_a_folder_that_a_variable_names_is_known_by_its_own(tmp_pa
     found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
     assert found.answer is not None
     assert found.answer.model.name == "llama-3.1-8b"
+
+
+BEHIND = """import torch
+
+TEXT = "python other.py --model_name_or_path a/b"
+'''
+python -i examples/scripts/ppo/ppo.py \\
+    --model_name_or_path EleutherAI/pythia-1b-deduped
+'''
+"""
+
+
+def test_a_text_behind_the_imports_says_the_command_too() -> None:
+    """A text that a name is given is the program's own."""
+    assert "pythia-1b" in described_launches(BEHIND, "ppo.py")
+    assert described_launches(BEHIND, "other.py") == ""

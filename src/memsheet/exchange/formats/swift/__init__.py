@@ -19,6 +19,7 @@ from memsheet.exchange.formats.swift.commands import (
     read_processes,
     swift_flags,
 )
+from memsheet.exchange.formats.swift.config_files import config_file_values
 from memsheet.exchange.formats.swift.names import KNOWN
 from memsheet.exchange.formats.swift.written import (
     KERNELS,
@@ -35,6 +36,7 @@ from memsheet.exchange.formats.swift.written import (
     with_adapter,
 )
 from memsheet.exchange.shared.colocated_server import MODE, SHARE, SWITCH, colocated_moves
+from memsheet.exchange.shared.config_commands import SWIFT_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, plan_word, read_format_values
 from memsheet.exchange.shared.trainer_script import SCRIPT
 from memsheet.exchange.shared.trainers import (
@@ -232,6 +234,11 @@ def _rename_swift_key(at: str) -> str:
     return RENAMED.get(at, at)
 
 
+def _swift_values(text: str) -> Mapping[str, Any]:
+    """Flags of a command, or the keys of the file that it may be given."""
+    return config_file_values(text, megatron=False) or swift_flags(text, "swift", SWIFT_FILE)
+
+
 def _method_of(values: Values) -> Mapping[str, Any]:
     """What trains by another method keeps further models or several sequences, and is told by its name."""
     return {
@@ -262,7 +269,7 @@ FORMAT: Format = Format(
     name="swift", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},
     problems=_swift_plan_problems, beside=BESIDE, differs=TRANSFORMERS.differs, compose=compose_swift_command,
     notes=("data is yours: run it as `bash train.sh --dataset NAME --learning_rate 1e-4`",), said={"task": "train"}, marks=frozenset({METHOD}),
-    parse=lambda text: swift_flags(text, "swift"), rename=_rename_swift_key, absent=_method_of, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
+    parse=_swift_values, rename=_rename_swift_key, absent=_method_of, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
     unmodelled={
         METHOD: METHODS[:2], "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),
         "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,), "freeze_parameters": (), "freeze_parameters_ratio": (0, 0.0),
@@ -272,5 +279,5 @@ FORMAT: Format = Format(
         "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
         "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (),
     },
-    known=KNOWN - {key.at for key in KEYS}, moves=_swift_moves,
+    refers=(SWIFT_FILE,), known=(KNOWN | {SWIFT_FILE, "device_groups.*"}) - {key.at for key in KEYS}, moves=_swift_moves,
 )  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 from memsheet.exchange.shared.flag_words import flags_of, plain_value
@@ -13,11 +14,13 @@ from memsheet.exchange.shared.shell_text import ShellScript
 
 METHODS = ("sft", "pt", "rlhf")
 METHOD, PROCESSES, NODES = "$.method", "$.nproc_per_node", "$.nnodes"
+CONFIG, FILES = "--config", (".yaml", ".yml", ".json")
 VARIABLES = {PROCESSES: "NPROC_PER_NODE", NODES: "NNODES"}
 
 
-def swift_flags(text: str, program: str) -> Mapping[str, Any]:
-    """What the first training command of ``program`` (swift, megatron) is given; nothing where there is none.
+def swift_flags(text: str, program: str, at_file: str) -> Mapping[str, Any]:
+    """What the first training command of ``program`` (swift, megatron) is given, the name of a file at
+    ``at_file``; nothing where there is none.
 
     Raises ValueError for text that is no shell.
     """
@@ -28,8 +31,21 @@ def swift_flags(text: str, program: str) -> Mapping[str, Any]:
         found = _method_and_rest(words, program)
         if found is not None:
             method, rest = found
-            return {METHOD: method, **_processes(script), **flags_of(list(_until_redirected(rest)))[0]}
+            given = list(_until_redirected(rest))
+            named = file_of_command(given)
+            said = {**({at_file: named} if named else {}), **flags_of(given)[0]}
+            said = {at: held for at, held in said.items() if at != CONFIG.lstrip("-") or not named}
+            return {METHOD: method, **_processes(script), **said}
     return {}
+
+
+def file_of_command(words: Sequence[str]) -> str | None:
+    """The file that a command is given before its flags, or behind ``--config``
+    (swift/cli/main.py:38-47, swift/ray/megatron/pipeline.py:403).
+    """
+    at = words.index(CONFIG) + 1 if CONFIG in words else len(words)
+    behind = takewhile(lambda word: not word.startswith("--"), words[at:])  # a folder may be several words
+    return next((word for word in (*words[:1], *behind) if word.endswith(FILES)), None)
 
 
 def _method_and_rest(words: Sequence[str], program: str) -> tuple[str, Sequence[str]] | None:

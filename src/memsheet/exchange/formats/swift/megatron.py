@@ -19,7 +19,9 @@ from memsheet.exchange.formats.swift.commands import (
     read_processes,
     swift_flags,
 )
+from memsheet.exchange.formats.swift.config_files import config_file_values
 from memsheet.exchange.formats.swift.names import KNOWN
+from memsheet.exchange.shared.config_commands import SWIFT_MEGATRON_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.fused_modules import layers_of_modules
 from memsheet.exchange.shared.trainers import comma_separated_names
@@ -40,8 +42,10 @@ USUAL: Mapping[str, Any] = {
 
 
 def _megatron_words(text: str) -> Mapping[str, Any]:
-    """Flags in the words of Megatron-LM; those of its own, and of the command, as they stand."""
-    found = swift_flags(text, "megatron")
+    """Flags, or the keys of the file that a command is given, in the words of Megatron-LM; those of its own,
+    and of the command, as they stand.
+    """
+    found = config_file_values(text, megatron=True) or swift_flags(text, "megatron", SWIFT_MEGATRON_FILE)
     values = {_megatron_word(name): held for name, held in found.items()}
     return {**values, PROGRAM: "megatron"} if values else {}
 
@@ -115,9 +119,11 @@ FORMAT = Format(
     unmodelled={
         **MEGATRON.unmodelled, METHOD: METHODS[:2], "task_type": ("causal_lm",), "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,),
         "teacher_model": (), "ref_model": (), "reward_model": (), "use_vllm": (False,), "loss_type": (), "target_regex": (), "freeze_parameters_ratio": (0, 0.0),
-        "virtual_pipeline_model_parallel_size": (1,),
+        "virtual_pipeline_model_parallel_size": (1,), "colocate_groups": (),
     },
+    refers=(SWIFT_MEGATRON_FILE,),
     known=(MEGATRON.known | KNOWN | {
+        SWIFT_MEGATRON_FILE, "rollout.*", "teacher.*", "nnodes", "teacher_kl_coef",
         "packing", "torch_dtype", "model_author", "finetune", "mcore_model", "mcore_adapter", "lora_dtype", "use_precision_aware_optimizer", "attn_impl",
         "linear_decoupled_in_proj", "offload_bridge", "merge_lora", "num_workers", "quant_method", "quant_bits", "dtype", "padding_free", "warmup_fraction",
         "gradient_accumulation_fusion", "masked_softmax_fusion", "experts_impl", "train_type", "sequence_packing_scheduler",
