@@ -128,7 +128,7 @@ def test_the_verdict_is_told_with_whose_it_is(
     found = memsheet.check(tmp_path / "a.sh", gpus=gpus)
     assert found.result is result
     assert words in found.doubt
-    assert "vLLM's activations" in found.doubt
+    assert "graphs of vLLM beside" in found.doubt
 
 
 @pytest.mark.parametrize(
