@@ -111,7 +111,7 @@ def _resolved_rank_sheet(
         if replays and cluster is not None and engine.replays:
             from memsheet.formulas.replay.slack import items_with_replayed_slack
 
-            items, said = items_with_replayed_slack(items, built, plan, engine, cluster, allocated)
+            items, said = items_with_replayed_slack(items, built, plan, engine, cluster, allocated, stage)
             notes = (*notes, *said)
     else:
         from memsheet.formulas.serving.servers import server_of

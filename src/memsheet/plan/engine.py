@@ -55,6 +55,11 @@ class Sharding(Enum):
         return self in (Sharding.FLAT_SHARDS, Sharding.PER_PARAMETER_SHARDS)
 
     @property
+    def leaves_tensors(self) -> bool:
+        """Whether states are tensors of their own, and not parts of buffers."""
+        return self not in (Sharding.DISTRIBUTED_OPTIMIZER, Sharding.PARTITIONED)
+
+    @property
     def nests_units(self) -> bool:
         """Whether what a unit inside a layer gathers and reduces apart from it is written down here."""
         return self is Sharding.PER_PARAMETER_SHARDS

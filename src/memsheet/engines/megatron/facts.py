@@ -24,6 +24,7 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp"),
     zero=(0, 1),
     default_zero=1,
+    replays=True,
     sharding=Sharding.DISTRIBUTED_OPTIMIZER,
     layers="megatron",
     layer_kernels=LayerKernels(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group, StageLayers
@@ -38,18 +39,32 @@ PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT})
 """Optimizers with two alike states of a tensor."""
 
 
+class Buffers(NamedTuple):
+    """Bytes of a rank's states that lie in buffers, or are cut from what does."""
+
+    parameters: int
+    gradients: int
+    master_weights: int
+    moments: int
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What a step has beside its parts. ``beside``: bytes that are there all the time; ``named``: that the
     training loop still names from the loss to the end of the step; ``workspace``: that cuBLAS takes for
     either thread that multiplies matrices, at its first product; ``keeps_gradients``: they are there in
-    forward, and those of every micro-batch are added to them.
+    forward, and those of every micro-batch are added to them; ``stepping``: bytes that the optimizer makes
+    for itself, where it is not known tensor by tensor; ``stage``: of the pipeline; ``buffers``: what states
+    lie in where they are not tensors of their own.
     """
 
     beside: int = 0
     named: int = 0
     workspace: int = 0
     keeps_gradients: bool = False
+    stepping: int = 0
+    stage: int = 0
+    buffers: Buffers | None = None
 
 
 class Run:
@@ -147,11 +162,11 @@ class Run:
     def _micro_batch(self) -> None:
         tokens = int(INT64.nbytes(self.plan.training.microbatch * self.plan.training.seq_len))
         inputs = [self.script.take(tokens), self.script.take(tokens)]
-        played, loss = self._forward()
-        self._backward(played, loss)
+        played, loss = self.forward()
+        self.backward(played, loss)
         self.script.give(inputs)
 
-    def _forward(self) -> tuple[list[Played], Played | None]:
+    def forward(self) -> tuple[list[Played], Played | None]:
         script, walk, played = self.script, self.walk, list[Played]()
         x: int | None = None
         if walk.embeddings:
@@ -176,12 +191,14 @@ class Run:
             script.give(self.named)
             self.named = [script.take(self.told.named)] if self.told.named else []
             loss, _ = play_forward(script, self.part(walk.loss), x, lingers=True)
+        elif x is not None:
+            script.give((x,))  # sent to the stage behind, and let go (deallocate_pipeline_outputs)
         self.leave_forward()
         for done in (*played, *([loss] if loss else [])):
             script.give(done.lingering)
         return played, loss
 
-    def _backward(self, played: list[Played], loss: Played | None) -> None:
+    def backward(self, played: list[Played], loss: Played | None) -> None:
         script, g = self.script, None
         if loss is not None:
             made, g = play_backward(script, loss, None, adds=self.adds)

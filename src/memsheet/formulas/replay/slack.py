@@ -5,14 +5,16 @@ allocated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.model_code import model_code
+from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
-from memsheet.formulas.replay.order import THREADS, Told
+from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
 from memsheet.formulas.states.gradients import accumulates_gradients
 from memsheet.plan.device import Cluster
@@ -36,6 +38,7 @@ def items_with_replayed_slack(
     engine: Engine,
     cluster: Cluster,
     allocated: Mapping[Instant, Count],
+    stage: int = 0,
 ) -> tuple[list[Item], tuple[str, ...]]:
     """``items`` with the slack of the step's own allocations, where they are those of one pass and could fit
     at all, and what there is to say of it.
@@ -49,15 +52,29 @@ def items_with_replayed_slack(
     elif (
         not model.towers and not plan.training.image_tokens and not engine.varies
     ):  # lengths that are all alike are an exception there
-        found = _equal_steps_reserved(items, model, plan, engine, cluster)
+        found = _equal_steps_reserved(items, stage_model(model, plan, stage), plan, engine, cluster, stage)
     if found is None:
         return items, ()
     evidence = lengths.REPLAYED if plan.training.varied else alike.REPLAYED
     row = replayed_slack_item(found.bytes, allocated, evidence)
+    if not engine.sharding.leaves_tensors:
+        row = _within_share(row, items)
     return [
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
         row,
     ], FLUSHES if found.flushes else ()
+
+
+def _within_share(row: Item, items: Iterable[Item]) -> Item:
+    """The row with the range of the share that it takes the place of: which parameters a rank's part of a
+    buffer is of, and what is made before the first step, is known for its first rank alone.
+    """
+    share = next(item for item in items if item.component is Component.ALLOCATOR_SLACK)
+    at = {
+        when: Bytes(min(share.at[when].low, size.low), size.value, max(share.at[when].high, size.high))
+        for when, size in row.at.items()
+    }
+    return replace(row, at=at)
 
 
 def replayed_slack_item(found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence) -> Item:
@@ -82,7 +99,7 @@ def _exceeds_device(items: Sequence[Item], cluster: Cluster) -> bool:
 
 
 def _equal_steps_reserved(
-    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster
+    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, stage: int
 ) -> Reserved | None:
     """What is reserved by steps that are all alike."""
     if not alike.is_equal_step_replayable(plan, engine.sharding):
@@ -90,24 +107,48 @@ def _equal_steps_reserved(
     how, shape = run_config_of(plan, engine), plan.training.shape
     code = model_code(engine.layers)
     workspaces = _workspaces(items)
+    loaded, stepped = _tensor_bytes(items, Instant.LOAD), _tensor_bytes(items, Instant.OPTIMIZER_STEP)
+    shared, buffered = int(code.shared(model, plan, shape, how).total), not engine.sharding.leaves_tensors
+    buffers = Buffers(*(_component_bytes(items, component) for component in STATES))
     told = Told(
         workspace=int(workspaces.value) // THREADS,
-        beside=int(code.shared(model, plan, shape, how).total),
+        beside=shared + (loaded - sum(buffers) if buffered else 0),
+        buffers=buffers if buffered else None,
         named=int(code.named(model, plan, shape, how).total),
         keeps_gradients=accumulates_gradients(plan, engine),
+        stepping=max(0, stepped - loaded) if buffered else 0,
+        stage=stage,
     )
-    stage = walk_stage_layers(model, plan, engine, release=False)
-    tensors = max(
-        sum(int(item.at[when].value) for item in items if when in item.at and item.component not in OUTSIDE)
-        for when in Instant
-    )
-    found = alike.steady_reserved_bytes(
-        stage, plan, _bytes_left_for_step(items, cluster) + workspaces, told, engine.sharding, tensors
-    )
+    walk = walk_stage_layers(model, plan, engine, release=False)
+    tensors = max(_tensor_bytes(items, when) for when in Instant)
+    room = _bytes_left_for_step(items, cluster) + workspaces
+    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
     if found is None:
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)
     return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes)
+
+
+STATES = (
+    Component.PARAMETERS,
+    Component.GRADIENTS,
+    Component.MASTER_WEIGHTS,
+    Component.OPTIMIZER_STATES,
+)
+
+
+def _component_bytes(items: Iterable[Item], component: Component) -> int:
+    return sum(
+        int(item.at[Instant.LOAD].value)
+        for item in items
+        if item.component is component and Instant.LOAD in item.at
+    )
+
+
+def _tensor_bytes(items: Iterable[Item], when: Instant) -> int:
+    return sum(
+        int(item.at[when].value) for item in items if when in item.at and item.component not in OUTSIDE
+    )
 
 
 def _workspaces(items: Iterable[Item]) -> Bytes:

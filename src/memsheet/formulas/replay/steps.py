@@ -12,6 +12,7 @@ from memsheet.allocator.caching import allocate_block, free_block
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.groups import StageLayers
+from memsheet.formulas.replay.buffers import GradientBuffers
 from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.script import Lifetimes, Script
@@ -25,6 +26,7 @@ TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
 RUNS: Mapping[Sharding, type[Run]] = {
     Sharding.PER_PARAMETER_SHARDS: GatheredUnits,
     Sharding.REPLICATED: WholeModel,
+    Sharding.DISTRIBUTED_OPTIMIZER: GradientBuffers,
 }
 """Ways of dividing states whose steps can be played."""
 REPLAYED = Derived(
@@ -133,11 +135,20 @@ APART = 0.005
 
 
 def is_equal_step_replayable(plan: Plan, sharding: Sharding) -> bool:
-    """Whether the step passes through one stage, with nothing on the host, under an optimizer whose states
+    """Whether the step passes through one stage, or one chunk of it, with nothing on the host, under an optimizer whose states
     and copies are written down; where units are gathered, under torch's own AdamW in one micro-batch.
     """
     mesh, optimizer = plan.mesh, plan.optimizer
-    if not isinstance(mesh.gpus, int) or mesh.pp > 1 or sharding not in RUNS or optimizer is None:
+    if not isinstance(mesh.gpus, int) or sharding not in RUNS or optimizer is None:
+        return False
+    if sharding is Sharding.DISTRIBUTED_OPTIMIZER:
+        return (
+            mesh.vpp == 1
+            and plan.routing is None
+            and not plan.recompute.stretched
+            and not plan.offload.activations
+        )
+    if mesh.pp > 1:
         return False
     gathers = sharding.gathers
     usual = optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS

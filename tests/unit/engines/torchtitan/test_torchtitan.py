@@ -14,8 +14,10 @@ from memsheet.engines.torchtitan.facts import VERSIONS, layers_of_stages, versio
 from memsheet.errors import InputError
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
+from memsheet.formulas.replay.order import Told
 from memsheet.formulas.replay.script import Lifetimes
 from memsheet.formulas.replay.steps import replay_script, script_of_steps, steady_reserved_bytes
+from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Plan
@@ -272,13 +274,25 @@ def test_what_it_does_not_do_is_refused_by_name(options: dict[str, Any], field: 
 # ---- what the allocator reserves ---------------------------------------------------------------------------
 
 
+UNITS = Sharding.PER_PARAMETER_SHARDS
+
+
+def reserved_without_end(stage: StageLayers, plan: Plan, room: Bytes | None = None) -> Bytes:
+    """What a script reserves that leaves nothing out."""
+    expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
+    script, start = script_of_steps(stage, plan, expected, Told(), UNITS)
+    found = steady_reserved_bytes(stage, plan, room, Told(), UNITS, script.live_peak(start))
+    assert found is not None
+    return found.bytes
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"recompute": "full"}, {**BY_OPERATION}, {**BY_OPERATION, "tp": 2, "compile": True}]
 )
 def test_a_script_takes_once_and_gives_once(options: dict[str, Any]) -> None:
     stage, plan = walked(**options)
     for lifetimes in Lifetimes:
-        script, _ = script_of_steps(stage, plan, lifetimes, 0)
+        script, _ = script_of_steps(stage, plan, lifetimes, Told(), UNITS)
         there: set[int] = set()
         for event in script.events:
             if event >= 0:
@@ -287,14 +301,14 @@ def test_a_script_takes_once_and_gives_once(options: dict[str, Any]) -> None:
             else:
                 there.remove(~event)
         states = sum(script.sizes[number] for number in there)
-        parameters = sum(
-            h.elements
+        held = [
+            h
             for group in (stage.embeddings, *[stage.layers[0].pattern[0]] * 6, stage.head)
             for h in group.parameters
-        )
-        assert states == pytest.approx(
-            16 * parameters / 4, rel=1e-6
-        )  # shards of parameters, two moments and gradients in fp32
+        ]
+        # shards of parameters, two moments and gradients in fp32, and a count of steps each
+        kept = 16 * sum(h.elements for h in held) / 4 + 4 * len(held)
+        assert states == pytest.approx(kept, rel=1e-6)
 
 
 def test_a_script_asks_for_what_the_sheet_holds() -> None:
@@ -306,7 +320,7 @@ def test_a_script_asks_for_what_the_sheet_holds() -> None:
         {"compile": True, **BY_OPERATION},
     ):
         stage, plan = walked(**options)
-        script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, 0)
+        script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, Told(), UNITS)
         held = top = 0
         for at, event in enumerate(script.events):
             held += script.sizes[event] if event >= 0 else -script.sizes[~event]
@@ -317,21 +331,21 @@ def test_a_script_asks_for_what_the_sheet_holds() -> None:
 def test_reserved_is_between_layers_that_make_nothing_and_layers_that_free_late() -> None:
     for options in ({"recompute": "full"}, {"recompute": "full", "compile": True}):
         stage, plan = walked(**options)
-        found = steady_reserved_bytes(stage, plan, None, 0).bytes
+        found = reserved_without_end(stage, plan)
         assert found.low <= found.value <= found.high
         assert found.low >= sheet(**options).peak.value * 0.99
 
 
 def test_less_is_reserved_where_there_is_less_room() -> None:
     stage, plan = walked(**BY_OPERATION)
-    free = steady_reserved_bytes(stage, plan, None, 0).bytes
+    free = reserved_without_end(stage, plan)
     room = (free.value + sheet(**BY_OPERATION).peak.value) // 2
-    assert steady_reserved_bytes(stage, plan, Bytes.exact(room), 0).bytes.value <= room < free.value
+    assert reserved_without_end(stage, plan, Bytes.exact(room)).value <= room < free.value
 
 
 def test_pools_of_streams_do_not_share() -> None:
     stage, plan = walked(recompute="full")
-    script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, 0)
+    script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, Told(), UNITS)
     apart = replay_script(script, start, Settings())
     script.streams[:] = [0] * len(script.streams)
     together = replay_script(script, start, Settings())
@@ -360,8 +374,8 @@ def test_scripts_of_the_librarys_models_ask_for_what_their_sheets_hold(
         walk_stage_layers(spec, plan, found, release=False),
         plan,
         Lifetimes.RECORDED,
-        0,
-        divided=bool(several),
+        Told(),
+        found.sharding,
     )
     held = top = 0
     for at, event in enumerate(script.events):

@@ -1,0 +1,63 @@
+"""Steps under Megatron-Core: parameters and gradients lie in a buffer each, so that a gradient is added to
+its place and goes; stages of a pipeline run micro-batches forward ahead of backward.
+"""
+
+from __future__ import annotations
+
+from memsheet.formulas.replay.order import Run
+from memsheet.formulas.replay.script import Played
+from memsheet.plan.dtypes import FP32
+
+MOMENTS = 2
+AHEAD = 2
+"""Micro-batches beyond those that warm a stage up, from which on all are alike."""
+
+
+class GradientBuffers(Run):
+    """States that are made before the first step and stay (``told.beside``)."""
+
+    @property
+    def adds(self) -> bool:
+        return True
+
+    def load(self) -> None:
+        """Parameters are made one by one, then moved into their buffer, and the rank's shards copied in fp32
+        (Megatron-LM 23e00ed core/distributed/param_and_grad_buffer.py:667-790, optimizer/distrib_optimizer.py).
+        """
+        buffers = self.told.buffers
+        assert buffers is not None
+        made = [self.script.take(int(h.dtype.nbytes(h.elements))) for h in self.held()]
+        self.script.take(buffers.parameters)
+        self.script.take(buffers.gradients)
+        self.script.give(made)
+        self._take_shards(buffers.master_weights)
+        self.script.take(self.told.beside)
+
+    def _take_shards(self, size: int) -> None:
+        """Tensors of so many bytes, each a parameter's, the last ones first as they lie in the buffer."""
+        for h in reversed(self.held()):
+            part = min(size, int(FP32.nbytes(h.elements)))
+            self.script.take(part)
+            size -= part
+            if not size:
+                return
+        self.script.take(size)
+
+    def step(self) -> None:
+        """One forward and one backward in turn, after as many forwards as there are stages behind (Megatron-LM
+        23e00ed megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving).
+        """
+        warm = self.plan.mesh.pp - 1 - self.told.stage
+        count = min(int(self.plan.accumulation), warm + AHEAD)
+        waiting: list[tuple[list[Played], Played | None]] = []
+        for number in range(count):
+            waiting.append(self.forward())
+            if number >= warm:
+                self.backward(*waiting.pop(0))
+        for played, loss in waiting:
+            self.backward(played, loss)
+        if not self.states and self.told.buffers is not None:
+            self.states = [0]
+            for _ in range(MOMENTS):
+                self._take_shards(self.told.buffers.moments // MOMENTS)
+        self.script.give([self.script.take(self.told.stepping)])
