@@ -7,6 +7,7 @@ from __future__ import annotations
 from memsheet.formulas.replay.order import Run
 from memsheet.formulas.replay.script import Played
 from memsheet.plan.dtypes import FP32
+from memsheet.plan.plan import Plan
 
 MOMENTS = 2
 AHEAD = 2
@@ -14,7 +15,13 @@ AHEAD = 2
 
 
 class GradientBuffers(Run):
-    """States that are made before the first step and stay (``told.beside``)."""
+    """States that lie in buffers and what is cut from them."""
+
+    @classmethod
+    def plays(cls, plan: Plan) -> bool:
+        """Of stages of one chunk, whose micro-batches are all alike."""
+        known = isinstance(plan.mesh.gpus, int) and plan.optimizer is not None and plan.routing is None
+        return known and plan.mesh.vpp == 1 and not plan.recompute.stretched and not plan.offload.activations
 
     @property
     def adds(self) -> bool:
@@ -22,7 +29,8 @@ class GradientBuffers(Run):
 
     def load(self) -> None:
         """Parameters are made one by one, then moved into their buffer, and the rank's shards copied in fp32
-        (Megatron-LM 23e00ed core/distributed/param_and_grad_buffer.py:667-790, optimizer/distrib_optimizer.py).
+        (Megatron-LM 23e00ed core/distributed/param_and_grad_buffer.py:667-790,
+        core/optimizer/distrib_optimizer.py).
         """
         buffers = self.told.buffers
         assert buffers is not None
@@ -44,8 +52,8 @@ class GradientBuffers(Run):
         self.script.take(size)
 
     def step(self) -> None:
-        """One forward and one backward in turn, after as many forwards as there are stages behind (Megatron-LM
-        23e00ed megatron/core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving).
+        """One forward and one backward in turn, after as many forwards as stages are behind (Megatron-LM
+        23e00ed core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving).
         """
         warm = self.plan.mesh.pp - 1 - self.told.stage
         count = min(int(self.plan.accumulation), warm + AHEAD)

@@ -14,7 +14,9 @@ from memsheet.formulas.replay.script import GATHERS, REDUCES
 from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping
 from memsheet.formulas.sharding.per_parameter_sizes import dim0_gathered, dim0_shard, mixed_precision_dtype
 from memsheet.formulas.states.held import Held
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
+
+TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,13 @@ def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
 
 class GatheredUnits(Run):
     """Parameters cut along their first dimension."""
+
+    @classmethod
+    def plays(cls, plan: Plan) -> bool:
+        """Of one micro-batch, under torch's own AdamW."""
+        optimizer = plan.optimizer
+        usual = optimizer and optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS
+        return bool(usual) and plan.accumulation == 1 and super().plays(plan)
 
     def prepare(self) -> None:
         walk, plan = self.walk, self.plan

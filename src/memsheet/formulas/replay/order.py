@@ -48,6 +48,27 @@ class Buffers(NamedTuple):
     moments: int
 
 
+def stays_on_device(plan: Plan) -> bool:
+    """Whether all that a step makes is on the device and at its place in the order of layers."""
+    moved = (
+        plan.offload.parameters
+        or plan.offload.optimizer
+        or plan.offload.activations
+        or plan.optimizer_in_backward
+    )
+    known = isinstance(plan.mesh.gpus, int) and plan.routing is None and plan.precision.master_weights is None
+    return known and not moved and not plan.recompute.stretched
+
+
+UNPLAYED = frozenset(
+    {
+        OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA, OptimizerName.ADAM_MINI, OptimizerName.PAGED_ADAMW,
+        OptimizerName.PAGED_ADAMW_8BIT,
+    }
+)  # fmt: skip
+"""Optimizers whose copies are more than those of a tensor at a time, or whose states lie elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What a step has beside its parts. ``beside``: bytes that are there all the time; ``named``: that the
@@ -80,6 +101,19 @@ class Run:
         self.multiplied = 0  # threads that have multiplied matrices
         self.later = False  # whether a micro-batch before this one has left gradients
         self.prepare()
+
+    @classmethod
+    def plays(cls, plan: Plan) -> bool:
+        """Whether a step passes through one stage, with nothing on the host, under an optimizer whose states
+        and copies are written down.
+        """
+        optimizer = plan.optimizer
+        return (
+            optimizer is not None
+            and plan.mesh.pp == 1
+            and optimizer.name not in UNPLAYED
+            and stays_on_device(plan)
+        )
 
     # ---- how parameters and gradients are kept -----------------------------------------------------------
 

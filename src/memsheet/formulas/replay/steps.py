@@ -18,11 +18,10 @@ from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.whole import WholeModel
 from memsheet.plan.engine import Sharding
-from memsheet.plan.plan import Implementation, OptimizerName, Plan
+from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
 
-TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
 RUNS: Mapping[Sharding, type[Run]] = {
     Sharding.PER_PARAMETER_SHARDS: GatheredUnits,
     Sharding.REPLICATED: WholeModel,
@@ -135,43 +134,6 @@ APART = 0.005
 
 
 def is_equal_step_replayable(plan: Plan, sharding: Sharding) -> bool:
-    """Whether the step passes through one stage, or one chunk of it, with nothing on the host, under an optimizer whose states
-    and copies are written down; where units are gathered, under torch's own AdamW in one micro-batch.
-    """
-    mesh, optimizer = plan.mesh, plan.optimizer
-    if not isinstance(mesh.gpus, int) or sharding not in RUNS or optimizer is None:
-        return False
-    if sharding is Sharding.DISTRIBUTED_OPTIMIZER:
-        return (
-            mesh.vpp == 1
-            and plan.routing is None
-            and not plan.recompute.stretched
-            and not plan.offload.activations
-        )
-    if mesh.pp > 1:
-        return False
-    gathers = sharding.gathers
-    usual = optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS
-    moved = (
-        plan.offload.parameters
-        or plan.offload.optimizer
-        or plan.offload.activations
-        or plan.optimizer_in_backward
-    )
-    return (
-        (usual or (not gathers and optimizer.name not in UNPLAYED))
-        and (plan.accumulation == 1 or not gathers)
-        and not moved
-        and plan.precision.master_weights is None
-        and plan.routing is None
-        and not plan.recompute.stretched
-    )
-
-
-UNPLAYED = frozenset(
-    {
-        OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA, OptimizerName.ADAM_MINI, OptimizerName.PAGED_ADAMW,
-        OptimizerName.PAGED_ADAMW_8BIT,
-    }
-)  # fmt: skip
-"""Optimizers whose copies are more than those of a tensor at a time, or whose states lie elsewhere."""
+    """Whether the plan's step can be written as a script."""
+    run = RUNS.get(sharding)
+    return run is not None and run.plays(plan)
