@@ -25,6 +25,7 @@ from asking import MEMORY, SPEED, VERDICT, Case, Outcome, Row, run_case
 from calibration import by_width, calibration, verdicts
 from parity import parity
 from records import records, run_record
+from reliability import reliability
 
 DATA = Path(__file__).parent / "data"
 SCHEMA = "memsheet/cases/1"
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         default=None,
         metavar="FOLDER",
-        help="the page and its plot, written to accuracy.md and accuracy.svg there",
+        help="the page and its plots, written to accuracy.md, accuracy.svg and accuracy_ranges.svg there",
     )
     chosen = parser.parse_args(arguments)
     if chosen.records and not chosen.records.is_dir():
@@ -205,7 +206,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (chosen.page / "accuracy.svg").write_text(
             parity(points, "Predicted against measured memory, every figure that ran"), encoding="utf-8"
         )
-        print(f"{chosen.page}/accuracy.md and accuracy.svg: {len(result['rows'])} figures")
+        (chosen.page / "accuracy_ranges.svg").write_text(
+            reliability(points, "Ranges of measured memory: what they hold, and how wide they are"),
+            encoding="utf-8",
+        )
+        print(
+            f"{chosen.page}/accuracy.md, accuracy.svg and accuracy_ranges.svg: {len(result['rows'])} figures"
+        )
         return 0
     if chosen.json:
         json.dump(result, sys.stdout, indent=1, allow_nan=False)

@@ -73,6 +73,12 @@ def _columns(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> 
 def calibration_tables(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"\n## Ranges\n\n{MEANING}\n"
     yield from _table(HEAD, list(_calibrated(result)), 3)
+    yield (
+        "\n![What ranges hold, and how wide they are](accuracy_ranges.svg)\n\n"
+        "To the left, how many figures lie inside their ranges as these are stretched about the prediction; "
+        "the ring is what is meant. To the right, how many ranges are no wider than a share of what was "
+        "measured."
+    )
     yield "\nBy how wide the range is, over every counter of a GPU's memory:\n"
     widths = [[line["width"], *_figures(line)] for line in result["widths"]]
     yield from _table(["Width", "Rows", "Inside", "Median width", "Score"], widths, 1)

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from asking import Outcome, Row
 from calibration import NOMINAL, Interval, by_width, calibration, verdicts, width_class
+from reliability import inside_share, narrower_share, reliability
 
 GIB = 2**30
 
@@ -62,3 +63,27 @@ def test_uncertain_verdicts_are_counted_beside_right_and_wrong() -> None:
     (line,) = verdicts(held)
     assert (line["right"], line["wrong"], line["uncertain"]) == (1, 1, 2)
     assert line["on_one_gpu"] == {"right": 1, "wrong": 0, "uncertain": 1}
+
+
+POINTS = [
+    {"metric": "device_bytes", "predicted": 10, "low": 9, "high": 12, "measured": measured}
+    for measured in (10, 11, 13, 14, 8)
+]
+
+
+@pytest.mark.parametrize(("stretch", "share"), [(0, 0.2), (0.5, 0.4), (1, 0.4), (1.5, 0.6), (2, 1.0)])
+def test_more_figures_lie_inside_as_ranges_are_stretched(stretch: float, share: float) -> None:
+    assert inside_share(POINTS, stretch) == share
+
+
+def test_ranges_are_counted_by_their_widths() -> None:
+    assert [narrower_share(POINTS, width) for width in (0.2, 0.25, 0.3, 0.4)] == [0, 0.4, 0.8, 1]
+
+
+def test_a_plot_is_drawn_of_figures_and_of_nothing_else() -> None:
+    drawn = reliability(POINTS, "a & b")
+    assert drawn.startswith("<svg")
+    assert "a &amp; b" in drawn
+    assert "device (5)" in drawn
+    with pytest.raises(ValueError, match="no figures"):
+        reliability([], "")
