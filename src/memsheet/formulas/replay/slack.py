@@ -56,11 +56,12 @@ def items_with_replayed_slack(
     if found is None:
         return items, ()
     evidence = lengths.REPLAYED if plan.training.varied else alike.REPLAYED
-    row = replayed_slack_item(found.bytes, allocated, evidence)
+    row = replayed_slack_item(found.bytes, allocated, evidence, found.rests)
     if not engine.sharding.leaves_tensors:
         row = _within_share(row, items)
     return [
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
+        *([_block_rests(found.rests, allocated)] if found.rests else []),
         row,
     ], FLUSHES if found.flushes else ()
 
@@ -77,11 +78,28 @@ def _within_share(row: Item, items: Iterable[Item]) -> Item:
     return replace(row, at=at)
 
 
-def replayed_slack_item(found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence) -> Item:
-    """The row of the allocator's slack: what is reserved of earlier instants and steps stays."""
-    ends = (found.low, found.value, found.high)
+BLOCK_RESTS = "blocks"
+"""The path of what blocks hold beyond the tensors in them."""
+
+
+def _block_rests(rests: int, allocated: Mapping[Instant, Count]) -> Item:
+    """What torch counts as allocated beyond tensors: a rest below 1 MiB of a large block is not split off.
+    The range holds it; tensors are what is expected.
+    """
+    size = Bytes(0, 0, rests)
+    return Item(Component.TEMPORARIES, BLOCK_RESTS, dict.fromkeys(allocated, size), alike.REPLAYED)
+
+
+def replayed_slack_item(
+    found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence, rests: int = 0
+) -> Item:
+    """The row of the allocator's slack: what is reserved of earlier instants and steps stays. ``rests``: what
+    of it may be counted with tensors.
+    """
+    ends = (found.low, found.value, found.high - rests)
     at = {
-        instant: Bytes(*(max(0, int(end) - int(size)) for end in ends)) for instant, size in allocated.items()
+        instant: Bytes(*sorted(max(0, int(end) - int(size)) for end in ends))
+        for instant, size in allocated.items()
     }
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, evidence)
 
@@ -126,7 +144,7 @@ def _equal_steps_reserved(
     if found is None:
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)
-    return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes)
+    return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes, found.rests)
 
 
 STATES = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
 from memsheet.allocator.caching import allocate_block, free_block
@@ -39,22 +40,34 @@ REPLAYED = Derived(
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """What the allocator reserves, and whether cached blocks had to go back to the device for that, which
-    takes time.
+    takes time. ``rests``: of blocks in use, beyond what was asked for.
     """
 
     bytes: Bytes
     flushes: bool
+    rests: int = 0
+
+
+class Replayed(NamedTuple):
+    """The most that is reserved, whether cached blocks went back to the device for it, and the most that
+    blocks hold which are in use: what torch counts as allocated. A block is larger than what was asked for
+    where the rest of it is too small to be split off.
+    """
+
+    most: int
+    flushes: bool
+    in_blocks: int
 
 
 def replay_script(
     script: Script, start: int, settings: Settings, capacity: int | None = None
-) -> tuple[int, bool] | None:
-    """The most that is reserved from event ``start`` of a script on, and whether cached blocks went back to
-    the device before; None where it dies on a device of ``capacity`` bytes.
+) -> Replayed | None:
+    """What becomes of a script from its event ``start`` on; None where it dies on a device of ``capacity``
+    bytes.
     """
     allocator = Allocator(settings, capacity)
     blocks: list[Block | None] = [None] * len(script.sizes)
-    most = 0
+    most = held = in_blocks = 0
     rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
     sizes, streams, pool = [rounded[size] for size in script.sizes], script.streams, allocator.pool
     for at, event in enumerate(script.events):
@@ -65,14 +78,17 @@ def replay_script(
                 if block is None:
                     return None
                 most = max(most, allocator.reserved)
+                held += block.size
+                in_blocks = max(in_blocks, held)
         elif (gone := blocks[~event]) is not None:
+            held -= gone.size
             free_block(allocator, gone)
         if at == start:  # what was reserved before, and has gone back, does not count
-            most = allocator.reserved
-    return most, allocator.retries > 0
+            most, in_blocks = allocator.reserved, held
+    return Replayed(most, allocator.retries > 0, in_blocks)
 
 
-def replay_within_room(script: Script, start: int, settings: Settings, room: int | None) -> tuple[int, bool]:
+def replay_within_room(script: Script, start: int, settings: Settings, room: int | None) -> Replayed:
     """The same on a device that leaves ``room``, None for one without end. Cached blocks go back to the
     device before memory runs out; where it does, what would have been reserved.
     """
@@ -117,16 +133,17 @@ def steady_reserved_bytes(
     script, start = script_of_steps(walk, plan, expected, told, sharding)
     if abs(script.live_peak(start) - THREADS * told.workspace - tensors) > APART * tensors:
         return None
-    value, flushes = replay_within_room(script, start, settings, rooms[1])
-    (low, _), (high, _) = (
-        replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left)
+    value, flushes, in_blocks = replay_within_room(script, start, settings, rooms[1])
+    low, high = (
+        replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left).most
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
     if (
         room and high <= room.low
     ):  # what stays within the least room does so whatever it could have cached in more
         low, value = min(low, int(room.low)), min(value, int(room.low))
-    return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes)
+    rests = in_blocks - script.live_peak(start)
+    return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes, rests)
 
 
 APART = 0.005

@@ -99,7 +99,7 @@ def _replay_varied_lengths(stage: StageLayers, plan: Plan, lengths: Iterable[int
     for length in lengths:
         _micro_batch(script, stage, plan, length)
     settings = Settings(expandable_segments=plan.expandable_segments)
-    return replay_within_room(script, 0, settings, room)[0]
+    return replay_within_room(script, 0, settings, room).most
 
 
 def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) -> None:

@@ -11,6 +11,7 @@ from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.order import Told
 from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Script
 from memsheet.formulas.replay.steps import (
+    Replayed,
     Reserved,
     is_equal_step_replayable,
     replay_script,
@@ -195,6 +196,11 @@ def test_which_steps_are_replayed(
     assert is_equal_step_replayable(plan, sharding) is replayed
 
 
+def told_of(found: Replayed | None) -> tuple[int, bool]:
+    assert found is not None
+    return found.most, found.flushes
+
+
 # ---- what is reserved --------------------------------------------------------------------------------------
 
 
@@ -207,6 +213,19 @@ def played(*words: int) -> Script:
         else:
             script.give([~word])
     return script
+
+
+@pytest.mark.parametrize(
+    ("words", "in_blocks"),
+    [((30,), 30), ((33, ~0, 31), 34), ((33, ~0, 33), 34), ((34, ~0, 31), 34), ((11, 11), 24)],
+)
+def test_a_block_may_hold_more_than_is_asked_for(words: tuple[int, ...], in_blocks: int) -> None:
+    """Large requests are of multiples of 2 MiB; a rest above 1 MiB is split off, one of 1 MiB is not
+    (should_split).
+    """
+    found = replay_script(played(*words), 0, Settings())
+    assert found is not None
+    assert found.in_blocks == in_blocks * MIB
 
 
 @pytest.mark.parametrize(
@@ -223,22 +242,22 @@ def played(*words: int) -> Script:
 )
 def test_the_most_that_is_reserved_from_an_event_on(words: tuple[int, ...], start: int, most: int) -> None:
     """Above 10 MiB a request has a segment of its own, of a multiple of 2 MiB."""
-    assert replay_script(played(*words), start, Settings()) == (most * MIB, False)
+    assert told_of(replay_script(played(*words), start, Settings())) == (most * MIB, False)
 
 
 def test_cached_blocks_go_back_where_there_is_no_room_beside_them() -> None:
     script = played(30, ~0, 40)
-    assert replay_script(script, 1, Settings(), 70 * MIB) == (70 * MIB, False)
-    assert replay_script(script, 2, Settings(), 69 * MIB) == (40 * MIB, True)
-    assert replay_script(script, 1, Settings(), 69 * MIB) == (40 * MIB, True)
+    assert told_of(replay_script(script, 1, Settings(), 70 * MIB)) == (70 * MIB, False)
+    assert told_of(replay_script(script, 2, Settings(), 69 * MIB)) == (40 * MIB, True)
+    assert told_of(replay_script(script, 1, Settings(), 69 * MIB)) == (40 * MIB, True)
     assert replay_script(script, 1, Settings(), 39 * MIB) is None
-    assert replay_within_room(script, 1, Settings(), 39 * MIB) == (70 * MIB, False)
+    assert told_of(replay_within_room(script, 1, Settings(), 39 * MIB)) == (70 * MIB, False)
 
 
 def test_what_went_back_counts_where_it_was_there_after_the_event() -> None:
     """A request of up to 1 MiB takes a segment of 2 MiB, which finds no room beside 60 MiB of 61."""
-    assert replay_script(played(60, ~0, 1), 0, Settings(), 61 * MIB) == (60 * MIB, True)
-    assert replay_script(played(60, ~0, 1), 2, Settings(), 61 * MIB) == (2 * MIB, True)
+    assert told_of(replay_script(played(60, ~0, 1), 0, Settings(), 61 * MIB)) == (60 * MIB, True)
+    assert told_of(replay_script(played(60, ~0, 1), 2, Settings(), 61 * MIB)) == (2 * MIB, True)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +270,10 @@ def test_what_fits_at_its_most_is_not_given_more(
     """Layers that keep all to their end reserve 20 where the device leaves least; then those that keep less
     need no more than is left there, though they would cache more in more.
     """
-    ends = iter([(30, True), (10, False), (20, False)])
+    script, start = script_of_steps(stage(), planned(), Lifetimes.RECORDED, Told(), UNITS)
+    tensors = script.live_peak(start)
+    ends = iter([Replayed(30, True, tensors), Replayed(10, False, 0), Replayed(20, False, 0)])
     monkeypatch.setattr("memsheet.formulas.replay.steps.replay_within_room", lambda *_: next(ends))
-    tensors = script_of_steps(stage(), planned(), Lifetimes.RECORDED, Told(), UNITS)[0].live_peak(0)
     room = Bytes(least, 40, 50)
     assert steady_reserved_bytes(stage(), planned(), room, Told(), UNITS, tensors) == Reserved(found, True)
 
