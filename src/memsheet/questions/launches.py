@@ -69,7 +69,10 @@ def launch_files(files: tuple[str, ...]) -> list[Path]:
     root = Path(files[0]) if len(files) == 1 else None
     if root is None or not is_folder(root) or any((root / name).is_file() for name in (PLAN, SHEET)):
         return []
-    flat = all(path.parent == root for path in _named_paths(root))
+    paths = list(_named_paths(root))
+    flat = all(path.parent == root for path in paths)
+    if flat and sum(path.suffix in SHELLS for path in paths) < 2:
+        return []
     found = list(_launches_below(root))
     several = sum(path.suffix in SHELLS for path in found) > 1
     return (
