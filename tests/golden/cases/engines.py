@@ -139,6 +139,11 @@ SGLANG: dict[str, Callable[[], Cases]] = {
     "sglang.states.slot_bytes": lambda: {"qwen3-next": call(spec("qwen3-next-80b-a3b"), serving("sglang", "qwen3-next-80b-a3b"))},
 }  # fmt: skip
 VLLM: dict[str, Callable[[], Cases]] = {
+    "vllm.graphs.largest_recorded": lambda: {version: call(serving("vllm"), release_of(version), None) for version in ("0.6.4", "0.8", "0.33")},
+    "vllm.graphs.recorded_bytes": lambda: {version: call(spec(), serving("vllm"), release_of(version), symbol("largest"), None) for version in ("0.6.4", "0.33")},
+    "vllm.graphs.split_attention_bytes": lambda: {"": call(spec(), serving("vllm"), ROWS, None)},
+    "vllm.graphs.split_result_bytes": lambda: {"": call(symbol("width"), ROWS, symbol("tp"))},
+    "vllm.graphs.verified_rows": lambda: {"": call(drafted("vllm"), release_of(None))},
     "vllm.lora._embedding_lora_pairs": lambda: {"": call(spec(), replace(LORAS, targets=None), V0_11)},
     "vllm.lora._expert_lora_pairs": lambda: {"": call(spec(MOE), serving("vllm", MOE), LORAS)},
     "vllm.lora.adapter_bytes": lambda: {"": call(spec(), adapted("vllm"))},
@@ -157,7 +162,6 @@ VLLM: dict[str, Callable[[], Cases]] = {
     "vllm.speculative.decode_step_peak": lambda: {"": call(with_draft(), drafted("vllm"), release_of(None), TOKENS)},
     "vllm.speculative.drafting_run_peak": lambda: {"": call(PEAK, with_draft(), drafted("vllm"), TOKENS)},
     "vllm.speculative.proposer_bytes": lambda: {"": call(draft_of(with_draft(), drafted("vllm")), drafted("vllm"), second=False, embeds=True)},  # type: ignore[arg-type]
-    "vllm.speculative.verified_rows": lambda: {"": call(drafted("vllm"), release_of(None))},
     "vllm.speculative.ahead_of": lambda: {"": call(drafted("vllm"))},
     "vllm.speculative.chunk_rows": lambda: {"": call(symbol("width"))},
 }  # fmt: skip

@@ -19,6 +19,7 @@ from memsheet.engines.vllm.capacity import (
 from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
+from memsheet.engines.vllm.graphs import driver_note, graph_items, largest_recorded
 from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
@@ -35,7 +36,6 @@ from memsheet.engines.vllm.speculative import (
     drafted_peaks,
     release_for,
     speculative_facts,
-    verified_rows,
 )
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
@@ -44,7 +44,6 @@ from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_not
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import with_draft
-from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
 from memsheet.formulas.serving.recorded_serving import recorded_serving_notes
@@ -138,8 +137,8 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     outside = outside_tensors(
         plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}}
     )
-    largest = minimum(verified_rows(plan, release), LARGEST_GRAPH)
-    graphs = recorded_twice(graph_items(plan, largest), plan, release)
+    largest = largest_recorded(plan, release, cluster.device if cluster else None)
+    graphs = recorded_twice(graph_items(part, plan, release, largest, cluster), plan, release)
     most = {
         Instant.PREFILL: plan.serving.max_batched_tokens,
         Instant.DECODE: minimum(plan.serving.max_batched_tokens, plan.serving.max_sequences),
@@ -155,7 +154,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         *working,
         *deepep_items(part, plan, fixed_buffer_bytes),
         *graphs,
-        *draft_graphs(part, plan, largest),
+        *draft_graphs(part, plan, release, largest, cluster),
         *outside,
         attention_item(part, plan),
     ]
@@ -172,10 +171,6 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     )
 
 
-LARGEST_GRAPH = 512
-"""Sequences of the largest CUDA graph: twice those that may run, at most so many (v0.11.0
-config/scheduler.py:176, v0.33.0 config/vllm.py:2463).
-"""
 ALLOCATED = 512
 """The least a tensor takes (kMinBlockSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp)."""
 
@@ -353,7 +348,8 @@ def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ..
     """What to know of a plan besides its bytes."""
     vendor = cluster.device.vendor if cluster else None
     cut = cut_block_notes(spec, group_plan(plan), vendor, refuses_cut_block)
-    return (*cut, *recorded_serving_notes(spec, plan))
+    old = driver_note(plan, release_of(plan.engine_version), cluster.device if cluster else None)
+    return (*cut, *recorded_serving_notes(spec, plan), *old)
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
