@@ -64,7 +64,7 @@ CACHE: dict[str, Callable[[], Cases]] = {
     "kv_cache.state_elements": lambda: {"mamba": call(first(StateSpace, STATES)), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
     "serving.graphs.graph_sizes": lambda: {name: call(symbol("largest"), coarse=coarse) for name, coarse in (("fine", False), ("coarse", True))},
     "serving.graphs.with_driver_bytes": lambda: {
-        name: call(Bytes(symbol("low"), symbol("value"), symbol("high")), symbol("kernels"), symbol("sizes"), symbol("kept"), old=old)
+        name: call(Bytes(symbol("low"), symbol("value"), symbol("high")), symbol("kernels"), symbol("pieces"), symbol("whole"), symbol("sequences"), old=old)
         for name, old in (("newer", False), ("older", True))
     },
     "serving.states.convolution_elements": lambda: {

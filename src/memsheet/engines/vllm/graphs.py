@@ -10,7 +10,6 @@ from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.runtime import NVIDIA, cublas_workspace_bytes
 from memsheet.formulas.serving.drafts import verified_tokens
 from memsheet.formulas.serving.graphs import (
-    A_SEQUENCE,
     graph_pool_bytes,
     graph_sizes,
     recorded_kernels,
@@ -113,8 +112,10 @@ def recorded_bytes(
     recorded, device = recorded_by(release), cluster.device if cluster else None
     steps = given_or(plan.serving.max_sequences, 1) * verified_tokens(plan)
     whole = minimum(largest, steps) if recorded.pieces else largest
-    sets = [size for size, made in ((largest, recorded.pieces), (whole, recorded.whole)) if made]
-    sizes = sum(graph_sizes(size, coarse=recorded.coarse) for size in sets)
+    pieces, steps_whole = (
+        graph_sizes(size, coarse=recorded.coarse) if made else 0
+        for size, made in ((largest, recorded.pieces), (whole, recorded.whole))
+    )
     pool = graph_pool_bytes(part, plan, largest)
     if recorded.pieces and recorded.whole:
         pool += split_attention_bytes(part, plan, whole, device)
@@ -123,7 +124,8 @@ def recorded_bytes(
         pool += Bytes(0, spaces, spaces)
     known = device is None or device.vendor in (NVIDIA, "")
     old = recorded.old_driver or not known
-    return with_driver_bytes(pool, recorded_kernels(part, plan), sizes, A_SEQUENCE * sum(sets), old=old)
+    sequences = whole if recorded.whole else 0
+    return with_driver_bytes(pool, recorded_kernels(part, plan), pieces, steps_whole, sequences, old=old)
 
 
 def graph_items(

@@ -54,6 +54,10 @@ KERNEL_BYTES, PARAMETER_BYTES = 64 * KIB, 4 * KIB
 are, which later ones need at least (CUDA C++ programming guide, function parameters; newer code may have
 more, which no kernel of a server does).
 """
+PIECES = 8 * MIB
+"""Of the driver's for all pieces of a size: what SGLang keeps free, beside what torch holds (v0.5.10
+server_args.py:1308, v0.5.23 arg_groups/memory_hook.py).
+"""
 A_SIZE = MIB
 """Of the driver's for all graphs of a size: what vLLM counts at least (v0.20.2
 v1/worker/gpu_model_runner.py:6015, v0.33.0 :6351 and v1/worker/gpu/cudagraph_utils.py:918).
@@ -114,15 +118,18 @@ def recorded_kernels(part: ModelSpec, plan: Plan) -> Count:
     cites=CUDA_GRAPH_NODES,
     at=(
         "'Dynamic Shape Support': 64 KB a launch until driver 550; SGLang v0.5.23 "
-        "arg_groups/memory_hook.py:66 keeps 2 MiB a sequence free for one set of graphs and all they work in"
+        "arg_groups/memory_hook.py:66 keeps 2 MiB a sequence free for graphs of whole steps"
     ),
 )
-def with_driver_bytes(pool: Bytes, kernels: Count, sizes: Count, kept: Count, *, old: bool) -> Bytes:
-    """What graphs of so many sizes work in (``pool``), with what the driver keeps of each: from nothing to
-    what an engine keeps free for both (``kept``) and the parameters of each launch. ``old``: the driver may
-    be one that takes more.
+def with_driver_bytes(
+    pool: Bytes, kernels: Count, pieces: Count, whole: Count, sequences: Count, *, old: bool
+) -> Bytes:
+    """What graphs work in (``pool``), with what the driver keeps of each: nothing, or what an engine counts
+    at least, or what another keeps free and the parameters of every launch. ``pieces`` and ``whole``: how
+    many sizes of steps in pieces and of whole ones, these of up to ``sequences``. ``old``: the driver may be
+    one that takes more.
     """
-    launched = sizes * kernels
-    value = pool.value + sizes * A_SIZE
-    most = maximum(kept, pool.high + sizes * A_SIZE) + launched * PARAMETER_BYTES
-    return Bytes(pool.low, value, maximum(most, pool.high + launched * KERNEL_BYTES) if old else most)
+    launched = (pieces + whole) * kernels
+    kept = pieces * PIECES + maximum(sequences * A_SEQUENCE, whole * A_SIZE) + launched * PARAMETER_BYTES
+    most = maximum(kept, launched * KERNEL_BYTES) if old else kept
+    return Bytes(pool.low, pool.value + (pieces + whole) * A_SIZE, pool.high + most)

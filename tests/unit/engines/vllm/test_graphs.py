@@ -10,8 +10,11 @@ from memsheet.catalog import find_device
 from memsheet.engines.vllm.facts import RELEASES, release_of
 from memsheet.engines.vllm.graphs import largest_recorded, recorded_by, split_attention_bytes
 from memsheet.formulas.serving.graphs import (
+    A_SEQUENCE,
     A_SIZE,
     KERNEL_BYTES,
+    PARAMETER_BYTES,
+    PIECES,
     graph_pool_bytes,
     graph_sizes,
     recorded_kernels,
@@ -76,9 +79,10 @@ def test_blackwell_records_more() -> None:
 
 
 def test_a_driver_that_takes_more_widens_the_range_or_is_told() -> None:
-    old, new = (with_driver_bytes(Bytes(1, 2, 3), 400, 50, GIB, old=old) for old in (True, False))
+    old, new = (with_driver_bytes(Bytes(1, 2, 3), 400, 30, 20, 256, old=old) for old in (True, False))
     assert (old.low, old.value) == (new.low, new.value) == (1, 2 + 50 * A_SIZE)
     assert old.high == 3 + 50 * 400 * KERNEL_BYTES > new.high
+    assert new.high == 3 + 30 * PIECES + 256 * A_SEQUENCE + 50 * 400 * PARAMETER_BYTES
     told = "64 KiB a kernel"
     assert any(told in note for note in notes(engine_version="0.11.0"))
     assert not any(told in note for note in notes(engine_version="0.11.0", cuda_graphs=False))
