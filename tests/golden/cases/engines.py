@@ -116,6 +116,7 @@ SGLANG: dict[str, Callable[[], Cases]] = {
     "sglang.lora._expert_lora_buffers": lambda: {"": call(spec(MOE), serving("sglang", MOE).mesh, LORAS, frozenset({"gate_up_proj", "down_proj"}))},
     "sglang.lora.buffers_of": lambda: {"": call(spec(), serving("sglang").mesh, LORAS)},
     "sglang.lora.routed_bytes": lambda: {"": call(spec(MOE), serving("sglang", MOE), EXPERT_LORAS, TOKENS)},
+    "sglang.graphs.kept_logits_bytes": lambda: {"160 sequences": call(160, symbol("width"))},
     "sglang.lora.routed_places_bytes": lambda: {"": call(spec(MOE), EXPERT_LORAS, symbol("captured"))},
     "sglang.lora.lora_pool_host_bytes": lambda: {"": call(spec(), adapted("sglang"))},
     "sglang.pool.cell_of": lambda: {
