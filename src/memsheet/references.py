@@ -73,6 +73,10 @@ TORCH_FSDP2 = Reference("PyTorch 2.13 fully_shard", "pytorch/pytorch torch/distr
 TORCH_ALLOCATOR = Reference(
     "PyTorch 2.13 CUDA caching allocator", "pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp"
 )
+CUDA_GRAPH_NODES = Reference(
+    "CUDAGraph Trees, PyTorch's documentation",
+    "pytorch/pytorch 06e6e5a0641ab8ec9613b1f39d7fdf53a1582398 docs/source/torch.compiler_cudagraph_trees.md",
+)
 LITGPT = Reference(
     "litgpt, when it was lit-gpt", "Lightning-AI/litgpt 0f021f3ad8cd8d6fe30b0ef721a7a0e2dac15898 lit_gpt"
 )

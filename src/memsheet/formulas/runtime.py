@@ -174,6 +174,20 @@ def loading_slack(tensors: Iterable[tuple[Count, int]]) -> Count:
     return rounded + round_up(small, SMALL_SEGMENT) - small + round_up(middle, MIDDLE_SEGMENT) - middle
 
 
+@formula(
+    cites=TORCH_ALLOCATOR,
+    at="should_split: a large block keeps a rest of up to 1 MiB, which counts as allocated",
+)
+def kept_rest_bytes(tensors: Iterable[tuple[Count, int]]) -> Count:
+    """What blocks of their own segments are larger than their tensors, given as (bytes, how many)."""
+    total: Count = 0
+    for size, times in tensors:
+        rest = round_up(size, ROUNDING) - size
+        kept = where(at_least(SMALL_BYTES, rest), rest, 0)
+        total = total + times * where(at_least(size, LARGE_BYTES), kept, 0)
+    return total
+
+
 def _nccl_communicator_bytes(plan: Plan, entry: dict[str, Any]) -> Bytes:
     one = _overhead_range(entry)
     mesh = plan.mesh

@@ -116,6 +116,7 @@ SGLANG: dict[str, Callable[[], Cases]] = {
     "sglang.lora._expert_lora_buffers": lambda: {"": call(spec(MOE), serving("sglang", MOE).mesh, LORAS, frozenset({"gate_up_proj", "down_proj"}))},
     "sglang.lora.buffers_of": lambda: {"": call(spec(), serving("sglang").mesh, LORAS)},
     "sglang.lora.routed_bytes": lambda: {"": call(spec(MOE), serving("sglang", MOE), EXPERT_LORAS, TOKENS)},
+    "sglang.graphs.kept_logits_bytes": lambda: {"160 sequences": call(160, symbol("width"))},
     "sglang.lora.routed_places_bytes": lambda: {"": call(spec(MOE), EXPERT_LORAS, symbol("captured"))},
     "sglang.lora.lora_pool_host_bytes": lambda: {"": call(spec(), adapted("sglang"))},
     "sglang.pool.cell_of": lambda: {
@@ -139,6 +140,11 @@ SGLANG: dict[str, Callable[[], Cases]] = {
     "sglang.states.slot_bytes": lambda: {"qwen3-next": call(spec("qwen3-next-80b-a3b"), serving("sglang", "qwen3-next-80b-a3b"))},
 }  # fmt: skip
 VLLM: dict[str, Callable[[], Cases]] = {
+    "vllm.graphs.largest_recorded": lambda: {version: call(serving("vllm"), release_of(version), None) for version in ("0.6.4", "0.8", "0.33")},
+    "vllm.graphs.recorded_bytes": lambda: {version: call(spec(), serving("vllm"), release_of(version), symbol("largest"), None) for version in ("0.6.4", "0.33")},
+    "vllm.graphs.split_attention_bytes": lambda: {"": call(spec(), serving("vllm"), ROWS, None)},
+    "vllm.graphs.split_result_bytes": lambda: {"": call(symbol("width"), ROWS, symbol("tp"))},
+    "vllm.graphs.verified_rows": lambda: {"": call(drafted("vllm"), release_of(None))},
     "vllm.lora._embedding_lora_pairs": lambda: {"": call(spec(), replace(LORAS, targets=None), V0_11)},
     "vllm.lora._expert_lora_pairs": lambda: {"": call(spec(MOE), serving("vllm", MOE), LORAS)},
     "vllm.lora.adapter_bytes": lambda: {"": call(spec(), adapted("vllm"))},
@@ -153,11 +159,10 @@ VLLM: dict[str, Callable[[], Cases]] = {
     "vllm.lora_buffers.dense_bytes": lambda: {"": call(spec(), adapted("vllm"), NEW, TOKENS)},
     "vllm.lora_buffers.routed_bytes": lambda: {"in order": call(spec(MOE), adapted("vllm", MOE), NEW, TOKENS, in_order=True)},
     "vllm.server._available_kv_cache_bytes": lambda: {"": call(serving("vllm"), release_of(None), CARD, [LOADED])},
-    "vllm.server.latent_workspace_bytes": lambda: {"latent": call(spec(LATENT), serving("vllm", LATENT))},
+    "vllm.attention_buffers.latent_workspace_bytes": lambda: {"latent": call(spec(LATENT), serving("vllm", LATENT))},
     "vllm.speculative.decode_step_peak": lambda: {"": call(with_draft(), drafted("vllm"), release_of(None), TOKENS)},
     "vllm.speculative.drafting_run_peak": lambda: {"": call(PEAK, with_draft(), drafted("vllm"), TOKENS)},
     "vllm.speculative.proposer_bytes": lambda: {"": call(draft_of(with_draft(), drafted("vllm")), drafted("vllm"), second=False, embeds=True)},  # type: ignore[arg-type]
-    "vllm.speculative.verified_rows": lambda: {"": call(drafted("vllm"), release_of(None))},
     "vllm.speculative.ahead_of": lambda: {"": call(drafted("vllm"))},
     "vllm.speculative.chunk_rows": lambda: {"": call(symbol("width"))},
 }  # fmt: skip

@@ -37,6 +37,7 @@ CASES: dict[str, Callable[[], Cases]] = {
     f"{TOWERS}.tower_axes": lambda: {SEEING: call(seeing()[0].stacks[1].runs[0].pattern[0], seeing()[1])},
     "pictures.patch_values": lambda: {"vit-base": call(spec("vit-base").embeddings)},
     "pictures.picture_bytes": lambda: {"vit-base": call(spec("vit-base"), plan())},
+    "runtime.kept_rest_bytes": lambda: {"one size": call([(symbol("bytes"), symbol("tensors"))])},
     "runtime.loading_slack": lambda: {"one size": call([(symbol("bytes"), symbol("tensors"))])},
     "gradients.master_copy_step_moments": lambda: {"one tensor": call(((TENSOR, symbol("n")),), plan("megatron"))},
 }  # fmt: skip

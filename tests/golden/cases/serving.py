@@ -25,6 +25,7 @@ from memsheet.plan.model import (
     StateSpace,
 )
 from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.sheet import Bytes
 
 TOKENS, ROWS, WIDTH = symbol("tokens"), symbol("rows"), symbol("width")
 SIZES = {"heads": symbol("a"), "kv_heads": symbol("k"), "head_dim": symbol("d"), "weights": ()}
@@ -61,6 +62,11 @@ CACHE: dict[str, Callable[[], Cases]] = {
     "kv_cache.kept_tokens": lambda: {"window": call(WINDOW, TOKENS), "whole": call(WHOLE, TOKENS)},
     "kv_cache.recurrent_elements": lambda: {"mamba": call(first(StateSpace, STATES))},
     "kv_cache.state_elements": lambda: {"mamba": call(first(StateSpace, STATES)), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
+    "serving.graphs.graph_sizes": lambda: {name: call(symbol("largest"), coarse=coarse) for name, coarse in (("fine", False), ("coarse", True))},
+    "serving.graphs.with_driver_bytes": lambda: {
+        name: call(Bytes(symbol("low"), symbol("value"), symbol("high")), symbol("kernels"), symbol("pieces"), symbol("whole"), symbol("sequences"), old=old)
+        for name, old in (("newer", False), ("older", True))
+    },
     "serving.states.convolution_elements": lambda: {
         "mamba": call(first(StateSpace, STATES), symbol("tp")), "mamba2": call(first(StateSpace, "mamba-codestral-7b"), symbol("tp")),
     },

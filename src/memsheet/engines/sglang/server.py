@@ -25,6 +25,7 @@ from memsheet.engines.sglang.free_memory import (
     free_before_loading_bytes,
     working_memory_bytes,
 )
+from memsheet.engines.sglang.graphs import kept_logits_items
 from memsheet.engines.sglang.loaded import WAYS, refuses_cut_block
 from memsheet.engines.sglang.log_lines import sglang_log_lines
 from memsheet.engines.sglang.lora import (
@@ -181,6 +182,7 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
     states = states_of(slot_bytes(part, group), room, keeping_of(part, group, release))
     graphs = (
         *graph_items(plan, largest),
+        *kept_logits_items(part, plan, largest),
         *grouped_graphs(plan, largest),
         *deepep_items(part, plan, both_modes_bytes),
     )

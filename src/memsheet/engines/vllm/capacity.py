@@ -1,6 +1,4 @@
-"""How many sequences vLLM's pool of blocks holds, what paging wastes, and the lines that it prints when it
-starts.
-"""
+"""How many sequences vLLM's pool of blocks holds, and what paging wastes."""
 
 from __future__ import annotations
 
@@ -18,10 +16,6 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes
-from memsheet.units import GIB
-
-SWAP_BYTES = 4 * GIB
-"""Of host memory that V0 takes for blocks (v0.6.4.post1 engine/arg_utils.py:119)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,33 +131,3 @@ def _paging_waste_bytes(layout: Layout) -> int:
     """
     paged = sum(1 for group in layout.groups if group.kept is not Kept.STATE)
     return int(paged * layout.block_bytes // 2)
-
-
-def start_up(plan: Plan, pool: Pool, weights: Bytes, available: Bytes) -> list[str]:
-    """The lines the release prints, with what is expected in them."""
-    full, concurrency = plan.serving.max_model_len or 1, pool.concurrency(plan.serving.max_model_len or 1)
-    tokens, most = (
-        f"{pool.tokens(full).value:,}",
-        f"Maximum concurrency for {full:,} tokens per request: {concurrency:.2f}x",
-    )
-    cache = f"Available KV cache memory: {available.value / GIB:.2f} GiB"
-    match pool.release.lines:
-        case "v0":
-            swapped = SWAP_BYTES // max(1, pool.layout.block_bytes)
-            return [
-                f"# GPU blocks: {pool.blocks.value}, # CPU blocks: {swapped}",
-                most.replace(f"{full:,}", str(full)),
-            ]
-        case "joined":
-            return [
-                f"Model loading took {weights.value / GIB:.2f} GiB memory",
-                cache,
-                f"GPU KV cache size: {tokens} tokens, {most}",
-            ]
-        case _:
-            return [
-                f"Model loading took {weights.value / GIB:.4f} GiB",
-                cache,
-                f"GPU KV cache size: {tokens} tokens",
-                most,
-            ]

@@ -23,6 +23,10 @@ from memsheet.plan.speculative import version_of
 from memsheet.sheet import FromCode
 from memsheet.units import GIB
 
+V0: dict[str, Any] = {
+    "memory_fraction": 0.9, "sampler": Sampler.SORTED, "window_pages": False, "chunked": False, "sized_by_card": False, "lines": "v0",
+    "shown": Shown.NONE,
+}  # fmt: skip
 GROWTH: dict[str, Any] = {"memory_fraction": 0.9, "sampler": Sampler.SORTED, "counts_context": False}
 GRAPHS: dict[str, Any] = {
     "memory_fraction": 0.92, "sampler": Sampler.MASKED, "counts_context": False, "counts_graphs": True, "state_pages": 2, "near_group": True,
@@ -34,23 +38,29 @@ config/vllm.py:69).
 """
 
 RELEASES = (
-    Release(tag="v0.6.4.post1", since=(0, 0), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, chunked=False, sized_by_card=False, lines="v0", shown=Shown.NONE),
-    Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, shown=Shown.MORE),
-    Release(tag="v0.9.2", since=(0, 9), **GROWTH, shown=Shown.MORE),
-    Release(tag="v0.10.2", since=(0, 10), **GROWTH),
-    Release(tag="v0.11.0", since=(0, 11), **GROWTH, shown=Shown.BATCH),
+    Release(tag="v0.6.4.post1", since=(0, 0), **V0, counts_context=True, counts_gaps=True),
+    Release(tag="v0.6.6", since=(0, 6, 5), **V0, counts_context=False, counts_gaps=True),
+    Release(tag="v0.7.3", since=(0, 7), **V0, counts_context=False),
+    Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, counts_gaps=True, takes_flashinfer=True, window_pages=False, shown=Shown.MORE),
+    Release(tag="v0.9.2", since=(0, 9), **GROWTH, takes_flashinfer=True, shown=Shown.MORE),
+    Release(tag="v0.10.2", since=(0, 10), **GROWTH, takes_flashinfer=True),
+    Release(tag="v0.11.0", since=(0, 11), **GROWTH, takes_flashinfer=True, shown=Shown.BATCH),
     Release(tag="v0.12.0", since=(0, 12), **GROWTH, shown=Shown.PICTURE),
     Release(tag="v0.14.0", since=(0, 14), **GROWTH),
     Release(tag="v0.16.0", since=(0, 16), **GROWTH, state_pages=2),
     Release(tag="v0.18.0", since=(0, 18), **{**GRAPHS, "memory_fraction": 0.9, "counts_graphs": False}),
     Release(tag="v0.20.2", since=(0, 20), **GRAPHS, lines="by_length"),
     Release(tag="v0.24.0", since=(0, 24), **GRAPHS, lines="by_length", other=Sampler.COPIED, families=COUNTING_24),
-    Release(tag="v0.27.0", since=(0, 27), **GRAPHS, lines="by_length", other=Sampler.PLAIN, families=COUNTING_27, in_flight=2),
-    Release(tag="v0.30.0", since=(0, 30), **{**GRAPHS, "sampler": Sampler.PLAIN}, lines="joined", in_flight=2),
-    Release(tag="v0.33.0", since=(0, 33), **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2, checkpoints=1),
+    Release(tag="v0.27.0", since=(0, 27), counts_gaps=True, **GRAPHS, lines="by_length", other=Sampler.PLAIN, families=COUNTING_27, in_flight=2),
+    Release(tag="v0.30.0", since=(0, 30), counts_gaps=True, **{**GRAPHS, "sampler": Sampler.PLAIN}, lines="joined", in_flight=2),
+    Release(tag="v0.33.0", since=(0, 33), counts_gaps=True, **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2, checkpoints=1),
 )  # fmt: skip
-"""Memory that is used or its growth: v0.6.4.post1 worker/worker.py:174, v0.8.5 v1/worker/gpu_worker.py:186,
-v0.11.0 :240 and utils/__init__.py:2783. Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs:
+"""Memory that is used or its growth: v0.6.4.post1 worker/worker.py:174, v0.6.5 and v0.6.6 :198 (from when the
+device was chosen on), v0.8.5 v1/worker/gpu_worker.py:186, v0.11.0 :240 and utils/__init__.py:2783. Gaps:
+others' memory is what torch has not allocated, v0.6.6 utils.py:1819 and v0.8.5; what it has not reserved,
+v0.7.3 utils.py:1937 and v0.26.0 utils/mem_utils.py:163; all that is no longer free, v0.27.0 and v0.33.0
+utils/mem_utils.py:317. FlashInfer: v0.9.2 v1/sample/ops/topk_topp_sampler.py:37, v0.12.0 :36 and
+v0.6.6 envs.py:280 if asked for. Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs:
 VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, on in v0.20.2 envs.py. Samplers: v0.11.0
 v1/sample/ops/topk_topp_sampler.py:157, v0.18.0 :251 (triton, in place), v0.24.0
 v1/worker/gpu/sample/sampler.py apply_sampling_params, v0.33.0 v1/worker/gpu/model_runner.py:993. Windows:
@@ -61,17 +71,19 @@ profile_run of v1/worker/gpu_model_runner.py, v0.9.2:2202,
 v0.10.2:2981, v0.11.0:3325, v0.12.0:4284, v0.14.0:4693.
 """
 NEWEST = RELEASES[-1]
-FIRST_V1 = RELEASES[4]
+STANDING = {"V0": "v0.7.3", "V1": "v0.11.0"}
+"""The release that stands for an engine whose release nobody says."""
 
 
 def release_of(version: str | None) -> Release:
     """The release that stands for a version ("0.11.0", "v0.6.4.post1 (V0)"); the newest that was read where
     none is said.
     """
-    found = re.search(r"(\d+)\.(\d+)", version or "")
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", version or "")
     if found is None:
-        return FIRST_V1 if (version or "").startswith("V1") else NEWEST
-    number = int(found[1]), int(found[2])
+        tag = STANDING.get((version or "")[:2], NEWEST.tag)
+        return next(release for release in RELEASES if release.tag == tag)
+    number = int(found[1]), int(found[2]), int(found[3] or 0)
     return [release for release in RELEASES if release.since <= number][-1]
 
 
@@ -90,6 +102,9 @@ _set_default_args_v1, v0.33.0 get_batch_defaults).
 V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
 """max_num_batched_tokens and max_num_seqs of V0 (v0.6.4.post1 engine/arg_utils.py:996, :123,
 config.py:1110-1118).
+"""
+CHUNK_GROWN = (0, 6, 5)
+"""From when on a chunk of a prompt has as many as a batch (v0.6.6 config.py:1438).
 """
 
 
@@ -134,7 +149,8 @@ def _default_max_sequences(release: Release, device: Device | None) -> int:
 
 def _default_batched_tokens(release: Release, device: Device | None, length: int, *, offline: bool) -> int:
     if not release.chunked:
-        return V0_CHUNK if length > LONG else max(length, V0_BATCH)
+        chunk = V0_CHUNK if release.since < CHUNK_GROWN else V0_BATCH
+        return chunk if length > LONG else max(length, V0_BATCH)
     if offline:
         return OFFLINE_LARGE if _is_large_card(release, device) else OFFLINE
     if device is not None and release.since >= (0, 30) and device.framework_bytes >= LARGEST_CARD:

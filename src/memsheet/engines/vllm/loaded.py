@@ -7,7 +7,9 @@ from dataclasses import replace
 from memsheet.engines.vllm.cut_blocks import refined_experts
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.loaded import Ways, with_blocks, with_own_projections
+from memsheet.formulas.states.held import Held
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe, Role, Tower, Weight
+from memsheet.plan.plan import Plan
 from memsheet.sheet import FromCode
 
 ROUTER = ".mlp.gate.weight"
@@ -105,6 +107,26 @@ def _tower_as_cut(tower: Tower, model_type: str) -> Tower:
     runs = (replace(run, pattern=tuple(map(block_as_cut, run.pattern))) for run in tower.stack.runs)
     projector = tuple(replace(weight, cut=None, units=0) for weight in tower.projector)
     return replace(tower, stack=replace(tower.stack, runs=tuple(runs)), projector=projector)
+
+
+def with_packed_ends(held: tuple[Held, ...], plan: Plan) -> tuple[Held, ...]:
+    """The tensors, of which GGUF's tables of words are as packed as its matrices (v0.6.6 and v0.9.2
+    model_executor/layers/quantization/gguf.py, GGUFEmbeddingMethod: rows are unpacked as they are looked up).
+    """
+    how = plan.quantization
+    if how is None or not how.weights.name.startswith(GGUF):
+        return held
+    return tuple(
+        replace(one, dtype=how.weights)
+        if one.role in (Role.EMBEDDING, Role.HEAD)
+        and len(one.shape) > 1
+        and not any(f".{name}." in f".{one.path}" for name in how.skip)
+        else one
+        for one in held
+    )
+
+
+GGUF = "gguf:"
 
 
 def ways_of(release: Release) -> Ways:

@@ -86,6 +86,6 @@ lora/utils.py:298 is_in_target_modules).
 """
 
 
-def facts_of(version: tuple[int, int]) -> Facts | None:
+def facts_of(version: tuple[int, ...]) -> Facts | None:
     """The facts that stand for a release, None before the first that was read."""
     return next((facts for facts in reversed(RELEASES) if facts.since <= version), None)

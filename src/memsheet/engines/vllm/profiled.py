@@ -77,9 +77,8 @@ def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
             layer = Bytes(layer.low, layer.value, most.high)
         return Peak(pictures=pictures, resting=Bytes.exact(0), sampler=Bytes.exact(0), layer=layer)
     chosen = sampler_bytes(release.sampler_of(part.model_type), rows, part.head.width, dtype)
-    least = minimum(
-        chosen, masked_sampler_bytes(rows, part.head.width, dtype)
-    )  # FlashInfer's where it is installed and asked for
+    masked = masked_sampler_bytes(rows, part.head.width, dtype)  # FlashInfer's
+    least = minimum(chosen, masked) if release.takes_flashinfer else chosen
     resting = sampler_hidden_state_bytes(part.hidden, plan, tokens, rows)
     drawn = Bytes(least, chosen, chosen + UNSPLIT)
     return Peak(

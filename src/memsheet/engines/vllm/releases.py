@@ -39,12 +39,16 @@ class Release:
     """Facts of a release. It stands for all after it until the next one in the table."""
 
     tag: str
-    since: tuple[int, int]
+    since: tuple[int, ...]
     memory_fraction: float
     sampler: Sampler
     # the driver's context is taken from the fraction (memory used, not its growth since the process began)
     counts_context: bool
     counts_graphs: bool = False  # so are the CUDA graphs, by an estimate
+    counts_gaps: bool = False  # so is what segments of weights hold beyond them
+    takes_flashinfer: bool = (
+        False  # FlashInfer draws the tokens where it is installed, not where it is asked for
+    )
     window_pages: bool = (
         True  # a sliding window's layers have blocks of their own, in groups that share one pool
     )

@@ -5,27 +5,28 @@ fraction of the card.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
 from typing import Any
 
-from memsheet.arith import Count, maximum, minimum
+from memsheet.arith import Count, minimum
+from memsheet.engines.vllm.attention_buffers import ATTENTION, attention_item
 from memsheet.engines.vllm.capacity import (
     Pool,
     cache_capacity_facts,
     cacheless_facts,
     shared_blocks,
-    start_up,
 )
 from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
-from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of
+from memsheet.engines.vllm.graphs import driver_note, graph_items, largest_recorded
+from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of, with_packed_ends
+from memsheet.engines.vllm.log_lines import start_up
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.online import unquantized_items
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.pictures import deepstack_items, layer_embedding_items
-from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak, unpacked_tokens
+from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
 from memsheet.engines.vllm.speculative import (
@@ -35,7 +36,6 @@ from memsheet.engines.vllm.speculative import (
     drafted_peaks,
     release_for,
     speculative_facts,
-    verified_rows,
 )
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
@@ -44,9 +44,8 @@ from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_not
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import with_draft
-from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
-from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
+from memsheet.formulas.serving.loaded import RESTS, loaded_items, loaded_tensors
 from memsheet.formulas.serving.recorded_serving import recorded_serving_notes
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
@@ -56,7 +55,6 @@ from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, sum_byte_ranges
-from memsheet.units import MIB
 
 LOADED = (Instant.LOAD,)
 RUNNING = (Instant.PREFILL, Instant.DECODE)
@@ -92,7 +90,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
             as_built(part, release_of(plan.engine_version)),
             ways_of(release_of(plan.engine_version)),
         )
-        tensors = loaded_tensors(built, plan, ways)
+        tensors = with_packed_ends(loaded_tensors(built, plan, ways), plan)
         held = loaded_items(built, plan, tensors, LOADED, ways) + unquantized_items(built, plan, tensors)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
@@ -118,7 +116,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     vendor = cluster.device.vendor if cluster else None
     check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
     built = as_built(part, release)
-    held = loaded_tensors(built, plan, WAYS)
+    held = with_packed_ends(loaded_tensors(built, plan, WAYS), plan)
     loaded = loaded_items(built, plan, held, EVERY, ways_of(release))
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
@@ -138,8 +136,8 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     outside = outside_tensors(
         plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}}
     )
-    largest = minimum(verified_rows(plan, release), LARGEST_GRAPH)
-    graphs = recorded_twice(graph_items(plan, largest), plan, release)
+    largest = largest_recorded(plan, release, cluster.device if cluster else None)
+    graphs = recorded_twice(graph_items(part, plan, release, largest, cluster), plan, release)
     most = {
         Instant.PREFILL: plan.serving.max_batched_tokens,
         Instant.DECODE: minimum(plan.serving.max_batched_tokens, plan.serving.max_sequences),
@@ -155,12 +153,14 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         *working,
         *deepep_items(part, plan, fixed_buffer_bytes),
         *graphs,
-        *draft_graphs(part, plan, largest),
+        *draft_graphs(part, plan, release, largest, cluster),
         *outside,
-        attention_item(part, plan),
+        attention_item(part, plan, cluster.device if cluster else None),
     ]
     weights = sum_byte_ranges(
-        item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK
+        item.at[Instant.LOAD]
+        for item in loaded
+        if item.component is not Component.ALLOCATOR_SLACK or item.path == RESTS
     )
     workspace = sum_byte_ranges(item.largest for item in outside if item.component is Component.WORKSPACES)
     return Stage(
@@ -172,10 +172,6 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     )
 
 
-LARGEST_GRAPH = 512
-"""Sequences of the largest CUDA graph: twice those that may run, at most so many (v0.11.0
-config/scheduler.py:176, v0.33.0 config/vllm.py:2463).
-"""
 ALLOCATED = 512
 """The least a tensor takes (kMinBlockSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp)."""
 
@@ -192,41 +188,6 @@ def _attention_scale_item(part: ModelSpec) -> Item:
         dict.fromkeys(EVERY, Bytes(4 * ALLOCATED * layers, 7 * ALLOCATED * layers, 7 * ALLOCATED * layers)),
         source,
     )
-
-
-ATTENTION, FLASHINFER_BYTES = "attention", 394 * MIB
-"""What FlashInfer's backend works in (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, v0.21.0 envs.py), which cards
-and models choose by themselves.
-"""
-
-
-def attention_item(part: ModelSpec, plan: Plan) -> Item:
-    """Buffers of attention backends that are made with the pool."""
-    latent = latent_workspace_bytes(part, plan)
-    source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 518)
-    return Item(
-        Component.WORKSPACES,
-        ATTENTION,
-        dict.fromkeys(RUNNING, Bytes(latent, latent, latent + FLASHINFER_BYTES)),
-        source,
-    )
-
-
-@formula(
-    cites=PAGED_SERVER_CODE,
-    at=(
-        "v0.11.0 v1/attention/backends/mla/common.py:518: the latents of the earlier chunks that are "
-        "unpacked at once"
-    ),
-)
-def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
-    """Bytes that latent attention gathers its cache into."""
-    sizes = [
-        mixer.kv_lora_rank + mixer.qk_rope_head_dim
-        for _, mixer, _ in caching_layers(part)
-        if isinstance(mixer, LatentAttention)
-    ]
-    return plan.precision.compute.nbytes(unpacked_tokens(plan) * reduce(maximum, sizes)) if sizes else 0
 
 
 def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
@@ -268,6 +229,14 @@ def _available_kv_cache_bytes(plan: Plan, release: Release, cluster: Cluster, te
     return Bytes(low - others.high, value - others.value, high - others.low)
 
 
+LOADED_GAPS = ("weights", "lora")
+"""Segments that are there when the run is over; those of the run itself are given back before its end."""
+LOADED_LATER = 2
+"""Of the context at its high end, a half: kernels that are loaded after the first look at the card, which
+that end allows as much as an idle process (catalog/overheads.toml).
+"""
+
+
 def _profiled_item_bytes(item: Item, release: Release) -> Bytes | None:
     """What the engine's sum takes of an item. The context is there before its first look at the card, and
     grows by what is loaded later.
@@ -275,13 +244,14 @@ def _profiled_item_bytes(item: Item, release: Release) -> Bytes | None:
     size = item.at.get(Instant.PREFILL, NOTHING)
     match item.component:
         case Component.ALLOCATOR_SLACK:
-            return None
+            counted = item.path == RESTS or (release.counts_gaps and item.path in LOADED_GAPS)
+            return size if counted else None
         case Component.WORKSPACES if item.path == ATTENTION:
             return None  # made with the pool, after its size was settled
         case Component.CUDA_GRAPHS if not release.counts_graphs:
             return None
         case Component.CONTEXT if item.path == "cuda" and not release.counts_context:
-            return Bytes(0, size.value - size.low, size.high - size.low)
+            return Bytes(0, size.value - size.low, size.high // LOADED_LATER)
         case Component.CONTEXT if item.path == "cuda":
             return Bytes(
                 size.low, size.value, 2 * size.high
@@ -353,7 +323,8 @@ def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ..
     """What to know of a plan besides its bytes."""
     vendor = cluster.device.vendor if cluster else None
     cut = cut_block_notes(spec, group_plan(plan), vendor, refuses_cut_block)
-    return (*cut, *recorded_serving_notes(spec, plan))
+    old = driver_note(plan, release_of(plan.engine_version), cluster.device if cluster else None)
+    return (*cut, *recorded_serving_notes(spec, plan), *old)
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:

@@ -13,8 +13,8 @@ from memsheet.engines.vllm.drafting import (
     CHUNK_BYTES,
     COUNTING_RUNNER,
     EMBEDS_SINCE,
-    GRAPHS_OF_TOKENS_SINCE,
 )
+from memsheet.engines.vllm.graphs import AT_CAPTURE, recorded_bytes
 from memsheet.engines.vllm.loaded import WAYS
 from memsheet.engines.vllm.profiled import Peak, profile_run_peak, profiled_layer_bytes
 from memsheet.engines.vllm.releases import Release
@@ -27,8 +27,8 @@ from memsheet.formulas.serving.drafts import (
     drafted_bytes,
     verified_tokens,
 )
-from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
+from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, SpeculativeMethod
@@ -198,27 +198,15 @@ def chunk_rows(width: Count) -> Count:
     return maximum(1, CHUNK_BYTES // FP32.nbytes(width))
 
 
-@formula(
-    cites=PAGED_SERVER_CODE,
-    at=(
-        "v0.33.0 config/vllm.py:2466: twice the tokens that sequences verify in a step, up to the limit of "
-        "a graph"
-    ),
-)
-def verified_rows(plan: Plan, release: Release) -> Count:
-    """Tokens of the largest CUDA graph, as far as its own limit allows; sequences in older releases."""
-    rows = 2 * given_or(plan.serving.max_sequences, 1)
-    return rows * verified_tokens(plan) if release.since >= GRAPHS_OF_TOKENS_SINCE else rows
-
-
-def draft_graphs(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:
-    """Graphs of who drafts (v0.33.0 target_dependent_ar/speculator.py:107): no formula is known, at most as
-    much as the model's own.
-    """
-    if draft_of(part, plan) is None or not plan.options.captures:
+def draft_graphs(
+    part: ModelSpec, plan: Plan, release: Release, largest: Count, cluster: Cluster | None
+) -> list[Item]:
+    """Graphs of who drafts (v0.33.0 target_dependent_ar/speculator.py:107), which not every draft records."""
+    draft = draft_of(part, plan)
+    if draft is None or not plan.options.captures:
         return []
-    size = Bytes(0, 0, graph_bytes(largest).value)
-    return [Item(Component.CUDA_GRAPHS, f"{PREFIX}captured", dict.fromkeys(RUNNING, size), KEPT_FREE)]
+    size = Bytes(0, 0, recorded_bytes(draft.whole, draft.plan, release, largest, cluster).high)
+    return [Item(Component.CUDA_GRAPHS, f"{PREFIX}captured", dict.fromkeys(RUNNING, size), AT_CAPTURE)]
 
 
 @formula(cites=PAGED_SERVER_CODE, at="v0.33.0 config/vllm.py:626 num_lookahead_tokens")

@@ -36,14 +36,16 @@ READ = {
     "fp8_per_tensor": "fp8",
 }
 OFFLINE, V1 = "usage context", "VLLM_USE_V1"
+BACKEND, ESTIMATE = "VLLM_ATTENTION_BACKEND", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 """Places of what makes the engine where that is no server, and of the variable that chose the older engine
-until v0.11 (v0.8.5 envs.py).
+until v0.11 (v0.8.5 envs.py); variables of the attention's backend (v0.11.0 envs.py) and of what is left for
+CUDA graphs (v0.20.2 envs.py:1736).
 """
 _PROGRAM = re.compile(r"\bvllm serve\b|\bvllm\.entrypoints\.[\w.]+")
 HOW = Command(
     model="--model", package="vllm", image="vllm/vllm-openai", partition=LAYERS, dashed=True,
     launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"), ("python", "-m", "dynamo.vllm"), ("python", "-m", OFFLINE_MODULE)),
-    variables={V1: V1},
+    variables={V1: V1, BACKEND: "--attention-backend", ESTIMATE: ESTIMATE},
     aliases={
         **drafts.VLLM_ALIASES, "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-q": "--quantization",
         "-n": "--nnodes", "-r": "--node-rank", "-sc": "--speculative-config", "-cc": "--compilation-config", "-ac": "--attention-config",
@@ -310,7 +312,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "cpu-offload-gb": (0, 0.0), "offload-group-size": (0,),
     "enable-dbo": (False,), "enable-eplb": (False,),
     "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "disable-sliding-window": (False,),
-    "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn"),
+    "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn", "FLASH_ATTN_VLLM_V1"),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
     "optimization-level": (2, 3),  # 2 is the default, and 3 is the same (config/vllm.py, OPTIMIZATION_LEVEL_03)
     "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "skip-mm-profiling": (False,),
@@ -343,7 +345,7 @@ v0.8.5, v0.9.2, v0.12.0, v0.16.0).
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
     known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
-    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
     absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
     problems=_vllm_plan_problems, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
 )  # fmt: skip

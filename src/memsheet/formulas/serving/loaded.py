@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
-from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
+from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, kept_rest_bytes, loading_slack
 from memsheet.formulas.serving.recorded_serving import uncut_ranges, unread_table_items
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
 from memsheet.frozen import dataclass
@@ -169,15 +169,47 @@ def loaded_items(
         items.append(
             Item(Component.BUFFERS, "weight_scale", dict.fromkeys(instants, Bytes(0, scales, scales)), SCALED)
         )
-    gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
+    return [*items, *slack_items(held, instants, joined=joined_tensors(held))]
+
+
+JOINED = {
+    "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj",
+    "q_a_proj": "fused_qkv_a_proj", "kv_a_proj_with_mqa": "fused_qkv_a_proj",
+}  # fmt: skip
+"""Matrices of one input, which are one tensor (packed_modules_mapping of v0.11.0 model_executor/models,
+llama.py:487 and deepseek_v2.py:1185; SGLang v0.5.23 models/llama.py and deepseek_v2.py the same).
+"""
+RESTS = "weights.rests"
+"""The path of what blocks of weights are larger than these, which torch counts as allocated."""
+
+
+def joined_tensors(held: Iterable[Held]) -> list[tuple[Count, int]]:
+    """(bytes, how many) of each tensor as it is made: matrices of one input are one."""
+    sizes: dict[tuple[str, int], Count] = {}
+    for one in held:
+        module, _, name = one.path.rpartition(".")
+        before, _, last = module.rpartition(".")
+        made = f"{before}.{JOINED[last]}.{name}" if last in JOINED else one.path
+        sizes[made, one.times] = sizes.get((made, one.times), 0) + one.dtype.nbytes(one.elements)
+    return [(size, times) for (_, times), size in sizes.items()]
+
+
+def slack_items(
+    held: tuple[Held, ...], instants: Sequence[Instant], *, joined: list[tuple[Count, int]]
+) -> list[Item]:
+    """Gaps between segments that weights lie in, and what is part of a weight's own block. What is packed is
+    made anew once it is loaded, in whatever blocks are there.
+    """
+    gaps, rests = loading_slack(joined), kept_rest_bytes(joined)
+    packed = any(one.dtype.bits < BF16.bits for one in held)
+    sizes = (
+        ("weights", Bytes(0, gaps - rests, gaps - rests + MIDDLE_SEGMENT)),
+        (RESTS, Bytes(0 if packed else rests, rests, rests)),
+    )
     return [
-        *items,
-        Item(
-            Component.ALLOCATOR_SLACK,
-            "weights",
-            dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)),
-            ALLOCATOR,
-        ),
+        Item(Component.ALLOCATOR_SLACK, path, dict.fromkeys(instants, size), ALLOCATOR)
+        for path, size in sizes
+        if path != RESTS or rests
     ]
 
 

@@ -5,6 +5,7 @@ with.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -242,13 +243,24 @@ def test_a_pipeline_has_as_many_blocks_on_every_stage() -> None:
 # words ------------------------------------------------------------------------------------------------------
 
 
-def test_start_up_lines_by_release() -> None:
-    assert facts(engine_version="0.6.4.post1")["start_up"][0].startswith("# GPU blocks: ")
-    assert [line.split(":")[0] for line in facts(**OLD)["start_up"]][2:] == [
-        "GPU KV cache size",
-        "Maximum concurrency for 16,000 tokens per request",
-    ]
-    assert "tokens, Maximum concurrency for 8,192 tokens per request: " in facts()["start_up"][-1]
+LINES = {  # format strings of the releases: worker/model_runner.py, gpu_worker.py, gpu_executor.py, kv_cache_utils.py
+    "0.6.4.post1": (r"Loading model weights took \d+\.\d{4} GB", r"# GPU blocks: \d+, # CPU blocks: \d+", r"Maximum concurrency for 8192 tokens per request: \d+\.\d\dx"),
+    "0.6.6": (r"Loading model weights took \d+\.\d{4} GB", r".*the rest of the memory reserved for KV Cache is \d+\.\d\dGiB\.", r"# GPU blocks: \d+, # CPU blocks: \d+", r"Maximum concurrency for 8192 .*"),
+    "0.7.3": (r"Loading model weights took .*", r".*reserved for KV Cache is .*", r"# cuda blocks: \d+, # CPU blocks: \d+", r"Maximum concurrency for 8192 .*"),
+    "0.8.5": (r"Model loading took \d+\.\d{4} GiB and … seconds", r"GPU KV cache size: [\d,]+ tokens", r"Maximum concurrency for 8,192 tokens per request: \d+\.\d\dx"),
+    "0.9.2": (r"Model loading took \d+\.\d{4} GiB and … seconds", r"Available KV cache memory: \d+\.\d\d GiB", r"GPU KV cache size: [\d,]+ tokens", r"Maximum concurrency for 8,192 .*"),
+    "0.12.0": (r"Model loading took \d+\.\d{4} GiB memory and … seconds", r"Available KV cache memory: .*", r"GPU KV cache size: .*", r"Maximum concurrency .*"),
+    "0.18.0": (r"Model loading took \d+\.\d{1,2} GiB memory and … seconds", r"Available KV cache memory: \d+\.\d{1,2} GiB", r"GPU KV cache size: .*", r"Maximum concurrency .*"),
+    "0.33.0": (r"Model loading took \d+\.\d{1,2} GiB memory and … seconds", r"Available KV cache memory: \d+\.\d{1,2} GiB", r"GPU KV cache size: [\d,]+ tokens, Maximum concurrency for 8,192 tokens per request: \d+\.\d\dx"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "lines"), LINES.items())
+def test_start_up_lines_by_release(version: str, lines: tuple[str, ...]) -> None:
+    said = facts(engine_version=version)["start_up"]
+    assert len(said) == len(lines)
+    for line, form in zip(said, lines, strict=True):
+        assert re.fullmatch(form, line), line
 
 
 def test_tokens_and_concurrency_agree() -> None:
@@ -421,3 +433,78 @@ def test_a_state_is_the_shapes_that_the_engine_allocates(name: str, tp: int, ele
         for _, m, _ in caching_layers(model(name))
         if isinstance(m, StateSpace | LinearAttention)
     } == {2 * elements}
+
+
+# what is counted --------------------------------------------------------------------------------------------
+
+
+def test_a_release_stands_for_all_until_the_next() -> None:
+    tags = {
+        version: release_of(version).tag
+        for version in ("0.6.4.post1", "0.6.5", "0.6.6", "0.7.0", "0.26.0", "V0", "V1", "")
+    }
+    assert tags == {
+        "0.6.4.post1": "v0.6.4.post1", "0.6.5": "v0.6.6", "0.6.6": "v0.6.6", "0.7.0": "v0.7.3", "0.26.0": "v0.24.0", "V0": "v0.7.3", "V1": "v0.11.0",
+        "": RELEASES[-1].tag,
+    }  # fmt: skip
+
+
+def test_what_was_used_before_is_counted_until_a_release_takes_it_off() -> None:
+    """v0.6.4 counts the driver's context, v0.6.6 what came after it was there."""
+    sizes = [facts(engine_version=version)["budget"]["kv_cache"] for version in ("0.6.4.post1", "0.6.6")]
+    assert sizes[1].value - sizes[0].value == 300 * 2**20
+
+
+def test_gaps_between_segments_are_counted_where_others_memory_is_what_is_not_allocated() -> None:
+    counted = {release.tag for release in RELEASES if release.counts_gaps}
+    assert counted == {"v0.6.4.post1", "v0.6.6", "v0.8.5", "v0.27.0", "v0.30.0", "v0.33.0"}
+    gaps = served("qwen2.5-1.5b", engine_version="0.26.0").sheets[0]
+    slack = next(i for i in gaps.items if i.path == "weights").at[Instant.LOAD].value
+    held = [
+        facts("qwen2.5-1.5b", engine_version=version)["budget"]["kv_cache"].value
+        for version in ("0.7.3", "0.6.6")
+    ]
+    assert held[0] - held[1] == slack > 0
+
+
+@pytest.mark.parametrize(("version", "flashinfer"), [("0.7.3", False), ("0.11.0", True), ("0.12.0", False)])
+def test_flashinfer_draws_tokens_where_a_release_takes_it_unasked(version: str, flashinfer: bool) -> None:
+    peak = facts(engine_version=version)["budget"]["peak_activation"]
+    assert (peak.low < peak.value) is flashinfer
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "sure"),
+    [
+        ("1xH100-80GB", {}, True),
+        ("1xB200", {}, False),
+        ("1xRTX4090", {"kv_dtype": "fp8"}, False),
+        ("1xRTX4090", {}, True),
+    ],
+)
+def test_flashinfers_buffer_is_where_a_release_may_take_it(
+    gpus: str, options: dict[str, Any], sure: bool
+) -> None:
+    answer = served("qwen2.5-1.5b", gpus=gpus, **options)
+    space = next(i for i in answer.sheets[0].items if i.path == "attention").at[Instant.PREFILL]
+    assert (space.high == 0) is sure
+
+
+@pytest.mark.parametrize("version", ["0.6.6", "0.9.2"])
+def test_ggufs_tables_of_words_stay_packed(version: str) -> None:
+    answer = served(engine_version=version, quantize="gguf:Q8_0")
+    sizes = {i.path: i.at[Instant.LOAD].value for i in answer.sheets[0].items if Instant.LOAD in i.at}
+    assert sizes["model.embed_tokens"] == sizes["lm_head"] == 128256 * 4096 // 32 * 34
+
+
+def test_the_weights_line_counts_what_a_block_keeps() -> None:
+    """The table of words ends 0.875 MiB before a whole 2 MiB, which is no block of its own."""
+    answer = served("qwen2.5-1.5b", gpus="1xRTX4090")
+    items = {i.path: i.at[Instant.LOAD] for i in answer.sheets[0].items if Instant.LOAD in i.at}
+    assert items["weights.rests"] == Bytes.exact(446 * 2**20 - 151936 * 1536 * 2)
+    tensors = sum(
+        i.at[Instant.LOAD].value
+        for i in answer.sheets[0].items
+        if i.component in (Component.PARAMETERS, Component.BUFFERS) and Instant.LOAD in i.at
+    )
+    assert dict(answer.serving or {})["budget"]["weights"].value == tensors + items["weights.rests"].value

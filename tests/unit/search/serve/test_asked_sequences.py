@@ -39,7 +39,9 @@ def test_infer_and_plan_infer_give_one_answer(
         asked = one.serving["asked"]
         assert SAME[plan.holds] is one.verdict.result
         room = tuple(min(count, sequences) for sequences in plan.sequences)
-        assert plan.holds is Holds.YES or room == (asked["held_low"], asked["held"])
+        alike = plan.plan.serving.max_sequences == one.plan.serving.max_sequences  # else its graphs differ
+        assert plan.holds is Holds.YES or not alike or room == (asked["held_low"], asked["held"])
+        assert plan.holds is Holds.YES or room[1] == asked["held"]
         assert one.verdict.result is not Result.FITS or asked["held_low"] == asked["sequences"] == count
         results.append(one.verdict.result)
     order = [Result.FITS, Result.UNCERTAIN, Result.DOES_NOT_FIT]

@@ -83,7 +83,7 @@ def test_who_does_not_hold_says_why_and_what_would(crowd: Deployment) -> None:
         parallel_group_words(one.plan): [r.words for r in one.reasons if r.holds is Holds.NO]
         for one in crowd.plans
     }
-    assert reasons["8 replicas"] == ["needs 136.1 GiB of a GPU that gives 79.1 GiB"]
+    assert reasons["8 replicas"] == ["needs 135.8 GiB of a GPU that gives 79.1 GiB"]
     assert any("has room for" in words for words in reasons["1 group of 8"])
     words = [way.words for way in crowd.ways]
     assert "a cache in fp8" in words

@@ -49,7 +49,7 @@ def test_longer_sequences_on_more_ranks() -> None:
         "llama-3.1-70b", gpus="2xH100-80GB", engine="vllm", max_model_len=lengths[0] + 64, fix=False
     )
     assert answer.serving is not None
-    assert answer.serving["short_bytes"].value > 0
+    assert answer.serving["short_bytes"].high > 0  # no more is sure
 
 
 def test_sequences_that_are_pinned_are_all_held() -> None:
