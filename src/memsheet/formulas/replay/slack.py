@@ -83,11 +83,12 @@ BLOCK_RESTS = "blocks"
 
 
 def _block_rests(rests: int, allocated: Mapping[Instant, Count]) -> Item:
-    """What torch counts as allocated beyond tensors: a rest below 1 MiB of a large block is not split off.
-    The range holds it; tensors are what is expected.
+    """What torch counts as allocated beyond tensors while a step runs: a rest below 1 MiB of a large block is
+    not split off. The range holds it; tensors are what is expected.
     """
     size = Bytes(0, 0, rests)
-    return Item(Component.TEMPORARIES, BLOCK_RESTS, dict.fromkeys(allocated, size), alike.REPLAYED)
+    at = {when: size for when in allocated if when is not Instant.LOAD}
+    return Item(Component.TEMPORARIES, BLOCK_RESTS, at, alike.REPLAYED)
 
 
 def replayed_slack_item(
@@ -96,11 +97,11 @@ def replayed_slack_item(
     """The row of the allocator's slack: what is reserved of earlier instants and steps stays. ``rests``: what
     of it may be counted with tensors.
     """
-    ends = (found.low, found.value, found.high - rests)
-    at = {
-        instant: Bytes(*sorted(max(0, int(end) - int(size)) for end in ends))
-        for instant, size in allocated.items()
-    }
+    at = {}
+    for instant, size in allocated.items():
+        counted = 0 if instant is Instant.LOAD else rests
+        ends = (found.low, found.value, found.high - counted)
+        at[instant] = Bytes(*sorted(max(0, int(end) - int(size)) for end in ends))
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, evidence)
 
 

@@ -30,7 +30,7 @@ SHORT = {
 
 
 def again(task, model, asked, changes):
-    given = {SHORT[key]: value for key, value in changes.items() if key != "model"}
+    given = {SHORT.get(key, key): value for key, value in changes.items() if key != "model"}
     return getattr(memsheet, task)(changes.get("model", model), **{**asked, **given}, fix=False)
 
 
