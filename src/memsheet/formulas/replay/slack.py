@@ -97,7 +97,7 @@ def replayed_slack_item(
     """The row of the allocator's slack: what is reserved of earlier instants and steps stays. ``rests``: what
     of it may be counted with tensors.
     """
-    at = {}
+    at: dict[Instant, Bytes] = {}
     for instant, size in allocated.items():
         counted = 0 if instant is Instant.LOAD else rests
         ends = (found.low, found.value, found.high - counted)
