@@ -87,7 +87,7 @@ def _block_rests(rests: int, allocated: Mapping[Instant, Count]) -> Item:
     not split off. The range holds it; tensors are what is expected.
     """
     size = Bytes(0, 0, rests)
-    at = {when: size for when in allocated if when is not Instant.LOAD}
+    at: dict[Instant, Bytes] = {when: size for when in allocated if when is not Instant.LOAD}
     return Item(Component.TEMPORARIES, BLOCK_RESTS, at, alike.REPLAYED)
 
 
