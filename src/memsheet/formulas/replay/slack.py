@@ -56,12 +56,14 @@ def items_with_replayed_slack(
     if found is None:
         return items, ()
     evidence = lengths.REPLAYED if plan.training.varied else alike.REPLAYED
-    row = replayed_slack_item(found.bytes, allocated, evidence, found.rests)
+    # no more than the range has room for: what is reserved holds them already
+    rests = min(found.rests, int(found.bytes.high) - int(found.bytes.value))
+    row = replayed_slack_item(found.bytes, allocated, evidence, rests)
     if not engine.sharding.leaves_tensors:
         row = _within_share(row, items)
     return [
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
-        *([_block_rests(found.rests, allocated)] if found.rests else []),
+        *([_block_rests(rests, allocated)] if rests > 0 else []),
         row,
     ], FLUSHES if found.flushes else ()
 
