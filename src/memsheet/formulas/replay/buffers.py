@@ -10,6 +10,7 @@ from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import Plan
 
 MOMENTS = 2
+"""Of each element, which Adam keeps."""
 AHEAD = 2
 """Micro-batches beyond those that warm a stage up, from which on all are alike."""
 
@@ -41,15 +42,16 @@ class GradientBuffers(Run):
         self._take_shards(buffers.master_weights)
         self.script.take(self.told.beside)
 
-    def _take_shards(self, size: int) -> None:
+    def _take_shards(self, size: int) -> list[int]:
         """Tensors of so many bytes, each a parameter's, the last ones first as they lie in the buffer."""
+        found: list[int] = []
         for h in reversed(self.held()):
             part = min(size, int(FP32.nbytes(h.elements)))
-            self.script.take(part)
+            found.append(self.script.take(part))
             size -= part
             if not size:
-                return
-        self.script.take(size)
+                return found
+        return [*found, self.script.take(size)]
 
     def step(self) -> None:
         """One forward and one backward in turn, after as many forwards as stages are behind (Megatron-LM
@@ -65,7 +67,6 @@ class GradientBuffers(Run):
         for played, loss in waiting:
             self.backward(played, loss)
         if not self.states and self.told.buffers is not None:
-            self.states = [0]
-            for _ in range(MOMENTS):
-                self._take_shards(self.told.buffers.moments // MOMENTS)
+            each = self.told.buffers.moments // MOMENTS
+            self.states = [number for _ in range(MOMENTS) for number in self._take_shards(each)]
         self.script.give([self.script.take(self.told.stepping)])
