@@ -40,7 +40,7 @@ from memsheet.questions.named_models import (
 from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.sized_models import BY_SIZE
 from memsheet.resolve.length import derived_max_length
-from memsheet.sheet import STATES, Component, Instant
+from memsheet.sheet import STATES, Component, Instant, Sheet
 
 TOWER = re.compile(r"visual|vision|audio|projector", re.IGNORECASE)
 """In the path of what belongs to a tower, in the library's classes of models that see or hear."""
@@ -63,9 +63,25 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
-    return tuple(
-        moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked)
+    sheet = worst_sheet(answer.sheets)
+    moves = (
+        _at_peak(moved, sheet)
+        for read in reads.values()
+        if read.form.moves
+        for moved in read.form.moves(read.values, asked)
     )
+    return tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
+
+
+def _at_peak(moved: Moved, sheet: Sheet) -> Moved:
+    """What moves the peak of what moves one moment of the step: nothing, as far as another needs more."""
+    if moved.instant not in sheet.instants:
+        return moved
+    needs = {at: int(sheet.at(at).value) for at in sheet.instants}
+    own = needs.pop(moved.instant)
+    others = max(needs.values(), default=0)
+    low, high = (max(own + more, others) - max(own, others) for more in (moved.low_bytes, moved.high_bytes))
+    return replace(moved, low_bytes=low, high_bytes=high)
 
 
 def _tower_parameters(model: ModelSpec) -> int:

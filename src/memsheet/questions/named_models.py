@@ -4,7 +4,7 @@ opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -34,8 +34,22 @@ def named_model(reads: Mapping[str, Read]) -> str | None:
 def likely_trained(reads: Mapping[str, Read]) -> str | None:
     """The bundled model that a trained one's name, or a part of its path, is of, whoever published it."""
     named, *parts = _unsure_name_parts(reads, "train") or ("",)
-    whole = next((found for part in (named, *parts) if part and (found := likely_name(part))), None)
+    whole = next((found for part in (named, *_whole_names(parts)) if part and (found := likely_name(part))), None)
     return whole or likely_of_path(parts)
+
+
+def _whole_names(parts: Sequence[str]) -> Iterator[str]:
+    """The parts of a path, the last first, that may be a model's whole name: none that says no size before
+    one that does (``llama2_models/70B``).
+    """
+    from memsheet.catalog.sized_names import size_in_name
+
+    sized = False
+    for part in parts:
+        says_size = size_in_name(part) is not None
+        if says_size or not sized:
+            yield part
+        sized = sized or says_size
 
 
 def _unsure_name_parts(reads: Mapping[str, Read], task: str) -> list[str]:
@@ -55,7 +69,7 @@ def likely_of_path(parts: Sequence[str]) -> str | None:
     """
     from memsheet.catalog.path_names import family_and_size_names, without_run_words
 
-    bare = (without_run_words(part) for part in parts)
+    bare = (without_run_words(part) for part in _whole_names(parts))
     if found := next((name for part in bare if part and (name := likely_name(part))), None):
         return found
     told = {name for spelt in family_and_size_names(parts) if (name := likely_name(spelt))}
@@ -94,7 +108,8 @@ class LikelyModel(NamedTuple):
 def likely_served(reads: Mapping[str, Read]) -> LikelyModel | None:
     """The bundled model that a served one's name, or a part of its path, is of, whoever published it."""
     found = _unsure_name_parts(reads, "infer")
-    whole = next((likely for part in found if (likely := _likely_spec(part))), None)
+    names = (*found[:1], *_whole_names(found[1:]))
+    whole = next((likely for part in names if (likely := _likely_spec(part))), None)
     if whole is not None:
         return whole
     name = likely_of_path(found[1:])

@@ -17,6 +17,7 @@ PATHS = {
     "/runs/olmo3-32b-instruct-SFT-1114-fix-8e-5-seed_33333/step8144": "olmo-3-32b",
     "/runs/olmo3/32b-merge-configs/checkpoints/32b-1e-4-5e-5/": "olmo-3-32b",
     "yoshitomo-matsubara/bert-base-uncased-mnli": "bert-base",
+    "/nfs/someone/hf_llama2_models/70B": "llama-2-70b",
     "../hf_llama_models/7B": None,
     "/models/qwen/7b": None,
     "/models/qwen3-vl/8b": None,

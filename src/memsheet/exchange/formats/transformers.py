@@ -26,6 +26,7 @@ from memsheet.exchange.shared.trainer_script import (
 )
 from memsheet.exchange.shared.trainers import with_master
 from memsheet.plan.library_defaults import own_default
+from memsheet.sheet import Instant
 
 VERSION = "transformers 5.23.0"
 CHUNKED, PIECE, EIGHTHS = "chunked_nll", 256, 8
@@ -124,27 +125,28 @@ def _read_trl_loss_type(value: Any, _: Values) -> Mapping[str, Any]:
     return {"loss": "chunked"} if value == CHUNKED else {}
 
 
-MOST_OF_A_PIECE, LOGIT = 4 * 2**30, 2 + 4 + 4 + 4
+MOST_OF_A_PIECE, MADE, CAST, IN_SHEET = 4 * 2**30, 2, 4, 2 + 4 + 4 + 4
 """Of Unsloth's loss (unslothai/unsloth-zoo ce232d6 unsloth_zoo/fused_losses/cross_entropy_loss.py:139-178):
-the most that a piece's logits take in fp32, and bytes of each in a piece that is not compiled: as made, in
-fp32, its logarithm and its gradient.
+the most that a piece's logits take in fp32, and bytes of each: it is compiled, with the gradient written over
+the logits as they were made (torch 2.13's inductor), or beside one copy of them in fp32 at most. The sheet's
+piece is not: as made, in fp32, its logarithm and its gradient.
 """
 
 
-def _pieces_of_unsloth(asked: Values) -> Moved:
-    """Pieces are as many as half of the memory that is free needs: all in one, or nothing of the sheet's
-    eighth. The head's gradient may be there twice.
+def _pieces_of_unsloth(values: Values, asked: Values) -> Moved:
+    """Pieces are as many as half of the memory that is free needs: one of all tokens, or very small ones.
+    The gradient of a head that trains may be there twice.
     """
     tokens, vocab = asked["@tokens"], asked["@vocab"]
-    eighth = -(-tokens // EIGHTHS) * vocab * LOGIT
-    most = min(tokens * vocab, MOST_OF_A_PIECE // 4) * LOGIT
+    eighth = -(-tokens // EIGHTHS) * vocab
+    most = min(tokens * vocab, MOST_OF_A_PIECE // 4) * (MADE + CAST)
+    head = 0 if values.get(f"{SCRIPT}.lora_rank") else 2 * vocab * asked["@hidden"]
     why = (
-        "Unsloth makes the loss in pieces of at most half the free memory and 4 GiB; the sheet is of an "
-        "eighth of the tokens"
+        "Unsloth compiles the loss, in pieces of at most half the free memory and 4 GiB; the sheet is of an "
+        "eighth of the tokens, not compiled"
     )
-    return Moved(
-        at="loss", why=why, low_bytes=-eighth, high_bytes=max(0, most - eighth) + 2 * vocab * asked["@hidden"]
-    )
+    more = max(0, most - eighth * (MADE + CAST)) + head
+    return Moved(at="loss", why=why, low_bytes=-eighth * IN_SHEET, high_bytes=more, instant=Instant.LOSS)
 
 
 LEAST_OF_TABLE, MOST_OF_TABLE = 2 + 2, (4 + 2) + 4 + 8
@@ -195,7 +197,7 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     if named := values.get(f"{SCRIPT}.{WHOLE_TABLES}"):
         yield _whole_tables_move(str(named), asked)
     if values.get(f"{SCRIPT}.unsloth") is True:
-        yield _pieces_of_unsloth(asked)
+        yield _pieces_of_unsloth(values, asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
         tokens, vocab = asked["@tokens"], asked["@vocab"]
         more = (

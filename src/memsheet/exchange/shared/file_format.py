@@ -15,6 +15,7 @@ from typing import Any
 
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
 from memsheet.frozen import dataclass
+from memsheet.sheet import Instant
 
 Values = Mapping[str, Any]
 AUTO = "auto"
@@ -48,13 +49,14 @@ def precision_word(asked: Values) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """What a key adds to a rank at its peak, beyond the sheet, which is of the engine's default. Less than
-    nothing where it saves.
+    nothing where it saves. ``instant``: the only moment of the step at which it does, None at any.
     """
 
     at: str
     why: str
     low_bytes: int
     high_bytes: int
+    instant: Instant | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -366,7 +366,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "use-torch-fsdp2", "fp8-param-gather", "first-last-layers-bf16", "reuse-grad-buf-for-mxfp8-param-ag", "keep-fp8-transpose-cache",
         "use-precision-aware-optimizer", "fp32-residual-connection", "apply-query-key-layer-scaling", "distribute-saved-activations",
         "moe-layer-recompute", "no-gradient-accumulation-fusion", "no-bias-swiglu-fusion", "no-bias-gelu-fusion", "no-rope-fusion",
-        "no-persist-layer-norm", "no-masked-softmax-fusion", "no-bias-dropout-fusion", "enable-cuda-graph", "external-cuda-graph",
+        "no-bias-dropout-fusion", "enable-cuda-graph", "external-cuda-graph",
         "tp-comm-overlap", "defer-embedding-wgrad-compute", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute", "use-nccl-ub",
         "overlap-param-gather-with-optimizer-step", "ddp-pad-buckets-for-high-nccl-busbw", "moe-enable-deepep", "moe-shared-expert-overlap",
         "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split", "use-legacy-models", "moe-use-legacy-grouped-gemm",
