@@ -5,7 +5,7 @@
 Every file of a tree that may be a launch or a configuration is checked by itself. The cards are
 those of ``--gpus``, as many as the file starts processes where it says how many. Files that name a model
 or describe one are counted apart from those that only say the rest (a bare ds_config.json), or whose model
-is an argument of whoever starts them (``$1``, a flag that is required). A stop is counted as false: the
+is left to whoever starts them (``$1``, a flag that is required, a mount named ``/model``). A stop is counted as false: the
 trees are of files that their authors run.
 """
 
@@ -48,6 +48,10 @@ LITERAL = re.compile(
 )
 """A model that is written out, or its sizes."""
 UNNAMED = "no model is named"
+LEFT_TO_CALLER = re.compile(r"model[\w-]*[\"'],[^()]*(?:\([^()]*\)[^()]*)*required\s*=\s*True")
+"""Of a script: the model is a flag that must be given."""
+MOUNT = re.compile(r"^/(?:models?|checkpoints?|weights)/? is no bundled model")
+"""Where whoever starts a container puts the model, which no name says."""
 
 
 COLUMNS = (
@@ -107,7 +111,11 @@ def outcome_of(path: Path, root: Path, gpus: str) -> Outcome:
 
 def _outcome(path: Path, root: Path, text: str, outcome: str, why: str, form: str, seconds: float) -> Outcome:
     name = f"{path.relative_to(root)}" if root.is_dir() else path.name
-    left_open = outcome == "no model" and why.startswith(UNNAMED) and not LITERAL.search(text)
+    asked = not LITERAL.search(text) or bool(LEFT_TO_CALLER.search(text))
+    open_name = (why.startswith(UNNAMED) and asked) or MOUNT.match(why)
+    left_open = (outcome == "no model" and open_name) or (
+        outcome == "unrecognised" and LEFT_TO_CALLER.search(text)
+    )
     names = bool(DESCRIBES.search(text)) and not left_open
     return Outcome(name, path.suffix[1:], names, outcome, why, form, round(seconds, 3))
 

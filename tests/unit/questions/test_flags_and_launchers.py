@@ -133,3 +133,44 @@ def test_several_shells_of_a_folder_are_launches_each(
     )
     found = checked(tmp_path, capsys, "1xH100-80GB")
     assert {Path(one["file"]).name for one in found["launches"]} == {"a.sh", "b.sh"}
+
+
+def test_sixteen_bits_of_either_kind_of_an_encoder_under_deepspeed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is DeepSpeed's by a section of its own alone, and fp16 of a model that is on record."""
+    made = {}
+    for word in ("fp16", "bf16"):
+        config = {"steps_per_print": 10, word: {"enabled": True}}
+        flags = f"--model_name_or_path bert-base-cased --max_seq_length 128 --{word} --deepspeed ds.json"
+        folder = tmp_path / word
+        folder.mkdir()
+        written(
+            folder, ds__json=json.dumps(config), run__sh=f"torchrun --nproc_per_node 1 run_glue.py {flags}"
+        )
+        found = checked(folder, capsys, "1xA100-80GB")
+        made[word] = found["sheet"]["verdict"]["device_bytes"]
+        assert found["sheet"]["plan"]["precision"]["parameters"] == word
+    assert made["fp16"] == made["bf16"]
+
+
+UNSLOTH = """from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Meta-Llama-3.1-8B-bnb-4bit", max_seq_length={length})
+model = FastLanguageModel.get_peft_model(model, r=16)
+SFTTrainer(model=model, args=SFTConfig("o", per_device_train_batch_size={rows}), train_dataset=None).train()
+"""
+
+
+def test_a_loss_in_pieces_moves_the_peak_no_further_than_its_own_moment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compiled, a piece of Unsloth's keeps two bytes a logit, six at most."""
+    tops = {}
+    for rows in (1, 4):
+        written(tmp_path, sft__py=UNSLOTH.format(length=2048, rows=rows))
+        found = checked(tmp_path / "sft.py", capsys, "1xRTX4090")
+        moved = [one for one in found["moved"] if one["key"] == "loss"]
+        tops[rows] = max((one["high_bytes"] for one in moved), default=0)
+    assert 0 <= tops[1] <= tops[4] <= 2**30 * 6
+    assert tops[4] > 0

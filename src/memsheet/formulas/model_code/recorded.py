@@ -36,10 +36,13 @@ from memsheet.sheet import Component
 PRECISIONS: dict[tuple[DType, DType | None], str] = {
     (FP32, None): "fp32",
     (BF16, None): "bf16-pure",
+    (FP16, None): "bf16-pure",
     (FP32, BF16): "bf16-autocast",
     (FP32, FP16): "fp16-autocast",
 }
-"""(dtype of the parameters that are computed with, autocast's) → how the library is run for a recording."""
+"""(dtype of the parameters that are computed with, autocast's) → how the library is run for a recording. fp16
+is recorded as bf16, an element of which has as many bytes.
+"""
 
 
 def run_key(plan: Plan, how: RunConfig) -> str:
