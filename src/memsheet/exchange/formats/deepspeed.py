@@ -180,7 +180,7 @@ FORMAT = Format(
     marks=frozenset({
         "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "steps_per_print", "wall_clock_breakdown",
         "quantize_training", "compression_training", "data_efficiency", "zero_allow_untested_optimizer",
-    }),  # fmt: skip
+    }),
     strict=(Z, "bf16", "fp16"),  # config_utils.py:110: extra="forbid"
     removed=frozenset(  # 0.19.8 runtime/config.py:82-130
         {
