@@ -4,7 +4,7 @@ read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS
 from memsheet.plan.engine import Engine, Sharding, UnitWrapping
@@ -34,7 +34,8 @@ class Version:
     backward. ``fused_norm``: norms are one kernel and not written out in fp32. ``repeats_kv``: keys and
     values are repeated for every query head. ``ends_count``: embeddings and head count as a layer each when a
     pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's
-    table is ``lm_head`` and the loss takes it chunk by chunk unless one asks otherwise.
+    table is ``lm_head`` and the loss takes it chunk by chunk unless one asks otherwise. ``compiles_loss``:
+    where the model is compiled, so is the loss.
     """
 
     ends_in_root: bool
@@ -44,6 +45,7 @@ class Version:
     ends_count: bool
     fuses_qkv: bool
     chunks_loss: bool
+    compiles_loss: bool
 
 
 _END_2024 = Version(
@@ -54,7 +56,9 @@ _END_2024 = Version(
     ends_count=False,
     fuses_qkv=False,
     chunks_loss=False,
+    compiles_loss=False,
 )
+_OCT_2024 = replace(_END_2024, compiles_loss=True)
 _MID_2025 = Version(
     ends_in_root=True,
     last_stays=True,
@@ -63,6 +67,7 @@ _MID_2025 = Version(
     ends_count=False,
     fuses_qkv=False,
     chunks_loss=False,
+    compiles_loss=True,
 )
 _NEWEST = Version(
     ends_in_root=False,
@@ -72,15 +77,18 @@ _NEWEST = Version(
     ends_count=True,
     fuses_qkv=True,
     chunks_loss=True,
+    compiles_loss=True,
 )
 VERSIONS: dict[str, Version] = {
     "b5bcd76": _NEWEST,
     "820504e": _MID_2025,
     "9dec370": _END_2024,
+    "e10cb94": _OCT_2024,
     "2024-04..2024-08": _END_2024,
 }
 """By commit (or the months of a figure): parallelize_llama.py:323-339 and models/norms.py:77 of END_2024,
-train.py:131 for its loss; parallelize_llama.py:345-367 of MID_2025; distributed/fsdp.py:238-265,
+train.py:131 for its loss, which e10cb94 of 2024-10-22 compiled with the model, e8977b0 of 2024-12-18 no
+longer, and d1f62be of 2025-02-20 again (components/loss.py:26-31 of MID_2025); parallelize_llama.py:345-367 of MID_2025; distributed/fsdp.py:238-265,
 models/common/attention.py:403 and distributed/pipeline_parallel.py:357 of COMMIT.
 """
 TESTED = "b5bcd76"

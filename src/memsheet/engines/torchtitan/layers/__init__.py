@@ -47,7 +47,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     version = version_of(plan.engine_version)
     fp8, shared = plan.precision.compute is FP8, agreed(plan.mesh.cp > 1)
     switches = {
-        layers.COMPILED: plan.compile, layers.FUSED_NORM: version.fused_norm, layers.REPEATS: version.repeats_kv,
+        layers.COMPILED: plan.compile, layers.COMPILED_LOSS: plan.compile and version.compiles_loss and not agreed(plan.mesh.tp > 1), layers.FUSED_NORM: version.fused_norm, layers.REPEATS: version.repeats_kv,
         layers.FP8_PRODUCTS: fp8, layers.FP8_GATHERED: fp8 and plan.fp8 is not None and plan.fp8.gathered, layers.RING: shared,
         layers.ALL_GATHER: shared and plan.context_parallel is ContextParallel.ALL_GATHER, layers.ASYNC: plan.async_tp,
     }  # fmt: skip

@@ -21,8 +21,8 @@ STREAM: Shape = ("b", "s/t", "h")
 WHOLE: Shape = ("b", "s", "h")
 HEADS: Shape = ("b", "s", "a", "d")
 BOTH: Shape = (2, *HEADS)
-COMPILED, FUSED_NORM, REPEATS, FP8_PRODUCTS, FP8_GATHERED, RING, ALL_GATHER, ASYNC = (
-    "compiled", "fused norm", "repeats kv", "fp8", "fp8 gathered", "ring", "all-gathered kv", "async tp",
+COMPILED, COMPILED_LOSS, FUSED_NORM, REPEATS, FP8_PRODUCTS, FP8_GATHERED, RING, ALL_GATHER, ASYNC = (
+    "compiled", "compiled loss", "fused norm", "repeats kv", "fp8", "fp8 gathered", "ring", "all-gathered kv", "async tp",
 )  # fmt: skip
 
 

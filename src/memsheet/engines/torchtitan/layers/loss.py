@@ -5,6 +5,7 @@ Axes besides those of the layers: ``c`` tokens of a chunk.
 
 from __future__ import annotations
 
+from memsheet.engines.torchtitan.layers.layers import COMPILED_LOSS
 from memsheet.formulas.model_code.transformers.ends import cross_entropy
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
@@ -25,7 +26,20 @@ def loss_of(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> T
     """
     if loss is Loss.CHUNKED:
         return chunked_cross_entropy(r, x, how)
-    return parallel_cross_entropy(r, x) if loss is Loss.VOCAB_PARALLEL else cross_entropy(r, x)
+    if loss is Loss.VOCAB_PARALLEL:
+        return parallel_cross_entropy(r, x)
+    return compiled_cross_entropy(r, x) if COMPILED_LOSS in how.options else cross_entropy(r, x)
+
+
+def compiled_cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
+    """The loss as torch.compile runs it: one kernel forward, which keeps the logits as they were made and two
+    numbers of each position, and one backward, which writes their gradient (inductor of torch 2.13, the
+    buffers of its two functions for this loss in bf16).
+    """
+    rows = r.tensor("loss/maxima_and_sums", (2, *logits.shape[:-1]), FP32)
+    value = r.tensor("loss/value", (1,), FP32)
+    shape, dtype = logits.shape, logits.dtype
+    return r.apply(value, (logits,), (logits, rows), lambda _: [r.grad(shape, dtype, "loss/gradient")])
 
 
 def parallel_cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
@@ -86,6 +100,18 @@ def _chunk_head_gradient(r: Recorder, how: RunConfig) -> Tensor:
     logits_of: Shape = ("c", "V")
     low = how.parameters
     logits = r.tensor("loss/chunk_logits", logits_of, low)
+    if COMPILED_LOSS in how.options:
+        grad: Grad | Tensor = r.tensor("loss/chunk_gradient", logits_of, low)
+    else:
+        grad = _chunk_gradient(r, logits_of, how)
+    product = r.tensor("loss/grad_weight", TABLE, low)
+    piece = r.tensor("loss/chunk_grad_input", ("c", "h"), low)
+    del grad, logits, piece
+    return product
+
+
+def _chunk_gradient(r: Recorder, logits_of: Shape, how: RunConfig) -> Tensor:
+    """The loss of a chunk and back, operation by operation."""
     wide = r.tensor("loss/chunk_fp32", logits_of, FP32)
     logged = (
         _log_probabilities(r, logits_of)
@@ -100,8 +126,6 @@ def _chunk_head_gradient(r: Recorder, how: RunConfig) -> Tensor:
         grad = r.tensor("loss/chunk_gradient", logits_of, FP32)
         del picked
     del logged
-    grad = r.tensor("loss/chunk_gradient", logits_of, low)
-    product = r.tensor("loss/grad_weight", TABLE, low)
-    piece = r.tensor("loss/chunk_grad_input", ("c", "h"), low)
-    del grad, logits, piece
-    return product
+    low_grad = r.tensor("loss/chunk_gradient", logits_of, how.parameters)
+    del grad
+    return low_grad
