@@ -14,6 +14,7 @@ from dataclasses import field
 from typing import Any
 
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
+from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.frozen import dataclass
 
 Values = Mapping[str, Any]
@@ -183,6 +184,9 @@ class Format:
     on_ranks: Callable[[Values, int], Mapping[str, Any]] = (
         lambda *_: {}
     )  # keys of the batch that it says once the ranks are counted that have sequences of their own
+    preferences: Callable[[Values], Preferences | None] = lambda _: (
+        None  # the method, where it trains on preferences
+    )
     own_processes: bool = (
         False  # whether it starts as many processes as the file says, and leaves other cards
     )
@@ -227,6 +231,7 @@ class Together:
     assumed: tuple[str, ...]
     disagree: tuple[Disagreement, ...]
     problems: tuple[Problem, ...]
+    rows: int = 1  # sequences of an example, of which its batch is a multiple where files say it
     script: tuple[str, ...] = ()  # what is left to a training script, in words
     meant: tuple[
         Disagreement, ...

@@ -31,6 +31,7 @@ from memsheet.exchange.formats.torchtune.recipes import (
 )
 from memsheet.exchange.shared.config_commands import ALONE, TUNE_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import read_elsewhere
 from memsheet.exchange.shared.trainers import uniform_precision_keys
 
@@ -213,6 +214,17 @@ KEYS = (
 )  # fmt: skip
 
 
+def torchtune_preferences(values: Values) -> Preferences | None:
+    """DPO, by its losses (torchtune/rlhf/loss/dpo.py): both sequences of a pair in one batch, and a copy of
+    the model where a whole one trains (recipes/lora_dpo_single_device.py:457-560,
+    full_dpo_distributed.py:514).
+    """
+    name = str(values.get("loss._component_")).rpartition(".")[2]
+    if name == "SimPOLoss":
+        return preferences_of("simpo")
+    return preferences_of("dpo") if name in ("DPOLoss", "RSOLoss") else None
+
+
 BESIDE = (
     "teacher_model._component_", "ref_checkpointer._component_", "ref_policy_checkpointer._component_", "quantizer._component_",
     "reward_and_value_model._component_", "value_model._component_",
@@ -231,6 +243,8 @@ def _left_open(values: Values) -> Mapping[str, Any]:
         others
     )
     words += [GENERATES] * (ANSWER in values)
+    method = torchtune_preferences(values)
+    words += [f"trains by {method.method}"] if method else []
     return {**own, **({RECIPE: " and ".join(words)} if words else {})}
 
 
@@ -243,7 +257,7 @@ FORMAT = Format(
     name="torchtune", file="config.yaml", kind="yaml", tested=VERSION, engines=("torchtune",), keys=KEYS, marks=frozenset({"checkpointer"}), needs={"model": ..., "optimizer": ...},
     fixed=required_recipe_values, problems=recipe_problems, notes=NOTES, differs={"@model": "the folder that `tune download` makes for it"},
     beside=frozenset({"engine", "zero", "global_batch", "mesh.dp_shard", "attention", "adapter.kind", "allocator.expandable_segments"}),
-    said={"task": "train"}, refers=(TUNE_FILE,), own_processes=True, absent=_left_open, program_known=lambda _: False,
+    said={"task": "train"}, refers=(TUNE_FILE,), own_processes=True, absent=_left_open, preferences=torchtune_preferences, program_known=lambda _: False,
     unmodelled={
         ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), "optimizer_in_bwd": (False,), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
         "model.quantize_base": (False, True), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (), "fsdp_reshard_after_forward": (True,),
