@@ -108,7 +108,8 @@ def join_files(
     own_batch = isinstance(request.get("microbatch"), int) and not (given.keys() | plan.keys()) & BATCHES
     rows = method.rows if method and method.sure and own_batch else 1
     if method and rows > 1:
-        request.update({key: rows * held for key in BATCHES if isinstance(held := request.get(key), int)})
+        both = {key: rows * size for key in BATCHES if isinstance(size := request.get(key), int)}
+        request = {**request, **both}
         each = f"both sequences of {request['microbatch'] // rows} pairs of {method.method}"
         assumed.append(f"microbatch = {request['microbatch']}: {each}")
     apart = [

@@ -15,9 +15,9 @@ from memsheet.plan.workload import Training
 from memsheet.sheet import Component, Instant
 
 LOGIT_BYTES = 2 + 4 + 4
-"""Of a logit that is only read: as it is computed, as the fp32 that autocast hands out, and one tensor of fp32
-more: its log-softmax (hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/train/trainer_utils.py:612), or of logits
-that are learnt from the second of the two gradients that are added up (huggingface/trl 016013e
+"""Of a logit that is only read: as it is computed, as the fp32 that autocast hands out, and one tensor of
+fp32 more: its log-softmax (hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/train/trainer_utils.py:612), or of
+logits that are learnt from the second of the two gradients that are added up (huggingface/trl 016013e
 trl/trainer/utils.py:507-510: of what is gathered, and of the log of a sum).
 """
 FP32_BITS = 32

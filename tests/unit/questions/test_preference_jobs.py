@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import memsheet
+from memsheet.plan.workload import Training
 from memsheet.report.shared.checked import Checked
 
 MODEL, BATCH, LENGTH, VOCAB = "Qwen/Qwen2.5-0.5B-Instruct", 2, 1024, 151_936
 PARAMETERS = 494_032_768
-TRL = f"--model_name_or_path {MODEL} --per_device_train_batch_size {BATCH} --max_length {LENGTH} --dataset_name x"
+SAID = f"--model_name_or_path {MODEL} --per_device_train_batch_size {BATCH}"
+TRL = f"{SAID} --max_length {LENGTH} --dataset_name x"
 SCRIPT = f"""
 from trl import {{0}}Config, {{0}}Trainer
 from transformers import AutoModelForCausalLM
@@ -39,12 +41,12 @@ datasets: [{{{{path: x, type: y}}}}]
 bf16: true
 """
 SWIFT = (
-    f"swift rlhf --rlhf_type {{0}} --model {MODEL} --tuner_type full --torch_dtype bfloat16 --max_length {LENGTH} "
-    f"--per_device_train_batch_size {BATCH} --dataset x\n"
+    f"swift rlhf --rlhf_type {{0}} --model {MODEL} --tuner_type full --torch_dtype bfloat16 --dataset x "
+    f"--max_length {LENGTH} --per_device_train_batch_size {BATCH}\n"
 )
 INSTRUCT = (
-    f"accelerate launch --mixed_precision bf16 --num_processes 8 open_instruct/dpo_tune_cache.py --max_seq_length "
-    f"{LENGTH} --model_name_or_path {MODEL} --per_device_train_batch_size {BATCH} --dpo_loss_type dpo_norm\n"
+    "accelerate launch --mixed_precision bf16 --num_processes 8 open_instruct/dpo_tune_cache.py "
+    f"--max_seq_length {LENGTH} {SAID} --dpo_loss_type dpo_norm\n"
 )
 UNSLOTH = f"""
 from unsloth import FastLanguageModel
@@ -70,7 +72,9 @@ def _reach(found: Checked) -> tuple[int, int]:
     """The sequences of the sheet's batch, and the most that a GPU may need."""
     assert found.answer is not None
     assert found.answer.verdict is not None
-    return found.answer.plan.workload.microbatch, int(found.answer.verdict.device.high)  # type: ignore[union-attr, return-value]
+    job = found.answer.plan.workload
+    assert isinstance(job, Training)
+    return int(job.microbatch), int(found.answer.verdict.device.high)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -84,7 +88,7 @@ def test_the_range_holds_the_reference_and_its_logits(tmp_path: Path, name: str)
     assert found.answer is not None
     sheet = found.answer.sheets[0]
     logits, copy = 2 * BATCH * LENGTH * VOCAB * (2 + 4), 2 * PARAMETERS
-    assert _reach(found)[1] >= int(sheet.device.value) + logits + copy  # type: ignore[arg-type]
+    assert _reach(found)[1] >= int(sheet.device.value) + logits + copy
     assert "reference model" in found.doubt
 
 
