@@ -27,6 +27,7 @@ from memsheet.exchange.shared.written_files import written_files
 from memsheet.guard import TWICE, is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.plan.library_defaults import assumed_value_text
+from memsheet.questions.pod_jobs import command_name
 
 PARSERS: Mapping[str, Parser] = {"json": parse_json, "yaml": parse_yaml}
 LAST_WINS: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
@@ -78,9 +79,11 @@ def recognise_files(
         found = {**(_with_inline_file(name, own) if own else {}), **further}
         reads |= _with_remarks(found, plain[name].remarks)
         left += unread
-        if error is not None and not further and not given:
+        read_by_command = given or command_name(name) in texts
+        if error is not None and not further and not read_by_command:
             problem = error.problems[0]
-            if name not in in_folder or not problem.reason.endswith(NOT_READ):
+            synthetic = any(name == command_name(other) for other in texts)
+            if (name not in in_folder and not synthetic) or not problem.reason.endswith(NOT_READ):
                 raise error
             why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
