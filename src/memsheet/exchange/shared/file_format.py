@@ -187,6 +187,9 @@ class Format:
     preferences: Callable[[Values], Preferences | None] = lambda _: (
         None  # the method, where it trains on preferences
     )
+    shipped: Callable[[Values], Mapping[str, Any]] = (
+        _no_values  # what a configuration says that the program ships and that is named here
+    )
     own_processes: bool = (
         False  # whether it starts as many processes as the file says, and leaves other cards
     )
@@ -267,8 +270,10 @@ def read_format_values(form: Format, values: Values) -> Read:
         for at, held in values.items()
         if held != {} or at in rows or at in form.removed
     }
+    shipped = form.shipped(values)
+    values = {**shipped, **values}
     request: dict[str, Any] = dict(form.said)
-    assumed: list[str] = []
+    assumed = [f"{len(shipped)} keys as the configuration says that {form.tested} ships"] if shipped else []
     by_default: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
     firm: set[str] = set()

@@ -223,12 +223,14 @@ HELPER = (
     f"{HEAD}def load(name):\n    return AutoModelForCausalLM.from_pretrained(name)\n"
     f"one = load('{NAME}')\ntwo = load('other/model')\n{ARGS}\n"
 )
-MUTUAL = "def f(name):\n    g(name)\n    return AutoModelForCausalLM.from_pretrained(name)\ndef g(name):\n    f(name)\n"
-
-
-@pytest.mark.parametrize(
-    "text", [HELPER, f"{HEAD}{MUTUAL}f('{NAME}')\n{ARGS}\n"], ids=["two models", "mutual"]
+MUTUAL = (
+    "def f(name):\n    g(name)\n    return AutoModelForCausalLM.from_pretrained(name)\n"
+    "def g(name):\n    f(name)\n"
 )
+TOLD = [HELPER, f"{HEAD}{MUTUAL}f('{NAME}')\n{ARGS}\n"]
+
+
+@pytest.mark.parametrize("text", TOLD, ids=["two models", "mutual"])
 def test_what_calls_of_a_helper_do_not_agree_on_is_not_guessed(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     checked = check_configuration_files((str(tmp_path / "train.py"),), None, {**WHERE})
@@ -237,9 +239,11 @@ def test_what_calls_of_a_helper_do_not_agree_on_is_not_guessed(text: str, tmp_pa
 
 
 DRAWN = (
-    f"{HEAD}B, T = 3, 640\nmodel = AutoModelForCausalLM.from_pretrained('{NAME}', torch_dtype=torch.bfloat16).cuda()\n"
+    f"{HEAD}B, T = 3, 640\n"
+    f"model = AutoModelForCausalLM.from_pretrained('{NAME}', torch_dtype=torch.bfloat16).cuda()\n"
     "optimizer = torch.optim.AdamW(model.parameters())\nfor step in range(9):\n"
-    "    ids = torch.randint(0, 1000, (B, T), device='cuda')\n    model(input_ids=ids, labels=ids).loss.backward()\n"
+    "    ids = torch.randint(0, 1000, (B, T), device='cuda')\n"
+    "    model(input_ids=ids, labels=ids).loss.backward()\n"
     "    optimizer.step()\n"
 ).replace("Trainer, TrainingArguments", "set_seed")
 
