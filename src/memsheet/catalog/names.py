@@ -165,6 +165,10 @@ def _assumption(found: NameMatch, asked: str) -> str:
     return f"model = {found.name} ({asked} by its name{stored}{hint})"
 
 
+TUNED_OF_DATE = re.compile(r"-(?:base|instruct)(?=-\d{4}$)")
+"""Before a release's month, which people write without it (Mistral-Small-3.1-24B-2503)."""
+
+
 def _spelling_key(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
@@ -174,7 +178,9 @@ def _canonical_index() -> dict[str, str]:
     """Bare names in canonical spelling → the bundled name; a spelling of two models is none's."""
     found: dict[str, set[str]] = {}
     for key, name in spelling_index().items():
-        found.setdefault(canonical_name(key.rpartition("/")[2]), set()).add(name)
+        bare = canonical_name(key.rpartition("/")[2])
+        for spelt in {bare, TUNED_OF_DATE.sub("", bare)}:
+            found.setdefault(spelt, set()).add(name)
     return {key: min(names) for key, names in found.items() if len(names) == 1}
 
 
