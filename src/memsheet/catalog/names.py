@@ -178,9 +178,11 @@ def _canonical_index() -> dict[str, str]:
     """Bare names in canonical spelling → the bundled name; a spelling of two models is none's."""
     found: dict[str, set[str]] = {}
     for key, name in spelling_index().items():
-        bare = canonical_name(key.rpartition("/")[2])
-        for spelt in {bare, TUNED_OF_DATE.sub("", bare)}:
-            found.setdefault(spelt, set()).add(name)
+        found.setdefault(canonical_name(key.rpartition("/")[2]), set()).add(name)
+    undated: dict[str, set[str]] = {}
+    for key, names in found.items():
+        undated.setdefault(TUNED_OF_DATE.sub("", key), set()).update(names)
+    found = {**undated, **found}
     return {key: min(names) for key, names in found.items() if len(names) == 1}
 
 
