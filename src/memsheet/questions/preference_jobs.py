@@ -39,7 +39,7 @@ def preference_doubt(reads: Mapping[str, Read], whole: Together, answer: Answer 
     needs = [int(one.verdict.device.high) for one in (answer, most) if one.verdict]
     logits = LOGIT_BYTES * method.beside * examples * int(job.seq_len or 0) * most.model.vocab
     more = logits + _reference_bytes(method, most)
-    words = f"the range holds {method.held}"
+    words = f"the range holds {method.widened_by}"
     return Doubt(words, int(answer.verdict.device.low), max(needs) + more)
 
 

@@ -57,11 +57,11 @@ def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> PodT
         if tree is None or "apiVersion" not in tree:
             continue
         containers = [*pod_containers(tree), *_trainer_of_job(tree)]
-        script = next((line for held in containers if _trains(line := command_line(held))), "")
+        script = next((line for held in containers if _starts_training(line := command_line(held))), "")
         if script:
             cards = max((container_gpu_limit(held) or 0 for held in containers), default=0)
             label, card = next(_node_labels(tree), ("", ""))
-            return PodTraining(_counted(script, tree, cards), label, card)
+            return PodTraining(_counted_script(script, tree, cards), label, card)
     return None
 
 
@@ -73,7 +73,7 @@ def _trainer_of_job(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield {**held, "resources": held.get("resourcesPerNode")}
 
 
-def _trains(script: str) -> bool:
+def _starts_training(script: str) -> bool:
     """Whether a script starts a training that says more than a launcher's own counts."""
     try:
         if starts_a_server(script):
@@ -85,11 +85,11 @@ def _trains(script: str) -> bool:
         return False
 
 
-def _counted(script: str, tree: Mapping[str, Any], cards: int) -> str:
+def _counted_script(script: str, tree: Mapping[str, Any], cards: int) -> str:
     """The script with what its pod tells it: the cards that are visible, the processes of a job's pods."""
-    pods = _pods(tree)
+    pods = _pod_count(tree)
     if tree.get("kind") == "MPIJob":
-        ranks = (_count(tree, "slotsPerWorker") or cards or 1) * pods
+        ranks = (_number_of(tree, "slotsPerWorker") or cards or 1) * pods
         return UNCOUNTED_MPI.sub(f"mpirun -np {ranks}", script)
     if not cards:
         return script
@@ -99,25 +99,25 @@ def _counted(script: str, tree: Mapping[str, Any], cards: int) -> str:
             if cards <= MOST
             else script
         )
-    each = _count(tree, "nprocPerNode") or _count(tree, "numProcPerNode") or cards
+    each = _number_of(tree, "nprocPerNode") or _number_of(tree, "numProcPerNode") or cards
     told = f"export PET_NNODES={pods}\nexport PET_NPROC_PER_NODE={each}\nexport WORLD_SIZE={pods}\n"
     flags = f"--nnodes={pods} --nproc-per-node={each}"  # in front of those of the command, which go before
     return told + LAUNCHER.sub(lambda found: f"{found[0]} {flags}", script)
 
 
-def _count(tree: Any, key: str, depth: int = 0) -> int | None:
+def _number_of(tree: Any, key: str, depth: int = 0) -> int | None:
     """A number of that name, wherever it stands."""
     for at, held in tree.items() if isinstance(tree, Mapping) and depth < MOST else ():
         if at == key and str(held).isdigit() and len(str(held)) < 6:
             return int(held)
-        if (found := _count(held, key, depth + 1)) is not None:
+        if (found := _number_of(held, key, depth + 1)) is not None:
             return found
     return None
 
 
-def _pods(tree: Mapping[str, Any]) -> int:
+def _pod_count(tree: Mapping[str, Any]) -> int:
     """Pods that have cards: a job's nodes, or its replicas of both kinds."""
-    if (nodes := _count(tree, "numNodes")) is not None:
+    if (nodes := _number_of(tree, "numNodes")) is not None:
         return nodes
     spec = tree.get("spec")
     groups = (
@@ -127,7 +127,9 @@ def _pods(tree: Mapping[str, Any]) -> int:
     )
     kinds = [one for held in groups if isinstance(held, Mapping) for one in held.values()]
     counts = [
-        _count(one, "replicas") or 1 for one in kinds if any(map(container_gpu_limit, pod_containers(one)))
+        _number_of(one, "replicas") or 1
+        for one in kinds
+        if any(map(container_gpu_limit, pod_containers(one)))
     ]
     return sum(counts) or 1
 

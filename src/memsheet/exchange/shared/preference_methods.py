@@ -32,7 +32,7 @@ class Preferences:
     sure: bool = True
 
     @property
-    def held(self) -> str:
+    def widened_by(self) -> str:
         """What the range of a job is widened by."""
         pairs = (
             f"both sequences of each pair of {self.method}"

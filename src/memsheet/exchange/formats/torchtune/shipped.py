@@ -8,10 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from memsheet.exchange.formats.torchtune.checkpoints import FOLDER, MODEL
+from memsheet.exchange.formats.torchtune.recipes import FOLDER as DOWNLOADS
 from memsheet.exchange.shared.config_commands import TUNE_FILE
 from memsheet.exchange.shared.file_format import Values
 
-MODEL, WITHOUT = "model._component_", "without"
+WITHOUT = "without"
 
 
 def shipped_values(values: Values) -> Mapping[str, Any]:
@@ -23,7 +25,9 @@ def shipped_values(values: Values) -> Mapping[str, Any]:
     adapted = "lora" in str(own[MODEL]).rpartition(".")[2]
     found = {**held["usual"], **(held["adapted"] if adapted else {}), **own}
     left = {WITHOUT, *own.get(WITHOUT, ())}
-    return {at: value for at, value in found.items() if at not in left}
+    return {
+        at: f"{DOWNLOADS}/{value}" if at == FOLDER else value for at, value in found.items() if at not in left
+    }
 
 
 @cache
