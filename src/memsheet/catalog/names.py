@@ -165,6 +165,10 @@ def _assumption(found: NameMatch, asked: str) -> str:
     return f"model = {found.name} ({asked} by its name{stored}{hint})"
 
 
+TUNED_OF_DATE = re.compile(r"-(?:base|instruct)(?=-\d{4}$)")
+"""Before a release's month, which people write without it (Mistral-Small-3.1-24B-2503)."""
+
+
 def _spelling_key(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
@@ -175,6 +179,10 @@ def _canonical_index() -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for key, name in spelling_index().items():
         found.setdefault(canonical_name(key.rpartition("/")[2]), set()).add(name)
+    undated: dict[str, set[str]] = {}
+    for key, names in found.items():
+        undated.setdefault(TUNED_OF_DATE.sub("", key), set()).update(names)
+    found = {**undated, **found}
     return {key: min(names) for key, names in found.items() if len(names) == 1}
 
 

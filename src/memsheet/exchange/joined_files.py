@@ -9,6 +9,7 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together
 from memsheet.exchange.shared.file_format import read_format_values as read_values
+from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.exchange.shared.script_defaults import KINDS, derived_microbatch, of_the_script
 from memsheet.exchange.shared.trainers import with_master
 from memsheet.plan.check import flatten_document
@@ -103,6 +104,14 @@ def join_files(
         assumed.append(f"microbatch = {micro}, which DeepSpeed makes of train_batch_size")
     if counts["@accumulation"] and "global_batch" not in request and count:
         request["global_batch"] = _global_batch_sequences(request, count, counts["@accumulation"])
+    method = preferences_in(reads)
+    own_batch = isinstance(request.get("microbatch"), int) and not (given.keys() | plan.keys()) & BATCHES
+    rows = method.rows if method and method.sure and own_batch else 1
+    if method and rows > 1:
+        both = {key: rows * size for key in BATCHES if isinstance(size := request.get(key), int)}
+        request = {**request, **both}
+        each = f"both sequences of {request['microbatch'] // rows} pairs of {method.method}"
+        assumed.append(f"microbatch = {request['microbatch']}: {each}")
     apart = [
         Disagreement(key=key, said=tuple(held))
         for key, held in said.items()
@@ -116,9 +125,16 @@ def join_files(
         assumed=(*assumed, *meant.values()),
         disagree=tuple(one for one in apart if one.key not in meant),
         meant=tuple(one for one in apart if one.key in meant),
+        rows=rows,
         script=of_the_script(reads, request, (plan, given)),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
     )
+
+
+def preferences_in(reads: Mapping[str, Read]) -> Preferences | None:
+    """The method of the first file that trains on preferences."""
+    found = (read.form.preferences(read.values) for read in reads.values())
+    return next((method for method in found if method is not None), None)
 
 
 LOADED = tuple(f"precision.{name}" for name in ("parameters", "gradients", "moments", "reduce"))

@@ -63,6 +63,8 @@ from memsheet.questions.named_models import (
     unnamed_words,
 )
 from memsheet.questions.plainer_models import plainer_model
+from memsheet.questions.pod_jobs import cards_of_pods, with_pod_commands
+from memsheet.questions.preference_jobs import preference_doubt
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.questions.sized_models import in_place_of_model
@@ -147,6 +149,11 @@ def check_configuration_files(
     def check_on(more: Mapping[str, Any]) -> Checked:
         return _check_job(files_read, model, {**question, **more}, flags, words)
 
+    unsaid = not (question["gpus"] or question["cluster"] or files_read.document.get("gpus"))
+    pods = cards_of_pods(files_read.texts, files_read.reads) if unsaid else None
+    if pods is not None:
+        checked = check_on({"gpus": pods[0]})
+        return replace(checked, assumed=(f"gpus = {pods[0]} ({pods[1]})", *checked.assumed))
     return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus, **RANKS_OPEN}))
 
 
@@ -229,6 +236,7 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
+    texts = with_pod_commands(texts)
     texts, put_in = with_variables_beside(files, texts)
     folders = folders_of_job(files, root)
     texts = with_called_scripts(folders, texts)
@@ -324,6 +332,7 @@ def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     doubt = both_doubts(doubt, length_doubt(answer))
+    doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
         if answer.verdict.result is not Result.DOES_NOT_FIT or may_fit(answer, unsaid):

@@ -27,6 +27,7 @@ from memsheet.exchange.shared.written_files import written_files
 from memsheet.guard import TWICE, is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.plan.library_defaults import assumed_value_text
+from memsheet.questions.pod_jobs import command_name
 
 PARSERS: Mapping[str, Parser] = {"json": parse_json, "yaml": parse_yaml}
 LAST_WINS: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
@@ -56,13 +57,15 @@ def recognise_files(
     reads: dict[str, Read] = {}
     left: list[str] = []
     plain = {name: shell_as_plain(name, text, server) for name, text in texts.items()}
-    for name, script in plain.items():
-        text = script.text
+    whole = {name: script.text for name, script in plain.items()}
+    for name, text in whole.items():
         own, error = _read_or_error(name, text, server)
         shell = is_shell(name)
         told = own is not None and own.request.get("@model") is not None
         named = name.endswith(".py")
-        said = text if shell else "" if told or (own and not named) else _told_command(name, text)
+        given = named and _shell_given_flags(name, whole)  # in place of an example of a command in its text
+        silent = told or given or (own and not named)
+        said = text if shell else "" if silent else _told_command(name, text)
         further, unread = (
             _launched_files(name, said, own if shell else None, scripts)
             if said and len(text) <= MOST_SCRIPT
@@ -74,11 +77,13 @@ def recognise_files(
         if shell and (own or further):
             further = {**further, **_written_configurations(name, text)}
         found = {**(_with_inline_file(name, own) if own else {}), **further}
-        reads |= _with_remarks(found, script.remarks)
+        reads |= _with_remarks(found, plain[name].remarks)
         left += unread
-        if error is not None and not further:
+        read_by_command = given or command_name(name) in texts
+        if error is not None and not further and not read_by_command:
             problem = error.problems[0]
-            if name not in in_folder or not problem.reason.endswith(NOT_READ):
+            synthetic = any(name == command_name(other) for other in texts)
+            if (name not in in_folder and not synthetic) or not problem.reason.endswith(NOT_READ):
                 raise error
             why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
@@ -90,7 +95,7 @@ def recognise_files(
             f"known: {', '.join(NAMES)}",
         )
     for name, own in reads.items():
-        given = _shell_given_flags(name, {at: script.text for at, script in plain.items()})
+        given = _shell_given_flags(name, whole)
         reads[name] = _with_flags(own, given)
         if given and given.keys() <= _flags_of(own).keys():
             left = [line for line in left if f": what {Path(name).name} is given" not in line]

@@ -447,3 +447,19 @@ def test_no_bundled_model_has_a_pipelines_name() -> None:
 def test_what_makes_sound_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(InputError, match=r"speech generator|codec"):
         memsheet.infer(name, gpus="1xH100-80GB")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mistralai/Mistral-Small-24B-2501",
+        "mistralai/Mistral-Small-24B-Base-2501",
+        "unsloth/Mistral-Small-24B-Instruct-2501-bnb-4bit",
+        "mistralai/Mistral-Small-3.1-24B-2503",
+        "mistralai/Devstral-Small-2-24B-2512",
+    ],
+)
+def test_a_release_is_known_without_what_it_was_tuned_for(name: str) -> None:
+    found = bundled_match(name)
+    assert found is not None
+    assert found.name == ("devstral-small-2-24b" if "Devstral" in name else "mistral-small-3.1-24b")

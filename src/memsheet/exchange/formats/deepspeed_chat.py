@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import row_of
 
 DEEPSPEED = find_format("deepspeed")
@@ -42,6 +43,18 @@ def _method(values: Values) -> str:
     if any(at in values for at in ("beta", "label_smoothing", "offload_reference_model")):
         return "DPO: both sequences of a pair, and the reference model"
     return SUPERVISED if "sft_only_data_path" in values else EITHER
+
+
+def _preferences(values: Values) -> Preferences | None:
+    """The method, which flags alone may leave open (training/step4_dpo_finetuning takes those of the first
+    step). A batch of pairs has the chosen before the rejected (dschat/utils/data/data_utils.py,
+    DataCollatorReward).
+    """
+    told = _method(values)
+    if told.startswith("a reward model"):
+        return preferences_of("reward")
+    own = told == EITHER or told.startswith("DPO")
+    return preferences_of("dpo", own_copy=True, sure=told != EITHER) if own else None
 
 
 def _read_dtype(value: Any, _: Values) -> Mapping[str, Any]:
@@ -133,7 +146,7 @@ def _not_held(values: Values) -> Mapping[str, Any]:
 
 FORMAT = Format(
     name="deepspeed-chat", file="run.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "optimizer.name": "adamw"},
-    marks=frozenset(), parse=lambda _: {}, rename=_rename_key, absent=_not_held, moves=_chat_moves, starts=_is_launch, program_known=lambda _: False,
+    marks=frozenset(), parse=lambda _: {}, rename=_rename_key, absent=_not_held, preferences=_preferences, moves=_chat_moves, starts=_is_launch, program_known=lambda _: False,
     unmodelled={
         METHOD: (SUPERVISED,), "$.trained": (), "lora_module_name": ("decoder.layers.", "layers.", "model.layers."), "enable_mixed_precision_lora": (False,),
         "inference_tp_size": (), "enable_ema": (False,), "unsupervised_dataset_name": (), "critic_lora_dim": (0,),

@@ -13,6 +13,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainer_script import SCRIPT
 from memsheet.exchange.shared.trainers import parse_switch, row_of, uniform_precision_keys, with_master
 
@@ -208,6 +209,14 @@ def _is_launch(script: str, _: Values) -> bool:
     return parts[-2:-1] == ["open_instruct"] and parts[-1] in (FINETUNE, *NOT_HELD)
 
 
+def _preferences(values: Values) -> Preferences | None:
+    """The method of the script. Probabilities of the reference are made before training, by the model itself
+    (dpo_tune_cache.py, dpo_utils.py: build_reference_logprobs_cache).
+    """
+    word = {CACHED: "dpo", "dpo.py": "dpo", REWARD: "reward"}.get(_program(values))
+    return preferences_of(word, reference=False)
+
+
 def _not_held(values: Values) -> Mapping[str, Any]:
     """What of the script is not the sheet's, and OLMo-core's recompute by a budget."""
     told = NOT_HELD.get(_program(values))
@@ -228,7 +237,7 @@ OWN = frozenset({"with_tracking", "checkpointing_steps", "dataset_mixer_list", "
 FORMAT: Format = Format(
     name="open-instruct", file="train.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=OWN,
     needs={"model_name_or_path": ...}, rename=_rename_key, absent=_not_held, stored="model_dtype", starts=_is_launch, keys_complete=False, strict=("",),  # open_instruct/utils.py: ArgumentParserPlus
-    moves=_left_to_launcher,
+    moves=_left_to_launcher, preferences=_preferences,
     unmodelled={
         BESIDE: (), "$.budget": (), "sequence_parallel_size": (1,), "load_balancing_loss": (False,), "single_gpu_mode": (False,),
         "zero_hpz_partition_size": (), "deepspeed_zpg": (), "tensor_parallel_degree": (1,), "context_parallel_degree": (1,), "cp_degree": (),

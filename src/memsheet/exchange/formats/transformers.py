@@ -11,6 +11,7 @@ from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, b
 from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.trainer_script import (
     ASKS_CARD,
@@ -366,13 +367,20 @@ def _script_arguments(text: str) -> Mapping[str, Any]:
     }
 
 
+def _script_preferences(values: Values) -> Preferences | None:
+    """The method of a script's trainer, which loads the reference itself: in fp32 unless it is told a dtype
+    (huggingface/trl 016013e trl/trainer/dpo_trainer.py:893-908, utils.py:1144), or as a copy.
+    """
+    return preferences_of(values.get(f"{SCRIPT}.{METHOD}"), widened=True)
+
+
 METHOD, OF_METHOD = "method", "of_method"
 FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
     never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments,
-    model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
+    model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({

@@ -15,6 +15,7 @@ from memsheet.exchange import find_format
 from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
@@ -276,6 +277,14 @@ def _trl_loss_moves(values: Values, asked: Values) -> Iterable[Moved]:
     return TRANSFORMERS.moves(own, asked) if chunked and TRANSFORMERS.moves else ()
 
 
+def trl_preferences(values: Values) -> Preferences | None:
+    """The method, without a reference where its probabilities are made before training
+    (trainer/dpo_trainer.py:893-908, 1363).
+    """
+    given = {"reference": False} if values.get("precompute_ref_log_probs") is True else {}
+    return preferences_of(_trl_method(values), **given)
+
+
 BESIDE = frozenset({
     "engine", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "zero", "allocator.expandable_segments", "adapter.dtype", "offload.optimizer",
     "offload.parameters", *(f"precision.{name}" for name in ("parameters", "compute", "gradients", "reduce", "moments", "master_weights")),
@@ -289,7 +298,7 @@ FORMAT: Format = Format(
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split", "dataset_name",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
-    needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_trl_moves,
+    needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
     differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
     notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
     program_known=lambda values: keys_of_one_program(FORMAT, values), strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know

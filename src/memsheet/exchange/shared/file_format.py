@@ -14,6 +14,7 @@ from dataclasses import field
 from typing import Any
 
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
+from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.frozen import dataclass
 from memsheet.sheet import Instant
 
@@ -185,6 +186,12 @@ class Format:
     on_ranks: Callable[[Values, int], Mapping[str, Any]] = (
         lambda *_: {}
     )  # keys of the batch that it says once the ranks are counted that have sequences of their own
+    preferences: Callable[[Values], Preferences | None] = lambda _: (
+        None  # the method, where it trains on preferences
+    )
+    shipped: Callable[[Values], Mapping[str, Any]] = (
+        _no_values  # what a configuration says that the program ships and that is named here
+    )
     own_processes: bool = (
         False  # whether it starts as many processes as the file says, and leaves other cards
     )
@@ -229,6 +236,7 @@ class Together:
     assumed: tuple[str, ...]
     disagree: tuple[Disagreement, ...]
     problems: tuple[Problem, ...]
+    rows: int = 1  # sequences of an example, of which its batch is a multiple where files say it
     script: tuple[str, ...] = ()  # what is left to a training script, in words
     meant: tuple[
         Disagreement, ...
@@ -264,8 +272,10 @@ def read_format_values(form: Format, values: Values) -> Read:
         for at, held in values.items()
         if held != {} or at in rows or at in form.removed
     }
+    shipped = form.shipped(values)
+    values = {**shipped, **values}
     request: dict[str, Any] = dict(form.said)
-    assumed: list[str] = []
+    assumed = [f"{len(shipped)} keys as the configuration says that {form.tested} ships"] if shipped else []
     by_default: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
     firm: set[str] = set()

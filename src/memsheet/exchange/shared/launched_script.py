@@ -39,6 +39,8 @@ MODULES = {
     "torch.distributed.run": TORCHRUN, "torch.distributed.launch": TORCHRUN, "accelerate.commands.launch": ACCELERATE,
     "deepspeed.launcher.runner": DEEPSPEED, "accelerate.commands.accelerate_cli": ACCELERATE,
 }  # fmt: skip
+MODULE_FLAGS = ("-m", "--module")
+"""Of python, torchrun, accelerate and deepspeed: what they start is a module by its name."""
 METHODS = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 """Commands of ``trl`` that train (huggingface/trl f2cd577 trl/cli)."""
 ENDS, WRITES = ("<", "|"), (">", "&>", "1>", "2>")
@@ -251,8 +253,28 @@ def _after_switches(words: Sequence[str], at: int) -> int:
 
 def _is_own_module(then: Sequence[str], given: Sequence[str]) -> bool:
     """Whether a module of people's own is started with flags (``python -m mine.train --batch_size 4``)."""
-    named = len(then) == 2 and then[0] == "-m" and re.fullmatch(r"\w+(\.\w+)*", then[1]) is not None
-    return named and then[1].partition(".")[0] not in NO_JOBS and any(word.startswith("--") for word in given)
+    named = len(then) == 2 and then[0] == "-m" and _module_file(then[1]) is not None
+    return named and any(word.startswith("--") for word in given)
+
+
+def _module_file(name: str) -> str | None:
+    """The file of a module that is a job of people's own, or of TRL's (trl/scripts)."""
+    if re.fullmatch(r"\w+(\.\w+)*", name) is None:
+        return None
+    first, _, last = name.partition(".scripts.")
+    of_trl = first == TRL and last in METHODS
+    return f"{name.replace('.', '/')}.py" if of_trl or name.partition(".")[0] not in NO_JOBS else None
+
+
+def _with_module_file(rest: list[str]) -> list[str]:
+    """Words behind a launcher with the file of the module that it is to start in the module's place."""
+    at = next((at for at, word in enumerate(rest) if word in MODULE_FLAGS or word.endswith(".py")), len(rest))
+    if at + 1 >= len(rest) or rest[at] not in MODULE_FLAGS:
+        return rest
+    if rest[at + 1] == TRL and rest[at + 2 : at + 3] and rest[at + 2] in METHODS:
+        return [*rest[:at], f"{TRL}/scripts/{rest[at + 2]}.py", *rest[at + 3 :]]
+    file = _module_file(rest[at + 1])
+    return [*rest[:at], file, *rest[at + 2 :]] if file else rest
 
 
 def _parse_launch_words(words: Sequence[str]) -> Launch | None:
@@ -269,8 +291,7 @@ def _parse_launch_words(words: Sequence[str]) -> Launch | None:
     if told_by_file is not None:
         own, at_file, said, others = told_by_file
         return Launch(launcher=launcher, flags=own, script=at_file, arguments=said, left=others)
-    if launcher == PYTHON and rest[:1] == ["-m"]:
-        rest[:2] = [f"{rest[1].replace('.', '/')}.py"]
+    rest = rest if launcher == TRL else _with_module_file(rest)
     at = 0 if launcher == TRL else next((at for at, word in enumerate(rest) if word.endswith(".py")), None)
     if at is None:
         return None

@@ -194,11 +194,26 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
         ),
         None,
     )
+    rows, length = _drawn_rows(module)
     sizes = {
-        "batch": batch or _role_count(told("batch")), "length": tokenized_length(module) or _role_count(told("length")),
+        "batch": batch or _role_count(told("batch")) or rows, "length": tokenized_length(module) or _role_count(told("length")) or length,
         "accumulation": rounds or _role_count(told("accumulation")), SEQUENCE: _role_count(told(SEQUENCE)),
     }  # fmt: skip
     return {at: size for at, size in sizes.items() if size is not None}
+
+
+def _drawn_rows(module: Module) -> tuple[int | None, int | None]:
+    """Rows of a batch of tokens that a script draws itself, and their length: the largest of several."""
+    drawn: list[tuple[int, int]] = [
+        (rows, length)
+        for held in _local_calls(module, "randint")
+        for at in ("size", "2", "1")
+        if isinstance(shape := held.get(at), list)
+        and len(shape) == 2
+        and (rows := positive_count(shape[0]))
+        and (length := positive_count(shape[1]))
+    ]
+    return max(drawn, key=lambda shape: shape[0] * shape[1]) if drawn else (None, None)
 
 
 def _role_count(found: Told | None) -> int | None:

@@ -22,12 +22,15 @@ from memsheet.exchange.shared.python_values import (
     default_parameter_values,
     evaluate_statements,
     function_return_value,
+    given_parameters,
 )
 from memsheet.guard.budget import Budget, TooMuchError
 
 LINE, WHOLE, SCOPE = "lambda", "import", "def"  # no argument can be called by a word of the language
 MOST_LOOKS, STEPS_OF_LOOK = 24, 4000
 """Calls whose surroundings are read, and the steps of each."""
+MOST_CALLS, MOST_SITES = 3, 4
+"""Calls of the file's own functions in one another that are followed, and places that call one of them."""
 MOST_TEXT = 2**15
 """Characters of a file that is parsed: its tree takes a thousand bytes of memory for some of them."""
 
@@ -94,17 +97,41 @@ def call_node(module: Module, call: Mapping[str, Any]) -> ast.Call | None:
     )
 
 
-def _names_at(module: Module, line: int) -> Mapping[str, Any]:
-    """What names hold on a line; the file's own where that takes too many steps."""
+def _names_at(module: Module, line: int, calls: int = 0) -> Mapping[str, Any]:
+    """What names hold on a line; the file's own where that takes too many steps. ``calls``: through how many
+    calls of the file's own functions it was come to.
+    """
     given: dict[str, Any] = {}
     try:
-        _up_to(replace(module, steps=Budget(STEPS_OF_LOOK, "steps")), module.tree.body, line, given)
+        _up_to(replace(module, steps=Budget(STEPS_OF_LOOK, "steps")), module.tree.body, line, given, calls)
     except TooMuchError:
         return module.names
     return given
 
 
-def _up_to(module: Module, body: Sequence[ast.stmt], line: int, given: dict[str, Any]) -> None:
+def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[str, Any]:
+    """What the file calls one of its functions with, where all its calls agree; nothing of parameters that
+    none gives.
+    """
+    within = range(function.lineno, (function.end_lineno or function.lineno) + 1)
+    sites = [node for node, path, _ in module.sites if path == (function.name,) and node.lineno not in within]
+    if calls >= MOST_CALLS or not sites or len(sites) > MOST_SITES:
+        return {}
+    told = [
+        given_parameters(function, call_arguments(module, node, _names_at(module, node.lineno, calls + 1), 0))
+        for node in sites
+    ]
+    usual = default_parameter_values(module, function, module.names, 0)
+    found: dict[str, Any] = {}
+    for name in {name for one in told for name in one}:
+        values = [one.get(name, usual.get(name, UNSET)) for one in told]
+        found[name] = values[0] if all(value == values[0] for value in values) else UNSET
+    return found
+
+
+def _up_to(
+    module: Module, body: Sequence[ast.stmt], line: int, given: dict[str, Any], calls: int = 0
+) -> None:
     """Statements before a line, and of those around it the parts that it stands in."""
     for node in body:
         if node.lineno > line:
@@ -115,12 +142,14 @@ def _up_to(module: Module, body: Sequence[ast.stmt], line: int, given: dict[str,
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given.update(module.names)
             given.update(default_parameter_values(module, node, given, 0))
+            if module.functions.get(node.name) is node:
+                given.update(_called_with(module, node, calls))
         for target in block_targets(node):
             assign_target(target, UNSET, given)
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(node, name, None) or []
             if inner and inner[0].lineno <= line <= (inner[-1].end_lineno or 0):
-                _up_to(module, inner, line, given)
+                _up_to(module, inner, line, given, calls)
         return
 
 

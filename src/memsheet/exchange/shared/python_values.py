@@ -264,7 +264,7 @@ def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
 def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int) -> Any:
     """A constructor's arguments by name, under its class; a function of the file as what it returns."""
     if name in module.functions:
-        found = function_return_value(module, name, depth)
+        found = function_return_value(module, name, depth, call_arguments(module, node, given, depth))
         module.steps.spend_size(found)
         return _copy_config_value(found)
     if name == "dict" and not node.args:
@@ -354,10 +354,26 @@ def _copy_config_value(value: Any) -> Any:
     )
 
 
-def function_return_value(module: Module, name: str, depth: int) -> Any:
-    """What a function returns without arguments; its parameters are what they default to."""
+def given_parameters(function: ast.FunctionDef, arguments: Mapping[str, Any]) -> Tree:
+    """Arguments of a call by the parameters that they are; of one with ``**`` that nobody knows, those that
+    stand there.
+    """
+    places = [held.arg for held in (*function.args.posonlyargs, *function.args.args)]
+    names = {*places, *(held.arg for held in function.args.kwonlyargs)}
+    named = {
+        places[int(at)] if at.isdecimal() and int(at) < len(places) else at: held
+        for at, held in arguments.items()
+    }
+    return {at: held for at, held in named.items() if at in names}
+
+
+def function_return_value(
+    module: Module, name: str, depth: int, arguments: Mapping[str, Any] | None = None
+) -> Any:
+    """What a function returns; its parameters are what it is given, or what they default to."""
     function = module.functions[name]
-    given = {**module.names, **default_parameter_values(module, function, module.names, depth)}
+    usual = default_parameter_values(module, function, module.names, depth)
+    given = {**module.names, **usual, **given_parameters(function, arguments or {})}
     return evaluate_statements(module, function.body, given, depth)
 
 

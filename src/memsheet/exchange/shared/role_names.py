@@ -117,6 +117,9 @@ def _named_expressions(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=held):
                 yield name, held
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                pairs = zip(names, values, strict=False)
+                yield from ((one.id, held) for one, held in pairs if isinstance(one, ast.Name))
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as held):
                 yield name, held
             case ast.Dict(keys=keys, values=values):

@@ -49,7 +49,7 @@ def absent_files(reads: Mapping[str, Read]) -> list[str]:
     named = (
         (read, KINDS.get(at, "deepspeed"), read.values.get(at))
         for read in reads.values()
-        for at in read.form.refers
+        for at in (() if read.form.shipped(read.values) else read.form.refers)
     )
     return [
         value

@@ -64,7 +64,7 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
         seen.append(kind)
         found += [
             NamedServer(_object_name(tree), line, gpus := container_gpu_limit(held), together=gpus is None)
-            for held in (with_config_values(one, maps) for one in _pod_containers(tree))
+            for held in (with_config_values(one, maps) for one in pod_containers(tree))
             if (line := command_line(held)) and starts_a_server(line)
         ]
     if found:
@@ -142,13 +142,13 @@ def tree_of(parse: Callable[[str, str], Any], name: str, text: str) -> Mapping[s
     return held if isinstance(held, Mapping) else None
 
 
-def _pod_containers(tree: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def pod_containers(tree: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """Containers of a pod template, however deep it stands in its kind."""
     for key, held in tree.items() if isinstance(tree, Mapping) and depth < MOST else ():
         if key == "containers" and isinstance(held, list):
             yield from (one for one in held if isinstance(one, Mapping))
         else:
-            yield from _pod_containers(held, depth + 1)
+            yield from pod_containers(held, depth + 1)
 
 
 def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | None = None) -> str:

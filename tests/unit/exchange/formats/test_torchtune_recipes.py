@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import memsheet
 from memsheet.cli import main
 from memsheet.exchange import read_text
+from memsheet.exchange.formats.torchtune import shipped
+from memsheet.exchange.shared.config_commands import TUNE_FILE
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.plan.workload import Training
+from memsheet.report.shared.checked import Checked
 
 FULL = """model:
   _component_: torchtune.models.llama3_1.llama3_1_8b
@@ -89,3 +95,51 @@ def test_a_sheet_that_says_whose_layers_it_is_of(
 def test_lengths_that_the_data_decides_make_no_sure_verdict() -> None:
     found = reading(FULL.replace(", max_seq_len: 2048", ", max_seq_len: null"))
     assert [at for at, _ in found.unmodelled] == ["lengths of samples"]
+
+
+def _told(tmp_path: Path, command: str) -> Checked:
+    (tmp_path / "run.sh").write_text(f"{command}\n")
+    return memsheet.check(tmp_path / "run.sh", gpus="8xA100-80GB")
+
+
+def test_a_configuration_that_is_shipped_is_read_by_its_name(tmp_path: Path) -> None:
+    named = "tune run lora_finetune_single_device --config llama3_1/8B_lora_single_device"
+    found = _told(tmp_path, f"{named} batch_size=4 tokenizer.max_seq_len=2048 model.lora_rank=16")
+    assert found.answer is not None
+    plan = found.answer.plan
+    assert isinstance(plan.workload, Training)
+    assert (found.answer.model.name, plan.engine) == ("llama-3.1-8b", "torchtune")
+    assert (plan.workload.microbatch, plan.workload.seq_len, plan.accumulation) == (4, 2048, 8)
+    assert plan.adapter is not None
+    assert plan.adapter.rank == 16
+    assert any("13 keys as the configuration says" in line for line in found.assumed)
+
+
+def test_every_configuration_that_is_shipped_names_its_model() -> None:
+    names = tomllib.loads(Path(shipped.__file__).with_name("configs.toml").read_text())["configs"]
+    assert len(names) > 150
+    for name in names:
+        values = shipped.shipped_values({TUNE_FILE: name})
+        assert {"model._component_", "checkpointer.checkpoint_dir", "batch_size"} <= values.keys()
+        assert ("model.lora_rank" in values) == ("lora" in values["model._component_"].rpartition(".")[2])
+    assert shipped.shipped_values({TUNE_FILE: "mine/8B_lora"}) == {}
+
+
+def test_steps_inside_backward_leave_no_gradients(tmp_path: Path) -> None:
+    named = "tune run full_finetune_single_device --config llama3_1/8B_full_single_device"
+    found = _told(tmp_path, f"{named} tokenizer.max_seq_len=2048")
+    assert found.answer is not None
+    assert found.answer.plan.optimizer_in_backward
+    whole = _told(tmp_path, f"{named} tokenizer.max_seq_len=2048 optimizer_in_bwd=False")
+    assert whole.answer is not None
+    saved = whole.answer.sheets[0].allocated.value - found.answer.sheets[0].allocated.value
+    assert saved > 8e9
+
+
+def test_pairs_of_its_dpo_are_counted(tmp_path: Path) -> None:
+    named = "tune run --nproc_per_node 8 full_dpo_distributed --config llama3_1/8B_full_dpo"
+    found = _told(tmp_path, named)
+    assert found.answer is not None
+    assert isinstance(found.answer.plan.workload, Training)
+    assert found.answer.plan.workload.microbatch == 8
+    assert "reference model" in found.doubt

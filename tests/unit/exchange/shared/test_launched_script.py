@@ -362,3 +362,52 @@ def test_a_text_behind_the_imports_says_the_command_too() -> None:
     """A text that a name is given is the program's own."""
     assert "pythia-1b" in described_launches(BEHIND, "ppo.py")
     assert described_launches(BEHIND, "other.py") == ""
+
+
+BY_MODULE = (
+    "torchrun --nproc_per_node 8 -m trl.scripts.{} ", "accelerate launch --num_processes 8 -m trl.scripts.{} ", "python3 -u -m trl.scripts.{} ",
+    "accelerate launch --module trl.scripts.{} ", "deepspeed --num_gpus 8 --module trl.scripts.{} ", "python -m trl {} ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "reward", "rloo", "kto"])
+@pytest.mark.parametrize("start", BY_MODULE)
+def test_a_module_is_started_as_its_script(start: str, method: str) -> None:
+    words = "--model_name_or_path a/b --per_device_train_batch_size 2\n"
+    found = first_script_launch(start.format(method) + words)
+    assert found is not None
+    assert found.script.endswith((f"trl/scripts/{method}.py", method))
+    assert found.arguments == {"model_name_or_path": "a/b", "per_device_train_batch_size": 2}
+
+
+@pytest.mark.parametrize("start", ["torchrun --nproc_per_node 8 -m mine.train", "python -m mine.train"])
+def test_a_module_of_ones_own_is_its_file(start: str) -> None:
+    found = first_script_launch(f"{start} --batch_size 4\n")
+    assert found is not None
+    assert found.script == "mine/train.py"
+
+
+OTHERS_EXAMPLE = '''"""
+```
+accelerate launch train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 16
+```
+"""
+from mine import main
+main()
+'''
+
+
+def test_a_command_goes_before_the_example_in_a_scripts_text(tmp_path: Path) -> None:
+    own = tmp_path / "trl" / "scripts"
+    own.mkdir(parents=True)
+    (own / "kto.py").write_text(OTHERS_EXAMPLE.replace("train.py", "trl/scripts/kto.py"))
+    (own / "reward.py").write_text("from mine import main\nmain()\n")
+    for name in ("kto", "reward"):
+        given = "--model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 2"
+        (tmp_path / "run.sh").write_text(
+            f"accelerate launch --num_processes 8 trl/scripts/{name}.py {given}\n"
+        )
+        found = memsheet.check(tmp_path / "run.sh", own / f"{name}.py", gpus="8xA100-80GB")
+        assert found.answer is not None
+        assert found.answer.model.name == "qwen2.5-0.5b"
+        assert not [one for _, one in found.mistakes if "says 16" in str(one)]

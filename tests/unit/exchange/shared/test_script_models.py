@@ -14,6 +14,7 @@ from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
 from memsheet.exchange.shared.file_format import Read
 from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.plan.workload import Training
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
@@ -36,6 +37,8 @@ HEAD = (
 ARGS = 'args = TrainingArguments("out", per_device_train_batch_size=2, bf16=True)'
 NAMED = {
     "a literal": f"def main():\n    model = AutoModelForCausalLM.from_pretrained('{NAME}'{{dtype}})\n    {ARGS}\n",
+    "a helper": f"def load(name, width=None):\n    return AutoModelForCausalLM.from_pretrained(name{{dtype}})\nmodel = load('{NAME}')\n{ARGS}\n",
+    "a helper's keyword": f"def load(name):\n    return AutoModelForCausalLM.from_pretrained(name{{dtype}})\ndef main(name='{NAME}'):\n    model = load(name=name)\nmain()\n{ARGS}\n",
     "a keyword": f"model = AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path='{NAME}'{{dtype}})\n{ARGS}\n",
     "a variable": f"def main():\n    name = '{NAME}'\n    model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n    {ARGS}\n",
     "a constant": f"MODEL = '{NAME}'\ndef main():\n    model = AutoModelForCausalLM.from_pretrained(MODEL{{dtype}})\n    {ARGS}\n",
@@ -214,3 +217,41 @@ def test_a_text_that_grows_is_not_followed(text: str) -> None:
     except ValueError:
         return
     assert "@model" not in found.request
+
+
+HELPER = (
+    f"{HEAD}def load(name):\n    return AutoModelForCausalLM.from_pretrained(name)\n"
+    f"one = load('{NAME}')\ntwo = load('other/model')\n{ARGS}\n"
+)
+MUTUAL = (
+    "def f(name):\n    g(name)\n    return AutoModelForCausalLM.from_pretrained(name)\n"
+    "def g(name):\n    f(name)\n"
+)
+TOLD = [HELPER, f"{HEAD}{MUTUAL}f('{NAME}')\n{ARGS}\n"]
+
+
+@pytest.mark.parametrize("text", TOLD, ids=["two models", "mutual"])
+def test_what_calls_of_a_helper_do_not_agree_on_is_not_guessed(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(text)
+    checked = check_configuration_files((str(tmp_path / "train.py"),), None, {**WHERE})
+    assert checked.answer is None
+    assert "no model is named" in checked.no_model
+
+
+DRAWN = (
+    f"{HEAD}B, T = 3, 640\n"
+    f"model = AutoModelForCausalLM.from_pretrained('{NAME}', torch_dtype=torch.bfloat16).cuda()\n"
+    "optimizer = torch.optim.AdamW(model.parameters())\nfor step in range(9):\n"
+    "    ids = torch.randint(0, 1000, (B, T), device='cuda')\n"
+    "    model(input_ids=ids, labels=ids).loss.backward()\n"
+    "    optimizer.step()\n"
+).replace("Trainer, TrainingArguments", "set_seed")
+
+
+def test_rows_that_a_loop_draws_are_its_batch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DRAWN)
+    checked = check_configuration_files((str(tmp_path / "train.py"),), None, {**WHERE})
+    assert checked.answer is not None
+    job = checked.answer.plan.workload
+    assert isinstance(job, Training)
+    assert (job.microbatch, job.seq_len) == (3, 640)

@@ -21,6 +21,7 @@ from memsheet.exchange.formats.axolotl.rows import (
     kernel_word,
 )
 from memsheet.exchange.shared.file_format import Values
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import parse_switch
 
 PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
@@ -110,6 +111,17 @@ def axolotl_implied_keys(values: Values) -> dict[str, Any]:
     if values.get("adapter") in ("lora", "qlora") and unsaid and not barred and not _first_fsdp(values):
         found |= dict.fromkeys(LORA_KERNELS, True)  # schemas/config.py:1901-2002
     return found
+
+
+def axolotl_preferences(values: Values) -> Preferences | None:
+    """The method, which has a copy of the model unless it is ORPO, beside adapters where that is asked for
+    (train.py:139-154); reward models train on pairs too.
+    """
+    if parse_switch(values.get("reward_model")):
+        return preferences_of("reward")
+    word = str(values.get("rl")).lower()
+    own = parse_switch(values.get("rl_adapter_ref_model"))
+    return preferences_of(word, reference=word != "orpo", own_copy=own and word != "orpo")
 
 
 KNOWN = frozenset({

@@ -22,6 +22,7 @@ from memsheet.exchange.formats.llamafactory.names import (
 from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.exchange.shared.config_commands import FACTORY_FILE, OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Moved, Values
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import (
     cannot_offload,
     inside_moves,
@@ -65,6 +66,16 @@ def _factory_moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield Moved(at=TOWERS[0], why=why, low_bytes=-tower * MOST_OF_STATES, high_bytes=0)
 
 
+def _factory_preferences(values: Values) -> Preferences | None:
+    """The method, without a reference for two of its losses (hparams/finetuning_args.py:593); a reference
+    that is named is a model of its own beside adapters too (train/trainer_utils.py, create_ref_model).
+    """
+    word = str(values.get("stage"))
+    if word == "dpo" and values.get("pref_loss") in ("orpo", "simpo"):
+        return preferences_of(values["pref_loss"])
+    return preferences_of(word, own_copy=word in ("dpo", "kto") and bool(values.get("ref_model")))
+
+
 def _factory_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from cannot_offload(asked)
     if asked["engine"] == "transformers" and asked.get("mesh.dp_shard", 1) > 1:
@@ -87,7 +98,7 @@ FORMAT = Format(
     fixed=_required_factory_keys, problems=_factory_plan_problems, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
     never=OF_SWIFT, absent=factory_implied_keys, refers=("deepspeed", FACTORY_FILE), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
     rename=_rename_factory_key, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
-    weighed=INSIDE_WEIGHED, moves=_factory_moves, starts=lambda _, given: given.keys() >= {"stage", "finetuning_type", "model_name_or_path"},
+    weighed=INSIDE_WEIGHED, preferences=_factory_preferences, moves=_factory_moves, starts=lambda _, given: given.keys() >= {"stage", "finetuning_type", "model_name_or_path"},
     differs={
         "precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)",
         "seq_len": "batches are padded to a multiple of 8 tokens (train/sft/workflow.py:65)",

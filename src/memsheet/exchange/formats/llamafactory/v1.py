@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import comma_separated_names, parse_switch
 from memsheet.plan.adapter_targets import LINEAR_MODULES
 
@@ -136,21 +137,29 @@ KEYS = (
 )  # fmt: skip
 
 
+def _preferences(values: Values) -> Preferences | None:
+    """What its data may be for, by their name: no key says the method."""
+    return preferences_of("dpo", sure=False) if _of_preferences(values) else None
+
+
+def _of_preferences(values: Values) -> bool:
+    return re.search(r"dpo|kto|pref|reward|rm_", str(values.get("train_dataset") or "")) is not None
+
+
 def _implied_keys(values: Values) -> dict[str, Any]:
     """Plugins that are not accounted, by their names."""
-    other = re.search(r"dpo|kto|pref|reward|rm_", str(values.get("train_dataset") or ""))
     dist, peft = _plugin(values, DIST), _plugin(values, PEFT)
     return {
         f"{DIST} (a plugin)": None if dist in ("", "fsdp2", "deepspeed") else dist,
         f"{PEFT} (a plugin)": None if peft in ("", "lora") else peft,
-        TRAINER: values.get("train_dataset") if other else None,
+        TRAINER: values.get("train_dataset") if _of_preferences(values) else None,
         "adapters that are loaded or merged": values.get(f"{PEFT}.export_dir"),
     }
 
 
 FORMAT = Format(
     name="llamafactory-v1", file="train.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS,
-    marks=frozenset({"model_class", DIST, PEFT, "kernel_config"}), needs={"model": ...}, said={"task": "train"}, absent=_implied_keys,
+    marks=frozenset({"model_class", DIST, PEFT, "kernel_config"}), needs={"model": ...}, said={"task": "train"}, absent=_implied_keys, preferences=_preferences,
     refers=(f"{DIST}.config_file",), program_known=lambda _: False,
     unmodelled={
         TRAINER: (),

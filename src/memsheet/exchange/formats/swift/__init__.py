@@ -18,6 +18,8 @@ from memsheet.exchange.formats.swift.commands import (
     PROCESSES,
     read_processes,
     swift_flags,
+    swift_preferences,
+    trained_method,
 )
 from memsheet.exchange.formats.swift.config_files import config_file_values
 from memsheet.exchange.formats.swift.names import KNOWN
@@ -241,9 +243,7 @@ def _swift_values(text: str) -> Mapping[str, Any]:
 
 def _method_of(values: Values) -> Mapping[str, Any]:
     """What trains by another method keeps further models or several sequences, and is told by its name."""
-    return {
-        METHOD: values.get("rlhf_type", "dpo") if values.get(METHOD) == "rlhf" else values.get(METHOD, "sft")
-    }
+    return {METHOD: trained_method(values)}
 
 
 SHARE_OF_VLLM = 0.9
@@ -280,4 +280,5 @@ FORMAT: Format = Format(
         "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (),
     },
     refers=(SWIFT_FILE,), known=(KNOWN | {SWIFT_FILE, "device_groups.*"}) - {key.at for key in KEYS}, moves=_swift_moves,
+    preferences=swift_preferences,
 )  # fmt: skip

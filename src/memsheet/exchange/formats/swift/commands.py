@@ -9,13 +9,26 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
+from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.flag_words import flags_of, plain_value
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.shell_text import ShellScript
 
 METHODS = ("sft", "pt", "rlhf")
 METHOD, PROCESSES, NODES = "$.method", "$.nproc_per_node", "$.nnodes"
 CONFIG, FILES = "--config", (".yaml", ".yml", ".json")
 VARIABLES = {PROCESSES: "NPROC_PER_NODE", NODES: "NNODES"}
+
+
+def trained_method(values: Values) -> Any:
+    """The method of ``swift rlhf``, or the command's own."""
+    return values.get("rlhf_type", "dpo") if values.get(METHOD) == "rlhf" else values.get(METHOD, "sft")
+
+
+def swift_preferences(values: Values) -> Preferences | None:
+    """The method, without a reference where its probabilities are made before."""
+    given = {"reference": False} if values.get("precompute_ref_log_probs") is True else {}
+    return preferences_of(trained_method(values), **given)
 
 
 def swift_flags(text: str, program: str, at_file: str) -> Mapping[str, Any]:

@@ -18,6 +18,8 @@ from memsheet.exchange.formats.swift.commands import (
     PROCESSES,
     read_processes,
     swift_flags,
+    swift_preferences,
+    trained_method,
 )
 from memsheet.exchange.formats.swift.config_files import config_file_values
 from memsheet.exchange.formats.swift.names import KNOWN
@@ -105,17 +107,16 @@ KEYS = (
 
 
 def _method_of(values: Values) -> Mapping[str, Any]:
-    method = values.get("rlhf_type", "dpo") if values.get(METHOD) == "rlhf" else values.get(METHOD, "sft")
     taken = {**USUAL, **values}
     return {
-        METHOD: method,
+        METHOD: trained_method(values),
         **{at: held for at, held in MEGATRON.absent(taken).items() if at != "$.vocabulary"},
     }
 
 
 FORMAT = Format(
     name="swift-megatron", file="train.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said=MEGATRON.said, marks=frozenset({METHOD}),
-    parse=_megatron_words, absent=_method_of, program_known=lambda _: False,
+    parse=_megatron_words, absent=_method_of, preferences=swift_preferences, program_known=lambda _: False,
     unmodelled={
         **MEGATRON.unmodelled, METHOD: METHODS[:2], "task_type": ("causal_lm",), "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,),
         "teacher_model": (), "ref_model": (), "reward_model": (), "use_vllm": (False,), "loss_type": (), "target_regex": (), "freeze_parameters_ratio": (0, 0.0),

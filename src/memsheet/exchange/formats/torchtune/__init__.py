@@ -29,13 +29,16 @@ from memsheet.exchange.formats.torchtune.recipes import (
     recomputes_layers,
     required_recipe_values,
 )
+from memsheet.exchange.formats.torchtune.shipped import shipped_values
 from memsheet.exchange.shared.config_commands import ALONE, TUNE_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import read_elsewhere
 from memsheet.exchange.shared.trainers import uniform_precision_keys
 
 VERSION = "torchtune 0.7"  # of its commit bd2a0fc
 ACTIVATIONS, RECIPE, ANSWER = "activations", "$.recipe", "max_generated_tokens"
+IN_BACKWARD = "optimizer_in_bwd (on several ranks)"
 LENGTH, DATA = "tokenizer.max_seq_len", "lengths of samples"
 ADAPTED = re.compile(r"\.q?lora_\w+$")
 WRITTEN = re.compile(
@@ -123,6 +126,11 @@ def _read_loss(value: Any, values: Values) -> Mapping[str, Any]:
     return {"loss": "chunked" if str(value).endswith(PIECED) else "plain"}
 
 
+def _read_in_backward(value: Any, values: Values) -> Mapping[str, Any]:
+    """A step of each parameter as its gradient is there, on one device; sharded ones are told."""
+    return {"optimizer_in_backward": True} if value is True and values.get(ALONE) == 1 else {}
+
+
 def _read_batch(value: Any, values: Values) -> Mapping[str, Any]:
     """Sequences of a pass; in GRPO all answers of all prompts at once
     (recipes/dev/grpo_full_finetune_distributed.py:585, 757).
@@ -208,9 +216,21 @@ KEYS = (
     _plan_key(
         "model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}, _switched_on("adapter.kind", "dora"),
     ),
+    _plan_key("optimizer_in_bwd", _read_in_backward, _switched_on("optimizer_in_backward", value=True)),
     _plan_key(ALONE, lambda v, _: {"@gpus": v}, lambda _: None), _plan_key("loss._component_", _read_loss, _loss_class),
     _plan_key("tensor_parallel_dim", lambda v, _: {"mesh.tp": v}, lambda _: None),
 )  # fmt: skip
+
+
+def torchtune_preferences(values: Values) -> Preferences | None:
+    """DPO, by its losses (torchtune/rlhf/loss/dpo.py): both sequences of a pair in one batch, and a copy of
+    the model where a whole one trains (recipes/lora_dpo_single_device.py:457-560,
+    full_dpo_distributed.py:514).
+    """
+    name = str(values.get("loss._component_")).rpartition(".")[2]
+    if name == "SimPOLoss":
+        return preferences_of("simpo")
+    return preferences_of("dpo") if name in ("DPOLoss", "RSOLoss") else None
 
 
 BESIDE = (
@@ -227,10 +247,14 @@ def _left_open(values: Values) -> Mapping[str, Any]:
     own = {} if _is_written(values) else {ACTIVATIONS: told}
     if values.get(LENGTH) is None:
         own[DATA] = "is not said: samples are as long as the data's"
+    if values.get("optimizer_in_bwd") is True and values.get(ALONE) != 1:
+        own[IN_BACKWARD] = "lets gradients go as soon as they are there, and the sheet holds all of them"
     words = [f"has {', '.join(at.removesuffix('._component_') for at in others)} beside the model"] * bool(
         others
     )
     words += [GENERATES] * (ANSWER in values)
+    method = torchtune_preferences(values)
+    words += [f"trains by {method.method}"] if method else []
     return {**own, **({RECIPE: " and ".join(words)} if words else {})}
 
 
@@ -243,9 +267,9 @@ FORMAT = Format(
     name="torchtune", file="config.yaml", kind="yaml", tested=VERSION, engines=("torchtune",), keys=KEYS, marks=frozenset({"checkpointer"}), needs={"model": ..., "optimizer": ...},
     fixed=required_recipe_values, problems=recipe_problems, notes=NOTES, differs={"@model": "the folder that `tune download` makes for it"},
     beside=frozenset({"engine", "zero", "global_batch", "mesh.dp_shard", "attention", "adapter.kind", "allocator.expandable_segments"}),
-    said={"task": "train"}, refers=(TUNE_FILE,), own_processes=True, absent=_left_open, program_known=lambda _: False,
+    said={"task": "train"}, refers=(TUNE_FILE,), own_processes=True, absent=_left_open, shipped=shipped_values, preferences=torchtune_preferences, program_known=lambda _: False,
     unmodelled={
-        ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), "optimizer_in_bwd": (False,), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
+        ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), IN_BACKWARD: (), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
         "model.quantize_base": (False, True), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (), "fsdp_reshard_after_forward": (True,),
     },
     known=frozenset({

@@ -1,0 +1,118 @@
+"""Trainings in pods of Kubernetes: the launch that a container's shell starts, its ranks, and the card that
+its node is chosen by.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.errors import InputError
+from memsheet.exchange.shared.pod_trainings import pod_training
+from memsheet.guard import parse_yaml
+from memsheet.report.shared.checked import Checked
+
+BATCH = "--model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 2 --max_length 1024"
+SAID = f"{BATCH} --dataset_name x"
+SFT = f"trl.scripts.sft {SAID}"
+LONG = (
+    f"cd /workspace\npip install -q trl peft && \\\n  torchrun --nnodes=2 --nproc_per_node=8 \\\n  -m {SFT}\n"
+)
+
+
+def _pod(command: list[str], gpus: int, **selected: Any) -> dict[str, Any]:
+    limits = {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}
+    return {
+        "spec": {**selected, "containers": [{"name": "pytorch", "image": "x", "command": command, **limits}]}
+    }
+
+
+def _on(label: str, value: str) -> dict[str, Any]:
+    return {"nodeSelector": {label: value}}
+
+
+def _affine(label: str, value: str) -> dict[str, Any]:
+    terms = [{"matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}]
+    needed = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": needed}}
+
+
+def _object(kind: str, version: str, spec: dict[str, Any]) -> str:
+    return json.dumps({"apiVersion": version, "kind": kind, "metadata": {"name": "t"}, "spec": spec})
+
+
+def _pytorch_job(command: list[str], **selected: Any) -> str:
+    kinds = {one: {"replicas": 1, "template": _pod(command, 8, **selected)} for one in ("Master", "Worker")}
+    return _object("PyTorchJob", "kubeflow.org/v1", {"pytorchReplicaSpecs": kinds})
+
+
+def _job(command: list[str], gpus: int, **selected: Any) -> str:
+    return _object("Job", "batch/v1", {"template": _pod(command, gpus, **selected)})
+
+
+def _mpi_job(command: list[str], **selected: Any) -> str:
+    kinds = {
+        "Launcher": {"replicas": 1, "template": _pod(command, 0)},
+        "Worker": {"replicas": 2, "template": _pod(["sleep"], 8, **selected)},
+    }
+    return _object("MPIJob", "kubeflow.org/v2beta1", {"slotsPerWorker": 8, "mpiReplicaSpecs": kinds})
+
+
+def _train_job(command: list[str], **_: Any) -> str:
+    own = {"numNodes": 2, "numProcPerNode": 8, "image": "x", "command": command[:2], "args": command[2:]}
+    return _object("TrainJob", "trainer.kubeflow.org/v1alpha1", {"runtimeRef": {"name": "r"}, "trainer": own})
+
+
+A100, H100 = (
+    _on("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-80GB"),
+    _affine("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3"),
+)
+TRAINER = f"train.py {BATCH} --bf16 True --optim adamw_torch"
+JOBS = {
+    "lines": (_pytorch_job(["bash", "-lc", LONG], **A100), 16, "A100-80GB"),
+    "counted by the operator": (_pytorch_job(["bash", "-c", f"torchrun -m {SFT}"], **H100), 16, "H100-80GB"),
+    "words": (_pytorch_job(["torchrun", *TRAINER.split()], **_on("cloud.google.com/gke-accelerator", "nvidia-tesla-a100")), 16, "A100-40GB"),
+    "visible": (_job(["/bin/bash", "-c", f"cd /w && pip install trl && accelerate launch --num_processes 4 -m {SFT}"], 4, **A100), 4, "A100-80GB"),
+    "machine": (_job(["sh", "-c", f"torchrun --nproc_per_node 8 {TRAINER}"], 8, **_on("node.kubernetes.io/instance-type", "p4d.24xlarge")), 8, "A100-40GB"),
+    "mpi": (_mpi_job(["bash", "-c", f"mpirun python {TRAINER}"], **_on("cloud.google.com/gke-accelerator", "nvidia-h100-mega-80gb")), 16, "H100-80GB"),
+}  # fmt: skip
+
+
+def _checked(folder: Path, text: str, **words: Any) -> Checked:
+    (folder / "job.yaml").write_text(text)
+    return memsheet.check(folder / "job.yaml", **words)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_containers_launch_its_ranks_and_its_card_are_found(name: str, tmp_path: Path) -> None:
+    text, ranks, card = JOBS[name]
+    found = _checked(tmp_path, text)
+    assert found.answer is not None
+    assert found.answer.cluster is not None
+    assert (found.answer.cluster.count, found.answer.cluster.device.name) == (ranks, card)
+    assert found.answer.model.name == "qwen2.5-0.5b"
+    assert any(line.startswith(f"gpus = {ranks}x{card} (job.yaml: ") for line in found.assumed)
+
+
+def test_a_train_jobs_command_is_read_on_as_many_ranks(tmp_path: Path) -> None:
+    found = _checked(tmp_path, _train_job(["bash", "-c", f"pip install trl\ntorchrun -m {SFT}"]))
+    assert found.answer is not None
+    assert found.answer.plan.mesh.dp_replicate == 16
+
+
+def test_a_flag_goes_before_the_nodes_label(tmp_path: Path) -> None:
+    found = _checked(tmp_path, JOBS["lines"][0], gpus="8xB200")
+    assert found.answer is not None
+    assert found.answer.cluster is not None
+    assert found.answer.cluster.device.name == "B200"
+
+
+def test_a_job_that_trains_nothing_is_no_training(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no server's command"):
+        _checked(tmp_path, _job(["bash", "-c", "echo done"], 1))
+    assert pod_training("a.yaml", _job(["bash", "-c", "vllm serve a/b"], 1), parse_yaml) is None
+    assert pod_training("a.yaml", "apiVersion: [containers\n", parse_yaml) is None

@@ -1,0 +1,117 @@
+"""Jobs that train on preferences: a sheet of both sequences of a pair, and a range that holds the reference
+model and its logits, whichever tool's words say the method.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import memsheet
+from memsheet.plan.workload import Training
+from memsheet.report.shared.checked import Checked
+
+MODEL, BATCH, LENGTH, VOCAB = "Qwen/Qwen2.5-0.5B-Instruct", 2, 1024, 151_936
+PARAMETERS = 494_032_768
+SAID = f"--model_name_or_path {MODEL} --per_device_train_batch_size {BATCH}"
+TRL = f"{SAID} --max_length {LENGTH} --dataset_name x"
+SCRIPT = f"""
+from trl import {{0}}Config, {{0}}Trainer
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("{MODEL}", torch_dtype="bfloat16")
+args = {{0}}Config(output_dir="o", per_device_train_batch_size={BATCH}, max_length={LENGTH}, bf16=True)
+{{0}}Trainer(model=model, args=args, train_dataset=data).train()
+"""
+FACTORY = f"""
+model_name_or_path: {MODEL}
+stage: {{0}}
+finetuning_type: full
+cutoff_len: {LENGTH}
+per_device_train_batch_size: {BATCH}
+template: qwen
+bf16: true
+"""
+AXOLOTL = f"""
+base_model: {MODEL}
+rl: {{0}}
+sequence_len: {LENGTH}
+micro_batch_size: {BATCH}
+datasets: [{{{{path: x, type: y}}}}]
+bf16: true
+"""
+SWIFT = (
+    f"swift rlhf --rlhf_type {{0}} --model {MODEL} --tuner_type full --torch_dtype bfloat16 --dataset x "
+    f"--max_length {LENGTH} --per_device_train_batch_size {BATCH}\n"
+)
+INSTRUCT = (
+    "accelerate launch --mixed_precision bf16 --num_processes 8 open_instruct/dpo_tune_cache.py "
+    f"--max_seq_length {LENGTH} {SAID} --dpo_loss_type dpo_norm\n"
+)
+UNSLOTH = f"""
+from unsloth import FastLanguageModel
+from trl import DPOConfig, DPOTrainer
+model, tok = FastLanguageModel.from_pretrained("{MODEL}", max_seq_length={LENGTH}, load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r=16, target_modules=["q_proj", "v_proj"])
+args = DPOConfig(per_device_train_batch_size={BATCH}, max_length={LENGTH}, bf16=True, output_dir="o")
+DPOTrainer(model=model, ref_model=None, args=args, train_dataset=data, tokenizer=tok).train()
+"""
+PAIRS = {
+    "script.py": SCRIPT.format("DPO"), "orpo.py": SCRIPT.format("ORPO"), "reward.py": SCRIPT.format("Reward"), "trl.sh": f"trl dpo {TRL}\n",
+    "factory.yaml": FACTORY.format("dpo"), "scores.yaml": FACTORY.format("rm"), "axolotl.yaml": AXOLOTL.format("dpo"), "simpo.yaml": AXOLOTL.format("simpo"),
+    "swift.sh": SWIFT.format("dpo"), "swift_cpo.sh": SWIFT.format("cpo"), "instruct.sh": INSTRUCT, "unsloth.py": UNSLOTH,
+}  # fmt: skip
+
+
+def _checked(folder: Path, name: str, text: str, **words: object) -> Checked:
+    (folder / name).write_text(text)
+    return memsheet.check(folder / name, gpus="8xA100-80GB", **words)  # type: ignore[arg-type]
+
+
+def _reach(found: Checked) -> tuple[int, int]:
+    """The sequences of the sheet's batch, and the most that a GPU may need."""
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    job = found.answer.plan.workload
+    assert isinstance(job, Training)
+    return int(job.microbatch), int(found.answer.verdict.device.high)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_both_sequences_of_a_pair_are_counted(tmp_path: Path, name: str) -> None:
+    assert _reach(_checked(tmp_path, name, PAIRS[name]))[0] == 2 * BATCH
+
+
+@pytest.mark.parametrize("name", ["script.py", "trl.sh", "factory.yaml", "axolotl.yaml", "swift.sh"])
+def test_the_range_holds_the_reference_and_its_logits(tmp_path: Path, name: str) -> None:
+    found = _checked(tmp_path, name, PAIRS[name])
+    assert found.answer is not None
+    sheet = found.answer.sheets[0]
+    logits, copy = 2 * BATCH * LENGTH * VOCAB * (2 + 4), 2 * PARAMETERS
+    assert _reach(found)[1] >= int(sheet.device.value) + logits + copy
+    assert "reference model" in found.doubt
+
+
+def test_an_adapter_that_is_switched_off_is_the_reference(tmp_path: Path) -> None:
+    whole = _reach(_checked(tmp_path, "a.yaml", FACTORY.format("dpo")))[1]
+    adapted = FACTORY.format("dpo").replace("full", "lora")
+    alone = _reach(_checked(tmp_path, "b.yaml", adapted))[1]
+    named = _reach(_checked(tmp_path, "c.yaml", f"{adapted}ref_model: {MODEL}\n"))[1]
+    assert alone + 2 * PARAMETERS <= named < whole
+
+
+def test_one_sequence_an_example_where_no_pairs_are(tmp_path: Path) -> None:
+    rows, most = _reach(_checked(tmp_path, "kto.sh", f"trl kto {TRL}\n"))
+    assert rows == BATCH
+    assert most > _reach(_checked(tmp_path, "sft.sh", f"trl sft {TRL}\n"))[1] + 3 * BATCH * LENGTH * VOCAB * 4
+
+
+def test_a_flag_is_of_sequences_as_the_sheet_is(tmp_path: Path) -> None:
+    said = _checked(tmp_path, "script.py", PAIRS["script.py"], microbatch=2 * BATCH)
+    assert _reach(said)[0] == 2 * BATCH
+    assert _reach(said)[1] > _reach(_checked(tmp_path, "script.py", PAIRS["script.py"]))[1]
+
+
+def test_a_batch_that_nobody_says_is_the_trainers_own_in_the_range(tmp_path: Path) -> None:
+    open_batch = PAIRS["script.py"].replace(f"per_device_train_batch_size={BATCH}, ", "")
+    assert _reach(_checked(tmp_path, "script.py", open_batch))[1] > 2 * 8 * LENGTH * VOCAB * 6
