@@ -11,7 +11,7 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange.shared.file_format import UNSET, Read
-from memsheet.exchange.shared.moved_states import moves_states
+from memsheet.exchange.shared.moved_states import may_cap_pool, moves_states
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.frozen import dataclass
@@ -54,11 +54,13 @@ them.
 class Doubt:
     """Why a sheet's verdict may not hold for files, in words (none: it does), and the least and the most that
     a GPU is known to need with all that is open. The most is nothing where the sheet's own range holds it.
+    ``movable_bytes``: of weights that may be off the card, which leave a server's cache their room.
     """
 
     words: str
     least_bytes: int = 0
     most_bytes: int = 0
+    movable_bytes: int = 0
 
 
 def both_doubts(first: Doubt, second: Doubt) -> Doubt:
@@ -66,7 +68,8 @@ def both_doubts(first: Doubt, second: Doubt) -> Doubt:
     if not first.words or not second.words:
         return first if first.words else second
     least, most = min(first.least_bytes, second.least_bytes), max(first.most_bytes, second.most_bytes)
-    return Doubt(f"{first.words}; {second.words}", least, most)
+    movable = max(first.movable_bytes, second.movable_bytes)
+    return Doubt(f"{first.words}; {second.words}", least, most, movable)
 
 
 def widen_verdict(answer: Answer | None, doubt: Doubt) -> Answer | None:
@@ -81,9 +84,8 @@ def widen_verdict(answer: Answer | None, doubt: Doubt) -> Answer | None:
     )
     result = Result.DOES_NOT_FIT if denied else Result.UNCERTAIN
     device = replace(verdict.device, low=least, high=max(doubt.most_bytes, int(verdict.device.high)))
-    serving = (
-        answer.serving if denied else _with_less_missing(answer.serving, int(verdict.device.low) - least)
-    )
+    off = doubt.movable_bytes or int(verdict.device.low) - least
+    serving = answer.serving if denied else _with_less_missing(answer.serving, off)
     return replace(answer, verdict=replace(verdict, result=result, device=device), serving=serving)
 
 
@@ -154,8 +156,27 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
     sheet, touched = worst_sheet(answer.sheets), list(keys)
     if not touched:
         return int(sheet.device.low)
-    kept = () if moves_states(touched) else STATES
-    return int(sheet.of(*kept, Component.CONTEXT, instant=Instant.LOAD).low)
+    if not moves_states(touched):
+        return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
+    if not may_cap_pool(touched) and (share := _pool_share(answer)):
+        return min(share, int(sheet.device.low))
+    return int(sheet.of(Component.CONTEXT, instant=Instant.LOAD).low)
+
+
+def movable_bytes(answer: Answer, keys: Iterable[str]) -> int:
+    """Bytes of weights that keys which are not accounted may take off a GPU."""
+    sheet = worst_sheet(answer.sheets)
+    return int(sheet.of(*STATES, instant=Instant.LOAD).low) if moves_states(keys) else 0
+
+
+def _pool_share(answer: Answer) -> int:
+    """Bytes of a card that a server takes for its weights and its cache together, whatever of it weights
+    leave; 0 of a job that has no such share.
+    """
+    fraction = answer.plan.cache.memory_fraction
+    if fraction is None or answer.cluster is None or not (answer.serving or {}).get("budget"):
+        return 0
+    return int(answer.cluster.device.framework_low_bytes * fraction)
 
 
 def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -> str:

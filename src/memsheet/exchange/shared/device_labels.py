@@ -1,9 +1,10 @@
 """Which card a file says its job runs on: labels of Kubernetes' nodes, and words of services and schedulers.
 
-Labels: NVIDIA/k8s-device-plugin v0.17 docs/gpu-feature-discovery/README.md (nvidia.com/gpu.product, with -SHARED
-behind it where cards are shared in time), cloud.google.com/kubernetes-engine/docs/how-to/gpus, kubernetes
-staging/src/k8s.io/api/core/v1/well_known_labels.go (node.kubernetes.io/instance-type), karpenter-provider-aws
-1d927085 website/content/en/preview/concepts/scheduling.md, docs.coreweave.com (gpu.nvidia.com/class).
+Labels: NVIDIA/k8s-device-plugin v0.17 docs/gpu-feature-discovery/README.md (nvidia.com/gpu.product, with
+-SHARED behind it where cards are shared in time), cloud.google.com/kubernetes-engine/docs/how-to/gpus,
+kubernetes staging/src/k8s.io/api/core/v1/well_known_labels.go (node.kubernetes.io/instance-type),
+karpenter-provider-aws 1d927085 website/content/en/preview/concepts/scheduling.md, docs.coreweave.com
+(gpu.nvidia.com/class).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PLACES = (
     r"@\w+\.(?:function|cls)\([^@]*?\bgpu=modal\.gpu\.(\w+)\(",
     r"^[ \t]*accelerators:[ \t]*[{\"']?[ \t]*([\w.-]+)[ \t]*:[ \t]*\d+[ \t]*[}\"']?[ \t]*(?:#.*)?$",  # SkyPilot
     r"^#SBATCH\s+--(?:gres=gpu|gpus(?:-per-node|-per-task)?)[=:]([A-Za-z][\w.-]*):\d+",  # Slurm
-)
+)  # fmt: skip
 """Where files name a card, each with its name as the group."""
 
 

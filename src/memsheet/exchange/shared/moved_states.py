@@ -90,6 +90,16 @@ one that runs off them.
 """
 
 
+CAPPING = re.compile(r"cache|block|pool|mem|page|token|prefix|slots", re.IGNORECASE)
+"""In keys that may say how large a server's cache is, in place of what its share of the card leaves."""
+
+
+def may_cap_pool(keys: Iterable[str]) -> bool:
+    """Whether one of some keys that are not accounted may leave a server less than its share of a card."""
+    names = (key.rpartition(".")[2] for key in keys)
+    return any(bool(CAPPING.search(name)) for name in names if not STORING.search(name) or name in KEEPING)
+
+
 def moves_states(keys: Iterable[str]) -> bool:
     """Whether one of some keys that are not accounted may take states off the card, or store them in fewer
     bytes.
