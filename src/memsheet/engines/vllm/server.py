@@ -93,7 +93,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
             ways_of(release_of(plan.engine_version)),
         )
         tensors = with_packed_ends(loaded_tensors(built, plan, ways), plan)
-        held, _ = with_host_weights(part, plan, loaded_items(built, plan, tensors, LOADED, ways))
+        held = with_host_weights(part, plan, loaded_items(built, plan, tensors, LOADED, ways))[0]
         held += unquantized_items(built, plan, tensors)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
