@@ -66,6 +66,8 @@ NAMES = (
     "ollama",
     "tensorrt-llm",
     "tgi",
+    "lmdeploy",
+    "lm-studio",
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
 MODULES = {
@@ -78,6 +80,7 @@ MODULES = {
     "torchtune-serve": "torchtune.served",
     "llama.cpp": "llama_cpp",
     "tensorrt-llm": "tensorrt_llm",
+    "lm-studio": "lm_studio",
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",

@@ -32,6 +32,7 @@ LAUNCHES = (
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
     ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("text-generation-launcher",), ("python", "-m", "dynamo.vllm"),
     ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),
+    ("lmdeploy", "serve", "api_server"), ("lmdeploy", "chat"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
 _BUILD = re.compile(r"(?:-[0-9a-z]+)?(?:\.exe)?")
@@ -50,7 +51,7 @@ NAMES_A_MODEL = frozenset({"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "
 """Flags by which a program of one word is told its model."""
 IMAGES = {
     "vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp", "tensorrt-llm": "nvcr.io/nvidia/tensorrt-llm/release",
-    "tgi": "ghcr.io/huggingface/text-generation-inference",
+    "tgi": "ghcr.io/huggingface/text-generation-inference", "lmdeploy": "openmmlab/lmdeploy",
 }  # fmt: skip
 ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"])
 """Images that take the flags alone."""
