@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.moved_states import may_cap_pool, moves_states
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
@@ -135,6 +136,12 @@ def _of_default_batch(width: Mapping[str, Any], ask: Ask) -> Answer | None:
     )  # a step's batch may not be a multiple of as many
 
 
+def says_prompts_alone(named: Iterable[str]) -> bool:
+    """Whether all that is left open is how long prompts are: the sheet of the shortest is then the least."""
+    words = list(named)
+    return bool(words) and all(NO_PROMPT in one for one in words)
+
+
 def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
     """Whether all that is left open is how many sequences a GPU has at once: the sheet of one is then the
     least.
@@ -229,6 +236,9 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
             yield f"{at} {value}: {BY_WHICH[result]}"
         elif value == UNSET and not _is_flag_given(read, at, given):
             yield f"{at} {UNSET}{_flag_hint(read, at)}"
+        elif value == NO_PROMPT:
+            if not _is_flag_given(read, at, given):
+                yield f"{at} {NO_PROMPT}{_flag_hint(read, at, 1024)}"
         elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
             yield f"{at} {value}"
 
@@ -244,7 +254,7 @@ def _defaulted_flag_remarks(read: Read, told: str, given: Mapping[str, Any]) -> 
 def _plan_keys_of_flag(read: Read, at: str) -> tuple[str, ...]:
     """Keys of a plan that a flag says."""
     row = next((row for row in read.form.keys if row.at == at), None)
-    return () if row is None else tuple(row.read(1, {}))
+    return () if row is None else tuple(row.read(1, read.values))
 
 
 def _is_flag_given(read: Read, at: str, given: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from memsheet.exchange.verdict_doubts import (
     least_of,
     left_open,
     movable_bytes,
+    says_prompts_alone,
     says_sequences_alone,
     stored_as,
 )
@@ -208,7 +209,7 @@ def _reason_to_doubt(
         words = (
             _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
         )
-        if more_need_more:
+        if more_need_more or says_prompts_alone(named):
             return Doubt(words, least)
         return Doubt(words, least_of(fewer, keys), movable_bytes=movable_bytes(fewer, keys))
     if verdict.result is not Result.FITS and unsure:
