@@ -233,7 +233,8 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
             why = f"{rest}: a sheet is of one server, and those may be on the same cards"
             yield f"{FURTHER} ({count.replace(' read', ' commands read')}; {why})"
         elif at == ACCOUNTING:
-            yield f"{at} {value}: {BY_WHICH[result]}"
+            name, _, rest = str(value).rstrip(")").partition(" (the sheet is ")
+            yield f"{at} of {name} itself is not modelled: the sheet is {rest}; {BY_WHICH[result]}"
         elif value == UNSET and not _is_flag_given(read, at, given):
             yield f"{at} {UNSET}{_flag_hint(read, at)}"
         elif value == NO_PROMPT:

@@ -177,7 +177,7 @@ def question_summary(answer: Answer, look: Look) -> Text:
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
     named = (printable_line(model.name), "bold") if model.model_type else ("", "")
     text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
-    return text.append("\n" + join_phrases(plan_choice_phrases(plan), look.width), "dim")
+    return text.append("\n" + join_phrases(plan_choice_phrases(plan, look.program), look.width), "dim")
 
 
 def _active_parameter_suffix(answer: Answer) -> str:

@@ -18,8 +18,9 @@ def format_parameter_count(count: int) -> str:
     return format_count(count)
 
 
-def plan_choice_phrases(plan: Plan) -> Iterator[str]:
-    yield plan.engine
+def plan_choice_phrases(plan: Plan, program: str = "") -> Iterator[str]:
+    """``program``: whose command it is, where the engine's accounting stands in for it."""
+    yield f"{program}, accounted as {plan.engine}" if program else plan.engine
     trains = isinstance(plan.workload, Training)
     if trains:
         yield f"zero {plan.zero}"
