@@ -66,6 +66,7 @@ NAMES = (
     "ollama",
     "tensorrt-llm",
     "tgi",
+    "tei",
     "lmdeploy",
     "lm-studio",
 )

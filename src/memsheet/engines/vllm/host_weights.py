@@ -41,8 +41,7 @@ def with_host_weights(part: ModelSpec, plan: Plan, loaded: list[Item]) -> tuple[
     return left, [Item(Component.TEMPORARIES, "host_layer", copied, SOURCE)]
 
 
-@formula(cites=PAGED_SERVER_CODE, at="model_executor/offloader/uva.py: what is moved to pinned host memory")
-def host_weight_bytes(part: ModelSpec, plan: Plan, loaded: list[Item]) -> int:
+def weights_on_host(part: ModelSpec, plan: Plan, loaded: list[Item]) -> int:
     """Bytes of host memory that a rank's weights take there."""
     left, _ = with_host_weights(part, plan, loaded)
     whole, rest = (sum_byte_ranges(item.largest for item in items).value for items in (loaded, left))

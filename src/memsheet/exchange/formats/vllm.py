@@ -269,7 +269,7 @@ KEYS = (
 )  # fmt: skip
 
 _KNOWN = """
-runner convert tokenizer tokenizer-mode trust-remote-code seed hf-config-path allowed-local-media-path allowed-media-domains revision code-revision
+tokenizer tokenizer-mode trust-remote-code seed hf-config-path allowed-local-media-path allowed-media-domains revision code-revision
 tokenizer-revision allow-deprecated-quantization max-logprobs logprobs-mode use-fp64-gumbel enable-trace-replay disable-cascade-attn
 skip-tokenizer-init served-model-name config-format hf-token generation-config override-generation-config model-impl logits-processors
 io-processor-plugin renderer-num-workers load-format download-dir safetensors-load-strategy safetensors-prefetch-num-threads
@@ -314,7 +314,7 @@ video-pruning-method video-pruning-rate watermark-config
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
     "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "offload-group-size": (0,),
-    "enable-dbo": (False,), "enable-eplb": (False,),
+    "runner": ("auto", "generate"), "convert": ("auto", "none"), "enable-dbo": (False,), "enable-eplb": (False,),
     "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "disable-sliding-window": (False,),
     "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn", "FLASH_ATTN_VLLM_V1"),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
