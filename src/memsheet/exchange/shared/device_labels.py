@@ -34,7 +34,7 @@ which sees all of the memory."""
 _VALUE = r"[\"']?([\w.][\w.+ -]*?)[\"']?"
 _LABEL = "|".join(map(re.escape, LABELS))
 PLACES = (
-    rf"^[ \t-]*[\"']?(?:{_LABEL})[\"']?[ \t]*:[ \t]*{_VALUE}[ \t]*(?:#.*)?$",
+    rf"(?:^[ \t-]*|[{{,][ \t]*)[\"']?(?:{_LABEL})[\"']?[ \t]*:[ \t]*{_VALUE}[ \t]*(?=[,}}#]|$)",
     rf"\bkey:[ \t]*[\"']?(?:{_LABEL})[\"']?[ \t]*\n(?:[ \t]*operator:[ \t]*[\"']?In[\"']?[ \t]*\n)?[ \t]*values:[ \t]*(?:\[[ \t]*|\n[ \t]*-[ \t]*){_VALUE}[ \t]*(?=[\],\n]|$)",
     r"\bgpu_type[\"']?[ \t]*[:=][ \t]*[\"']([\w.-]+)[\"']",  # BentoML's resources
     r"\baccelerator_type[\"']?[ \t]*[:=][ \t]*[\"']?([\w.-]+)[\"']?[ \t]*(?:[,}#)]|$)",  # Ray Serve's LLMConfig

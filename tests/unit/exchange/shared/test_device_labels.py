@@ -9,6 +9,8 @@ from memsheet.exchange.shared.device_labels import card_called, named_card
 TEXTS = (
     ("nodeSelector:\n  nvidia.com/gpu.product: NVIDIA-L40S\n", "L40S", None),
     ("nodeSelector:\n  nvidia.com/gpu.product: NVIDIA-L40S-SHARED\n", "L40S", None),
+    ("nodeSelector: {nvidia.com/gpu.product: NVIDIA-H200}\n", "H200", None),
+    ("nodeSelector: {a: b, node.kubernetes.io/instance-type: p5.48xlarge, c: d}\n", "H100-80GB", 8),
     ("nodeSelector:\n  cloud.google.com/gke-accelerator: nvidia-l4  # one\n", "L4", None),
     ('nodeSelector: \n  "node.kubernetes.io/instance-type": "g5.12xlarge"\n', "A10G", 4),
     ("- key: nvidia.com/gpu.product\n  operator: In\n  values:\n  - NVIDIA-A100-SXM4-80GB\n", "A100-80GB", None),
