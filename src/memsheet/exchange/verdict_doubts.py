@@ -47,9 +47,8 @@ number a row, the gated product its two inputs, rotary embeddings and the gradie
 (linkedin/Liger-Kernel src/liger_kernel/ops/rms_norm.py, swiglu.py, rope.py, cross_entropy.py). A
 model of which a part is frozen holds no more than one that trains whole, and one that tells some labels apart
 no more than one that tells a vocabulary's tokens. A server that hands back vectors or
-scores has neither the output matrix nor a sampler (vllm-project/vllm v0.11.0 model_executor/models/adapters.py,
-as_embedding_model). What fits without them fits with
-them.
+scores has neither the output matrix nor a sampler (vllm-project/vllm v0.11.0
+model_executor/models/adapters.py, as_embedding_model). What fits without them fits with them.
 """
 
 

@@ -41,13 +41,6 @@ def with_host_weights(part: ModelSpec, plan: Plan, loaded: list[Item]) -> tuple[
     return left, [Item(Component.TEMPORARIES, "host_layer", copied, SOURCE)]
 
 
-def weights_on_host(part: ModelSpec, plan: Plan, loaded: list[Item]) -> int:
-    """Bytes of host memory that a rank's weights take there."""
-    left, _ = with_host_weights(part, plan, loaded)
-    whole, rest = (sum_byte_ranges(item.largest for item in items).value for items in (loaded, left))
-    return int(whole - rest)
-
-
 @formula(
     cites=PAGED_SERVER_CODE, at="model_executor/offloader/uva.py: per parameter, until the sum is reached"
 )

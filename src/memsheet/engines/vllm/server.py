@@ -19,7 +19,7 @@ from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.graphs import driver_note, graph_items, largest_recorded
-from memsheet.engines.vllm.host_weights import weights_on_host, with_host_weights
+from memsheet.engines.vllm.host_weights import with_host_weights
 from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of, with_packed_ends
 from memsheet.engines.vllm.log_lines import start_up
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
@@ -327,7 +327,12 @@ def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     part = stage_model(spec, plan, stage)
     built, ways = as_built(part, release), ways_of(release)
     held = with_packed_ends(loaded_tensors(built, plan, ways), plan)
-    return adapters + weights_on_host(part, plan, loaded_items(built, plan, held, LOADED, ways))
+    loaded = loaded_items(built, plan, held, LOADED, ways)
+    whole, left = (
+        sum_byte_ranges(item.largest for item in items).value
+        for items in (loaded, with_host_weights(part, plan, loaded)[0])
+    )
+    return adapters + int(whole - left)
 
 
 def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """A ``text-embeddings-router`` command in a script, or a container of its image that takes the flags or their
-variables. Flags of huggingface/text-embeddings-inference v1.8 router/src/main.rs, docs/source/en/cli_arguments.md.
+variables. Flags of huggingface/text-embeddings-inference v1.8 router/src/main.rs,
+docs/source/en/cli_arguments.md.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def _refused_value(where: str, read: Read, row: Taken, value: str, why: str) -> 
     if known and sure:
         told = f"; {read.form.tested} refuses to start with it"
     else:
-        told = f"; {read.form.tested} refuses to start with it; another {'release' if known else 'program'} may know it"
+        other = "release" if known else "program"
+        told = f"; {read.form.tested} refuses to start with it; another {other} may know it"
     return Found(
         where=where, says=why + told, cure=f"{near}?" if near else _fitting(row), stops=known and sure
     )
@@ -112,7 +113,10 @@ def _undivided_heads(case: Case) -> Iterator[Found]:
             if ranks > 1 and heads % ranks:
                 yield Found(
                     where=f"{name}: {at}",
-                    says=f"{ranks} does not divide the {heads} {words}; {read.form.tested} refuses to start with it",
+                    says=(
+                        f"{ranks} does not divide the {heads} {words}; "
+                        f"{read.form.tested} refuses to start with it"
+                    ),
                     cure=f"{max(n for n in range(1, ranks) if heads % n == 0)}",
                     stops=True,
                 )

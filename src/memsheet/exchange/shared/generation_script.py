@@ -16,11 +16,12 @@ from memsheet.exchange.shared.role_names import Told
 
 NO_PROMPT = "not said: the sheet is of a prompt of one token, and longer ones need more"
 TASKS = ("text-generation", "image-text-to-text", "text2text-generation", "summarization", "translation")
-"""Tasks whose pipelines generate (transformers v5 src/transformers/pipelines/__init__.py, SUPPORTED_TASKS)."""
+"""Tasks whose pipelines generate (transformers v5 pipelines/__init__.py, SUPPORTED_TASKS)."""
 _PIPELINE = re.compile(rf"\bpipeline\(\s*(?:task\s*=\s*)?[\"'](?:{'|'.join(TASKS)})[\"']")
 _PIPES = re.compile(r"^[ \t]*(?:self\.)?(\w+)(?:\s*:[^=\n]+)?\s*=\s*(?:\w+\.)?pipeline\(", re.MULTILINE)
 _TOKENIZERS = re.compile(
-    r"^[ \t]*(?:self\.)?(\w+)(?:\s*:[^=\n]+)?\s*=\s*(?:\w+\.)?\w*(?:Tokenizer|Processor)\w*\.from_pretrained\(",
+    r"^[ \t]*(?:self\.)?(\w+)(?:\s*:[^=\n]+)?\s*="
+    r"\s*(?:\w+\.)?\w*(?:Tokenizer|Processor)\w*\.from_pretrained\(",
     re.MULTILINE,
 )
 

@@ -1,4 +1,4 @@
-"""Scripts that generate with transformers: pipelines, sequences at once, and prompts of which nothing is said."""
+"""Scripts that generate with transformers: pipelines, sequences at once, prompts that nobody says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LMDeploy's server and its pipeline, by vLLM's accounting."""
+"""LMDeploy's server and its pipeline, and TEI's router, by vLLM's accounting."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import memsheet
+from memsheet.cli import main
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING, FREE_SHARE
 from memsheet.questions.recognised_files import PARSERS
@@ -51,3 +52,37 @@ def test_a_share_is_one_of_what_is_free_beside_the_weights(tmp_path: Path) -> No
 def test_blocks_in_place_of_a_share_are_told() -> None:
     found = read_text("a.sh", "lmdeploy serve api_server a/b-7B --cache-max-entry-count 4096", PARSERS)
     assert "--cache-max-entry-count" in dict(found.unmodelled)
+
+
+ROUTER_IMAGE = "ghcr.io/huggingface/text-embeddings-inference:1.8"
+ROUTER = "--model-id BAAI/bge-m3 --max-batch-tokens 32768 --dtype float16"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"text-embeddings-router {ROUTER} --port 8080\n",
+        f"docker run --gpus all -p 8080:80 -v $PWD/data:/data {ROUTER_IMAGE} {ROUTER}\n",
+        f"docker run -e MODEL_ID=BAAI/bge-m3 -e MAX_BATCH_TOKENS=32768 {ROUTER_IMAGE}\n",
+    ],
+)
+def test_flags_and_variables_of_the_router_say_the_same(text: str) -> None:
+    found = read_text("serve.sh", text, PARSERS)
+    said = {
+        "@model": "BAAI/bge-m3",
+        "serving.max_batched_tokens": 32768,
+        "precision.parameters": "fp16",
+        "engine": "vllm",
+    }
+    assert {key: found.request.get(key) for key in said} == said
+    assert dict(found.unmodelled).keys() == {ACCOUNTING}
+    assert not found.unknown
+
+
+def test_an_encoder_has_no_decode_and_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.sh").write_text(f"text-embeddings-router {ROUTER}\n")
+    main(["check", str(tmp_path / "a.sh"), "--gpus", "1xL4"])
+    shown = capsys.readouterr().out
+    assert "text-embeddings-inference, accounted as vllm" in shown
+    for word in ("decode", "sampler", "kv cache", "lm_head", "fp16 cache"):
+        assert word not in shown
