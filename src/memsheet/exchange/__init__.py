@@ -46,6 +46,7 @@ NAMES = (
     "nanotron",
     "nemo",
     "nemo-recipe",
+    "megatron-bridge",
     "skypilot",
     "trainjob",
     "kubernetes",
@@ -86,6 +87,7 @@ MODULES = {
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",
     "nemo-recipe": "nemo.recipe_scripts",
+    "megatron-bridge": "nemo.bridge",
 }
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""

@@ -12,7 +12,7 @@ from typing import Any
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.generation_script import NO_PROMPT
-from memsheet.exchange.shared.moved_states import may_cap_pool, moves_states
+from memsheet.exchange.shared.moved_states import freezes_weights, may_cap_pool, moves_states
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.frozen import dataclass
@@ -166,6 +166,8 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
         return int(sheet.device.low)
     if not moves_states(touched):
         return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
+    if freezes_weights(touched):
+        return int(sheet.of(Component.PARAMETERS, Component.CONTEXT, instant=Instant.LOAD).low)
     if not may_cap_pool(touched) and (share := _pool_share(answer)):
         return min(share, int(sheet.device.low))
     return int(sheet.of(Component.CONTEXT, instant=Instant.LOAD).low)

@@ -1,6 +1,6 @@
 """An ``lmdeploy serve api_server`` command in a script or behind its image. Flags of InternLM/lmdeploy
-v0.10.1 lmdeploy/cli/serve.py (add_parser_api_server), lmdeploy/cli/utils.py (ArgumentHelper), lmdeploy/messages.py
-(TurbomindEngineConfig, PytorchEngineConfig).
+v0.10.1 lmdeploy/cli/serve.py (add_parser_api_server), lmdeploy/cli/utils.py (ArgumentHelper),
+lmdeploy/messages.py (TurbomindEngineConfig, PytorchEngineConfig).
 """
 
 from __future__ import annotations

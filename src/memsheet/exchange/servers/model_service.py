@@ -92,7 +92,7 @@ def _degrees(parallelism: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _served_model(artifacts: Mapping[str, Any]) -> str:
-    """The model of a uri: of a hub its id, of a volume the one that its path ends in or that stands beside."""
+    """The model of a uri: of a hub its id, of a volume the one that ends its path or stands beside."""
     protocol, _, path = str(artifacts["uri"]).partition("://")
     if protocol == "pvc+hf":
         return "/".join(path.split("/")[-2:])

@@ -90,6 +90,16 @@ one that runs off them.
 """
 
 
+FREEZING = re.compile(r"peft|lora|adapter|freeze|frozen|trainable", re.IGNORECASE)
+"""In keys that may let fewer weights train: those that are there stay on the card."""
+
+
+def freezes_weights(keys: Iterable[str]) -> bool:
+    """Whether all that some keys which are not accounted may take off a card is of weights that train."""
+    moving = [key for key in keys if moves_states([key])]
+    return bool(moving) and all(FREEZING.search(key) and not STORING.search(key) for key in moving)
+
+
 CAPPING = re.compile(r"cache|block|pool|mem|page|token|prefix|slots", re.IGNORECASE)
 """In keys that may say how large a server's cache is, in place of what its share of the card leaves."""
 
