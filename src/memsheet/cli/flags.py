@@ -143,6 +143,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     "graph_sequences": (SERVING, "N", "Sequences of the largest CUDA graph (SGLang's cuda_graph_max_bs)."),
     "state_slots": (SERVING, "N", "Slots of recurrent states (SGLang's max_mamba_cache_size)."),
     "state_ratio": (SERVING, "SHARE", "Bytes of recurrent states for each byte of tokens: 0.9 (SGLang)."),
+    "host_weights_gib": (SERVING, "GIB", "GiB of a GPU's layers in host memory (vLLM's cpu_offload_gb)."),
     "page_tokens": (SERVING, "TOKENS", "Tokens of one page of the cache."),
     "memory_fraction": (SERVING, "SHARE", "Share of the device that the engine may take, 0 to 1."),
     "cuda_graphs": (SERVING, "", "Capture CUDA graphs."),

@@ -46,6 +46,7 @@ NAMES = (
     "nanotron",
     "nemo",
     "nemo-recipe",
+    "megatron-bridge",
     "skypilot",
     "trainjob",
     "kubernetes",
@@ -66,6 +67,9 @@ NAMES = (
     "ollama",
     "tensorrt-llm",
     "tgi",
+    "tei",
+    "lmdeploy",
+    "lm-studio",
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
 MODULES = {
@@ -78,10 +82,12 @@ MODULES = {
     "torchtune-serve": "torchtune.served",
     "llama.cpp": "llama_cpp",
     "tensorrt-llm": "tensorrt_llm",
+    "lm-studio": "lm_studio",
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",
     "nemo-recipe": "nemo.recipe_scripts",
+    "megatron-bridge": "nemo.bridge",
 }
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""

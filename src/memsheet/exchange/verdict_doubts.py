@@ -11,7 +11,8 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange.shared.file_format import UNSET, Read
-from memsheet.exchange.shared.moved_states import moves_states
+from memsheet.exchange.shared.generation_script import NO_PROMPT
+from memsheet.exchange.shared.moved_states import freezes_weights, may_cap_pool, moves_states
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.frozen import dataclass
@@ -39,14 +40,15 @@ v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is 
 
 LESSENING = re.compile(
     r"liger_(?:rope|rms_norm|rms_norm_gated|layer_norm|swiglu|glu_activation|cross_entropy)$"
-    r"|enable_liger_kernel\b|freeze_language_model$|script\.labels$"
+    r"|enable_liger_kernel\b|freeze_language_model$|script\.labels$|--(?:task|runner|convert)$"
 )
 """Kernels of Liger's, which keep and pass no more than what they stand for: norms keep their input and a
 number a row, the gated product its two inputs, rotary embeddings and the gradient of logits are made in place
 (linkedin/Liger-Kernel src/liger_kernel/ops/rms_norm.py, swiglu.py, rope.py, cross_entropy.py). A
 model of which a part is frozen holds no more than one that trains whole, and one that tells some labels apart
-no more than one that tells a vocabulary's tokens. What fits without them fits with
-them.
+no more than one that tells a vocabulary's tokens. A server that hands back vectors or
+scores has neither the output matrix nor a sampler (vllm-project/vllm v0.11.0
+model_executor/models/adapters.py, as_embedding_model). What fits without them fits with them.
 """
 
 
@@ -54,11 +56,13 @@ them.
 class Doubt:
     """Why a sheet's verdict may not hold for files, in words (none: it does), and the least and the most that
     a GPU is known to need with all that is open. The most is nothing where the sheet's own range holds it.
+    ``movable_bytes``: of weights that may be off the card, which leave a server's cache their room.
     """
 
     words: str
     least_bytes: int = 0
     most_bytes: int = 0
+    movable_bytes: int = 0
 
 
 def both_doubts(first: Doubt, second: Doubt) -> Doubt:
@@ -66,7 +70,8 @@ def both_doubts(first: Doubt, second: Doubt) -> Doubt:
     if not first.words or not second.words:
         return first if first.words else second
     least, most = min(first.least_bytes, second.least_bytes), max(first.most_bytes, second.most_bytes)
-    return Doubt(f"{first.words}; {second.words}", least, most)
+    movable = max(first.movable_bytes, second.movable_bytes)
+    return Doubt(f"{first.words}; {second.words}", least, most, movable)
 
 
 def widen_verdict(answer: Answer | None, doubt: Doubt) -> Answer | None:
@@ -81,9 +86,8 @@ def widen_verdict(answer: Answer | None, doubt: Doubt) -> Answer | None:
     )
     result = Result.DOES_NOT_FIT if denied else Result.UNCERTAIN
     device = replace(verdict.device, low=least, high=max(doubt.most_bytes, int(verdict.device.high)))
-    serving = (
-        answer.serving if denied else _with_less_missing(answer.serving, int(verdict.device.low) - least)
-    )
+    off = doubt.movable_bytes or int(verdict.device.low) - least
+    serving = answer.serving if denied else _with_less_missing(answer.serving, off)
     return replace(answer, verdict=replace(verdict, result=result, device=device), serving=serving)
 
 
@@ -133,6 +137,12 @@ def _of_default_batch(width: Mapping[str, Any], ask: Ask) -> Answer | None:
     )  # a step's batch may not be a multiple of as many
 
 
+def says_prompts_alone(named: Iterable[str]) -> bool:
+    """Whether all that is left open is how long prompts are: the sheet of the shortest is then the least."""
+    words = list(named)
+    return bool(words) and all(NO_PROMPT in one for one in words)
+
+
 def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
     """Whether all that is left open is how many sequences a GPU has at once: the sheet of one is then the
     least.
@@ -154,8 +164,29 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
     sheet, touched = worst_sheet(answer.sheets), list(keys)
     if not touched:
         return int(sheet.device.low)
-    kept = () if moves_states(touched) else STATES
-    return int(sheet.of(*kept, Component.CONTEXT, instant=Instant.LOAD).low)
+    if not moves_states(touched):
+        return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
+    if freezes_weights(touched):
+        return int(sheet.of(Component.PARAMETERS, Component.CONTEXT, instant=Instant.LOAD).low)
+    if not may_cap_pool(touched) and (share := _pool_share(answer)):
+        return min(share, int(sheet.device.low))
+    return int(sheet.of(Component.CONTEXT, instant=Instant.LOAD).low)
+
+
+def movable_bytes(answer: Answer, keys: Iterable[str]) -> int:
+    """Bytes of weights that keys which are not accounted may take off a GPU."""
+    sheet = worst_sheet(answer.sheets)
+    return int(sheet.of(*STATES, instant=Instant.LOAD).low) if moves_states(keys) else 0
+
+
+def _pool_share(answer: Answer) -> int:
+    """Bytes of a card that a server takes for its weights and its cache together, whatever of it weights
+    leave; 0 of a job that has no such share.
+    """
+    fraction = answer.plan.cache.memory_fraction
+    if fraction is None or answer.cluster is None or not (answer.serving or {}).get("budget"):
+        return 0
+    return int(answer.cluster.device.framework_low_bytes * fraction)
 
 
 def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -> str:
@@ -205,9 +236,13 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
             why = f"{rest}: a sheet is of one server, and those may be on the same cards"
             yield f"{FURTHER} ({count.replace(' read', ' commands read')}; {why})"
         elif at == ACCOUNTING:
-            yield f"{at} {value}: {BY_WHICH[result]}"
+            name, _, rest = str(value).rstrip(")").partition(" (the sheet is ")
+            yield f"{at} of {name} itself is not modelled: the sheet is {rest}; {BY_WHICH[result]}"
         elif value == UNSET and not _is_flag_given(read, at, given):
             yield f"{at} {UNSET}{_flag_hint(read, at)}"
+        elif value == NO_PROMPT:
+            if not _is_flag_given(read, at, given):
+                yield f"{at} {NO_PROMPT}{_flag_hint(read, at, 1024)}"
         elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
             yield f"{at} {value}"
 
@@ -223,7 +258,7 @@ def _defaulted_flag_remarks(read: Read, told: str, given: Mapping[str, Any]) -> 
 def _plan_keys_of_flag(read: Read, at: str) -> tuple[str, ...]:
     """Keys of a plan that a flag says."""
     row = next((row for row in read.form.keys if row.at == at), None)
-    return () if row is None else tuple(row.read(1, {}))
+    return () if row is None else tuple(row.read(1, read.values))
 
 
 def _is_flag_given(read: Read, at: str, given: Mapping[str, Any]) -> bool:

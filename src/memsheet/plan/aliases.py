@@ -96,6 +96,7 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ("llama.cpp", "serving.kv_dtype", INFER, _LLAMA, "cache-type-v"),
     ("llama.cpp", "serving.k_dtype", INFER, _LLAMA, "cache-type-k"),
     ("vllm", "serving.page_tokens", INFER, _VLLM, "block-size"),
+    ("vllm", "serving.host_weights_gib", INFER, _VLLM, "cpu-offload-gb"),
     ("sglang", "serving.page_tokens", INFER, _SGLANG, "page-size"),
     ("llama.cpp", "serving.gpu_layers", INFER, _LLAMA, "n-gpu-layers num-gpu-layers"),
     ("llama.cpp", "serving.host_experts", INFER, _LLAMA, "n-cpu-moe"),
@@ -205,7 +206,6 @@ _OTHERS: dict[str, Word] = {
 _UNHONOURED: dict[str, tuple[str, str, str]] = {
     "deepspeed": ("transformers", "names a file, which nobody opens here", "memsheet check FILE --model …, or --engine deepspeed --zero 3"),
     "fsdp": ("transformers", "is a list of the Trainer's words", "--engine fsdp2 --zero 3 for full_shard, --zero 2 for shard_grad_op"),
-    "cpu-offload-gb": ("vllm", "is not modelled: a server's weights on the host", "a quantized model, or more GPUs"),
     "swap-space": ("vllm", "is host memory, which is not accounted of a server", "leave it out: no GPU memory depends on it"),
     "auto-find-batch-size": ("transformers", "asks for what fits", "memsheet solve microbatch MODEL …"),
     "max-steps": ("transformers", "is a time, and no memory depends on it", "leave it out"),

@@ -117,6 +117,7 @@ class InferOptions(TrainOptions, total=False):
     graph_sequences: int | None
     state_slots: int | None
     state_ratio: float | None
+    host_weights_gib: float | None
     max_loras: int | None
     max_cpu_loras: int | None
     fully_sharded_loras: bool | None

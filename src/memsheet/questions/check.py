@@ -33,7 +33,7 @@ from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
-from memsheet.questions.common_cards import with_common_cards
+from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
 from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
@@ -63,7 +63,7 @@ from memsheet.questions.named_models import (
     unnamed_words,
 )
 from memsheet.questions.plainer_models import plainer_model
-from memsheet.questions.pod_jobs import cards_of_pods, with_pod_commands
+from memsheet.questions.pod_jobs import with_pod_commands
 from memsheet.questions.preference_jobs import preference_doubt
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
@@ -149,11 +149,11 @@ def check_configuration_files(
     def check_on(more: Mapping[str, Any]) -> Checked:
         return _check_job(files_read, model, {**question, **more}, flags, words)
 
-    unsaid = not (question["gpus"] or question["cluster"] or files_read.document.get("gpus"))
-    pods = cards_of_pods(files_read.texts, files_read.reads) if unsaid else None
-    if pods is not None:
-        checked = check_on({"gpus": pods[0]})
-        return replace(checked, assumed=(f"gpus = {pods[0]} ({pods[1]})", *checked.assumed))
+    said = question["gpus"] or question["cluster"] or files_read.document.get("gpus")
+    own = None if said else cards_named_in_files(files_read.texts, files_read.reads)
+    if own:
+        checked = check_on({"gpus": own.gpus, **RANKS_OPEN})
+        return replace(checked, assumed=(own.words, *checked.assumed))
     return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus, **RANKS_OPEN}))
 
 

@@ -1,18 +1,41 @@
-"""What files come to on cards that many have, where none is named."""
+"""What files come to on the cards that they name themselves, or on cards that many have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import lcm, prod
+from typing import NamedTuple
 
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError
+from memsheet.exchange.shared.device_labels import named_card
 from memsheet.exchange.shared.file_format import Read
 from memsheet.report.shared.checked import Checked, OnCards
 
 COMMON_CARDS = ("RTX4090", "L40S", "H100-80GB")
 """Of 24, 48 and 80 GB."""
+
+
+class CardsOfFiles(NamedTuple):
+    """The cards that files name, as ``--gpus`` has them, and what says so."""
+
+    gpus: str
+    words: str
+
+
+def cards_named_in_files(texts: Mapping[str, str], reads: Mapping[str, Read]) -> CardsOfFiles | None:
+    """The cards that files say they run on (labels of nodes, a service's accelerator), as many as they start
+    processes; for a training that says no number, all of the machine that they name. None where none is
+    named, or several are.
+    """
+    found = named_card(texts.values())
+    if found is None or not reads:
+        return None
+    serves = any(read.request.get("task") == "infer" for read in reads.values())
+    each = f"{found.each}x" if found.each and not serves else ""
+    gpus = cards_of_launch(reads, each + found.card)
+    return CardsOfFiles(gpus, f"gpus = {gpus}: the files name {found.words}; --gpus says another")
 
 
 def with_common_cards(checked: Checked, check_on: Callable[[str], Checked]) -> Checked:

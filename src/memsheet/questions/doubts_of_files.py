@@ -23,6 +23,8 @@ from memsheet.exchange.verdict_doubts import (
     another_model,
     least_of,
     left_open,
+    movable_bytes,
+    says_prompts_alone,
     says_sequences_alone,
     stored_as,
 )
@@ -216,14 +218,16 @@ def _reason_to_doubt(
         words = f"{absent[0]} is named and is not among the files: name it on the command line, too"
         return Doubt(words + further)
     if named:
-        keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
+        keys = [one.partition(" ")[0] for one in named if not one.startswith(FURTHER)]
         job = answer.plan.workload
         of_one = isinstance(job, Training) and int(job.microbatch) == 1
         more_need_more = of_one and says_sequences_alone(reads.values(), named)
         words = (
             _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
         )
-        return Doubt(words, least if more_need_more else least_of(fewer, keys))
+        if more_need_more or says_prompts_alone(named):
+            return Doubt(words, least)
+        return Doubt(words, least_of(fewer, keys), movable_bytes=movable_bytes(fewer, keys))
     if verdict.result is not Result.FITS and unsure:
         return Doubt(DTYPE_UNKNOWN, least)
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)

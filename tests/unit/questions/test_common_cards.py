@@ -94,3 +94,19 @@ def test_the_strategy_of_fsdps_first_version_decides(strategy: str, zero: int, t
     found = memsheet.check(tmp_path / "a.yaml")
     (read,) = found.reads.values()
     assert read.request["zero"] == zero
+
+
+def test_cards_that_a_file_names_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n"
+        "  nodeSelector:\n    node.kubernetes.io/instance-type: g6.12xlarge\n"
+        "  containers:\n  - name: a\n    image: vllm/vllm-openai:v0.10.2\n"
+        "    args: [--model=Qwen/Qwen2.5-7B-Instruct, --tensor-parallel-size=2, --max-model-len=8192]\n"
+    )
+    checked = memsheet.check(file)
+    assert checked.answer is not None
+    assert checked.answer.cluster is not None
+    assert (checked.answer.cluster.count, checked.answer.cluster.device.name) == (2, "L4")
+    assert not checked.common
+    assert any("g6.12xlarge" in told for told in checked.assumed)

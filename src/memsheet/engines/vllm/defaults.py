@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memsheet.engines.vllm.adapter_room import vllm_adapters
 from memsheet.engines.vllm.blocks import check_blocks
+from memsheet.engines.vllm.options import VllmOptions
 from memsheet.plan.dtypes import FP8_E5M2, DType
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
@@ -57,7 +58,12 @@ def _check_cache(gaps: RequestResolver, found: DType, _: Precision, model: Model
         )
 
 
+def _own_options(gaps: RequestResolver) -> VllmOptions:
+    return VllmOptions(host_weights_gib=gaps.get("serving.host_weights_gib", 0, silent=True))
+
+
 RULES = EngineRules(
+    own_options=_own_options,
     check_pages=check_blocks,
     check_mesh=_check_mesh,
     check_cache=_check_cache,

@@ -19,11 +19,13 @@ from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.graphs import driver_note, graph_items, largest_recorded
+from memsheet.engines.vllm.host_weights import with_host_weights
 from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of, with_packed_ends
 from memsheet.engines.vllm.log_lines import start_up
 from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
 from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.online import unquantized_items
+from memsheet.engines.vllm.options import vllm_options
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.pictures import deepstack_items, layer_embedding_items
 from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak
@@ -91,7 +93,8 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
             ways_of(release_of(plan.engine_version)),
         )
         tensors = with_packed_ends(loaded_tensors(built, plan, ways), plan)
-        held = loaded_items(built, plan, tensors, LOADED, ways) + unquantized_items(built, plan, tensors)
+        held = with_host_weights(part, plan, loaded_items(built, plan, tensors, LOADED, ways))[0]
+        held += unquantized_items(built, plan, tensors)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_for(release_of(plan.engine_version), plan)
@@ -118,6 +121,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     built = as_built(part, release)
     held = with_packed_ends(loaded_tensors(built, plan, WAYS), plan)
     loaded = loaded_items(built, plan, held, EVERY, ways_of(release))
+    loaded, copied = with_host_weights(part, plan, loaded)
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
     loaded += [*deepstack_items(part, plan), *layer_embedding_items(part, plan, release)]
@@ -132,7 +136,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         ),
     }
     peaks = dict(drafted_peaks(part, plan, release, peaks))
-    working = (*states, *profile_peak_items(peaks))
+    working = (*states, *copied, *profile_peak_items(peaks))
     outside = outside_tensors(
         plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}}
     )
@@ -313,10 +317,22 @@ def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
     check_shared(plan, caches=not states and release.since >= (0, 8), why=why)
 
 
-@formula(cites=PAGED_SERVER_CODE, at="v0.33.0 config/lora.py:42: adapters to copy from")
-def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
-    """Adapters that a rank keeps on the host."""
-    return lora_host_bytes(spec, plan)
+@formula(cites=PAGED_SERVER_CODE, at="v0.33.0 config/lora.py:42: adapters to copy from; config/offload.py")
+def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
+    """Adapters and weights that a rank keeps on the host, in bytes."""
+    adapters = lora_host_bytes(spec, plan)
+    if not vllm_options(plan).host_weights_gib:
+        return adapters
+    plan, release = group_plan(plan), release_of(plan.engine_version)
+    part = stage_model(spec, plan, stage)
+    built, ways = as_built(part, release), ways_of(release)
+    held = with_packed_ends(loaded_tensors(built, plan, ways), plan)
+    loaded = loaded_items(built, plan, held, LOADED, ways)
+    whole, left = (
+        sum_byte_ranges(item.largest for item in items).value
+        for items in (loaded, with_host_weights(part, plan, loaded)[0])
+    )
+    return adapters + int(whole - left)
 
 
 def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:

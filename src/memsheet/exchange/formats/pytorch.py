@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
@@ -39,9 +40,13 @@ def _generates(values: Values) -> bool:
     return values.get(f"{LOOP}.task") == "infer"
 
 
-def _read_task(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_task(value: Any, values: Values) -> Mapping[str, Any]:
     """A process that generates has the whole model."""
-    return {"task": value, **({"engine": "transformers", "mesh.tp": 1} if value == "infer" else {})}
+    shortest = {"serving.prompt_tokens": 1} if values.get(f"{LOOP}.prompt") == NO_PROMPT else {}
+    return {
+        "task": value,
+        **({"engine": "transformers", "mesh.tp": 1, **shortest} if value == "infer" else {}),
+    }
 
 
 def _read_wrap(value: Any, values: Values) -> Mapping[str, Any]:
@@ -127,7 +132,7 @@ KEYS = (
     *(_loop_row(name, read_elsewhere) for name in ("strategy", "reshard", "gathered", "reduced", "implementation")),
     _loop_row("batch", _read_batch),
     _loop_row("length", _read_length),
-    _loop_row("prompt", lambda value, values: {"serving.prompt_tokens": value} if _generates(values) else {}),
+    replace(_loop_row("prompt", lambda value, _: {"serving.prompt_tokens": value}), decides=(NO_PROMPT,)),
     _loop_row("answer", lambda value, values: {"serving.output_tokens": value} if _generates(values) else {}),
     _loop_row("accumulation", _of_training("@accumulation")),
     _loop_row("autocast", _read_autocast, usual="no", source="torch/amp/autocast_mode.py: a dtype where it is on"),

@@ -252,6 +252,10 @@ KEYS = (
     Key(at=OFFLINE, out=lambda _: None, back=lambda *_: {"serving.offline_inference": True}, source="usage/usage_lib.py, UsageContext"),
     Key(at="--max-num-batched-tokens", says="serving.max_batched_tokens", source="engine/arg_utils.py:1740, 2973"),
     Key(at=CHUNKED, out=lambda _: None, back=_read_chunked_prefill, source="engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args"),
+    Key(
+        at="--cpu-offload-gb", out=lambda a: a.get("serving.host_weights_gib"), back=lambda v, _: {"serving.host_weights_gib": v} if v else {},
+        source="config/offload.py, cpu_offload_gb",
+    ),
     Key(at="--gpu-memory-utilization", says="serving.memory_fraction", source="engine/arg_utils.py:1389, config/cache.py:215"),
     Key(
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
@@ -265,7 +269,7 @@ KEYS = (
 )  # fmt: skip
 
 _KNOWN = """
-runner convert tokenizer tokenizer-mode trust-remote-code seed hf-config-path allowed-local-media-path allowed-media-domains revision code-revision
+tokenizer tokenizer-mode trust-remote-code seed hf-config-path allowed-local-media-path allowed-media-domains revision code-revision
 tokenizer-revision allow-deprecated-quantization max-logprobs logprobs-mode use-fp64-gumbel enable-trace-replay disable-cascade-attn
 skip-tokenizer-init served-model-name config-format hf-token generation-config override-generation-config model-impl logits-processors
 io-processor-plugin renderer-num-workers load-format download-dir safetensors-load-strategy safetensors-prefetch-num-threads
@@ -309,8 +313,8 @@ video-pruning-method video-pruning-rate watermark-config
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
-    "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "cpu-offload-gb": (0, 0.0), "offload-group-size": (0,),
-    "enable-dbo": (False,), "enable-eplb": (False,),
+    "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "offload-group-size": (0,),
+    "runner": ("auto", "generate"), "convert": ("auto", "none"), "enable-dbo": (False,), "enable-eplb": (False,),
     "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "disable-sliding-window": (False,),
     "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn", "FLASH_ATTN_VLLM_V1"),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),

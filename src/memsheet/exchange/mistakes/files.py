@@ -78,7 +78,9 @@ def _not_taken(read: Read, *, strict: bool, wrong: bool) -> str:
         return f"is not a key of {read.form.tested}; the program that reads the file may know it"
     if not strict:
         return f"is no key; {read.form.tested} ignores it silently"
-    return f"is no key; {read.form.tested} stops at it" + ("" if wrong else ", another release may know it")
+    return f"is no key; {read.form.tested} refuses to start with it" + (
+        "" if wrong else "; another release may know it"
+    )
 
 
 def _left_out(*, wrong: bool, strict: bool) -> str:
@@ -103,10 +105,10 @@ def _removed_file_keys(case: Case) -> Iterator[Found]:
                 for at, held in read.values.items()
             ):
                 sure = keys_known(read)
-                older = "" if sure else ", older ones take it"
+                older = "" if sure else ", older releases take it (the file names no release)"
                 yield Found(
                     where=f"{name}: {gone}",
-                    says=f"was removed, and {read.form.tested} stops at it{older}",
+                    says=f"was removed: {read.form.tested} refuses to start with it{older}",
                     cure=INSTEAD.get(gone, "leave it out"),
                     stops=sure,
                 )

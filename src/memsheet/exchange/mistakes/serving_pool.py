@@ -131,13 +131,21 @@ def length_that_has_no_room(case: Case) -> Iterator[Found]:
         ways = [*([f"{flags['length']} {held}"] if held else []), *_room_making_flags(facts, flags)]
         yield Found(
             where=f"{name}: {flags['length']}",
-            cure=", or ".join(ways) or "a smaller model: nothing that was tried is sure to make room",
+            cure=", or ".join(ways) or _other_ways(facts),
             says=(
                 f"the cache {'has' if sure else 'may have'} no room for one sequence of {length:,} "
                 f"tokens{lacks}"
             ),
             changes={"serving.max_model_len": held} if held else {},
         )
+
+
+def _other_ways(facts: Mapping[str, Any]) -> str:
+    """Words for what is left where no length, cache or number of GPUs suffices alone."""
+    tried = (*facts.get("makes_room", ()), facts.get("makes_room_together") or {})
+    if any(one.get("result") == Result.FITS.value for one in tried):
+        return "one of the changes that are listed above, which is sure to make room"
+    return "a smaller model: no change that was tried is sure to make room"
 
 
 def _room_making_flags(facts: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:

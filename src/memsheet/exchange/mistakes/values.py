@@ -51,7 +51,7 @@ def _words_for_numbers(case: Case) -> Iterator[Found]:
             if _is_word(held) and _counts(row, read.values):
                 yield Found(
                     where=f"{name}: {row.at}",
-                    says=f"{held} is no number; {read.form.tested} stops at it",
+                    says=f"{held} is no number; {read.form.tested} refuses to start with it",
                     cure="a number",
                     stops=True,
                 )
@@ -75,9 +75,10 @@ def _refused_value(where: str, read: Read, row: Taken, value: str, why: str) -> 
     known = row.any_reader or read.form.program_known(read.values)
     sure = not row.words or row.closed or keys_known(read) or is_word_slip(value, near)
     if known and sure:
-        told = f"; {read.form.tested} stops at it"
+        told = f"; {read.form.tested} refuses to start with it"
     else:
-        told = f"; {read.form.tested} stops at it, another {'release' if known else 'program'} may know it"
+        other = "release" if known else "program"
+        told = f"; {read.form.tested} refuses to start with it; another {other} may know it"
     return Found(
         where=where, says=why + told, cure=f"{near}?" if near else _fitting(row), stops=known and sure
     )
@@ -112,7 +113,10 @@ def _undivided_heads(case: Case) -> Iterator[Found]:
             if ranks > 1 and heads % ranks:
                 yield Found(
                     where=f"{name}: {at}",
-                    says=f"{ranks} does not divide the {heads} {words}; {read.form.tested} stops at it",
+                    says=(
+                        f"{ranks} does not divide the {heads} {words}; "
+                        f"{read.form.tested} refuses to start with it"
+                    ),
                     cure=f"{max(n for n in range(1, ranks) if heads % n == 0)}",
                     stops=True,
                 )
@@ -206,7 +210,7 @@ def _misspelt_overrides(case: Case) -> Iterator[Found]:
             if near and f"+{at}" not in text:
                 yield Found(
                     where=f"{name}: {at}",
-                    says="is no key of the configuration, and Hydra stops at it",
+                    says="is no key of the configuration, and Hydra refuses it",
                     cure=f"{near}?",
                     stops=True,
                 )

@@ -9,11 +9,13 @@ from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.exchange.servers.batch_tasks import batch_servers, task_servers
+from memsheet.exchange.servers.chart_values import values_servers
 from memsheet.exchange.servers.disaggregated import disaggregated_servers
 from memsheet.exchange.servers.dynamo import graph_servers
 from memsheet.exchange.servers.engine_harnesses import harness_servers
 from memsheet.exchange.servers.image_files import image_servers
 from memsheet.exchange.servers.llama_swap import swapped_servers
+from memsheet.exchange.servers.model_service import model_service_servers
 from memsheet.exchange.servers.python_servers import python_servers
 from memsheet.exchange.servers.ray_serve import ray_servers
 from memsheet.exchange.servers.swift_commands import swift_servers
@@ -28,7 +30,7 @@ MOST_STARTED = 128
 """Servers of one file that are named."""
 Parse = Callable[[str, str], Any]
 KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
-    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, chart_servers, pod_servers, compose_servers, image_servers, task_servers, batch_servers, swift_servers, harness_servers,
+    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, model_service_servers, chart_servers, values_servers, pod_servers, compose_servers, image_servers, task_servers, batch_servers, swift_servers, harness_servers,
 )  # fmt: skip
 """In the order in which a text is tried; one that is of no kind of theirs has none."""
 

@@ -33,11 +33,12 @@ MOST_TEXT, MOST_NODES = 2**15, 20_000
 MOST_SERVERS, MOST_LAUNCH = 64, 4
 _SERVES = re.compile(
     r"LLMConfig\(|\bLLM\(|EngineArgs\(|\b(?:Engine|Runtime)\("
-    r"|[\"']serve[\"']|vllm serve|launch_server|trtllm-serve"
+    r"|lmdeploy|[\"']serve[\"']|vllm serve|launch_server|trtllm-serve"
 )
 _TRAINS = re.compile(r"Trainer\b|\.backward\(|GRPOConfig|SFTConfig|optimizer\.step")
 _PINNED = re.compile(r"\b(?:vllm|sglang)==\d[\w.]{1,24}")
 OFFLINE_CLASS = "LLM"
+LMDEPLOY = "lmdeploy"
 OF_VLLM = (OFFLINE_CLASS, "AsyncEngineArgs", "EngineArgs")
 OF_SGLANG = ("Engine", "Runtime")
 """Engines whose arguments are those of SGLang's server (sgl-project/sglang python/sglang/srt/entrypoints/
@@ -78,6 +79,10 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                 if isinstance(config, Mapping) and isinstance(config.get(LOADING), Mapping):
                     model, line = llm_config_line(_told_arguments(config))
                     yield from [NamedServer(model, line)] if model else []
+            case ast.Call(func=ast.Name(id="pipeline") | ast.Attribute(attr="pipeline")) if (
+                LMDEPLOY in modules
+            ):
+                yield from _pipeline_made(node, known)
             case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
                 if engine := _engine_called(called, modules):
                     around = (held for held in parameters if node.lineno in held[0])
@@ -91,6 +96,21 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                     parts = [*node.elts, *grown.get(id(node), ())]
                     words = [_argument_word(one, known) for one in parts]
                     yield NamedServer("command", " ".join(map(shell_word, words)))
+
+
+def _pipeline_made(node: ast.Call, known: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """LMDeploy's pipeline as the server of the same engine (lmdeploy/api.py, pipeline: its engine's
+    configuration is a keyword or the second argument).
+    """
+    given = call_keywords(node, known)
+    first = [expression_value(one, known) for one in node.args[:2]]
+    model = first[0] if first else given.get("model_path")
+    config = first[1] if len(first) > 1 else given.get("backend_config")
+    if isinstance(model, str):
+        options = _told_arguments(config) if isinstance(config, Mapping) else {}
+        flags = [word for at, value in options.items() for word in engine_flag(str(at), value)]
+        words = ["lmdeploy", "serve", "api_server", model, *flags]
+        yield NamedServer(model, " ".join(map(shell_word, words)))
 
 
 def _imported_modules(node: ast.AST) -> list[str]:

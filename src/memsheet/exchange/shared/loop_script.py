@@ -10,6 +10,12 @@ from typing import Any
 
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.generation_script import (
+    NO_PROMPT,
+    generation_sizes,
+    makes_pipeline,
+    pipeline_loads,
+)
 from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
@@ -72,12 +78,12 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     steps = STEPS.search(text)
     if (
         not any(one in text for one in ("from_pretrained", "transformers"))
-        or not (steps or GENERATES.search(text))
+        or not (steps or GENERATES.search(text) or makes_pipeline(text))
         or any(one in text for one in ARGUMENTS)
     ):
         return {}
     module = read_module(text, {}, given)
-    load = next(_model_loads(module), None)
+    load = next(_model_loads(module), None) or next(pipeline_loads(module) if not steps else iter(()), None)
     built = built_model_keys(module) if load is None else {}
     load = load or (_elsewhere_loaded(module, text) if steps else None) or ({LINE: 1} if built else None)
     if load is None:
@@ -107,8 +113,10 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         made |= {
             "task": "infer",
             **({DIVIDED: "by DeepSpeed"} if divided else {}),
-            **_generation_sizes(module, told),
+            **generation_sizes(module, text, told),
         }
+        if made.get("length"):
+            made = {at: held for at, held in made.items() if held != NO_PROMPT}
     kind = "loop" if steps else "generation"
     inline = made.pop(DEEPSPEED, None)
     how = "loaded" if WHOLE in load else "built" if built else "wrapped"
@@ -339,17 +347,3 @@ def _recompute_key(module: Module, told: Callable[[str], Told | None]) -> dict[s
         if held.get("use_gradient_checkpointing", held.get("1", True)) is not False
     ]
     return {"recompute": True} if prepares or any(_local_calls(module, *CHECKPOINTS)) else {}
-
-
-def _generation_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
-    """Tokens of a prompt and of an answer."""
-    asked = [
-        held["max_new_tokens"]
-        for held in _local_calls(module, "generate")
-        if positive_count(held.get("max_new_tokens"))
-    ]
-    sizes = {
-        "answer": max(asked, default=None) or _role_count(told("answer")),
-        "prompt": _role_count(told("prompt")),
-    }
-    return {at: size for at, size in sizes.items() if size is not None}

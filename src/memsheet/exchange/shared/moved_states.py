@@ -90,6 +90,26 @@ one that runs off them.
 """
 
 
+FREEZING = re.compile(r"peft|lora|adapter|freeze|frozen|trainable", re.IGNORECASE)
+"""In keys that may let fewer weights train: those that are there stay on the card."""
+
+
+def freezes_weights(keys: Iterable[str]) -> bool:
+    """Whether all that some keys which are not accounted may take off a card is of weights that train."""
+    moving = [key for key in keys if moves_states([key])]
+    return bool(moving) and all(FREEZING.search(key) and not STORING.search(key) for key in moving)
+
+
+CAPPING = re.compile(r"cache|block|pool|mem|page|token|prefix|slots", re.IGNORECASE)
+"""In keys that may say how large a server's cache is, in place of what its share of the card leaves."""
+
+
+def may_cap_pool(keys: Iterable[str]) -> bool:
+    """Whether one of some keys that are not accounted may leave a server less than its share of a card."""
+    names = (key.rpartition(".")[2] for key in keys)
+    return any(bool(CAPPING.search(name)) for name in names if not STORING.search(name) or name in KEEPING)
+
+
 def moves_states(keys: Iterable[str]) -> bool:
     """Whether one of some keys that are not accounted may take states off the card, or store them in fewer
     bytes.

@@ -1,12 +1,10 @@
-"""A training in a pod of Kubernetes: what its container runs as a shell's script, and the card that its node
-is chosen by.
-"""
+"""A training in a pod of Kubernetes: what its container runs, as a shell's script."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.serve_pods import (
@@ -30,26 +28,10 @@ COUNTED_JOBS = ("PyTorchJob", "TrainJob")
 """Kinds that give torchrun its nodes and processes as PET_* (formats/kubernetes.py, formats/trainjob.py)."""
 LAUNCHER = re.compile(r"\btorchrun(?=\s)|\bpython3? -m torch\.distributed\.(?:run|launch)(?=\s)")
 UNCOUNTED_MPI = re.compile(r"\bmpirun\b(?!.*\s--?np?\s)")
-LABELS = (
-    "cloud.google.com/gke-accelerator", "nvidia.com/gpu.product", "node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type",
-    "karpenter.k8s.aws/instance-gpu-name", "k8s.amazonaws.com/accelerator", "gpu.nvidia.com/model", "gpu.nvidia.com/class",
-)  # fmt: skip
-"""Labels of nodes that say the card or the machine (cloud.google.com/kubernetes-engine/docs/how-to/gpus;
-NVIDIA/gpu-feature-discovery README; kubernetes.io/docs/reference/labels-annotations-taints; karpenter.sh/docs
-concepts/scheduling; docs.coreweave.com).
-"""
 
 
-class PodTraining(NamedTuple):
-    """``script``: what the container runs; ``label``, ``card``: by what its node is chosen, where it is."""
-
-    script: str
-    label: str
-    card: str
-
-
-def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> PodTraining | None:
-    """The first training that an object of Kubernetes starts; None of any other text."""
+def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> str | None:
+    """The script of the first training that an object of Kubernetes starts; None of any other text."""
     if "apiVersion" not in text or ("containers" not in text and "TrainJob" not in text):
         return None
     for document in DOCUMENT_BREAK.split(text)[:MOST]:
@@ -60,8 +42,7 @@ def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> PodT
         script = next((line for held in containers if _starts_training(line := command_line(held))), "")
         if script:
             cards = max((container_gpu_limit(held) or 0 for held in containers), default=0)
-            label, card = next(_node_labels(tree), ("", ""))
-            return PodTraining(_counted_script(script, tree, cards), label, card)
+            return _counted_script(script, tree, cards)
     return None
 
 
@@ -132,25 +113,3 @@ def _pod_count(tree: Mapping[str, Any]) -> int:
         if any(map(container_gpu_limit, pod_containers(one)))
     ]
     return sum(counts) or 1
-
-
-def _node_labels(tree: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Labels of ours that a node must have, by selectors and by expressions with one value."""
-    if isinstance(tree, list):
-        for one in tree[:MOST]:
-            yield from _node_labels(one, depth + 1)
-    for key, held in tree.items() if isinstance(tree, Mapping) and depth < 2 * MOST else ():
-        if key == "nodeSelector" and isinstance(held, Mapping):
-            yield from ((at, str(held[at])) for at in LABELS if isinstance(held.get(at), str))
-        elif key == "matchExpressions" and isinstance(held, list):
-            yield from _of_expressions(held)
-        else:
-            yield from _node_labels(held, depth + 1)
-
-
-def _of_expressions(held: list[Any]) -> Iterator[tuple[str, str]]:
-    for one in held:
-        if isinstance(one, Mapping) and one.get("key") in LABELS and one.get("operator") == "In":
-            values = one.get("values")
-            if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str):
-                yield str(one["key"]), values[0]

@@ -87,6 +87,8 @@ def _image_server(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
     """The container of vLLM's own chart, whose command stands beside its image."""
     image = _mapping(tree.get("image"))
     words = [*scalar_list(image.get("command")), *scalar_list(image.get("args"))]
+    if not words:  # they stand elsewhere, in a chart of somebody's own
+        return
     stored = str(_mapping(tree.get("extraInit")).get("s3modelpath") or "").strip("/")
     folder = next((word for word in words if str(word).rstrip("/") == DOWNLOADED), "") if stored else ""
     container = {

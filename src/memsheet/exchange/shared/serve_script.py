@@ -32,6 +32,7 @@ LAUNCHES = (
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
     ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("text-generation-launcher",), ("python", "-m", "dynamo.vllm"),
     ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),
+    ("text-embeddings-router",), ("lmdeploy", "serve", "api_server"), ("lmdeploy", "chat"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
 _BUILD = re.compile(r"(?:-[0-9a-z]+)?(?:\.exe)?")
@@ -44,15 +45,15 @@ MOST_SHOWN = 4
 OLDER_NAMES = {"server": "llama-server", "main": "llama-cli"}
 """Names of programs before ggml-org/llama.cpp 1c641e6a, which gave all of them a prefix."""
 SHELLS = ("bash", "sh")
-ITSELF = frozenset({"trtllm-serve", "text-generation-launcher"})
+ITSELF = frozenset({"trtllm-serve", "text-generation-launcher", "text-embeddings-router"})
 """Programs of one word that are nothing but servers, whatever they are given."""
 NAMES_A_MODEL = frozenset({"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"})
 """Flags by which a program of one word is told its model."""
 IMAGES = {
     "vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp", "tensorrt-llm": "nvcr.io/nvidia/tensorrt-llm/release",
-    "tgi": "ghcr.io/huggingface/text-generation-inference",
+    "tgi": "ghcr.io/huggingface/text-generation-inference", "lmdeploy": "openmmlab/lmdeploy", "tei": "ghcr.io/huggingface/text-embeddings-inference",
 }  # fmt: skip
-ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"])
+ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"], IMAGES["tei"])
 """Images that take the flags alone."""
 COPIED = re.compile(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
 """Copies of images that clouds keep under names of their own."""

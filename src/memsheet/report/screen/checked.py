@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Result
 from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.shared.file_format import EVERYTHING
+from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.report.screen.layout import one_line
 from memsheet.report.shared.checked import Checked, Launch
 from memsheet.report.shared.look import Look
@@ -22,12 +24,19 @@ def render_checked(checked: Checked, look: Look) -> str:
     """What the job needs first, then the mistakes, then what was read of each file: every key of it only
     where all is asked for.
     """
+    look = replace(look, program=_stood_in_for(checked))
     parts = [
         *_check_verdict_lines(checked, look),
         *_mistake_lines(checked, look),
         *_config_key_lines(checked, look),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _stood_in_for(checked: Checked) -> str:
+    """The program whose command is answered by another's accounting, if any."""
+    named = (read.values.get(ACCOUNTING) for read in checked.reads.values())
+    return next((one_line(str(name)) for name in named if name), "")
 
 
 OUTCOMES = {
@@ -71,7 +80,20 @@ def _launch_lines(launch: Launch, look: Look) -> Iterator[str]:
     yield f"{OUTCOMES[launch.outcome]:14} {need:>10} {cards:6} {launch.file}"
     if why := _launch_reason(launch):
         lines = _wrap_with_indent(why, look.width, "", " " * 33)
-        yield from lines if look.full else lines[:2]
+        cut = not look.full and len(lines) > MOST_REASON
+        yield from (
+            [*lines[: MOST_REASON - 1], _cut_short(lines[MOST_REASON - 1], look.width)] if cut else lines
+        )
+
+
+MOST_REASON = 2
+"""Lines of a reason below a launch; --full has all of it."""
+
+
+def _cut_short(line: str, width: int) -> str:
+    """A line that goes on elsewhere, with dots in the place of its last word where there is no room."""
+    kept = line if len(line) + 2 <= width else line.rpartition(" ")[0]
+    return f"{kept.rstrip(';,: ')} …"
 
 
 def _launch_reason(launch: Launch) -> str:
@@ -101,7 +123,11 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
     yield from _common_card_lines(checked, look)
     if checked.doubt:
         yield ""
-        why = "Whatever becomes of this:" if checked.result is Result.DOES_NOT_FIT else "Uncertain because"
+        why = (
+            "It does not fit either way, though"
+            if checked.result is Result.DOES_NOT_FIT
+            else "Uncertain because"
+        )
         yield from _wrap_with_indent(f"{why} {checked.doubt}", look.width, "  ")
     for line in checked.why_not:
         yield from _wrap_with_indent(f"no sheet: {line}", look.width, "          ")

@@ -84,7 +84,7 @@ def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
     limit = engine_word(SEQUENCES, answer.plan.engine)
     verdict = (f"The verdict is about all of them; of --{limit} it is about one.",) if limit else ()
     yield join_phrases(
-        (f"{answer.plan.engine} {starts} all the same: {runs[0]}", runs[1], *verdict),
+        (f"{look.program or answer.plan.engine} {starts} all the same: {runs[0]}", runs[1], *verdict),
         look.width,
         between=" ",
     )
@@ -122,6 +122,7 @@ def _is_certain_shortage(answer: Answer, short: Bytes) -> bool:
 
 def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
     plan, room, tokens = answer.plan, _kv_pool_room_bytes(answer), _needed_sequence_tokens(answer)
+    program = look.program or plan.engine
     weights = max(int(sheet.of(Component.PARAMETERS).value) for sheet in answer.sheets)
     missing = look.need(max(0, int(short.value)))
     does = "refuses to start" if _is_certain_shortage(answer, short) else "may refuse to start"
@@ -129,16 +130,16 @@ def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterat
     one = f"one sequence of {tokens:,} tokens needs {needs} of cache"
     card = answer.cluster.device.framework_bytes if answer.cluster else 0
     if room >= 0:
-        yield f"{plan.engine} {does}: {one},"
+        yield f"{program} {does}: {one},"
         yield f"and {fraction} leaves {look.room(room) if room else 'nothing'}."
         return
     if weights > card:
         yield (
-            f"{plan.engine} {does}: the weights alone are {look.need(weights)}, more than the "
+            f"{program} {does}: the weights alone are {look.need(weights)}, more than the "
             f"{look.room(card)} that a GPU gives."
         )
     else:
-        yield f"{plan.engine} {does}: before any cache it takes {look.need(-room)} more than {fraction},"
+        yield f"{program} {does}: before any cache it takes {look.need(-room)} more than {fraction},"
         yield f"{look.need(weights)} of that for weights."
     yield f"With that, {one}; {missing} are missing." if tokens > 1 else f"{missing} are missing."
 

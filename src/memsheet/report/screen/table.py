@@ -33,7 +33,7 @@ from memsheet.report.screen.recompute_phrase import with_recompute
 from memsheet.report.screen.serving import serving_lines
 from memsheet.report.screen.traced import step_of, traced_lines
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plan_phrases import format_parameter_count, plan_choice_phrases
+from memsheet.report.shared.plan_phrases import format_parameter_count, plan_choice_phrases, writes_tokens
 from memsheet.report.shared.sizes import (
     headroom_phrase,
     look_with_exact_digits,
@@ -42,7 +42,7 @@ from memsheet.report.shared.sizes import (
 )
 from memsheet.report.shared.uncertain_fit import deciding_notes
 from memsheet.report.shared.words import INSTANTS, component_name, component_size_reason, model_state_bytes
-from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
+from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Instant, Sheet, Witness
 from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
@@ -177,7 +177,10 @@ def question_summary(answer: Answer, look: Look) -> Text:
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
     named = (printable_line(model.name), "bold") if model.model_type else ("", "")
     text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
-    return text.append("\n" + join_phrases(plan_choice_phrases(plan), look.width), "dim")
+    return text.append(
+        "\n" + join_phrases(plan_choice_phrases(plan, look.program, writes=writes_tokens(model)), look.width),
+        "dim",
+    )
 
 
 def _active_parameter_suffix(answer: Answer) -> str:
@@ -305,7 +308,12 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
         f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{each} "
         f"({format_bytes(size.value)}){kept}."
     )
-    instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
+    writes = writes_tokens(answer.model)
+    instants = (
+        f"{when.value} {look.cell(sheet.at(when).value)}"
+        for when in sheet.instants
+        if writes or when is not Instant.DECODE
+    )
     lines = [
         *([first] if size.value else []),
         join_phrases((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  "),

@@ -14,7 +14,7 @@ class Look:
     """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII;
     ``fine``: columns in MiB or MB; ``digits`` after the point of what must add up and compare; ``brims``:
     rooms whose size, as a need, fills them to the byte; ``typed``: the options of the line that is answered,
-    each with its keys.
+    each with its keys; ``program``: whose command is answered, where another's accounting stands in for it.
     """
 
     width: int = 80
@@ -26,6 +26,7 @@ class Look:
     digits: int = 2
     brims: tuple[int, ...] = ()
     typed: tuple[tuple[str, Any, Mapping[str, Any]], ...] = ()
+    program: str = ""
 
     @property
     def unit(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from memsheet.arith import Count
 from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, Speculative, SpeculativeMethod
 from memsheet.plan.workload import Training
 from memsheet.units import format_count
@@ -18,8 +19,16 @@ def format_parameter_count(count: int) -> str:
     return format_count(count)
 
 
-def plan_choice_phrases(plan: Plan) -> Iterator[str]:
-    yield plan.engine
+def writes_tokens(model: ModelSpec) -> bool:
+    """Whether a model writes one token after another; an encoder reads a text once, and keeps no cache."""
+    return not model.stacks or any(stack.role == "decoder" for stack in model.stacks)
+
+
+def plan_choice_phrases(plan: Plan, program: str = "", *, writes: bool = True) -> Iterator[str]:
+    """``program``: whose command it is, where the engine's accounting stands in for it; ``writes``: whether
+    the model writes tokens.
+    """
+    yield f"{program}, accounted as {plan.engine}" if program else plan.engine
     trains = isinstance(plan.workload, Training)
     if trains:
         yield f"zero {plan.zero}"
@@ -28,7 +37,7 @@ def plan_choice_phrases(plan: Plan) -> Iterator[str]:
         for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
         if (degree := getattr(plan.mesh, axis)) != 1
     )
-    yield from _training_choice_phrases(plan) if trains else _serving_choice_phrases(plan)
+    yield from _training_choice_phrases(plan) if trains else _serving_choice_phrases(plan, writes=writes)
     if plan.quantization:
         yield f"{plan.quantization.weights.name} weights"
     if _sequence_length(plan):
@@ -71,9 +80,12 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
         yield f"{plan.loss.value} loss"
 
 
-def _serving_choice_phrases(plan: Plan) -> Iterator[str]:
+def _serving_choice_phrases(plan: Plan, *, writes: bool) -> Iterator[str]:
     yield plan.precision.parameters.name
     asked = plan.serving
+    if not writes:
+        yield f"up to {asked.max_sequences} texts of {asked.max_model_len} tokens"
+        return
     if asked.max_sequences is not None and asked.max_model_len is not None:
         shared = engine_of(plan).serving.shares_length
         pooled = f"up to {asked.max_sequences} × {asked.max_model_len} tokens, as the pool holds them"

@@ -111,3 +111,34 @@ def test_a_sheet_that_may_be_sure(tmp_path: Path) -> None:
 
 def test_every_recipe_is_of_a_bundled_model() -> None:
     assert [name for name, recipe in RECIPES.items() if bundled_name(recipe.model) is None] == []
+
+
+BRIDGE = """from megatron.bridge.recipes.llama import llama3_8b_pretrain_config as pretrain_config
+from megatron.bridge.training.pretrain import pretrain
+cfg = pretrain_config()
+cfg.train.micro_batch_size = 2
+cfg.model.tensor_model_parallel_size = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (BRIDGE, {"@model": "meta-llama/Meta-Llama-3-8B", "mesh.tp": 2, "mesh.cp": 2, "microbatch": 2, "global_batch": 512, "seq_len": 8192}),
+        (BRIDGE.replace("llama3_8b_", "qwen3_32b_"), {"mesh.pp": 2, "recompute.mode": "full", "schedule": "1f1b", "global_batch": 32}),
+        (BRIDGE.replace("8b_pretrain_config", "8b_pretrain_16gpu_h100_bf16_16k_config"), {"mesh.pp": 2, "sequence_parallel": True, "seq_len": 16384}),
+    ],
+)  # fmt: skip
+def test_recipes_of_the_bridge(text: str, wanted: dict) -> None:
+    found = reading(text)
+    assert (found.form.name, found.unknown) == ("megatron-bridge", ())
+    assert {key: found.request.get(key) for key in wanted} == wanted
+
+
+def test_adapters_that_a_recipe_is_given_leave_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BRIDGE + "cfg.peft = adapters()\n")
+    found = memsheet.check(tmp_path / "train.py", gpus="8xA100-80GB")
+    assert found.result is Result.UNCERTAIN
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.device.low > 8 * 10**9  # 8.03 G parameters of two bytes over two ranks

@@ -9,6 +9,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
+from memsheet.cli import main
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.questions.recognised_files import PARSERS
@@ -89,4 +90,15 @@ def test_no_is_only_said_of_weights_that_are_known(
     (tmp_path / "a.sh").write_text(f"text-generation-launcher {flags}\n")
     found = memsheet.check(tmp_path / "a.sh", gpus=gpus)
     assert found.result is result
-    assert "accounting text-generation-inference" in found.doubt
+    assert "accounting of text-generation-inference" in found.doubt
+
+
+def test_the_screen_says_whose_command_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.sh").write_text(
+        "text-generation-launcher --model-id llama-3.1-70b --max-total-tokens 8192 --num-shard 2\n"
+    )
+    main(["check", str(tmp_path / "a.sh"), "--gpus", "2xL4"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "text-generation-inference refuses to start" in shown
+    assert "text-generation-inference, accounted as vllm · tp 2" in shown
+    assert "It does not fit either way" in shown

@@ -186,7 +186,6 @@ def test_every_length_and_cache_of_a_cure_is_sure_to_start(
 
 
 OFF_THE_CARD = (
-    "--cpu-offload-gb 40",
     "--offload-group-size 4 --offload-num-in-group 2",
     '--quantization-config {"a":1}',
 )
@@ -217,13 +216,23 @@ def test_nothing_is_surely_missing_where_a_flag_may_take_weights_off_the_card(
 def test_a_flag_that_moves_no_weights_leaves_them_in_the_least_that_is_needed(
     flags: str, tmp_path: Path
 ) -> None:
-    kept, moved = (checked(tmp_path, f"{V} {SMALL} {more}").answer for more in (flags, "--cpu-offload-gb 40"))
+    kept, moved = (checked(tmp_path, f"{V} {SMALL} {more}").answer for more in (flags, "--offload-params a"))
     assert kept is not None
     assert moved is not None
     assert kept.verdict is not None
     assert moved.verdict is not None
     assert kept.verdict.device.low > 14 * 2**30  # 8.03 G parameters of two bytes
-    assert moved.verdict.device.low < 2**30
+    assert moved.verdict.device.low > 16 * 2**30  # its share of the card: a cache takes what weights leave
+
+
+@pytest.mark.parametrize(("gpus", "gib", "result"), [("1xL4", 8, "fits"), ("1x16GB", 6, "fits"), ("1x16GB", 0.5, "does_not_fit")])  # fmt: skip
+def test_weights_that_a_server_puts_on_the_host_make_room(
+    gpus: str, gib: float, result: str, tmp_path: Path
+) -> None:
+    found = checked(tmp_path, f"{V} --max-model-len 4096 --cpu-offload-gb {gib}", "llama-3.1-8b", gpus)
+    assert found.result is not None
+    assert found.result.value == result
+    assert ("length-without-room" in rules(found)) == (result != "fits")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,20 @@
+"""Options that only vLLM has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memsheet.plan.engine_options import EngineOptions
+from memsheet.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions(EngineOptions):
+    """``host_weights_gib``: GiB of a GPU's layers that lie in host memory (``--cpu-offload-gb``)."""
+
+    host_weights_gib: float = 0
+
+
+def vllm_options(plan: Plan) -> VllmOptions:
+    assert isinstance(plan.options, VllmOptions)
+    return plan.options

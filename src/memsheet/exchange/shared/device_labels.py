@@ -1,0 +1,85 @@
+"""Which card a file says its job runs on: labels of Kubernetes' nodes, and words of services and schedulers.
+
+Labels: NVIDIA/k8s-device-plugin v0.17 docs/gpu-feature-discovery/README.md (nvidia.com/gpu.product, with
+-SHARED behind it where cards are shared in time), cloud.google.com/kubernetes-engine/docs/how-to/gpus,
+kubernetes staging/src/k8s.io/api/core/v1/well_known_labels.go (node.kubernetes.io/instance-type),
+karpenter-provider-aws 1d927085 website/content/en/preview/concepts/scheduling.md, docs.coreweave.com
+(gpu.nvidia.com/class).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from memsheet.catalog import find_device, rented_cards
+from memsheet.errors import InputError
+
+LABELS = (
+    "nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator", "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type", "karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name",
+    "k8s.amazonaws.com/accelerator", "gpu.nvidia.com/class", "gpu.nvidia.com/model",
+)  # fmt: skip
+"""Labels of nodes whose values name a card, or a machine that clouds rent."""
+CALLED = {
+    "nvidia-h100-mega-80gb": "H100-80GB", "H100_NVLINK_80GB": "H100-80GB", "A100_NVLINK_80GB": "A100-80GB", "A100_NVLINK": "A100-40GB",
+    "NVIDIA-GH200-480GB": "GH200-96GB", "AMD_Instinct_MI300X_OAM": "MI300X", "A100-40G": "A100-40GB", "A100-80G": "A100-80GB",
+}  # fmt: skip
+"""Values of labels that are no spelling of a card's own name, by the device."""
+PART = re.compile(r"-mig-|\bmig-\d", re.IGNORECASE)
+SHARED = re.compile(r"-shared$", re.IGNORECASE)
+"""A part of a card, of which nothing is said here, and cards that several containers share in time, each of
+which sees all of the memory."""
+_VALUE = r"[\"']?([\w.][\w.+ -]*?)[\"']?"
+_LABEL = "|".join(map(re.escape, LABELS))
+PLACES = (
+    rf"(?:^[ \t-]*|[{{,][ \t]*)[\"']?(?:{_LABEL})[\"']?[ \t]*:[ \t]*{_VALUE}[ \t]*(?=[,}}#]|$)",
+    rf"\bkey:[ \t]*[\"']?(?:{_LABEL})[\"']?[ \t]*\n(?:[ \t]*operator:[ \t]*[\"']?In[\"']?[ \t]*\n)?[ \t]*values:[ \t]*(?:\[[ \t]*|\n[ \t]*-[ \t]*){_VALUE}[ \t]*(?=[\],\n]|$)",
+    r"\bgpu_type[\"']?[ \t]*[:=][ \t]*[\"']([\w.-]+)[\"']",  # BentoML's resources
+    r"\baccelerator_type[\"']?[ \t]*[:=][ \t]*[\"']?([\w.-]+)[\"']?[ \t]*(?:[,}#)]|$)",  # Ray Serve's LLMConfig
+    r"@\w+\.(?:function|cls)\([^@]*?\bgpu=\[?f?[\"']([\w.-]+)!?(?::[^\"']*)?[\"']",  # Modal
+    r"@\w+\.(?:function|cls)\([^@]*?\bgpu=modal\.gpu\.(\w+)\(",
+    r"^[ \t]*accelerators:[ \t]*[{\"']?[ \t]*([\w.-]+)[ \t]*:[ \t]*\d+[ \t]*[}\"']?[ \t]*(?:#.*)?$",  # SkyPilot
+    r"^#SBATCH\s+--(?:gres=gpu|gpus(?:-per-node|-per-task)?)[=:]([A-Za-z][\w.-]*):\d+",  # Slurm
+)  # fmt: skip
+"""Where files name a card, each with its name as the group."""
+
+
+class NamedCard(NamedTuple):
+    """A card that a file names: the device, how many of it one machine has where a machine is named, and the
+    words that say so.
+    """
+
+    card: str
+    each: int | None
+    words: str
+
+
+def named_card(texts: Iterable[str]) -> NamedCard | None:
+    """The card that files say their job runs on, where all that name one name the same."""
+    found = {held.card: held for text in texts for held in _cards_in(text)}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _cards_in(text: str) -> Iterator[NamedCard]:
+    for place in PLACES:
+        for told in re.finditer(place, text, re.MULTILINE):
+            if (card := card_called(told[1])) is not None:
+                yield card
+
+
+def card_called(name: str) -> NamedCard | None:
+    """The card of a label's value, None where nobody knows it or where it is a part of one."""
+    if PART.search(name):
+        return None
+    if (rented := rented_cards(f"1x{name}")) is not None:
+        return NamedCard(rented.card, rented.each, name)
+    spelt = CALLED.get(name, SHARED.sub("", name))
+    try:
+        device = find_device(spelt)
+    except InputError:
+        return None
+    return NamedCard(
+        spelt if device.assumed else device.name, None, name
+    )  # of several sizes: told on the sheet

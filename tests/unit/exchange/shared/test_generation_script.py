@@ -1,0 +1,67 @@
+"""Scripts that generate with transformers: pipelines, sequences at once, prompts that nobody says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.exchange import read_text
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.questions.recognised_files import PARSERS
+
+HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n"
+LOADED = """tok = AutoTokenizer.from_pretrained("llama-3.1-8b")
+model = AutoModelForCausalLM.from_pretrained("llama-3.1-8b", torch_dtype=torch.bfloat16)
+"""
+PIPE = 'pipe = pipeline("text-generation", model="llama-3.1-8b", torch_dtype=torch.bfloat16, MORE)\n'
+ASKED = 'out = pipe(["a"], max_new_tokens=64, batch_size=8)\n'
+ROWS = 'x = tok(["a", "b", "c"], return_tensors="pt", padding=True, max_length=512, truncation=True)\n'
+SEQUENCES, PROMPT, ANSWER = "serving.max_sequences", "serving.prompt_tokens", "serving.output_tokens"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            PIPE.replace("MORE", "") + ASKED,
+            {SEQUENCES: 8, ANSWER: 64, PROMPT: 1, "precision.parameters": "bf16"},
+        ),
+        (
+            PIPE.replace("MORE", "model_kwargs={'load_in_8bit': True}") + ASKED,
+            {"quantization.weights": "int8"},
+        ),
+        (
+            LOADED + ROWS + "model.generate(**x, max_new_tokens=100)\n",
+            {SEQUENCES: 3, PROMPT: 512, ANSWER: 100},
+        ),
+        (LOADED + ROWS + "model.generate(**x, max_new_tokens=100, num_beams=4)\n", {SEQUENCES: 12}),
+    ],
+)
+def test_sizes_of_a_generation(body: str, said: dict[str, Any]) -> None:
+    found = read_text("run.py", HEAD + body, PARSERS)
+    assert found.request["task"] == "infer"
+    assert {key: found.request.get(key) for key in said} == said
+
+
+def test_texts_that_are_not_told_leave_the_batch_open() -> None:
+    found = read_text(
+        "run.py", HEAD + LOADED + ROWS.replace('["a", "b", "c"]', "rows()") + "model.generate(**x)\n", PARSERS
+    )
+    assert ("loop.batch", UNSET) in found.unmodelled
+
+
+@pytest.mark.parametrize(
+    ("gpus", "prompt", "result"),
+    [("1x24GB", None, "uncertain"), ("1xT4", None, "does_not_fit"), ("1x24GB", 512, "fits"), ("1x24GB", 131072, "does_not_fit")],
+)  # fmt: skip
+def test_prompts_that_nobody_says_never_fail_a_script(
+    gpus: str, prompt: int | None, result: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.py").write_text(HEAD + PIPE.replace("MORE", "") + ASKED)
+    more = {} if prompt is None else {"prompt_tokens": prompt}
+    found = memsheet.check(tmp_path / "run.py", gpus=gpus, **more)  # type: ignore[arg-type]
+    assert found.result is not None
+    assert found.result.value == result
