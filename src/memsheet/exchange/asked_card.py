@@ -34,9 +34,7 @@ def as_card_answers(found: Read, *, bf16: bool | None) -> Read:
     return replace(again, release=found.release, assumed=(*again.assumed, *beside, told))
 
 
-def with_kernels_of_card(
-    reads: Mapping[str, Read], model: Callable[[], ModelSpec | None]
-) -> dict[str, Read]:
+def with_kernels_of_card(reads: Mapping[str, Read], model: Callable[[], ModelSpec | None]) -> dict[str, Read]:
     """Files as on a card that is older than Ampere: those of a library that chooses its attention by the card
     have that. ``model``: reads the job's.
     """
@@ -51,7 +49,9 @@ def with_kernels_of_card(
 
 
 def _with_kernel_of_card(found: Read, family: str) -> Read:
-    if "attention" in found.request or not takes_xformers({**found.request, OLDER_CARD: True, FAMILY: family}):
+    if "attention" in found.request or not takes_xformers(
+        {**found.request, OLDER_CARD: True, FAMILY: family}
+    ):
         return found
     told = (
         "attention = xformers: Unsloth takes it on the named card where it is installed, as its notebooks "

@@ -124,7 +124,7 @@ def _compose_unsloth_script(values: Values, asked: Values) -> str:
 
 FORMAT: Format = replace(
     TRAINER, name="unsloth", file="train_unsloth.py", kind="python", tested="Unsloth 015bdef", engines=("transformers",), keys=KEYS, fixed=lambda _: {"output_dir": "output"},
-    marks=frozenset(), parse=lambda _: {}, also=None, more=None, refers=(), differs={"attention": "Unsloth takes xformers' on cards before Ampere alone in what is read of it"}, problems=_unsloth_plan_problems, compose=_compose_unsloth_script,
+    marks=frozenset(), parse=lambda _: {}, also=None, more=None, refers=(), differs={"attention": "Unsloth's own choice, by the card and by what is installed (../utils/attention_dispatch.py:231-241)"}, problems=_unsloth_plan_problems, compose=_compose_unsloth_script,
     beside=frozenset({
         "engine", "global_batch", "zero", "mesh.dp_shard", "mesh.dp_replicate", "attention", "adapter.kind", "adapter.dtype", "allocator.expandable_segments",
         *(f"precision.{name}" for name in ("parameters", "compute", "gradients", "reduce", "moments")),
