@@ -49,7 +49,10 @@ def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = 
         and plan.precision.compute is BF16
         and is_older_device(device, BF16_UNITS)
     ):
-        reason = f"has no kernel for bf16 before compute capability 8.0; {device.name} has {device.compute_capability}"
+        reason = (
+            "has no kernel for bf16 before compute capability 8.0; "
+            f"{device.name} has {device.compute_capability}"
+        )
         yield Problem(field="attention", value="xformers", reason=reason, hint="fp16, or --attention sdpa")
 
 

@@ -52,8 +52,9 @@ def _offloads_long_rows(request: Request) -> bool:
 OLDER_CARD, FAMILY = "@older_card", "@family"
 """What a question says beside its plan: that its card is older than Ampere, and the model's family."""
 UNSLOTH_LAYERS = ("llama", "mistral", "gemma", "qwen2", "qwen3")
-"""Families that Unsloth runs with attention of its own (unslothai/unsloth 015bdef unsloth/models/loader.py:840-905),
-which gemma2's is not where there is no flash-attn (gemma2.py:133); others run the library's (vision.py:1136).
+"""Families that Unsloth runs with attention of its own (unslothai/unsloth 015bdef
+unsloth/models/loader.py:840-905), which gemma2's is not where there is no flash-attn (gemma2.py:133); others
+run the library's (vision.py:1136).
 """
 
 

@@ -34,7 +34,9 @@ def named_model(reads: Mapping[str, Read]) -> str | None:
 def likely_trained(reads: Mapping[str, Read]) -> str | None:
     """The bundled model that a trained one's name, or a part of its path, is of, whoever published it."""
     named, *parts = _unsure_name_parts(reads, "train") or ("",)
-    whole = next((found for part in (named, *_whole_names(parts)) if part and (found := likely_name(part))), None)
+    whole = next(
+        (found for part in (named, *_whole_names(parts)) if part and (found := likely_name(part))), None
+    )
     return whole or likely_of_path(parts)
 
 

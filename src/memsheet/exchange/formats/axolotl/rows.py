@@ -37,8 +37,8 @@ _FLASH = (
 )  # fmt: skip
 _PLAIN, XFORMERS = ("eager", "sdpa"), "xformers"
 OTHER_KERNEL = "attn_implementation (a kernel that is not accounted; the sheet is of sdpa)"
-"""sage's, flex_attention's and others' out of the hub (schemas/enums.py:104-115, 117-125), and xformers' in layers
-that are sharded.
+"""sage's, flex_attention's and others' out of the hub (schemas/enums.py:104-115, 117-125), and
+xformers' in layers that are sharded.
 """
 
 
