@@ -250,6 +250,8 @@ def _check_processor(model: ModelSpec, plan: Plan) -> None:
             "moves nothing on a processor, where host and device are one memory",
             "leave it out",
         )
+    if plan.attention is AttentionKind.XFORMERS:
+        raise input_error("attention", "xformers", "has kernels for GPUs alone", "sdpa or eager")
     mixers = model.mixers()
     trains = isinstance(plan.workload, Training)
     if trains and any(isinstance(mixer, StateSpace) for mixer in mixers):

@@ -57,7 +57,7 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "transformers": {
         "counts": (1, 2, 8, 16), "zero": (0,), "offload": ({},), "optimizers": ("adamw", "sgd", "adamw_8bit", "lion", "paged_adamw"),
-        "precisions": ("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"), "attention": ("sdpa", "eager", "flash"),
+        "precisions": ("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"), "attention": ("sdpa", "eager", "flash", "xformers"),
     },
     "torchtitan": {
         "counts": (1, 2, 4, 8, 16), "zero": (2, 3), "offload": ({},), "optimizers": ("adamw",), "precisions": ("fp32", "fsdp2-mixed"),
@@ -75,7 +75,7 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "unsloth": {
         "engine": "transformers", "longest": 1024, "counts": (1, 1, 1, 2), "zero": (0,), "offload": ({}, {"offload.activations": True}),
-        "optimizers": ("adamw", "adamw_8bit", "lion", "paged_adamw"), "precisions": ("bf16-pure", "bf16-pure", "fp32"), "attention": ("sdpa",), "losses": ("chunked", "chunked", "plain"),
+        "optimizers": ("adamw", "adamw_8bit", "lion", "paged_adamw"), "precisions": ("bf16-pure", "bf16-pure", "fp32"), "attention": ("sdpa", "xformers"), "losses": ("chunked", "chunked", "plain"),
         "adapters": ({}, {"adapter.rank": 8}, {"adapter.rank": 8, "quantization.weights": "int8"}, {"adapter.rank": 4, "adapter.targets": ["q_proj"], "adapter.dropout": 0.1},
             {"adapter.rank": 16, "quantization.weights": "nf4", "quantization.double_quant": True}),
     },

@@ -86,7 +86,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     "moe_pad_to_capacity": (STEP, "", "Experts compute on their whole capacity."),
     "moe_balanced": (STEP, "", "The routing is even by decree, as in a benchmark."),
     "vocab_multiple": (STEP, "N", "Pad the vocabulary to a multiple of this."),
-    "attention": (STEP, "KIND", "eager, sdpa, flash or cudnn."),
+    "attention": (STEP, "KIND", "eager, sdpa, flash, cudnn or xformers."),
     "loss": (STEP, "KIND", "plain, fused, chunked or vocab_parallel."),
     "compile": (STEP, "", "Run through torch.compile."),
     "dropout": (STEP, "SHARE", "Dropout of the hidden states, 0 to 1."),

@@ -1,13 +1,17 @@
-"""A script that asks its card whether it has bf16, as the card that it is checked on answers."""
+"""A script that asks its card whether it has bf16, or whose library does, as the card that it is checked on
+answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Read, read_format_values
-from memsheet.exchange.shared.trainer_script import ASKS_CARD, SCRIPT
+from memsheet.exchange.shared.trainer_script import ASKS_CARD, OWN_LAYERS, SCRIPT
+from memsheet.plan.library_defaults import FAMILY, OLDER_CARD, takes_xformers
+from memsheet.plan.model import ModelSpec
 
 ASKED = f"{SCRIPT}.{ASKS_CARD}"
 IN_FP16 = {"bfloat16": "float16", "bf16": "fp16"}
@@ -28,6 +32,37 @@ def as_card_answers(found: Read, *, bf16: bool | None) -> Read:
     told = "the script asks its card for bf16, which the named one has not: fp16"
     beside = found.assumed[len(read_format_values(found.form, found.values).assumed) :]
     return replace(again, release=found.release, assumed=(*again.assumed, *beside, told))
+
+
+def with_kernels_of_card(reads: Mapping[str, Read], model: Callable[[], ModelSpec | None]) -> dict[str, Read]:
+    """Files as on a card that is older than Ampere: those of a library that chooses its attention by the card
+    have that. ``model``: reads the job's.
+    """
+    asking = {name for name, read in reads.items() if read.values.get(f"{SCRIPT}.{OWN_LAYERS}") is True}
+    spec = model() if asking else None
+    if spec is None:
+        return dict(reads)
+    return {
+        name: _with_kernel_of_card(read, spec.model_type) if name in asking else read
+        for name, read in reads.items()
+    }
+
+
+def _with_kernel_of_card(found: Read, family: str) -> Read:
+    if "attention" in found.request or not takes_xformers(
+        {**found.request, OLDER_CARD: True, FAMILY: family}
+    ):
+        return found
+    told = (
+        "attention = xformers: Unsloth takes it on the named card where it is installed, as its notebooks "
+        "do; without it sdpa writes its scores out"
+    )
+    return replace(
+        found,
+        request={**found.request, "attention": "xformers"},
+        unsaid=found.unsaid | {"attention"},
+        assumed=(*found.assumed, told),
+    )
 
 
 def _in_fp16(values: Mapping[str, Any]) -> dict[str, Any]:

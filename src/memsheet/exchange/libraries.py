@@ -46,7 +46,7 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
         library == "axolotl"
         and plan.adapter is None
         and plan.precision.parameters is not FP32
-        and plan.attention is not AttentionKind.FLASH
+        and plan.attention in (AttentionKind.SDPA, AttentionKind.EAGER)
     ):
         wide = 2 * model.vocab + 8 * model.layers + 1  # both tables, and every norm of a layer
         why = (

@@ -44,6 +44,16 @@ def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = 
     yield from _too_old(plan, engine, device)
     if plan.attention in (AttentionKind.FLASH, AttentionKind.CUDNN) and not engine.limits.own_kernels:
         yield from _flash_attention_problems(plan, engine, device)
+    if (
+        plan.attention is AttentionKind.XFORMERS
+        and plan.precision.compute is BF16
+        and is_older_device(device, BF16_UNITS)
+    ):
+        reason = (
+            "has no kernel for bf16 before compute capability 8.0; "
+            f"{device.name} has {device.compute_capability}"
+        )
+        yield Problem(field="attention", value="xformers", reason=reason, hint="fp16, or --attention sdpa")
 
 
 def version_of(version: str | None) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 Request = Mapping[str, Any]
+NOTHING: Request = {}
 
 
 def _always_applies(_: Request) -> bool:
@@ -46,6 +47,25 @@ def _offloads_long_rows(request: Request) -> bool:
         request.get("recompute.mode") == "full"
         and (request.get("seq_len") or WORTH_OFFLOADING) >= WORTH_OFFLOADING
     )
+
+
+OLDER_CARD, FAMILY = "@older_card", "@family"
+"""What a question says beside its plan: that its card is older than Ampere, and the model's family."""
+UNSLOTH_LAYERS = ("llama", "mistral", "gemma", "qwen2", "qwen3")
+"""Families that Unsloth runs with attention of its own (unslothai/unsloth 015bdef
+unsloth/models/loader.py:840-905), which gemma2's is not where there is no flash-attn (gemma2.py:133); others
+run the library's (vision.py:1136).
+"""
+
+
+def takes_xformers(request: Request) -> bool:
+    """Whether Unsloth's own attention runs in xformers on a card that has no flash-attn: beside adapters,
+    and not in eight bits (loader.py:487), in fp16, which alone of both widths has a kernel there
+    (facebookresearch/xformers ce4f89d5 xformers/ops/fmha/common.py:487-494).
+    """
+    own = request.get(OLDER_CARD) is True and request.get(FAMILY) in UNSLOTH_LAYERS
+    wide = any(str(request.get(f"precision.{key}", "")).startswith("bf16") for key in ("name", "compute"))
+    return own and not wide and _trains_adapter(request) and request.get("quantization.weights") != "int8"
 
 
 WORTH_OFFLOADING = 512
@@ -113,6 +133,7 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("load_in_4bit", True, f"{UNSLOTH}/loader.py:414", {"quantization.weights": "nf4"}, _trains_adapter),
         Default("loss", "chunked", f"{UNSLOTH}/llama.py:1465-1507", {"loss": "chunked"}),
         Default("dtype", "bfloat16", f"{UNSLOTH}/vision.py:1248-1253", {"precision.name": "bf16-pure"}, _trains_full_model),
+        Default("attention", "xformers", "unslothai/unsloth 015bdef unsloth/utils/attention_dispatch.py:231-241", {"attention": "xformers"}, takes_xformers),
         Default("optim", "adamw_8bit", f"{UNSLOTH}/rl.py:3276", {"optimizer.name": "adamw_8bit", "optimizer.implementation": "bnb"}),
     ),
     "llama-factory": (
@@ -141,13 +162,13 @@ def own_default(library: str, name: str) -> Any:
 
 
 def library_defaults_for(
-    library: str | None, request: Request, settled: frozenset[str] = frozenset()
+    library: str | None, request: Request, settled: frozenset[str] = frozenset(), beside: Request = NOTHING
 ) -> Iterator[tuple[Default, Mapping[str, Any]]]:
     """Defaults that hold where ``request`` is said, and their keys; ``settled``: keys that were spoken of
-    without a value ("no adapter").
+    without a value ("no adapter"); ``beside``: OLDER_CARD and FAMILY of the question.
     """
     said = {key for key, value in request.items() if value is not None} | settled
-    now = dict(request)
+    now = {**request, **beside}
     for default in LIBRARY_DEFAULTS.get(library or "", ()):
         if default.when(now) and not any(_is_settled(key, said) for key in default.keys):
             now |= default.keys

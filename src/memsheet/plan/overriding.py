@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memsheet.plan.engine_registry import find_engine
+
 
 def without_overridden(document: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """A document's keys without those that ``given``, said over them, leaves without a meaning."""
@@ -15,6 +17,14 @@ def without_overridden(document: Mapping[str, Any], given: Mapping[str, Any]) ->
     if mode is not None and recompute_said(document) not in (None, mode):
         gone += ("recompute.",)
     return {key: value for key, value in document.items() if not key.startswith(gone or ("\0",))}
+
+
+def with_attention_of_engine(edits: Mapping[str, Any], request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Edits to another engine with its own attention where it has not the one that is asked for."""
+    asked, engine = request.get("attention"), find_engine(str(edits.get("engine", "")))
+    if engine is None or asked is None or any(kind.value == asked for kind in engine.attention):
+        return edits
+    return {**edits, "attention": engine.attention[0].value}
 
 
 def recompute_said(request: Mapping[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ class AttentionKind(Enum):
     SDPA = "sdpa"
     FLASH = "flash"
     CUDNN = "cudnn"
+    XFORMERS = "xformers"  # memory_efficient_attention of the xformers package
 
 
 class Loss(Enum):

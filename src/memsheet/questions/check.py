@@ -12,7 +12,7 @@ from memsheet.budget import Answer, Result
 from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange import as_released
-from memsheet.exchange.asked_card import as_card_answers
+from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
 from memsheet.exchange.joined_files import join_files, with_their_files
 from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
@@ -190,6 +190,7 @@ def _check_job(
     name, unreadable = (named, ()) if named else model_of_files(reads)
     cards = question["gpus"] or files_read.document.get("gpus")
     reads = {one: _as_cards_decide(read, cards, name) for one, read in reads.items()}
+    reads = with_kernels_of_card(reads, lambda: model_of(name)) if bf16 is False else reads
     name = with_stretched_positions(name, reads, files_read.texts)
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)

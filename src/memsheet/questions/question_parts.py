@@ -14,8 +14,16 @@ from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
 from memsheet.plan.accumulated_batch import ACCUMULATION, refuse_counts, with_accumulated_batch
 from memsheet.plan.check import flatten_document
-from memsheet.plan.device import Cluster, cluster_of, parse_gpus
-from memsheet.plan.library_defaults import assumed_value_text, library_defaults_for, of_library
+from memsheet.plan.device import Cluster, Device, cluster_of, parse_gpus
+from memsheet.plan.hardware import BF16_UNITS, is_older_device
+from memsheet.plan.library_defaults import (
+    FAMILY,
+    NOTHING,
+    OLDER_CARD,
+    assumed_value_text,
+    library_defaults_for,
+    of_library,
+)
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
@@ -60,9 +68,9 @@ def parse_question(
         refuse_counts(request, searched)
     before, own = request, tuple[str, ...]()
     if task == "train" and where["parameters"] is None:
-        request, own = with_defaults(
-            request, asked._replace(settled=asked.settled | set(settled)), searched, varied
-        )
+        of_question = asked._replace(settled=asked.settled | set(settled))
+        beside = card_and_family(cluster.device if cluster else None, model) if asked.library else {}
+        request, own = with_defaults(request, of_question, searched, varied, beside)
     request, counted = with_accumulated_batch(request, cluster.count if cluster else None)
     told = {
         "assumed": (*asked.assumed, *own, *counted),
@@ -70,6 +78,18 @@ def parse_question(
         "said": asked.request,
     }
     return model, request, cluster, {**where, **told, "library": asked.library}
+
+
+def card_and_family(device: Device | None, model: Any) -> dict[str, Any]:
+    """What a library looks at beside a plan: the model's family, on a card that is older than Ampere."""
+    if device is None or model is None or not is_older_device(device, BF16_UNITS):
+        return {}
+    try:
+        found = find_config(model, catalog=catalog_entry, names=model_names())
+    except InputError:
+        return {}  # which is told where the model is read
+    family = found.model_type if isinstance(found, ModelSpec) else found.values.get("model_type")
+    return {OLDER_CARD: True, FAMILY: family}
 
 
 def task_of(options: Mapping[str, Any]) -> str:
@@ -90,13 +110,17 @@ _SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_d
 
 
 def with_defaults(
-    request: dict[str, Any], asked: Asked, searched: str = "", varied: Container[str] = ()
+    request: dict[str, Any],
+    asked: Asked,
+    searched: str = "",
+    varied: Container[str] = (),
+    beside: Mapping[str, Any] = NOTHING,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The request with what the named library does where nothing is said, and that in words. A search that is
     of sizes counts no accumulation.
     """
     filled, words = dict(request), list[str]()
-    for default, keys in library_defaults_for(asked.library, request, asked.settled):
+    for default, keys in library_defaults_for(asked.library, request, asked.settled, beside):
         if (searched and ACCUMULATION in keys) or any(key.partition(".")[0] in varied for key in keys):
             continue
         filled |= keys

@@ -30,7 +30,7 @@ class StandIn(NamedTuple):
 def _next_attention(request: Request, _: Problem) -> Request | None:
     """The kernel that keeps what the asked one keeps, else the plain one."""
     asked = request.get("attention")
-    other = {"flash": "sdpa", "sdpa": "eager", None: "eager"}.get(asked)
+    other = {"flash": "sdpa", "xformers": "sdpa", "sdpa": "eager", None: "eager"}.get(asked)
     return {"attention": other} if other else None
 
 

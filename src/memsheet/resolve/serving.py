@@ -59,6 +59,8 @@ def attention_of(
             (kind for kind in (AttentionKind.SDPA, AttentionKind.EAGER) if kind in engine.attention), default
         )
     kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)
+    if kind is AttentionKind.XFORMERS and gaps.request.get("task") == "infer":
+        gaps.wrong("attention", kind.value, "is not modelled in generation", "give --attention sdpa")
     if without and kind is AttentionKind.SDPA:
         gaps.wrong(
             "attention",

@@ -57,6 +57,13 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
     """
     from transformers import AutoConfig
 
+    if plan.attention not in ATTENTION:
+        raise input_error(
+            "attention",
+            plan.attention.value,
+            "is no kernel of transformers' own, which alone are run",
+            "sdpa; `memsheet train` accounts it",
+        )
     if plan.attention is AttentionKind.FLASH and find_spec("flash_attn") is None:
         raise input_error(
             "attention",

@@ -10,6 +10,7 @@ import memsheet
 from memsheet.catalog import hardware_rates
 from memsheet.errors import InputError
 from memsheet.plan.engine_registry import MODELLED, find_engine
+from memsheet.plan.model import Attention
 from memsheet.sheet import Component, Instant
 
 OLD, NEW = ("V100-32GB", "T4", "RTX 2080 Ti"), ("A100-80GB", "L4", "H100-80GB")
@@ -73,6 +74,39 @@ def test_fp16_finds_a_kernel_unless_heads_of_keys_are_fewer(model: str, *, more:
     ]
     differs = kept[0] > 1.05 * kept[1]
     assert differs == more == any("writes its scores out" in note for note in old.notes)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "mistral-7b", "qwen3-4b"])
+def test_xformers_keeps_repeated_keys_and_no_scores(model: str) -> None:
+    """Linear in the tokens, a window or not; above torch's kernel on a newer card by the copies alone."""
+    words: dict[str, Any] = {"engine": "transformers", "precision": "fp16-autocast", "fix": False}
+    kept = [
+        memsheet.train(model, gpus="1xT4", attention="xformers", seq_len=tokens, **words)
+        .sheets[0]
+        .of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS)
+        .value
+        for tokens in (2048, 4096, 8192)
+    ]
+    assert kept[2] - kept[1] == pytest.approx(2 * (kept[1] - kept[0]), rel=1e-6)
+    new = memsheet.train(model, gpus="1xA100-80GB", attention="flash", seq_len=2048, **words)
+    (at, *_), layers = [one for one in new.model.mixers() if isinstance(one, Attention)], new.model.layers
+    copies = 2 * (at.heads - at.kv_heads) * at.head_dim * 2 * 2048 * layers
+    flash = new.sheets[0].of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    assert kept[0] - flash == pytest.approx(copies, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"precision": "bf16-pure"}, "no kernel for bf16"),
+        ({"engine": "fsdp2", "precision": "bf16-pure"}, "not modelled for fsdp2"),
+        ({"model": "deepseek-v2-lite"}, "give --attention sdpa"),
+    ],
+)
+def test_xformers_is_refused_where_it_has_no_kernel_or_sheet(more: dict[str, Any], reason: str) -> None:
+    words = {"engine": "transformers", "precision": "fp16-autocast", "seq_len": 512, **more}
+    with pytest.raises(InputError, match=reason):
+        memsheet.train(words.pop("model", "llama-3.2-1b"), gpus="1xT4", attention="xformers", **words)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -17,13 +17,16 @@ from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import flatten_document
 from memsheet.plan.library_defaults import (
     BITS_AND_BYTES,
+    FAMILY,
     LIBRARY_DEFAULTS,
+    OLDER_CARD,
     Default,
     assumed_value_text,
     library_defaults_for,
     of_library,
     own_default,
 )
+from memsheet.plan.overriding import with_attention_of_engine
 from memsheet.plan.plan import RecomputeMode
 from memsheet.plan.words import in_our_words
 from memsheet.questions.plan import VARIED
@@ -37,7 +40,7 @@ WHOLE = {"unsloth": {"full_finetuning": True}, "llama-factory": {"finetuning_typ
 OTHER: dict[str, Any] = {
     "seq_len": 96, "microbatch": 3, "recompute.mode": "selective", "precision.name": "bf16-master", "precision.parameters": "bf16", "loss": "fused",
     "optimizer.name": "sgd", "optimizer.implementation": "foreach", "adapter.rank": 5, "adapter.dtype": "fp32", "adapter.targets": ["q_proj"], "quantization.weights": "int8",
-    "precision.compute": "fp16", "offload.activations": False, "@accumulation": 3,
+    "precision.compute": "fp16", "offload.activations": False, "@accumulation": 3, "attention": "sdpa",
 }  # fmt: skip
 EACH = [(library, default) for library, own in LIBRARY_DEFAULTS.items() for default in own if default.keys]
 
@@ -58,12 +61,15 @@ def where_it_holds(library: str, default: Default) -> dict[str, Any]:
         WHOLE.get(library, {}),
         {"plan": {"adapter": {"kind": "dora"}}},
         beside,
+        {"gpus": "1xT4"},
     ):
         asked = in_our_words(
-            {"engine": library, **{key: value for key, value in said.items() if key != "plan"}}, "train"
+            {"engine": library, **{key: value for key, value in said.items() if key not in ("plan", "gpus")}},
+            "train",
         )
         request = {**flatten_document(said.get("plan", {})), **asked.request}
-        if any(one is default for one, _ in library_defaults_for(library, request, asked.settled)):
+        card = {OLDER_CARD: True, FAMILY: "llama"} if "gpus" in said else {}
+        if any(one is default for one, _ in library_defaults_for(library, request, asked.settled, card)):
             return said
     raise AssertionError(f"{default.name} never holds")
 
@@ -354,6 +360,29 @@ def test_what_recompute_would_do_is_what_it_does_when_it_is_said(model: str, opt
         fix = plain.verdict.cheapest_fix if plain.verdict else None
         assert fix is not None
         assert any(change.key == "recompute.mode" for change in fix.changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "more", "attention"),
+    [
+        ("llama-3.1-8b", "T4", {}, "xformers"), ("qwen3-4b", "V100-16GB", {"load_in_4bit": False}, "xformers"), ("llama-3.1-8b", "L4", {}, "sdpa"),
+        ("llama-3.1-8b", "T4", {"load_in_8bit": True, "seq_len": 256}, "sdpa"), ("llama-3.2-1b", "T4", {"full_finetuning": True}, "sdpa"),
+        ("llama-3.1-8b", "T4", {"precision": "bf16-pure"}, "sdpa"), ("llama-3.1-8b", "T4", {"attention": "eager"}, "eager"), ("phi-4", "T4", {}, "sdpa"),
+    ],
+)  # fmt: skip
+def test_unsloth_takes_xformers_in_layers_of_its_own_on_cards_before_ampere(
+    model: str, card: str, more: dict[str, Any], attention: str
+) -> None:
+    answer = memsheet.train(model, engine="unsloth", gpus=f"1x{card}", fix=False, **more)
+    assert answer.plan.attention.value == attention
+
+
+def test_changes_to_an_engine_without_xformers_have_its_own_attention() -> None:
+    asked = {"attention": "xformers"}
+    assert with_attention_of_engine({"engine": "fsdp2"}, asked) == {"engine": "fsdp2", "attention": "sdpa"}
+    assert with_attention_of_engine({"zero": 3}, asked) == {"zero": 3}
+    kept = {"engine": "transformers"}
+    assert with_attention_of_engine(kept, asked) == kept
 
 
 @pytest.mark.parametrize("seq_len", [512, 2048, 4096, 16384])

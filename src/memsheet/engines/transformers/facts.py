@@ -10,6 +10,7 @@ from memsheet.plan.engine import Engine, Runner, Sharding
 from memsheet.plan.model import Role
 from memsheet.plan.plan import (
     AdapterKind,
+    AttentionKind,
     Implementation,
     Loss,
     OptimizerName,
@@ -61,6 +62,7 @@ ENGINE = Engine(
     trains_other_heads=True,
     offloads_unrecomputed=True,
     older_releases=True,
+    attention=(AttentionKind.SDPA, AttentionKind.EAGER, AttentionKind.FLASH, AttentionKind.XFORMERS),
     losses=(Loss.PLAIN, Loss.FUSED, Loss.CHUNKED),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     optimizers=tuple(OptimizerName),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.errors import Problem
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
@@ -19,6 +20,7 @@ from memsheet.exchange.shared.trainer_script import (
     COLOCATED,
     DEFAULTS,
     LORA,
+    OWN_LAYERS,
     SCRIPT,
     SFT_OWN,
     UNSAID,
@@ -289,6 +291,7 @@ KEYS = (
         back=lambda v, _: {"attention": plan_word({"flash_attention_2": "flash", "flash_attention_3": "flash"}, v)},
     ),
     Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
+    Key(at=f"{SCRIPT}.{OWN_LAYERS}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 015bdef unsloth/models/loader.py:407, 1140"),
     Key(at=f"{SCRIPT}.{ASKS_CARD}", out=lambda _: None, back=lambda *_: {}, source="torch/cuda/__init__.py, is_bf16_supported"),
     Key(at=f"{SCRIPT}.{COLOCATED}", out=lambda _: None, back=lambda *_: {}, source="huggingface/trl f2cd577 trl/trainer/grpo_config.py:646"),
     Key(at=f"{SCRIPT}.{WHOLE_TABLES}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model"),
@@ -374,10 +377,16 @@ def _script_preferences(values: Values) -> Preferences | None:
     return preferences_of(values.get(f"{SCRIPT}.{METHOD}"), widened=True)
 
 
+def _trainer_problems(asked: Values) -> Iterator[Problem]:
+    if asked.get("attention") == "xformers":
+        reason = "is no attention of transformers' own"
+        yield Problem(field="attention", value="xformers", reason=reason, hint="sdpa")
+
+
 METHOD, OF_METHOD = "method", "of_method"
 FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
-    fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
+    problems=_trainer_problems, fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
     never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments,
     model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,

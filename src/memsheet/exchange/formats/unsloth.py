@@ -14,7 +14,7 @@ from memsheet.errors import Problem
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, allocator_conf_text
 from memsheet.exchange.shared.file_format import Format, Values
-from memsheet.exchange.shared.trainer_script import SCRIPT
+from memsheet.exchange.shared.trainer_script import OWN_LAYERS, SCRIPT
 from memsheet.exchange.shared.trainers import plain_recompute, uniform_precision_keys
 from memsheet.plan.library_defaults import WORTH_OFFLOADING
 
@@ -22,6 +22,8 @@ TRAINER = find_format("transformers")
 BITS = {"nf4": "load_in_4bit", "int8": "load_in_8bit"}
 OF_ADAPTERS = {**uniform_precision_keys("fp32"), "precision.parameters": "bf16", "precision.compute": "bf16", "adapter.dtype": "fp32", "adapter.kind": "lora"}  # fmt: skip
 """What is in which dtype beside frozen weights (llama.py:3060-3085)."""
+KERNELS = ("sdpa", "xformers")
+"""What it chooses by the card and by what is installed (../utils/attention_dispatch.py:231-241)."""
 OF_THE_RUN = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "gradient_checkpointing", "optim")  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def _of_the_adapter(key: str, usual: Any = None) -> Any:
 
 
 WRITTEN = {
-    f"{SCRIPT}.model": lambda asked: asked["@model"], f"{SCRIPT}.max_length": lambda asked: asked.get("seq_len"), f"{SCRIPT}.unsloth": lambda _: True,
+    f"{SCRIPT}.model": lambda asked: asked["@model"], f"{SCRIPT}.max_length": lambda asked: asked.get("seq_len"), f"{SCRIPT}.unsloth": lambda _: True, f"{SCRIPT}.{OWN_LAYERS}": lambda _: True,
     f"{SCRIPT}.dtype": _whole_dtype, f"{SCRIPT}.quantized": _stored_bits,
     f"{SCRIPT}.double_quant": lambda asked: True if _stored_bits(asked) == "nf4" else None, f"{SCRIPT}.offload": _offloads_inputs,
     f"{SCRIPT}.lora_rank": _of_the_adapter("adapter.rank"), f"{SCRIPT}.lora_targets": _of_the_adapter("adapter.targets"),
@@ -66,7 +68,7 @@ KEYS = tuple(replace(row, out=WRITTEN.get(row.at, row.out)) for row in TRAINER.k
 def _unsloth_plan_problems(asked: Values) -> Iterator[Problem]:
     if asked.get("@gpus", 1) > 1:
         yield Problem(field="gpus", value=asked["@gpus"], reason="are more than this script trains on", hint="a plan of one GPU")  # fmt: skip
-    if asked.get("attention") not in (None, "sdpa"):
+    if asked.get("attention") not in (None, *KERNELS):
         reason = "cannot be said to Unsloth, which chooses its own kernel (llama.py:2651)"
         yield Problem(field="attention", value=asked["attention"], reason=reason, hint="sdpa")
     for key, held in OF_ADAPTERS.items() if asked.get("adapter.rank") else ():
@@ -122,7 +124,7 @@ def _compose_unsloth_script(values: Values, asked: Values) -> str:
 
 FORMAT: Format = replace(
     TRAINER, name="unsloth", file="train_unsloth.py", kind="python", tested="Unsloth 015bdef", engines=("transformers",), keys=KEYS, fixed=lambda _: {"output_dir": "output"},
-    marks=frozenset(), parse=lambda _: {}, also=None, more=None, refers=(), differs={}, problems=_unsloth_plan_problems, compose=_compose_unsloth_script,
+    marks=frozenset(), parse=lambda _: {}, also=None, more=None, refers=(), differs={"attention": "Unsloth's own choice, by the card and by what is installed (../utils/attention_dispatch.py:231-241)"}, problems=_unsloth_plan_problems, compose=_compose_unsloth_script,
     beside=frozenset({
         "engine", "global_batch", "zero", "mesh.dp_shard", "mesh.dp_replicate", "attention", "adapter.kind", "adapter.dtype", "allocator.expandable_segments",
         *(f"precision.{name}" for name in ("parameters", "compute", "gradients", "reduce", "moments")),

@@ -126,6 +126,8 @@ ASKS_CARD = "asks_card"
 """That the script asks its card whether it has bf16; it is read as on one that has."""
 COLOCATED = "colocated"
 """The share of the card that a server in the trainer's own process takes."""
+OWN_LAYERS = "own_layers"
+"""That Unsloth's class is one that runs some families in layers of its own (models/loader.py:407, 1140)."""
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 _OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
@@ -133,6 +135,7 @@ UNSLOTH_LOADS, UNSLOTH_ADAPTS = (
     re.compile(f"{_OF_UNSLOTH}from_pretrained$"),
     re.compile(f"{_OF_UNSLOTH}get_peft_model$"),
 )
+OF_LAYERS = re.compile(r"(?:^|\.)Fast(?:Language|Llama|Mistral|Qwen\d?|Gemma\d?)Model\.")
 LOADS = re.compile(rf"^(?!.*{_OF_UNSLOTH}).*(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
 """Classes of models, as transformers calls them; tokenizers, processors and configurations are called
 otherwise.
@@ -426,6 +429,8 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     length = next((held for held in asked if held is not None), UNSET)
     own["max_length"] = length
     made = {"unsloth": True, **_model_name_key(module, load, ("0", "model_name")), **_unsloth_bits(load)}
+    if OF_LAYERS.search(load[WHOLE]):
+        made[OWN_LAYERS] = True
     if (share := unsloth_colocated_share(load)) is not None:
         made[COLOCATED] = share
     recompute = (trained or load).get("use_gradient_checkpointing", "unsloth")

@@ -111,6 +111,7 @@ def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("mesh.cp", mesh.cp, "cuts sequences, of which a recording holds none", agreed(mesh.cp > 1), runs),
         ("mesh.ep", mesh.ep, "cuts experts, of which a recording holds none", agreed(mesh.ep > 1), runs),
         ("recompute.mode", again.mode.value, "of modules is not recorded", again.mode is RecomputeMode.SELECTIVE, "--recompute full or none"),
+        ("attention", plan.attention.value, "is not modelled of recorded layers", plan.attention is AttentionKind.XFORMERS, "sdpa"),
         ("image_tokens", plan.training.image_tokens, "are not run: a record is of text alone", not agreed(plan.training.image_tokens == 0), "leave it out"),
         ("offload.activations", True, "is not recorded", plan.offload.activations, "leave it out"),
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from memsheet.plan.engine_registry import SEVERAL_GPUS, find_engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.overriding import without_overridden
+from memsheet.plan.overriding import with_attention_of_engine, without_overridden
 from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
 from memsheet.plan.workload import Training
 from memsheet.resolve import resolve_request
@@ -300,6 +300,7 @@ def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tr
     edits = candidate.edit(state)
     if edits is None:
         return None
+    edits = with_attention_of_engine(edits, state.request)
     cluster, request = _edited_cluster(state.cluster, edits), _edited_request(state.request, edits)
     library = state.library if "engine" not in edits else None  # another engine is no library's
     request |= implied_library_keys(library.name, request) if library else {}

@@ -22,6 +22,7 @@ from memsheet.plan.engine_registry import HOST_LAYERS_SERVER, engine_of
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec, Moe
+from memsheet.plan.overriding import with_attention_of_engine
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Training
 from memsheet.resolve import resolve_request
@@ -317,6 +318,7 @@ def _way_with_edits(
     library: LibraryUse | None = None,
 ) -> WayToFit | None:
     """The question with some changes, where it is sure to fit; None elsewhere."""
+    edits = with_attention_of_engine(edits, request)
     asked = {
         key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model")
     }

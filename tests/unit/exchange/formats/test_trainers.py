@@ -155,7 +155,8 @@ def test_a_deepspeed_configuration_inside() -> None:
         ({"attn_implementation": None}, None), ({"attn_implementation": None, "flash_attention": True}, "flash"),
         ({"attn_implementation": None, "sdp_attention": True, "flash_attention": True}, "flash"), ({"attn_implementation": "flash_attention_3"}, "flash"),
         ({"attn_implementation": None, "flash_attention": False, "eager_attention": True}, "eager"), ({"attn_implementation": "sage"}, "sdpa"),
-        ({"attn_implementation": None, "xformers_attention": True, "flash_attention": True}, "sdpa"),
+        ({"attn_implementation": None, "xformers_attention": True, "flash_attention": True}, "xformers"),
+        ({"attn_implementation": "xformers", "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True}}, "sdpa"),
     ],
 )  # fmt: skip
 def test_attention_of_axolotl(changes: dict[str, Any], attention: str | None) -> None:

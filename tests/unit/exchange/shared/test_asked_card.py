@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import memsheet
+from memsheet.budget import Result
 from memsheet.exchange.shared.python_config import named_calls, read_module
+from memsheet.report.shared.checked import Checked
+from memsheet.sheet import Component, Instant
 
 UNSLOTH = """from unsloth import FastLanguageModel, is_bfloat16_supported
 from transformers import TrainingArguments
@@ -37,6 +41,58 @@ def test_the_card_decides_the_dtype(text: str, tmp_path: Path) -> None:
         assert found.answer.plan.precision.compute.name == dtype
         assert any("asks its card for bf16" in one for one in found.assumed)
         assert not any("bf16" in key for read in found.reads.values() for key, _ in read.unknown)
+
+
+NOTEBOOK = """from unsloth import {cls}
+from trl import SFTConfig, SFTTrainer
+model, tokenizer = {cls}.from_pretrained("{model}", max_seq_length={length}{load})
+model = {cls}.get_peft_model(model, r=16)
+SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, optim="adamw_8bit")).train()
+"""
+USUAL = {
+    "cls": "FastLanguageModel",
+    "model": "unsloth/Meta-Llama-3.1-8B-bnb-4bit",
+    "length": 2048,
+    "load": "",
+}
+
+
+def notebook(folder: Path, card: str, **more: Any) -> Checked:
+    (folder / "train.py").write_text(NOTEBOOK.format(**{**USUAL, **more}))
+    return memsheet.check(folder / "train.py", gpus=f"1x{card}")
+
+
+def test_a_notebook_of_unsloth_on_a_t4_has_memory_by_its_tokens(tmp_path: Path) -> None:
+    peaks = []
+    for length in (2048, 4096, 8192):
+        found = notebook(tmp_path, "T4", length=length)
+        assert found.answer is not None
+        assert found.answer.verdict is not None
+        assert found.answer.plan.attention.value == "xformers"
+        assert any("attention = xformers" in one for one in found.assumed)
+        assert not any("writes its scores out" in note for note in found.answer.notes)
+        assert found.answer.verdict.result is not Result.DOES_NOT_FIT
+        sheet = found.answer.sheets[0]
+        kept = (Component.SAVED_ACTIVATIONS, Component.TEMPORARIES)
+        peaks.append(sum(sheet.of(part, instant=Instant.BACKWARD).value for part in kept))
+    assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("card", "more"),
+    [
+        ("A100-80GB", {}),
+        ("T4", {"cls": "FastModel"}),
+        ("T4", {"load": ", load_in_8bit=True"}),
+        ("T4", {"model": "microsoft/phi-4"}),
+    ],
+)
+def test_unsloth_runs_the_librarys_attention_elsewhere(
+    card: str, more: dict[str, str], tmp_path: Path
+) -> None:
+    found = notebook(tmp_path, card, **more)
+    assert found.answer is not None
+    assert found.answer.plan.attention.value == "sdpa"
 
 
 @pytest.mark.parametrize(

@@ -30,14 +30,16 @@ FLAGS = {
 }  # fmt: skip
 """Older switches, the first that is on wins (schemas/enums.py:118-125)."""
 KERNELS = {
-    "flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager",
+    "flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager", "xformers": "xformers",
 }  # fmt: skip
 _FLASH = (
     "flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3",
 )  # fmt: skip
-_PLAIN = ("eager", "sdpa")
+_PLAIN, XFORMERS = ("eager", "sdpa"), "xformers"
 OTHER_KERNEL = "attn_implementation (a kernel that is not accounted; the sheet is of sdpa)"
-"""xformers', sage's, flex_attention's and others' out of the hub (schemas/enums.py:104-115, 117-125)."""
+"""sage's, flex_attention's and others' out of the hub (schemas/enums.py:104-115, 117-125), and
+xformers' in layers that are sharded.
+"""
 
 
 RAISED = ("sdpa", "eager")  # utils/schemas/enums.py:158: "Backends for which embeddings stay in fp32"
@@ -158,17 +160,25 @@ def kernel_word(values: Values) -> str:
 
 
 def has_other_kernel(values: Values) -> bool:
-    return kernel_word(values) not in ("", *_FLASH, *_PLAIN)
+    return _kernel_key(values) is None
+
+
+def _kernel_key(values: Values) -> str | None:
+    """The kernel as a plan has it, nothing where the file says none; None of what is not accounted.
+    xformers' takes keys and values repeated for all heads, and packed rows as a bias of their lengths
+    (monkeypatch/attention/xformers.py:66-148).
+    """
+    word, sharded = kernel_word(values), fully_sharded(values) or by_deepspeed(values)
+    own = {"": "", **dict.fromkeys(_FLASH, "flash"), **{name: name for name in _PLAIN}}
+    return {**own, **({} if sharded else {XFORMERS: XFORMERS})}.get(word)
 
 
 def read_attention_kernel(_: Any, values: Values) -> Mapping[str, Any]:
     """Named, by an older switch, or as transformers takes it by itself, which is sdpa where it has that
     (loaders/model.py:757). Others keep no more than sdpa, and are told.
     """
-    word = kernel_word(values)
-    if not word:
-        return {"?attention": "sdpa"}
-    return {"attention": "flash" if word in _FLASH else word if word in _PLAIN else "sdpa"}
+    own = _kernel_key(values)
+    return {"?attention": "sdpa"} if own == "" else {"attention": own or "sdpa"}
 
 
 def keeps_embeddings_fp32(values: Values) -> bool:

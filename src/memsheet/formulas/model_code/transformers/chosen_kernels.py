@@ -47,6 +47,11 @@ def block_numerics(block: Block, plan: Plan, shape: PassShape, how: RunConfig) -
         not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER
     ):  # the others copy as eager attention does, by sequences
         return replace(how, attention=AttentionKernel.EAGER, stream=FP32 if block.wide_input else how.stream)
+    if plan.attention is AttentionKind.XFORMERS:
+        # torch's kernel is what it calls: queries, keys, values, output and statistics are saved, and windows
+        # are numbers (facebookresearch/xformers ce4f89d5 xformers/ops/fmha/cutlass.py:165,
+        # 272-307; __init__.py:105-111)
+        return replace(how, attention=AttentionKernel.EFFICIENT)
     compute = how.autocast or how.parameters
     if (
         how.processor

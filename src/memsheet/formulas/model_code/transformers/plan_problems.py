@@ -271,12 +271,16 @@ def _unmodelled_kind_reason(block: Block, plan: Plan) -> str | None:
         return why
     if block.kind in NO_SDPA and plan.attention is AttentionKind.SDPA:
         return "transformers has no sdpa for them; give --attention eager"
-    if plan.attention not in {**VERIFIED, **OF_PICTURES}.get(block.kind, ()):
-        return (
-            f"they were not compared with their real code under {plan.attention.value} attention; "
-            "`memsheet trace` runs it"
-        )
     own, at = family_traits(block.kind), block.mixers[0]
+    xformers = plan.attention is AttentionKind.XFORMERS and isinstance(at, Attention)
+    kernel = AttentionKind.SDPA if xformers else plan.attention  # torch's own is what it calls
+    if kernel not in {**VERIFIED, **OF_PICTURES}.get(block.kind, ()):
+        runs = (
+            "give --attention sdpa"
+            if plan.attention is AttentionKind.XFORMERS
+            else "`memsheet trace` runs it"
+        )
+        return f"they were not compared with their real code under {plan.attention.value} attention; {runs}"
     if own.summed_in_place and block.arrangement is Arrangement.PRE:
         return (
             "their branches follow one another, which was not compared with the real code; `memsheet "
