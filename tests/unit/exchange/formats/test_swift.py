@@ -58,6 +58,31 @@ def test_flags_after_a_data_sets_number_are_read() -> None:
     assert reading(LORA + "    --lora_rank 32\n").request["adapter.rank"] == 32
 
 
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        ("--quant_bits 4", None), ("--quant_bits 4 --quant_method bnb", "nf4"), ("--quant_bits 4 --tuner_backend unsloth", "nf4"),
+        ("--quant_bits 8 --quant_method bnb", "int8"), ("--quant_bits 4 --quant_method hqq", "hqq 4"),
+    ],
+)  # fmt: skip
+def test_bits_without_a_method_quantize_nothing(more: str, weights: str | None) -> None:
+    assert reading(f"{LORA}    {more}").request.get("quantization.weights") == weights
+
+
+@pytest.mark.parametrize(
+    ("command", "rounds"),
+    [("swift sft", 16), ("swift rlhf --rlhf_type dpo", 16), ("swift rlhf --rlhf_type grpo", 1), ("swift rlhf --rlhf_type gkd", 16)],
+)  # fmt: skip
+def test_a_step_of_grpo_is_one_round(command: str, rounds: int) -> None:
+    assert reading(f"{command} --model Qwen/Qwen2.5-7B-Instruct").request["@accumulation"] == rounds
+
+
+def test_a_prompt_with_signs_of_a_shell_ends_no_command() -> None:
+    prompt = 'PROMPT="Show your work:\n<think> ... </think>\n#### 42"\n'
+    found = reading(f'{prompt}{LORA}    --system "$PROMPT" \\\n    --deepspeed zero3 > train.log\n')
+    assert (found.request["zero"], found.unknown) == (3, ())
+
+
 @pytest.mark.parametrize("method", ["grpo", "dpo", "kto"])
 def test_another_method_is_told(method: str) -> None:
     found = reading(LORA.replace("sft", "rlhf") + f"    --rlhf_type {method}\n")

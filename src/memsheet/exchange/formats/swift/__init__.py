@@ -95,9 +95,13 @@ def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_accumulation(value: Any, values: Values) -> Mapping[str, Any]:
-    """Rounds as said, or as many as fill sixteen sequences (A, gradient_accumulation_steps)."""
+    """Rounds as said, or as many as fill sixteen sequences (A, gradient_accumulation_steps); one of GRPO
+    (swift/arguments/rlhf_args.py:527-530).
+    """
     if value != STEP_FILLED:
         return {"@accumulation": value}
+    if values.get("rlhf_type") == "grpo":
+        return {"@accumulation": 1}
     micro, ranks = values.get("per_device_train_batch_size", 1), values.get(PROCESSES, 1)
     told = all(
         isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in (micro, ranks)
@@ -127,8 +131,14 @@ def _read_targets(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_bits(value: Any, values: Values) -> Mapping[str, Any]:
-    if values.get("quant_method", "bnb") != "bnb":
-        return {"quantization.weights": f"{values['quant_method']} {value}"}
+    """Bits of a method: nothing is quantized where none is named (base_args/quant_args.py:46-47), but by
+    Unsloth (swift/model/register.py:82).
+    """
+    method = values.get("quant_method") or ("bnb" if values.get("tuner_backend") == "unsloth" else None)
+    if method is None:
+        return {}
+    if method != "bnb":
+        return {"quantization.weights": f"{method} {value}"}
     if value == 4:
         own = {"quantization.weights": values.get("bnb_4bit_quant_type", "nf4")}
         return {**own, "quantization.double_quant": values.get("bnb_4bit_use_double_quant", True) is True}

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from memsheet.exchange.shared.flag_words import flags_of, plain_value
+from memsheet.exchange.shared.launched_script import ENDS, WRITES
 from memsheet.exchange.shared.shell_text import ShellScript
 
 METHODS = ("sft", "pt", "rlhf")
@@ -73,7 +74,7 @@ def _until_redirected(words: Sequence[str]) -> Iterator[str]:
     for word in words:
         if word in ("$@", "${@}"):  # whoever starts it adds to what is read
             continue
-        if word.startswith((">", "<", "2>", "&>")):
+        if word in ENDS or word.startswith(WRITES):
             return
         yield word
 
