@@ -77,6 +77,55 @@ def test_a_step_of_grpo_is_one_round(command: str, rounds: int) -> None:
     assert reading(f"{command} --model Qwen/Qwen2.5-7B-Instruct").request["@accumulation"] == rounds
 
 
+@pytest.mark.parametrize(
+    ("more", "wanted", "told"),
+    [
+        ("--deepspeed ./ds.json", {"engine": "deepspeed", "zero": None}, ""),
+        ("""--deepspeed '{"zero_optimization":{"stage":2}}'""", {"engine": "deepspeed", "zero": None}, "deepspeed (a"),
+        ("--fsdp fsdp2 --gradient_checkpointing false", {"engine": "fsdp2", "zero": 3, "recompute.mode": "full"}, ""),
+        ("--fsdp ./own.json --gradient_checkpointing false", {"engine": "fsdp2", "recompute.mode": "none"}, "fsdp (a file"),
+        ("--gradient_checkpointing false", {"engine": None, "recompute.mode": "none"}, ""),
+    ],
+)  # fmt: skip
+def test_an_engine_that_a_file_of_ones_own_says_is_no_default(more: str, wanted: dict, told: str) -> None:
+    found = reading(f"{LORA}    {more}\n")
+    assert {key: found.request.get(key) for key in wanted} == wanted
+    assert [at[: len(told)] for at, _ in found.unmodelled] == ([told] if told else [])
+
+
+def test_a_deepspeed_file_is_read_with_the_command_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    (tmp_path / "run.sh").write_text(LORA + "    --tuner_type full --deepspeed ./ds.json\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB", seq_len=1024).answer
+    assert found is not None
+    assert (found.plan.engine, found.plan.zero, found.plan.precision.parameters.name) == (
+        "deepspeed",
+        3,
+        "bf16",
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "length"),
+    [
+        ("--packing true --packing_length 16384", 16384),
+        ("--packing true", 4096),
+        ("--packing_length 16384", 4096),
+    ],
+)
+def test_packed_rows_have_their_own_length(more: str, length: int) -> None:
+    assert reading(f"{LORA}    --max_length 4096 {more}").request["seq_len"] == length
+
+
+@pytest.mark.parametrize(
+    ("more", "compute"),
+    [("", "bf16"), ("--torch_dtype float16", "fp16"), ("--torch_dtype float32", "fp16"), ("--torch_dtype float32 --bf16 true --fp16 false", "bf16")],
+)  # fmt: skip
+def test_switches_of_mixed_precision_go_before_the_dtype(more: str, compute: str) -> None:
+    found = reading(f"{LORA}    --tuner_type full {more}")
+    assert (found.request["precision.compute"], found.unknown) == (compute, ())
+
+
 def test_a_prompt_with_signs_of_a_shell_ends_no_command() -> None:
     prompt = 'PROMPT="Show your work:\n<think> ... </think>\n#### 42"\n'
     found = reading(f'{prompt}{LORA}    --system "$PROMPT" \\\n    --deepspeed zero3 > train.log\n')
