@@ -31,6 +31,8 @@ from memsheet.guard.budget import TooMuchError
 NO_TEXTS: Mapping[str, str] = {}
 SHELLS = ("torchrun", "slurm", "skypilot")
 """Formats that a script's start stands in, and that leave its flags to it."""
+UNDER_LAUNCHER = re.compile(r"(^|/)swift/cli/\w+\.py$")
+"""Scripts whose flags a format reads in the shell's own text, with what starts them beside."""
 COUNTED = ("nproc_per_node", "nnodes")
 LEAST = 2
 """Flags of transformers' that a script must be given to be taken for one of its trainers."""
@@ -76,7 +78,9 @@ def launched_reads(
     """Further files that a script's text stands for, by name, and what of it nobody reads. ``own``: what its
     text is itself; ``beside``: texts of scripts, by name.
     """
-    launches = list(script_launches(text)) if own is None or own.form.name in SHELLS else []
+    if own is not None and own.form.name not in SHELLS:
+        return _accelerate_beside(name, text, own), ()
+    launches = list(script_launches(text))
     launches = [one for one in launches if not any(one.arguments.get(at) for at in PREPARE)] or launches
     if not launches:
         return {}, ()
@@ -93,6 +97,15 @@ def launched_reads(
             f"{name}: {found.script}": read_format_values(form, {**_as_said(form, found.arguments), **told}),
         }, ()
     return reads, ()
+
+
+def _accelerate_beside(name: str, text: str, own: Read) -> dict[str, Read]:
+    """What accelerate is given that starts the script whose flags the text is read as."""
+    started = script_launches(text) if "accelerate" in text else ()
+    found = next(
+        (one for one in started if one.launcher == ACCELERATE and UNDER_LAUNCHER.search(one.script)), None
+    )
+    return {f"{name}: {ACCELERATE}": said for said in (_of_launcher(found, own) if found else ())}
 
 
 def _by_flag_names(

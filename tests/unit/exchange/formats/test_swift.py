@@ -126,6 +126,38 @@ def test_switches_of_mixed_precision_go_before_the_dtype(more: str, compute: str
     assert (found.request["precision.compute"], found.unknown) == (compute, ())
 
 
+@pytest.mark.parametrize(
+    ("started", "processes", "spread"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=4 --nnodes=2 swift/cli/sft.py", (4, 8), None),
+        ("deepspeed --num_gpus 4 swift/cli/sft.py", (4, 4), None),
+        ("accelerate launch --num_processes 8 --num_machines 2 swift/cli/sft.py", (4, 8), None),
+        ("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft", (2, 2), None),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=2 swift sft", (2, 2), 2),
+        ("CUDA_VISIBLE_DEVICES=0,1 swift sft", (None, None), 2),
+        ("CUDA_VISIBLE_DEVICES=0 swift sft", (None, None), None),
+        ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch --config_file own.yaml swift/cli/sft.py", (None, None), None),
+    ],
+)  # fmt: skip
+def test_processes_are_those_of_what_starts_it(
+    started: str, processes: tuple[int, int], spread: int | None
+) -> None:
+    found = reading(f"{started} --model Qwen/Qwen2.5-7B-Instruct")
+    assert (found.request.get("@per_node"), found.request.get("@gpus")) == processes
+    assert [held for at, held in found.unmodelled if at.startswith("device_map")] == [spread] * bool(spread)
+
+
+def test_a_launcher_says_the_sharding_of_the_file_that_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.json").write_text(
+        '{"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2}}'
+    )
+    started = "accelerate launch --config_file fsdp.json swift/cli/sft.py --model Qwen/Qwen2.5-7B-Instruct"
+    (tmp_path / "run.sh").write_text(f"{started} --tuner_type lora")
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB", seq_len=1024).answer
+    assert found is not None
+    assert (found.plan.engine, found.plan.zero) == ("fsdp2", 3)
+
+
 def test_a_prompt_with_signs_of_a_shell_ends_no_command() -> None:
     prompt = 'PROMPT="Show your work:\n<think> ... </think>\n#### 42"\n'
     found = reading(f'{prompt}{LORA}    --system "$PROMPT" \\\n    --deepspeed zero3 > train.log\n')

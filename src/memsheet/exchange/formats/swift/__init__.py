@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange import find_format, values_of
 from memsheet.exchange.formats.swift.commands import (
+    CARDS,
     METHOD,
     METHODS,
     NODES,
@@ -91,6 +92,7 @@ FSDP_FILE = (
 )
 """Another than its own (sft_args.py:300-320)."""
 INLINE = "deepspeed (a configuration in the command)"
+SPREAD = "device_map (a process spreads the layers over the cards that it sees)"
 
 
 HALVES = ("fp16", "bf16")
@@ -286,6 +288,7 @@ def _told_by_name(values: Values) -> Mapping[str, Any]:
     return {
         METHOD: method,
         **({FSDP_FILE: sharded} if sharded not in (None, "", OWN_FSDP) else {}),
+        **({SPREAD: values[CARDS]} if CARDS in values and not (sharded or divided) else {}),
         **({INLINE: divided} if divided not in (None, "", *ZERO, values.get(NAMED_FILE)) else {}),
     }
 
@@ -321,7 +324,7 @@ FORMAT: Format = Format(
         "vit_gradient_checkpointing": (True,), "neftune_noise_alpha": (), "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
         "gradient_checkpointing_kwargs": (), "optimizer": (), "device_map": (), "tuner_backend": ("peft",), "init_weights": ("true", True),
         "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
-        "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (),
+        "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (), SPREAD: (),
     },
-    refers=(SWIFT_FILE, NAMED_FILE), known=(KNOWN | {SWIFT_FILE, NAMED_FILE, "device_groups.*"}) - {key.at for key in KEYS}, moves=_swift_moves,
+    stored="torch_dtype", refers=(SWIFT_FILE, NAMED_FILE), known=(KNOWN | {SWIFT_FILE, NAMED_FILE, CARDS, "device_groups.*"}) - {key.at for key in KEYS}, moves=_swift_moves,
 )  # fmt: skip
