@@ -186,6 +186,7 @@ def test_recompute_of_axolotl(changes: dict[str, Any], mode: str | None) -> None
         ({"plugins": ["a.b.C"]}, "plugins"), ({"gradient_checkpointing": "offload"}, "activation_offloading"), ({"rl": "dpo"}, "rl"),
         ({"qat": {"weight_dtype": "int8"}}, "qat"), ({"unfrozen_parameters": ["lm_head"]}, "unfrozen_parameters"),
         ({"attn_implementation": "sdpa"}, "attn_implementation (embeddings, output layer and norms stay in fp32)"),
+        ({"adapter": "lora", "fsdp_version": 2, "fsdp_config": {"offload_params": False}}, "lora_mlp_kernel"),
     ],
 )  # fmt: skip
 def test_what_axolotl_does_that_nobody_accounts_is_told(changes: dict[str, Any], key: str) -> None:
@@ -200,6 +201,7 @@ def test_what_axolotl_does_that_nobody_accounts_is_told(changes: dict[str, Any],
         {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True},
         {"attn_implementation": "sdpa", "bf16": False}, {"attn_implementation": "sdpa", "deepspeed": "z.json"}, {"sample_packing": True},
         {"adapter": "lora", "fsdp_config": {"offload_params": False}},
+        {"adapter": "lora", "fsdp_config": {"fsdp_version": 2, "offload_params": False}},
     ],
 )  # fmt: skip
 def test_and_only_that(changes: dict[str, Any]) -> None:
@@ -223,7 +225,8 @@ def test_rows_that_are_not_packed_are_a_bound() -> None:
         == factory(packing=False).request["?seq_len_kind"]
         == "maximum"
     )
-    assert "?seq_len_kind" not in axolotl(sample_packing=True, pad_to_sequence_len=None).request
+    for filled in ("sample_packing", "reward_model"):
+        assert "?seq_len_kind" not in axolotl(**{filled: True}, pad_to_sequence_len=None).request
     assert "?seq_len_kind" not in factory(stage="pt", packing=None).request
 
 

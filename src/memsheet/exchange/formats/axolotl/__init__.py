@@ -44,7 +44,6 @@ def _required_axolotl_keys(asked: Values) -> dict[str, Any]:
 
 
 _RENAMED = {
-    "fsdp_version": f"{F}.fsdp_version",
     f"{F}.version": f"{F}.fsdp_version",
     "sequence_parallel_degree": "context_parallel_size",
 }

@@ -15,7 +15,7 @@ from typing import Any
 from memsheet.exchange.formats.axolotl.rows import (
     OFFLOADS,
     OTHER_KERNEL,
-    fully_sharded,
+    TOP_VERSION,
     has_other_kernel,
     keeps_embeddings_fp32,
     kernel_word,
@@ -77,8 +77,11 @@ def _plugin_list(value: Any) -> list[Any]:
 
 
 def _first_fsdp(values: Values) -> bool:
-    """Whether it is FSDP1, which they do not go with (schemas/config.py:1975-1983)."""
-    return fully_sharded(values) and str(values.get("fsdp_config.fsdp_version", 1)) != "2"
+    """Whether it is taken for FSDP1, which they do not go with: the version is looked for at the top, before
+    the one in the group is put there (schemas/config.py:1976-1983).
+    """
+    grouped = any(at.startswith("fsdp_config.") for at in values)
+    return grouped and str(values.get(TOP_VERSION, 1)) != "2"
 
 
 def axolotl_implied_keys(values: Values) -> dict[str, Any]:
