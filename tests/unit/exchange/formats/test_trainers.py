@@ -230,6 +230,34 @@ def test_rows_that_are_not_packed_are_a_bound() -> None:
     assert "?seq_len_kind" not in factory(stage="pt", packing=None).request
 
 
+@pytest.mark.parametrize(
+    ("base", "named", "wanted"),
+    [
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "deepspeed_configs/zero3_bf16_cpuoffload_all.json", (3, 1, 1)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "/home/me/axolotl/deepspeed_configs/zero2.json", (2, 1, None)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "mine/zero3.json", None),
+        ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "examples/deepspeed/ds_z3_offload_config.json", (3, 1, 1)),
+        ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "ds_z0_config.json", (0, None, None)),
+    ],
+)  # fmt: skip
+def test_a_file_of_the_projects_own_is_known_by_its_name_and_told(
+    tmp_path: Path, base: dict[str, Any], named: str, wanted: tuple[int | None, ...] | None
+) -> None:
+    (tmp_path / "job.yaml").write_text(
+        yaml.safe_dump({**(AXOLOTL if "base_model" in base else FACTORY), **base, "deepspeed": named})
+    )
+    found = memsheet.check(tmp_path / "job.yaml", gpus="2xH100-80GB")
+    read = found.reads.get(named)
+    assert (read is not None) is (wanted is not None)
+    assert f"{named} is named and is not among the files" in found.doubt
+    if read is not None:
+        assert (
+            tuple(read.request.get(key) for key in ("zero", "offload.optimizer", "offload.parameters"))
+            == wanted
+        )
+        assert any("lies nowhere here" in one for one in found.assumed)
+
+
 def test_a_batch_size_changes_no_accumulation() -> None:
     found = read_text("a.yaml", "sequence_len: 64\nmicro_batch_size: 2\nbatch_size: 32\n", PARSERS)
     assert (found.request["@accumulation"], found.unknown) == (1, ())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.formats.axolotl.names import KNOWN, UNMODELLED, axolotl_implied_keys
+from memsheet.exchange.formats.axolotl.names import KNOWN, SHIPPED, UNMODELLED, axolotl_implied_keys
 from memsheet.exchange.formats.axolotl.rows import DEEPSPEED, KEYS, RAISED, VERSION, F
 from memsheet.exchange.shared.config_commands import AXOLOTL_FILE, OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Values
@@ -92,7 +92,7 @@ def _axolotl_plan_problems(asked: Values) -> Iterator[Problem]:
 
 FORMAT = Format(
     name="axolotl", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_required_axolotl_keys,
-    problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), never=OF_SWIFT, absent=axolotl_implied_keys, refers=("deepspeed", AXOLOTL_FILE),
+    problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), never=OF_SWIFT, absent=axolotl_implied_keys, refers=("deepspeed", AXOLOTL_FILE), ships=SHIPPED,
     rename=_rename_axolotl_key,
     known=KNOWN | INSIDE_KNOWN | {AXOLOTL_FILE}, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, moves=inside_moves(DEEPSPEED),
     differs={"precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
