@@ -158,6 +158,15 @@ def test_a_launcher_says_the_sharding_of_the_file_that_it_starts(tmp_path: Path)
     assert (found.plan.engine, found.plan.zero) == ("fsdp2", 3)
 
 
+def test_the_trainers_own_arguments_are_known_and_those_with_bytes_told() -> None:
+    plain = reading(
+        f"{LORA}    --warmup_steps 10 --tf32 true --train_dataloader_shuffle false --callbacks_dir x"
+    )
+    assert [at for at, _ in plain.unknown] == ["callbacks_dir"]
+    told = reading(f"{LORA}    --torch_compile true --callbacks lisa --auto_find_batch_size true")
+    assert {at for at, _ in told.unmodelled} == {"torch_compile", "callbacks", "auto_find_batch_size"}
+
+
 def test_a_prompt_with_signs_of_a_shell_ends_no_command() -> None:
     prompt = 'PROMPT="Show your work:\n<think> ... </think>\n#### 42"\n'
     found = reading(f'{prompt}{LORA}    --system "$PROMPT" \\\n    --deepspeed zero3 > train.log\n')

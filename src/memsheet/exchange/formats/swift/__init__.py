@@ -21,7 +21,7 @@ from memsheet.exchange.formats.swift.commands import (
     swift_flags,
 )
 from memsheet.exchange.formats.swift.config_files import config_file_values
-from memsheet.exchange.formats.swift.names import KNOWN
+from memsheet.exchange.formats.swift.names import KNOWN, OF_METHODS
 from memsheet.exchange.formats.swift.written import (
     KERNELS,
     ZERO,
@@ -214,6 +214,15 @@ def _with_answer(prompt: Any, values: Values) -> Any:
     return min(prompt + answer, most) if isinstance(most, int) else prompt + answer
 
 
+TRAINER_BYTES = {
+    at: TRANSFORMERS.unmodelled[at]
+    for at in (
+        "auto_find_batch_size", "ddp_bucket_cap_mb", "ddp_static_graph", "parallelism_config", "torch_compile", "torch_empty_cache_steps", "use_cpu",
+    )
+}  # fmt: skip
+"""The Trainer's own arguments among the command's flags, with bytes that nobody accounts."""
+
+
 def _plan_key(at: str, back: Any, source: str, out: Any = lambda _: None, **more: Any) -> Key:
     return Key(at=at, out=out, back=back, source=source, **more)
 
@@ -312,19 +321,20 @@ BESIDE = frozenset({
     *(f"precision.{name}" for name in ("parameters", "compute", "gradients", "reduce", "moments", "master_weights")),
 })  # fmt: skip
 """What ranks say, and dtypes that follow from those that are said."""
+UNMODELLED: dict[str, tuple[Any, ...]] = {
+    **TRAINER_BYTES, METHOD: METHODS[:2], "max_memory": (), "callbacks": (), "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),
+    "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,), "freeze_parameters": (), "freeze_parameters_ratio": (0, 0.0),
+    "freeze_parameters_regex": (), "trainable_parameters": (), "trainable_parameters_regex": (), "target_regex": (), "target_parameters": (),
+    "vit_gradient_checkpointing": (True,), "neftune_noise_alpha": (), "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
+    "gradient_checkpointing_kwargs": (), "optimizer": (), "device_map": (), "tuner_backend": ("peft",), "init_weights": ("true", True),
+    "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
+    "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (), SPREAD: (),
+}  # fmt: skip
 FORMAT: Format = Format(
     name="swift", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},
     problems=_swift_plan_problems, beside=BESIDE, differs=TRANSFORMERS.differs, compose=compose_swift_command,
     notes=("data is yours: run it as `bash train.sh --dataset NAME --learning_rate 1e-4`",), said={"task": "train"}, marks=frozenset({METHOD}),
     parse=_swift_values, rename=_rename_swift_key, absent=_told_by_name, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
-    unmodelled={
-        METHOD: METHODS[:2], "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),
-        "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,), "freeze_parameters": (), "freeze_parameters_ratio": (0, 0.0),
-        "freeze_parameters_regex": (), "trainable_parameters": (), "trainable_parameters_regex": (), "target_regex": (), "target_parameters": (),
-        "vit_gradient_checkpointing": (True,), "neftune_noise_alpha": (), "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
-        "gradient_checkpointing_kwargs": (), "optimizer": (), "device_map": (), "tuner_backend": ("peft",), "init_weights": ("true", True),
-        "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
-        "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (), SPREAD: (),
-    },
-    stored="torch_dtype", refers=(SWIFT_FILE, NAMED_FILE), known=(KNOWN | {SWIFT_FILE, NAMED_FILE, CARDS, "device_groups.*"}) - {key.at for key in KEYS}, moves=_swift_moves,
+    unmodelled=UNMODELLED,
+    stored="torch_dtype", refers=(SWIFT_FILE, NAMED_FILE), known=(KNOWN | OF_METHODS | TRANSFORMERS.known | {SWIFT_FILE, NAMED_FILE, CARDS, "device_groups.*"}) - {key.at for key in KEYS} - UNMODELLED.keys(), moves=_swift_moves,
 )  # fmt: skip
