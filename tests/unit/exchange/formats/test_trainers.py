@@ -234,7 +234,7 @@ def test_rows_that_are_not_packed_are_a_bound() -> None:
     ("base", "named", "wanted"),
     [
         ({"base_model": "Qwen/Qwen2.5-0.5B"}, "deepspeed_configs/zero3_bf16_cpuoffload_all.json", (3, 1, 1)),
-        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "/home/me/axolotl/deepspeed_configs/zero2.json", (2, 1, None)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "../axolotl/deepspeed_configs/zero2.json", (2, 1, None)),
         ({"base_model": "Qwen/Qwen2.5-0.5B"}, "mine/zero3.json", None),
         ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "examples/deepspeed/ds_z3_offload_config.json", (3, 1, 1)),
         ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "ds_z0_config.json", (0, None, None)),

@@ -93,7 +93,8 @@ def test_a_launcher_and_a_command_that_variables_hold(tmp_path: Path) -> None:
 
 
 FACTORY = (
-    "stage: sft\ndo_train: true\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nquantization_bit: 4\n"
+    "stage: sft\ndo_train: true\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\n"
+    "quantization_bit: 4\n"
     "template: qwen\ncutoff_len: 512\nper_device_train_batch_size: 2\nbf16: true\n"
 )
 RUNS = "from llamafactory.train.tuner import run_exp\n\nrun_exp()\n"
@@ -103,7 +104,7 @@ RUNS = "from llamafactory.train.tuner import run_exp\n\nrun_exp()\n"
     ("script", "text", "read"),
     [
         ("src/train.py", RUNS, True), ("src/train.py", "print()\n", False),
-        ("/opt/LLaMA-Factory/src/train.py", "", True), ("/opt/other/src/train.py", "", False),
+        ("../LLaMA-Factory/src/train.py", "", True), ("../other/src/train.py", "", False),
     ],
 )  # fmt: skip
 def test_llama_factorys_script_takes_the_file_of_its_command(
