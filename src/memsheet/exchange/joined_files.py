@@ -7,10 +7,16 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.preference_methods import Preferences
-from memsheet.exchange.shared.script_defaults import KINDS, derived_microbatch, of_the_script
+from memsheet.exchange.shared.script_defaults import (
+    KINDS,
+    absent_files,
+    derived_microbatch,
+    of_the_script,
+)
 from memsheet.exchange.shared.trainers import with_master
 from memsheet.plan.check import flatten_document
 from memsheet.plan.overriding import without_overridden
@@ -56,6 +62,27 @@ def _is_named(own: Read, at: str, name: str, other: Read) -> bool:
     value = own.values.get(at)
     named = isinstance(value, str) and value.rpartition("/")[2] == name.rpartition("/")[2]
     return named and other is not own and other.form.name == own.form.name == KINDS.get(at)
+
+
+def with_shipped_files(reads: Mapping[str, Read]) -> dict[str, Read]:
+    """Files read, and those that they name and that lie nowhere, as the project has them whose files name
+    them so. They are named as absent all the same.
+    """
+    found = dict(reads)
+    for name in absent_files(reads):
+        for read in reads.values():
+            held = next((held for end, held in read.form.ships.items() if _ends_path(name, end)), None)
+            if held is not None:
+                told = (
+                    f"{name} lies nowhere here, and is taken as the repository of {read.form.tested} has it"
+                )
+                own = read_values(find_format("deepspeed"), held)
+                found[name] = replace(own, assumed=(*own.assumed, told), shipped=True)
+    return found
+
+
+def _ends_path(name: str, end: str) -> bool:
+    return name == end or name.endswith(f"/{end}")
 
 
 def join_files(

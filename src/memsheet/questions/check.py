@@ -13,7 +13,7 @@ from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange import as_released
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
-from memsheet.exchange.joined_files import join_files, with_their_files
+from memsheet.exchange.joined_files import join_files, with_shipped_files, with_their_files
 from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
@@ -246,7 +246,7 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
     if beside := adjacent_file_texts(folders, texts, reads):
         texts |= beside
         reads, skipped = recognise_files(texts, folder, server, scripts)
-    reads = {name: bundled_draft(read) for name, read in with_their_files(reads).items()}
+    reads = {name: bundled_draft(read) for name, read in with_their_files(with_shipped_files(reads)).items()}
     reads = {
         name: replace(read, assumed=(*read.assumed, *put_in.get(name, ()))) for name, read in reads.items()
     }

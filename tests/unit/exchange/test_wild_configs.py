@@ -77,4 +77,4 @@ def test_what_runs_is_not_told_that_it_does_not_start(name: str, capsys: pytest.
     for found in checked:
         assert found["schema"] == "memsheet/checked/1", found
         assert found["starts"], [one for one in found["mistakes"] if one["stops"]]
-        assert {one["format"] for one in found["files"]} <= {*FORMATS[name[:2]], "torchrun"}
+        assert {one["format"] for one in found["files"]} <= {*FORMATS[name[:2]], "torchrun", "deepspeed"}

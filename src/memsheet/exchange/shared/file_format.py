@@ -145,6 +145,9 @@ class Format:
     ] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
     rename: Callable[[str], str] | None = None  # how the engine reads a key by another of its names
     refers: tuple[str, ...] = ()  # keys that name a file of DeepSpeed's, which says the rest
+    ships: Mapping[str, Values] = field(
+        default_factory=dict
+    )  # files of DeepSpeed's that its project has, by the end of their paths
     removed: frozenset[str] = frozenset()  # keys of older versions at which this one stops
     said: Mapping[str, Any] = field(default_factory=dict)  # what being such a file says of the plan
     compose: Callable[[Values, Values], str] | None = (
@@ -216,6 +219,7 @@ class Read:
         frozenset()
     )  # keys of the request that are the program's defaults alone, which contradict no other file
     release: str = ""  # of the program that reads it, where the file, a flag or a requirement says one
+    shipped: bool = False  # whether it stands for a file that is named and lies nowhere, as a project has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

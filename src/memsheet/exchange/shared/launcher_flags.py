@@ -6,10 +6,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format, flatten_tree
-from memsheet.exchange.shared.config_commands import AXOLOTL, FACTORY, OF_FILES, TUNE
+from memsheet.exchange.shared.config_commands import (
+    AXOLOTL,
+    ENDINGS,
+    FACTORY,
+    OF_FILES,
+    TUNE,
+    factory_command,
+)
 from memsheet.exchange.shared.file_format import UNSET, Format, Read, is_key, read_format_values
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
@@ -31,6 +39,11 @@ from memsheet.guard.budget import TooMuchError
 NO_TEXTS: Mapping[str, str] = {}
 SHELLS = ("torchrun", "slurm", "skypilot")
 """Formats that a script's start stands in, and that leave its flags to it."""
+FACTORY_SCRIPT = re.compile(r"llama-?factory[^/]*/src/(train|llamafactory/launcher)\.py$", re.IGNORECASE)
+RUNS_FACTORY = re.compile(r"^from llamafactory\.train\.tuner import\b.*\brun_exp\b", re.MULTILINE)
+"""How the script's path ends, and a line of its text."""
+UNDER_LAUNCHER = re.compile(r"(^|/)swift/cli/\w+\.py$")
+"""Scripts whose flags a format reads in the shell's own text, with what starts them beside."""
 COUNTED = ("nproc_per_node", "nnodes")
 LEAST = 2
 """Flags of transformers' that a script must be given to be taken for one of its trainers."""
@@ -76,7 +89,9 @@ def launched_reads(
     """Further files that a script's text stands for, by name, and what of it nobody reads. ``own``: what its
     text is itself; ``beside``: texts of scripts, by name.
     """
-    launches = list(script_launches(text)) if own is None or own.form.name in SHELLS else []
+    if own is not None and own.form.name not in SHELLS:
+        return _accelerate_beside(name, text, own), ()
+    launches = [_as_factory_command(one, beside) for one in script_launches(text)]
     launches = [one for one in launches if not any(one.arguments.get(at) for at in PREPARE)] or launches
     if not launches:
         return {}, ()
@@ -93,6 +108,26 @@ def launched_reads(
             f"{name}: {found.script}": read_format_values(form, {**_as_said(form, found.arguments), **told}),
         }, ()
     return reads, ()
+
+
+def _as_factory_command(one: Launch, beside: Mapping[str, str]) -> Launch:
+    """A start of LLaMA-Factory's own script with a file as what its command is given (hiyouga/LLaMA-Factory
+    ff6d4d1 src/train.py; hparams/parser.py, read_args).
+    """
+    own = FACTORY_SCRIPT.search(one.script) or RUNS_FACTORY.search(beside.get(one.script, ""))
+    if not own or not one.left or not one.left[0].endswith(ENDINGS):
+        return one
+    told = factory_command((), ("train", *one.left))
+    return replace(one, script=told.at, arguments=told.arguments, left=told.left)
+
+
+def _accelerate_beside(name: str, text: str, own: Read) -> dict[str, Read]:
+    """What accelerate is given that starts the script whose flags the text is read as."""
+    started = script_launches(text) if "accelerate" in text else ()
+    found = next(
+        (one for one in started if one.launcher == ACCELERATE and UNDER_LAUNCHER.search(one.script)), None
+    )
+    return {f"{name}: {ACCELERATE}": said for said in (_of_launcher(found, own) if found else ())}
 
 
 def _by_flag_names(

@@ -55,7 +55,9 @@ def absent_files(reads: Mapping[str, Read]) -> list[str]:
         value
         for read, kind, value in named
         if isinstance(value, str)
-        and not any(other.form.name == kind and other is not read for other in reads.values())
+        and not any(
+            other.form.name == kind and other is not read and not other.shipped for other in reads.values()
+        )
     ]
 
 

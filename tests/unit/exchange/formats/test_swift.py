@@ -58,6 +58,121 @@ def test_flags_after_a_data_sets_number_are_read() -> None:
     assert reading(LORA + "    --lora_rank 32\n").request["adapter.rank"] == 32
 
 
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        ("--quant_bits 4", None), ("--quant_bits 4 --quant_method bnb", "nf4"), ("--quant_bits 4 --tuner_backend unsloth", "nf4"),
+        ("--quant_bits 8 --quant_method bnb", "int8"), ("--quant_bits 4 --quant_method hqq", "hqq 4"),
+    ],
+)  # fmt: skip
+def test_bits_without_a_method_quantize_nothing(more: str, weights: str | None) -> None:
+    assert reading(f"{LORA}    {more}").request.get("quantization.weights") == weights
+
+
+@pytest.mark.parametrize(
+    ("command", "rounds"),
+    [("swift sft", 16), ("swift rlhf --rlhf_type dpo", 16), ("swift rlhf --rlhf_type grpo", 1), ("swift rlhf --rlhf_type gkd", 16)],
+)  # fmt: skip
+def test_a_step_of_grpo_is_one_round(command: str, rounds: int) -> None:
+    assert reading(f"{command} --model Qwen/Qwen2.5-7B-Instruct").request["@accumulation"] == rounds
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted", "told"),
+    [
+        ("--deepspeed ./ds.json", {"engine": "deepspeed", "zero": None}, ""),
+        ("""--deepspeed '{"zero_optimization":{"stage":2}}'""", {"engine": "deepspeed", "zero": None}, "deepspeed (a"),
+        ("--fsdp fsdp2 --gradient_checkpointing false", {"engine": "fsdp2", "zero": 3, "recompute.mode": "full"}, ""),
+        ("--fsdp ./own.json --gradient_checkpointing false", {"engine": "fsdp2", "recompute.mode": "none"}, "fsdp (a file"),
+        ("--gradient_checkpointing false", {"engine": None, "recompute.mode": "none"}, ""),
+    ],
+)  # fmt: skip
+def test_an_engine_that_a_file_of_ones_own_says_is_no_default(more: str, wanted: dict, told: str) -> None:
+    found = reading(f"{LORA}    {more}\n")
+    assert {key: found.request.get(key) for key in wanted} == wanted
+    assert [at[: len(told)] for at, _ in found.unmodelled] == ([told] if told else [])
+
+
+def test_a_deepspeed_file_is_read_with_the_command_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    (tmp_path / "run.sh").write_text(LORA + "    --tuner_type full --deepspeed ./ds.json\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB", seq_len=1024).answer
+    assert found is not None
+    assert (found.plan.engine, found.plan.zero, found.plan.precision.parameters.name) == (
+        "deepspeed",
+        3,
+        "bf16",
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "length"),
+    [
+        ("--packing true --packing_length 16384", 16384),
+        ("--packing true", 4096),
+        ("--packing_length 16384", 4096),
+    ],
+)
+def test_packed_rows_have_their_own_length(more: str, length: int) -> None:
+    assert reading(f"{LORA}    --max_length 4096 {more}").request["seq_len"] == length
+
+
+@pytest.mark.parametrize(
+    ("more", "compute"),
+    [("", "bf16"), ("--torch_dtype float16", "fp16"), ("--torch_dtype float32", "fp16"), ("--torch_dtype float32 --bf16 true --fp16 false", "bf16")],
+)  # fmt: skip
+def test_switches_of_mixed_precision_go_before_the_dtype(more: str, compute: str) -> None:
+    found = reading(f"{LORA}    --tuner_type full {more}")
+    assert (found.request["precision.compute"], found.unknown) == (compute, ())
+
+
+@pytest.mark.parametrize(
+    ("started", "processes", "spread"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node=4 --nnodes=2 swift/cli/sft.py", (4, 8), None),
+        ("deepspeed --num_gpus 4 swift/cli/sft.py", (4, 4), None),
+        ("accelerate launch --num_processes 8 --num_machines 2 swift/cli/sft.py", (4, 8), None),
+        ("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft", (2, 2), None),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=2 swift sft", (2, 2), 2),
+        ("CUDA_VISIBLE_DEVICES=0,1 swift sft", (None, None), 2),
+        ("CUDA_VISIBLE_DEVICES=0 swift sft", (None, None), None),
+        ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch --config_file own.yaml swift/cli/sft.py", (None, None), None),
+    ],
+)  # fmt: skip
+def test_processes_are_those_of_what_starts_it(
+    started: str, processes: tuple[int, int], spread: int | None
+) -> None:
+    found = reading(f"{started} --model Qwen/Qwen2.5-7B-Instruct")
+    assert (found.request.get("@per_node"), found.request.get("@gpus")) == processes
+    assert [held for at, held in found.unmodelled if at.startswith("device_map")] == [spread] * bool(spread)
+
+
+def test_a_launcher_says_the_sharding_of_the_file_that_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.json").write_text(
+        '{"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2}}'
+    )
+    started = "accelerate launch --config_file fsdp.json swift/cli/sft.py --model Qwen/Qwen2.5-7B-Instruct"
+    (tmp_path / "run.sh").write_text(f"{started} --tuner_type lora")
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB", seq_len=1024).answer
+    assert found is not None
+    assert (found.plan.engine, found.plan.zero) == ("fsdp2", 3)
+
+
+def test_the_trainers_own_arguments_are_known_and_those_with_bytes_told() -> None:
+    plain = reading(
+        f"{LORA}    --warmup_steps 10 --tf32 true --train_dataloader_shuffle false --callbacks_dir x"
+    )
+    assert [at for at, _ in plain.unknown] == ["callbacks_dir"]
+    told = reading(f"{LORA}    --torch_compile true --callbacks lisa --auto_find_batch_size true")
+    assert {at for at, _ in told.unmodelled} == {"torch_compile", "callbacks", "auto_find_batch_size"}
+
+
+def test_a_prompt_with_signs_of_a_shell_ends_no_command() -> None:
+    prompt = 'PROMPT="Show your work:\n<think> ... </think>\n#### 42"\n'
+    found = reading(f'{prompt}{LORA}    --system "$PROMPT" \\\n    --deepspeed zero3 > train.log\n')
+    assert (found.request["zero"], found.unknown) == (3, ())
+
+
 @pytest.mark.parametrize("method", ["grpo", "dpo", "kto"])
 def test_another_method_is_told(method: str) -> None:
     found = reading(LORA.replace("sft", "rlhf") + f"    --rlhf_type {method}\n")

@@ -187,6 +187,7 @@ def test_recompute_of_axolotl(changes: dict[str, Any], mode: str | None) -> None
         ({"plugins": ["a.b.C"]}, "plugins"), ({"gradient_checkpointing": "offload"}, "activation_offloading"), ({"rl": "dpo"}, "rl"),
         ({"qat": {"weight_dtype": "int8"}}, "qat"), ({"unfrozen_parameters": ["lm_head"]}, "unfrozen_parameters"),
         ({"attn_implementation": "sdpa"}, "attn_implementation (embeddings, output layer and norms stay in fp32)"),
+        ({"adapter": "lora", "fsdp_version": 2, "fsdp_config": {"offload_params": False}}, "lora_mlp_kernel"),
     ],
 )  # fmt: skip
 def test_what_axolotl_does_that_nobody_accounts_is_told(changes: dict[str, Any], key: str) -> None:
@@ -201,6 +202,7 @@ def test_what_axolotl_does_that_nobody_accounts_is_told(changes: dict[str, Any],
         {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True},
         {"attn_implementation": "sdpa", "bf16": False}, {"attn_implementation": "sdpa", "deepspeed": "z.json"}, {"sample_packing": True},
         {"adapter": "lora", "fsdp_config": {"offload_params": False}},
+        {"adapter": "lora", "fsdp_config": {"fsdp_version": 2, "offload_params": False}},
     ],
 )  # fmt: skip
 def test_and_only_that(changes: dict[str, Any]) -> None:
@@ -224,8 +226,37 @@ def test_rows_that_are_not_packed_are_a_bound() -> None:
         == factory(packing=False).request["?seq_len_kind"]
         == "maximum"
     )
-    assert "?seq_len_kind" not in axolotl(sample_packing=True, pad_to_sequence_len=None).request
+    for filled in ("sample_packing", "reward_model"):
+        assert "?seq_len_kind" not in axolotl(**{filled: True}, pad_to_sequence_len=None).request
     assert "?seq_len_kind" not in factory(stage="pt", packing=None).request
+
+
+@pytest.mark.parametrize(
+    ("base", "named", "wanted"),
+    [
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "deepspeed_configs/zero3_bf16_cpuoffload_all.json", (3, 1, 1)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "../axolotl/deepspeed_configs/zero2.json", (2, 1, None)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "mine/zero3.json", None),
+        ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "examples/deepspeed/ds_z3_offload_config.json", (3, 1, 1)),
+        ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "ds_z0_config.json", (0, None, None)),
+    ],
+)  # fmt: skip
+def test_a_file_of_the_projects_own_is_known_by_its_name_and_told(
+    tmp_path: Path, base: dict[str, Any], named: str, wanted: tuple[int | None, ...] | None
+) -> None:
+    (tmp_path / "job.yaml").write_text(
+        yaml.safe_dump({**(AXOLOTL if "base_model" in base else FACTORY), **base, "deepspeed": named})
+    )
+    found = memsheet.check(tmp_path / "job.yaml", gpus="2xH100-80GB")
+    read = found.reads.get(named)
+    assert (read is not None) is (wanted is not None)
+    assert f"{named} is named and is not among the files" in found.doubt
+    if read is not None:
+        assert (
+            tuple(read.request.get(key) for key in ("zero", "offload.optimizer", "offload.parameters"))
+            == wanted
+        )
+        assert any("lies nowhere here" in one for one in found.assumed)
 
 
 def test_a_batch_size_changes_no_accumulation() -> None:
@@ -277,7 +308,9 @@ def test_recompute_is_off_only_where_both_switches_are() -> None:
         ({"quantization_bit": 4, "quantization_type": "fp4", "double_quantization": False}, {"quantization.weights": "fp4", "quantization.double_quant": False}),
         ({"quantization_bit": 8}, {"quantization.weights": "int8"}), ({"use_galore": True, "galore_rank": 64}, {"optimizer.name": "galore", "optimizer.rank": 64}),
         ({"use_adam_mini": True, "optim": "adamw_torch"}, {"optimizer.name": "adam_mini"}), ({"enable_liger_kernel": True}, {"loss": "fused"}),
-        ({"enable_liger_kernel": True, "stage": "dpo"}, {"loss": "plain"}), ({"cutoff_len": 101}, {"seq_len": 104}),
+        ({"enable_liger_kernel": True, "stage": "dpo"}, {"loss": "plain"}), ({"cutoff_len": 101}, {"seq_len": 104}), ({"use_liger_kernel": True}, {"loss": "fused"}),
+        ({"cutoff_len": 101, "stage": "dpo"}, {"seq_len": 104}), ({"cutoff_len": 101, "stage": "pt"}, {"seq_len": 100}),
+        ({"cutoff_len": 101, "stage": "pt", "packing": None}, {"seq_len": 101}), ({"cutoff_len": 101, "stage": "ppo"}, {"seq_len": 101}),
         ({"flash_attn": "disabled"}, {"attention": "eager"}), ({"flash_attn": "fa2"}, {"attention": "flash"}), ({}, {"attention": "sdpa", "microbatch": 8}),
         ({"finetuning_type": "freeze"}, {"adapter.kind": None}), ({"finetuning_type": "oft"}, {"adapter.kind": "lora"}), ({"finetuning_type": "lora", "lora_target": "q_proj, v_proj"}, {"adapter.targets": ["q_proj", "v_proj"]}),
         ({"finetuning_type": "lora", "additional_target": "embed_tokens"}, {"adapter.full_modules": ["embed_tokens"]}),

@@ -90,3 +90,33 @@ def test_a_launcher_and_a_command_that_variables_hold(tmp_path: Path) -> None:
     )
     found = checked(tmp_path, command, RECIPE, "2xA100-80GB")
     assert (found.model.name, found.plan.training.microbatch) == ("qwen2.5-0.5b", 2)
+
+
+FACTORY = (
+    "stage: sft\ndo_train: true\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\n"
+    "quantization_bit: 4\n"
+    "template: qwen\ncutoff_len: 512\nper_device_train_batch_size: 2\nbf16: true\n"
+)
+RUNS = "from llamafactory.train.tuner import run_exp\n\nrun_exp()\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "read"),
+    [
+        ("src/train.py", RUNS, True), ("src/train.py", "print()\n", False),
+        ("../LLaMA-Factory/src/train.py", "", True), ("../other/src/train.py", "", False),
+    ],
+)  # fmt: skip
+def test_llama_factorys_script_takes_the_file_of_its_command(
+    tmp_path: Path, script: str, text: str, read: bool
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "job.yaml").write_text(FACTORY)
+    (tmp_path / "src" / "train.py").write_text(text)
+    (tmp_path / "run.sh").write_text(f"torchrun --nproc_per_node 2 {script} job.yaml cutoff_len=256\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB").answer
+    assert (found is not None) is read
+    if found is not None:
+        assert (found.plan.training.microbatch, found.plan.training.seq_len) == (2, 256)
+        assert found.plan.quantization is not None

@@ -14,6 +14,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange.formats.axolotl.names import (
     KNOWN,
+    SHIPPED,
     UNMODELLED,
     axolotl_implied_keys,
     axolotl_preferences,
@@ -49,7 +50,6 @@ def _required_axolotl_keys(asked: Values) -> dict[str, Any]:
 
 
 _RENAMED = {
-    "fsdp_version": f"{F}.fsdp_version",
     f"{F}.version": f"{F}.fsdp_version",
     "sequence_parallel_degree": "context_parallel_size",
 }
@@ -98,7 +98,7 @@ def _axolotl_plan_problems(asked: Values) -> Iterator[Problem]:
 
 FORMAT = Format(
     name="axolotl", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_required_axolotl_keys,
-    problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), never=OF_SWIFT, absent=axolotl_implied_keys, refers=("deepspeed", AXOLOTL_FILE),
+    problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), never=OF_SWIFT, absent=axolotl_implied_keys, refers=("deepspeed", AXOLOTL_FILE), ships=SHIPPED,
     rename=_rename_axolotl_key,
     known=KNOWN | INSIDE_KNOWN | {AXOLOTL_FILE}, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, preferences=axolotl_preferences, moves=inside_moves(DEEPSPEED),
     differs={"precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},

@@ -15,7 +15,7 @@ from typing import Any
 from memsheet.exchange.formats.axolotl.rows import (
     OFFLOADS,
     OTHER_KERNEL,
-    fully_sharded,
+    TOP_VERSION,
     has_other_kernel,
     keeps_embeddings_fp32,
     kernel_word,
@@ -24,6 +24,30 @@ from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import parse_switch
 
+_Z, _OWN = "zero_optimization", "deepspeed_configs"
+_AUTO = {"bf16.enabled": "auto", "fp16.enabled": "auto"}
+_FIRST = {f"{_Z}.stage": 1, f"{_Z}.overlap_comm": True}
+_SECOND = {
+    f"{_Z}.stage": 2,
+    f"{_Z}.overlap_comm": True,
+    f"{_Z}.contiguous_gradients": True,
+    f"{_Z}.offload_optimizer.device": "cpu",
+}
+_THIRD = {
+    f"{_Z}.stage": 3, f"{_Z}.overlap_comm": True, f"{_Z}.contiguous_gradients": True, f"{_Z}.sub_group_size": 0, f"{_Z}.reduce_bucket_size": "auto",
+    f"{_Z}.stage3_prefetch_bucket_size": "auto", f"{_Z}.stage3_param_persistence_threshold": "auto", f"{_Z}.max_live_parameters": 0,
+    f"{_Z}.max_reuse_distance": 0,
+}  # fmt: skip
+_THIRD_BF16 = {**_THIRD, "bf16.enabled": True}
+_STATES, _PARAMETERS = {f"{_Z}.offload_optimizer.device": "cpu"}, {f"{_Z}.offload_param.device": "cpu"}
+SHIPPED: dict[str, Values] = {
+    **{f"{_OWN}/{name}.json": {**_FIRST, **_AUTO} for name in ("zero1", "zero1_torch_compile")},
+    **{f"{_OWN}/{name}.json": {**_SECOND, **_AUTO} for name in ("zero2", "zero2_torch_compile")},
+    f"{_OWN}/zero3.json": {**_THIRD, **_AUTO}, f"{_OWN}/zero3_bf16.json": _THIRD_BF16,
+    f"{_OWN}/zero3_bf16_cpuoffload_params.json": {**_THIRD_BF16, **_PARAMETERS},
+    f"{_OWN}/zero3_bf16_cpuoffload_all.json": {**_THIRD_BF16, **_STATES, **_PARAMETERS},
+}  # fmt: skip
+"""Of its repository (deepspeed_configs at 067b021), which ``axolotl fetch deepspeed_configs`` brings."""
 PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
 """Parts of ``axolotl.integrations`` whose bytes are said by keys of their own, or that have none."""
 GROUPS = (
@@ -78,8 +102,11 @@ def _plugin_list(value: Any) -> list[Any]:
 
 
 def _first_fsdp(values: Values) -> bool:
-    """Whether it is FSDP1, which they do not go with (schemas/config.py:1975-1983)."""
-    return fully_sharded(values) and str(values.get("fsdp_config.fsdp_version", 1)) != "2"
+    """Whether it is taken for FSDP1, which they do not go with: the version is looked for at the top, before
+    the one in the group is put there (schemas/config.py:1976-1983).
+    """
+    grouped = any(at.startswith("fsdp_config.") for at in values)
+    return grouped and str(values.get(TOP_VERSION, 1)) != "2"
 
 
 def axolotl_implied_keys(values: Values) -> dict[str, Any]:

@@ -42,6 +42,7 @@ xformers' in layers that are sharded.
 """
 
 
+TOP_VERSION = "fsdp_version"
 RAISED = ("sdpa", "eager")  # utils/schemas/enums.py:158: "Backends for which embeddings stay in fp32"
 
 
@@ -107,6 +108,11 @@ def _read_fsdp_version(value: Any, values: Values) -> Mapping[str, Any]:
         if fully_sharded(values) and not by_deepspeed(values)
         else {}
     )
+
+
+def _read_group_version(value: Any, values: Values) -> Mapping[str, Any]:
+    """The version in the group, where none is at the top (schemas/validation.py:1105-1113)."""
+    return {} if values.get(TOP_VERSION) else _read_fsdp_version(value, values)
 
 
 def _of_fsdp(make: Any) -> Any:
@@ -202,11 +208,13 @@ def _default_attention(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _read_sequence_len(value: Any, values: Values) -> Mapping[str, Any]:
     """Batches are padded to a multiple of 64 tokens, unless that is switched off
-    (core/builders/causal.py:386-395).
+    (core/builders/causal.py:386-395), or to whole rows of packed sequences and of a reward model's
+    (schemas/validation.py:229-253).
     """
     pads, multiple = values.get("pad_to_sequence_len"), values.get("pad_to_multiple_of") or 64
     whole = isinstance(value, int) and isinstance(multiple, int) and multiple > 0
-    exact = parse_switch(pads) or (pads is None and parse_switch(values.get("sample_packing")))
+    fills = any(parse_switch(values.get(at)) for at in ("sample_packing", "reward_model"))
+    exact = parse_switch(pads) or (pads is None and fills)
     length = -(-value // multiple) * multiple if whole and pads is not False else value
     return {"seq_len": length, **({} if exact else {"?seq_len_kind": "maximum"})}
 
@@ -301,7 +309,8 @@ KEYS = (
     _axolotl_helper_row("bfloat16", f"{C}:582"),
     _axolotl_helper_row("float16", f"{C}:588"),
     Key(at="fsdp", out=lambda _: None, back=_read_axolotl_engine, usual=False, source=f"{C}:1044"),
-    Key(at=f"{F}.fsdp_version", out=lambda _: None, back=_read_fsdp_version, usual=1, source=f"{C}:1052; {S}/fsdp.py:15"),
+    Key(at=TOP_VERSION, out=lambda _: None, back=_read_fsdp_version, source=f"{C}:1052"),
+    Key(at=f"{F}.fsdp_version", out=lambda _: None, back=_read_group_version, usual=1, source=f"{C}:1052; {S}/fsdp.py:15"),
     Key(at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3), back=_read_fsdp_reshard, usual=True, source=f"{S}/fsdp.py:75"),
     Key(at=f"{F}.offload_params", out=_of_fsdp(_offloads_all_states), back=_read_fsdp_offload, usual=False, source=f"{S}/fsdp.py:24"),
     Key(

@@ -14,6 +14,25 @@ from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.trainers import parse_switch
 
 TRANSFORMERS = find_format("transformers")
+_Z = "zero_optimization"
+_COMMON = {
+    f"{_Z}.contiguous_gradients": True,
+    f"{_Z}.overlap_comm": False,
+    "bf16.enabled": "auto",
+    "fp16.enabled": "auto",
+}
+_FLAT = {**_COMMON, f"{_Z}.reduce_bucket_size": 5e8, f"{_Z}.round_robin_gradients": True}
+_THIRD = {
+    **_COMMON, f"{_Z}.stage": 3, f"{_Z}.sub_group_size": 1e9, f"{_Z}.reduce_bucket_size": "auto", f"{_Z}.stage3_prefetch_bucket_size": "auto",
+    f"{_Z}.stage3_param_persistence_threshold": "auto", f"{_Z}.stage3_max_live_parameters": 1e9, f"{_Z}.stage3_max_reuse_distance": 1e9,
+}  # fmt: skip
+_STATES, _PARAMETERS = {f"{_Z}.offload_optimizer.device": "cpu"}, {f"{_Z}.offload_param.device": "cpu"}
+SHIPPED: dict[str, Values] = {
+    "ds_z0_config.json": {**_FLAT, f"{_Z}.stage": 0}, "ds_z2_config.json": {**_FLAT, f"{_Z}.stage": 2},
+    "ds_z2_offload_config.json": {**_FLAT, f"{_Z}.stage": 2, **_STATES}, "ds_z3_config.json": _THIRD,
+    "ds_z3_offload_config.json": {**_THIRD, **_STATES, **_PARAMETERS},
+}  # fmt: skip
+"""Of its repository (examples/deepspeed at ff6d4d1)."""
 LIGER = "enable_liger_kernel"
 FUSED = f"{LIGER} (RoPE, norms, SwiGLU)"
 """What it switches on beside the loss (model/model_utils/liger_kernel.py:98-110)."""

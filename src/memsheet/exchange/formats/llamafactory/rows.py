@@ -29,6 +29,8 @@ F = "fsdp_config"
 M, T, D = "hparams/model_args.py", "hparams/finetuning_args.py", "hparams/data_args.py"
 KERNELS = {"eager": "disabled", "sdpa": "sdpa", "flash": "fa2"}
 ADAPTED = ("lora", "oft")
+PADDED = ("sft", "dpo", "kto", "rm")
+"""Stages whose batches are padded to a multiple of eight tokens."""
 
 
 def by_deepspeed(values: Values) -> bool:
@@ -131,15 +133,16 @@ def _disable_checkpointing_value(asked: Values) -> Any:
 
 
 def _read_cutoff_len(value: Any, values: Values) -> Mapping[str, Any]:
-    """Padded to eight (train/sft/workflow.py:65). Packed rows are as long as was said: one less, and one more
-    for padding (hparams/data_args.py:189, data/processor/supervised.py:218).
+    """Padded to eight (train/sft/workflow.py:65; dpo, kto and rm alike). Packed rows are as long as was said:
+    one less, and one more for padding, which those of pre-training lack (hparams/data_args.py:189,
+    data/processor/supervised.py:218, data/processor/pretrain.py:38-41).
     """
-    packs = (
-        parse_switch(values.get("packing"))
-        or parse_switch(values.get("neat_packing"))
-        or (values.get("packing") is None and values.get("stage") == "pt")
-    )
-    length = -(-value // 8) * 8 if isinstance(value, int) and values.get("stage", "sft") == "sft" else value
+    stage, told = values.get("stage", "sft"), values.get("packing")
+    switched = parse_switch(told) or parse_switch(values.get("neat_packing"))
+    packs = switched or (told is None and stage == "pt")
+    length = value
+    if isinstance(value, int):
+        length = -(-value // 8) * 8 if stage in PADDED else value - (switched and stage == "pt")
     return {"seq_len": length, **({} if packs else {"?seq_len_kind": "maximum"})}
 
 
@@ -257,6 +260,7 @@ KEYS = (
         at=LIGER, out=lambda _: None, usual=False, source=f"{M}:137; model/model_utils/liger_kernel.py:97",
         back=lambda v, values: {"loss": "fused" if parse_switch(v) and values.get("stage", "sft") in ("sft", "pt") else "plain"},
     ),
+    _training_arguments_row("use_liger_kernel", usual=None),
     Key(at="finetuning_type", out=lambda a: "lora" if a.get("adapter.rank") else "full", back=_read_finetuning_type, usual=own_default("llama-factory", "finetuning_type"), source=f"{T}:464"),
     Key(at="lora_rank", out=_only_with_lora(lambda a: a["adapter.rank"]), back=_of_lora("adapter.rank"), usual=own_default("llama-factory", "lora_rank"), source=f"{T}:77"),
     Key(at="lora_dropout", out=_only_with_lora(lambda a: a.get("adapter.dropout")), back=_of_lora("adapter.dropout"), usual=0.0, source=f"{T}:73"),

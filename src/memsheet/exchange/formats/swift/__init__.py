@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange import find_format, values_of
 from memsheet.exchange.formats.swift.commands import (
+    CARDS,
     METHOD,
     METHODS,
     NODES,
@@ -22,7 +23,7 @@ from memsheet.exchange.formats.swift.commands import (
     trained_method,
 )
 from memsheet.exchange.formats.swift.config_files import config_file_values
-from memsheet.exchange.formats.swift.names import KNOWN
+from memsheet.exchange.formats.swift.names import KNOWN, OF_METHODS
 from memsheet.exchange.formats.swift.written import (
     KERNELS,
     ZERO,
@@ -70,36 +71,60 @@ def _of_adapter(key: str) -> Any:
 
 
 def _read_engine(value: Any, _: Values) -> Mapping[str, Any]:
-    if value == "fsdp2":
-        return {"engine": "fsdp2", "zero": 3}
+    """One of its own DeepSpeed files by name, or another that says the rest (sft_args.py:258-268)."""
     stage, states, parameters = ZERO.get(str(value), (None, 0, 0))
     if stage is None:
-        return {"?engine": "transformers", "?zero": 0}
+        none = value in (NO_ENGINE, "")
+        return {"?engine": "transformers", "?zero": 0} if none else {"engine": "deepspeed"}
     host = {"offload.optimizer": states, "offload.parameters": parameters}
     return {"engine": "deepspeed", "zero": stage, **{key: held for key, held in host.items() if held}}
+
+
+def _read_fsdp(value: Any, _: Values) -> Mapping[str, Any]:
+    """Its own file, which recomputes each layer whatever else is said (swift/config/fsdp2.json,
+    sft_args.py:347-354), or one that says that itself.
+    """
+    own = {"engine": "fsdp2", "zero": 3}
+    return {**own, "recompute.mode": "full"} if value == OWN_FSDP else own if value else {}
+
+
+NO_ENGINE, OWN_FSDP, NAMED_FILE = "none", "fsdp2", "$.deepspeed"
+FSDP_FILE = (
+    "fsdp (a file says what is resharded, recomputed and offloaded: taken for its own without recompute)"
+)
+"""Another than its own (sft_args.py:300-320)."""
+INLINE = "deepspeed (a configuration in the command)"
+SPREAD = "device_map (a process spreads the layers over the cards that it sees)"
 
 
 HALVES = ("fp16", "bf16")
 
 
 def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
-    """Weights in the dtype that is said or the checkpoint's own, and mixed precision of the same
-    (base_args/model_args.py:124-142); DeepSpeed's own dtypes where it is the engine.
+    """Weights in the dtype that is said or the checkpoint's own, and mixed precision of the same, unless
+    switches say another (base_args/model_args.py:124-142); DeepSpeed's own dtypes where it is the engine.
     """
     word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), str(value))
-    mixed = "fp16" if word == "fp32" else word
+    usual = "fp16" if word == "fp32" else word
+    switches = {half: values.get(half) is True for half in HALVES if values.get(half) is not None}
+    on = [half for half in HALVES if switches.get(half, half == usual)]
+    mixed = on[0] if on else usual if usual not in HALVES else "fp32"
     if values.get("deepspeed"):
         return with_master(mixed)
     own = {**values, mixed: True, **({f"{SCRIPT}.lora_rank": 1} if _trains_adapter(values) else {})}
-    own |= {f"{SCRIPT}.quantized": True} if values.get("quant_bits") else {}
+    own |= {f"{SCRIPT}.quantized": True} if _quantizer(values) and values.get("quant_bits") else {}
     half = row_of(TRANSFORMERS, mixed).read(value=True, values=own) if mixed in HALVES else {}
     return {**half, **row_of(TRANSFORMERS, f"{SCRIPT}.dtype").read(value, own)}
 
 
 def _read_accumulation(value: Any, values: Values) -> Mapping[str, Any]:
-    """Rounds as said, or as many as fill sixteen sequences (A, gradient_accumulation_steps)."""
+    """Rounds as said, or as many as fill sixteen sequences (A, gradient_accumulation_steps); one of GRPO
+    (swift/arguments/rlhf_args.py:527-530).
+    """
     if value != STEP_FILLED:
         return {"@accumulation": value}
+    if values.get("rlhf_type") == "grpo":
+        return {"@accumulation": 1}
     micro, ranks = values.get("per_device_train_batch_size", 1), values.get(PROCESSES, 1)
     told = all(
         isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in (micro, ranks)
@@ -128,9 +153,19 @@ def _read_targets(value: Any, values: Values) -> Mapping[str, Any]:
     return {"adapter.targets": found} if _trains_adapter(values) else {}
 
 
+def _quantizer(values: Values) -> Any:
+    """The method that quantizes: nothing does where none is named (base_args/quant_args.py:46-47), but
+    Unsloth (swift/model/register.py:82).
+    """
+    return values.get("quant_method") or ("bnb" if values.get("tuner_backend") == "unsloth" else None)
+
+
 def _read_bits(value: Any, values: Values) -> Mapping[str, Any]:
-    if values.get("quant_method", "bnb") != "bnb":
-        return {"quantization.weights": f"{values['quant_method']} {value}"}
+    method = _quantizer(values)
+    if method is None:
+        return {}
+    if method != "bnb":
+        return {"quantization.weights": f"{method} {value}"}
     if value == 4:
         own = {"quantization.weights": values.get("bnb_4bit_quant_type", "nf4")}
         return {**own, "quantization.double_quant": values.get("bnb_4bit_use_double_quant", True) is True}
@@ -181,6 +216,15 @@ def _with_answer(prompt: Any, values: Values) -> Any:
     return min(prompt + answer, most) if isinstance(most, int) else prompt + answer
 
 
+TRAINER_BYTES = {
+    at: TRANSFORMERS.unmodelled[at]
+    for at in (
+        "auto_find_batch_size", "ddp_bucket_cap_mb", "ddp_static_graph", "parallelism_config", "torch_compile", "torch_empty_cache_steps", "use_cpu",
+    )
+}  # fmt: skip
+"""The Trainer's own arguments among the command's flags, with bytes that nobody accounts."""
+
+
 def _plan_key(at: str, back: Any, source: str, out: Any = lambda _: None, **more: Any) -> Key:
     return Key(at=at, out=out, back=back, source=source, **more)
 
@@ -201,8 +245,8 @@ KEYS = (
     _plan_key("gradient_accumulation_steps", _read_accumulation, f"{A}:131", _as_asked("@accumulation"), usual=STEP_FILLED),
     _plan_key("torch_dtype", _read_dtype, f"{B}/model_args.py:74", loaded_dtype, usual="bfloat16"),
     _plan_key("gradient_checkpointing", lambda v, _: {"recompute.mode": "full" if v is True else "none"}, f"{A}:134", recompute_switch, usual=True),
-    _plan_key("deepspeed", _read_engine, f"{S}:258-268", deepspeed_word, usual="none"),
-    _plan_key("fsdp", lambda v, _: _read_engine(v, {}) if v == "fsdp2" else {}, f"{S}:300", lambda a: "fsdp2" if a["engine"] == "fsdp2" else None),
+    _plan_key("deepspeed", _read_engine, f"{S}:258-268", deepspeed_word, usual=NO_ENGINE),
+    _plan_key("fsdp", _read_fsdp, f"{S}:300", lambda a: OWN_FSDP if a["engine"] == "fsdp2" else None), _plan_key("bf16", _no_request, f"{B}/model_args.py:141"), _plan_key("fp16", _no_request, f"{B}/model_args.py:139"),
     _plan_key("tuner_type", _read_tuner, f"{B}/base_args.py:93", lambda a: "lora" if a.get("adapter.rank") else "full", usual="lora"),
     _plan_key("lora_rank", _of_adapter("adapter.rank"), f"{T}:130", _as_asked("adapter.rank"), usual=8),
     _plan_key("lora_dropout", _of_adapter("adapter.dropout"), f"{T}:132", with_adapter(lambda a: a.get("adapter.dropout", 0.0)), usual=0.05),
@@ -219,6 +263,7 @@ KEYS = (
     _plan_key("bnb_4bit_use_double_quant", _no_request, f"{B}/quant_args.py:41", four_bits(lambda a: bool(a.get("quantization.double_quant")))),
     _plan_key("attn_impl", _read_attention, f"{B}/model_args.py:79", lambda a: KERNELS.get(str(a.get("attention")))),
     _plan_key("max_length", _read_length, f"{B}/template_args.py:130", _as_asked("seq_len")), _plan_key("packing", _no_request, S),
+    _plan_key("packing_length", lambda v, values: {"seq_len": v} if values.get("packing") is True else {}, f"{B}/base_args.py:106, 198"),
     _plan_key("optim", OPTIM.read, "transformers training_args.py:806-813", OPTIM.write, usual=own_default("trl", "optim")),
     _plan_key("use_liger_kernel", _read_liger, f"{A}:55; swift/trainers/seq2seq_trainer.py:134-139", liger_switch),
 )  # fmt: skip
@@ -237,13 +282,25 @@ def _rename_swift_key(at: str) -> str:
 
 
 def _swift_values(text: str) -> Mapping[str, Any]:
-    """Flags of a command, or the keys of the file that it may be given."""
-    return config_file_values(text, megatron=False) or swift_flags(text, "swift", SWIFT_FILE)
+    """Flags of a command, or the keys of the file that it may be given, with the DeepSpeed file among
+    them.
+    """
+    found = config_file_values(text, megatron=False) or swift_flags(text, "swift", SWIFT_FILE)
+    named = found.get("deepspeed")
+    return {**found, NAMED_FILE: named} if str(named).endswith(".json") else found
 
 
-def _method_of(values: Values) -> Mapping[str, Any]:
-    """What trains by another method keeps further models or several sequences, and is told by its name."""
-    return {METHOD: trained_method(values)}
+def _told_by_name(values: Values) -> Mapping[str, Any]:
+    """What trains by another method keeps further models or several sequences, and is told by its name; so
+    is an engine's configuration that is none of its own and no file of DeepSpeed's.
+    """
+    sharded, divided = values.get("fsdp"), values.get("deepspeed")
+    return {
+        METHOD: trained_method(values),
+        **({FSDP_FILE: sharded} if sharded not in (None, "", OWN_FSDP) else {}),
+        **({SPREAD: values[CARDS]} if CARDS in values and not (sharded or divided) else {}),
+        **({INLINE: divided} if divided not in (None, "", *ZERO, values.get(NAMED_FILE)) else {}),
+    }
 
 
 SHARE_OF_VLLM = 0.9
@@ -265,20 +322,21 @@ BESIDE = frozenset({
     *(f"precision.{name}" for name in ("parameters", "compute", "gradients", "reduce", "moments", "master_weights")),
 })  # fmt: skip
 """What ranks say, and dtypes that follow from those that are said."""
+UNMODELLED: dict[str, tuple[Any, ...]] = {
+    **TRAINER_BYTES, METHOD: METHODS[:2], "max_memory": (), "callbacks": (), "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),
+    "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,), "freeze_parameters": (), "freeze_parameters_ratio": (0, 0.0),
+    "freeze_parameters_regex": (), "trainable_parameters": (), "trainable_parameters_regex": (), "target_regex": (), "target_parameters": (),
+    "vit_gradient_checkpointing": (True,), "neftune_noise_alpha": (), "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
+    "gradient_checkpointing_kwargs": (), "optimizer": (), "device_map": (), "tuner_backend": ("peft",), "init_weights": ("true", True),
+    "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
+    "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (), SPREAD: (),
+}  # fmt: skip
 FORMAT: Format = Format(
     name="swift", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},
     problems=_swift_plan_problems, beside=BESIDE, differs=TRANSFORMERS.differs, compose=compose_swift_command,
     notes=("data is yours: run it as `bash train.sh --dataset NAME --learning_rate 1e-4`",), said={"task": "train"}, marks=frozenset({METHOD}),
-    parse=_swift_values, rename=_rename_swift_key, absent=_method_of, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
-    unmodelled={
-        METHOD: METHODS[:2], "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),
-        "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,), "freeze_parameters": (), "freeze_parameters_ratio": (0, 0.0),
-        "freeze_parameters_regex": (), "trainable_parameters": (), "trainable_parameters_regex": (), "target_regex": (), "target_parameters": (),
-        "vit_gradient_checkpointing": (True,), "neftune_noise_alpha": (), "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
-        "gradient_checkpointing_kwargs": (), "optimizer": (), "device_map": (), "tuner_backend": ("peft",), "init_weights": ("true", True),
-        "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
-        "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (),
-    },
-    refers=(SWIFT_FILE,), known=(KNOWN | {SWIFT_FILE, "device_groups.*"}) - {key.at for key in KEYS}, moves=_swift_moves,
+    parse=_swift_values, rename=_rename_swift_key, absent=_told_by_name, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
+    unmodelled=UNMODELLED,
+    stored="torch_dtype", refers=(SWIFT_FILE, NAMED_FILE), known=(KNOWN | OF_METHODS | TRANSFORMERS.known | {SWIFT_FILE, NAMED_FILE, CARDS, "device_groups.*"}) - {key.at for key in KEYS} - UNMODELLED.keys(), moves=_swift_moves,
     preferences=swift_preferences,
 )  # fmt: skip

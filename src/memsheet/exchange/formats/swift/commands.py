@@ -11,6 +11,13 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.flag_words import flags_of, plain_value
+from memsheet.exchange.shared.launched_script import (
+    ACCELERATE,
+    ENDS,
+    WRITES,
+    find_launcher,
+    visible_cards,
+)
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.shell_text import ShellScript
 
@@ -18,6 +25,10 @@ METHODS = ("sft", "pt", "rlhf")
 METHOD, PROCESSES, NODES = "$.method", "$.nproc_per_node", "$.nnodes"
 CONFIG, FILES = "--config", (".yaml", ".yml", ".json")
 VARIABLES = {PROCESSES: "NPROC_PER_NODE", NODES: "NNODES"}
+VISIBLE, CARDS = "CUDA_VISIBLE_DEVICES", "$.cards_per_process"
+"""A process that sees several cards spreads the layers over them (swift/model/utils.py:224-235,
+swift/utils/env.py:64-75).
+"""
 
 
 def trained_method(values: Values) -> Any:
@@ -43,12 +54,13 @@ def swift_flags(text: str, program: str, at_file: str) -> Mapping[str, Any]:
     for words in script.commands():
         found = _method_and_rest(words, program)
         if found is not None:
-            method, rest = found
+            method, before, rest = found
             given = list(_until_redirected(rest))
             named = file_of_command(given)
             said = {**({at_file: named} if named else {}), **flags_of(given)[0]}
             said = {at: held for at, held in said.items() if at != CONFIG.lstrip("-") or not named}
-            return {METHOD: method, **_processes(script), **said}
+            counted = {**_processes(script), **_processes_of_launcher(before)}
+            return {METHOD: method, **counted, **_cards_per_process(script, before, counted), **said}
     return {}
 
 
@@ -61,14 +73,15 @@ def file_of_command(words: Sequence[str]) -> str | None:
     return next((word for word in (*words[:1], *behind) if word.endswith(FILES)), None)
 
 
-def _method_and_rest(words: Sequence[str], program: str) -> tuple[str, Sequence[str]] | None:
+def _method_and_rest(words: Sequence[str], program: str) -> tuple[str, Sequence[str], Sequence[str]] | None:
+    """The method, the words up to the program, and those behind it."""
     for at, word in enumerate(words[:24]):
         if word.rpartition("/")[2] == program and words[at + 1 : at + 2] and words[at + 1] in METHODS:
-            return words[at + 1], words[at + 2 :]
+            return words[at + 1], words[: at + 1], words[at + 2 :]
         own = word.rpartition("/")[2].removesuffix(".py")
         folder = "cli/_megatron/" if program == "megatron" else "swift/cli/"
         if word.endswith(f"{folder}{own}.py") and own in METHODS:
-            return own, words[at + 1 :]
+            return own, words[: at + 1], words[at + 1 :]
     return None
 
 
@@ -82,11 +95,36 @@ def _processes(script: ShellScript) -> dict[str, Any]:
     return found
 
 
+def _processes_of_launcher(before: Sequence[str]) -> dict[str, Any]:
+    """Processes of a node by the flags of what starts the program's file."""
+    start = find_launcher(before)
+    if start is None:
+        return {}
+    flags = flags_of(before[start[1] : -1])[0]
+    nodes = next((flags[at] for at in ("nnodes", "num_nodes", "num_machines") if at in flags), 1)
+    count = flags.get("nproc_per_node", flags.get("num_gpus"))
+    ranks = flags.get("num_processes")
+    if start[0] == ACCELERATE and isinstance(ranks, int) and isinstance(nodes, int) and nodes > 0:
+        count = ranks // nodes
+    return {PROCESSES: count, NODES: nodes} if count is not None else {}
+
+
+def _cards_per_process(
+    script: ShellScript, before: Sequence[str], counted: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The cards that each process sees, where they are several; nothing where a file says the processes."""
+    start, count = find_launcher(before), counted.get(PROCESSES, 1)
+    seen = visible_cards(f"{VISIBLE}={' '.join(script.known.get(VISIBLE, ()))}")
+    if (start and start[0] == ACCELERATE and PROCESSES not in counted) or not isinstance(count, int):
+        return {}
+    return {CARDS: seen // count} if seen and count > 0 and seen // count > 1 else {}
+
+
 def _until_redirected(words: Sequence[str]) -> Iterator[str]:
     for word in words:
         if word in ("$@", "${@}"):  # whoever starts it adds to what is read
             continue
-        if word.startswith((">", "<", "2>", "&>")):
+        if word in ENDS or word.startswith(WRITES):
             return
         yield word
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.formats.swift.commands import (
+    CARDS,
     METHOD,
     METHODS,
     NODES,
@@ -124,7 +125,7 @@ FORMAT = Format(
     },
     refers=(SWIFT_MEGATRON_FILE,),
     known=(MEGATRON.known | KNOWN | {
-        SWIFT_MEGATRON_FILE, "rollout.*", "teacher.*", "nnodes", "teacher_kl_coef",
+        SWIFT_MEGATRON_FILE, CARDS, "rollout.*", "teacher.*", "nnodes", "teacher_kl_coef",
         "packing", "torch_dtype", "model_author", "finetune", "mcore_model", "mcore_adapter", "lora_dtype", "use_precision_aware_optimizer", "attn_impl",
         "linear_decoupled_in_proj", "offload_bridge", "merge_lora", "num_workers", "quant_method", "quant_bits", "dtype", "padding_free", "warmup_fraction",
         "gradient_accumulation_fusion", "masked_softmax_fusion", "experts_impl", "train_type", "sequence_packing_scheduler",
