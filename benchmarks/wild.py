@@ -5,8 +5,8 @@
 Every file of a tree that may be a launch or a configuration is checked by itself. The cards are
 those of ``--gpus``, as many as the file starts processes where it says how many. Files that name a model
 or describe one are counted apart from those that only say the rest (a bare ds_config.json), or whose model
-is left to whoever starts them (``$1``, a flag that is required, a mount named ``/model``). A stop is counted as false: the
-trees are of files that their authors run.
+is left to whoever starts them (``$1``, a flag that is required, a mount named ``/model``). A stop is counted
+as false: the trees are of files that their authors run.
 """
 
 from __future__ import annotations

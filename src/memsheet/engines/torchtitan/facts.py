@@ -88,8 +88,9 @@ VERSIONS: dict[str, Version] = {
 }
 """By commit (or the months of a figure): parallelize_llama.py:323-339 and models/norms.py:77 of END_2024,
 train.py:131 for its loss, which e10cb94 of 2024-10-22 compiled with the model, e8977b0 of 2024-12-18 no
-longer, and d1f62be of 2025-02-20 again (components/loss.py:26-31 of MID_2025); parallelize_llama.py:345-367 of MID_2025; distributed/fsdp.py:238-265,
-models/common/attention.py:403 and distributed/pipeline_parallel.py:357 of COMMIT.
+longer, and d1f62be of 2025-02-20 again (components/loss.py:26-31 of MID_2025); parallelize_llama.py:345-367
+of MID_2025; distributed/fsdp.py:238-265, models/common/attention.py:403 and
+distributed/pipeline_parallel.py:357 of COMMIT.
 """
 TESTED = "b5bcd76"
 

@@ -78,16 +78,16 @@ def _as_started(container: Mapping[str, Any], model: str, degrees: Mapping[str, 
 def _degrees(parallelism: Mapping[str, Any]) -> dict[str, int]:
     """Ranks of tensors, replicas in all and on one worker, by what the others leave open."""
 
-    def said(key: str) -> int:
+    def said_count(key: str) -> int:
         value = parallelism.get(key)
         return value if type(value) is int and value > 0 else 0
 
-    workers = said("workers") or 1
-    data = said("data") or (said("dataLocal") or 1) * workers
+    workers = said_count("workers") or 1
+    data = said_count("data") or (said_count("dataLocal") or 1) * workers
     return {
-        "tensor": said("tensor") or 1,
+        "tensor": said_count("tensor") or 1,
         "data": data,
-        "dataLocal": said("dataLocal") or max(1, data // workers),
+        "dataLocal": said_count("dataLocal") or max(1, data // workers),
     }
 
 
