@@ -57,10 +57,10 @@ def _is_of_layers(item: Item) -> bool:
 
 
 def _scaled(item: Item, rest: Bytes, whole: Count) -> Item:
-    def share(size: Bytes) -> Bytes:
+    def resident_share(size: Bytes) -> Bytes:
         return Bytes(
             size.low * rest.low // whole, size.value * rest.value // whole, size.high * rest.high // whole
         )
 
-    at: dict[Instant, Bytes] = {when: share(size) for when, size in item.at.items()}
+    at: dict[Instant, Bytes] = {when: resident_share(size) for when, size in item.at.items()}
     return replace(item, at=at, evidence=SOURCE)
