@@ -34,7 +34,7 @@ def _parse_preset(text: str) -> Mapping[str, Any]:
         return {}
     groups = [tree.get(at) for at in ("load", "operation")] if isinstance(tree, dict) else []
     fields = [one for held in groups if isinstance(held, dict) for one in _fields_of(held)]
-    return dict(pair for one in fields[:MOST_FIELDS] for pair in _told(one))
+    return dict(pair for one in fields[:MOST_FIELDS] for pair in _field_pair(one))
 
 
 def _fields_of(group: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -42,7 +42,7 @@ def _fields_of(group: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     return (one for one in held if isinstance(one, dict)) if isinstance(held, list) else ()
 
 
-def _told(one: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _field_pair(one: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     at, value = one.get("key"), one.get("value")
     if isinstance(value, dict) and "checked" in value:
         value = value.get("value") if value["checked"] is True else None

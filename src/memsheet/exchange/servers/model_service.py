@@ -35,18 +35,18 @@ def model_service_servers(name: str, text: str, parse: Callable[[str, str], Any]
     trees = [tree for one in DOCUMENT_BREAK.split(text)[:MOST] if (tree := tree_of(parse, name, one))]
     found: list[NamedServer] = []
     for tree in trees:
-        held = _inner(tree, "spec") if tree.get("kind") == "ModelService" else tree
-        if isinstance(_inner(held, ARTIFACTS).get("uri"), str):
+        held = _inner_values(tree, "spec") if tree.get("kind") == "ModelService" else tree
+        if isinstance(_inner_values(held, ARTIFACTS).get("uri"), str):
             found += [one for role in ROLES for one in _role_servers(role, held)]
     return found
 
 
 def _role_servers(role: str, values: Mapping[str, Any]) -> Iterator[NamedServer]:
-    held, model = _inner(values, role), _served_model(_inner(values, ARTIFACTS))
+    held, model = _inner_values(values, role), _served_model(_inner_values(values, ARTIFACTS))
     containers = held.get("containers")
     if held.get("create") is False or held.get("replicas") == 0 or not isinstance(containers, list):
         return
-    degrees = _degrees(_inner(held, "parallelism"))
+    degrees = _degrees(_inner_values(held, "parallelism"))
     for container in containers:
         if isinstance(container, Mapping):
             made = _as_started(container, model, degrees)
@@ -101,6 +101,6 @@ def _served_model(artifacts: Mapping[str, Any]) -> str:
     return str(artifacts.get("name") or f"{MOUNTED}/{path.partition('/')[2]}")
 
 
-def _inner(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _inner_values(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     held = tree.get(key)
     return held if isinstance(held, Mapping) else {}

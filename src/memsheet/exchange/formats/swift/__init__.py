@@ -112,7 +112,7 @@ def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
     if values.get("deepspeed"):
         return with_master(mixed)
     own = {**values, mixed: True, **({f"{SCRIPT}.lora_rank": 1} if _trains_adapter(values) else {})}
-    own |= {f"{SCRIPT}.quantized": True} if _quantizer(values) and values.get("quant_bits") else {}
+    own |= {f"{SCRIPT}.quantized": True} if _quant_method(values) and values.get("quant_bits") else {}
     half = row_of(TRANSFORMERS, mixed).read(value=True, values=own) if mixed in HALVES else {}
     return {**half, **row_of(TRANSFORMERS, f"{SCRIPT}.dtype").read(value, own)}
 
@@ -153,7 +153,7 @@ def _read_targets(value: Any, values: Values) -> Mapping[str, Any]:
     return {"adapter.targets": found} if _trains_adapter(values) else {}
 
 
-def _quantizer(values: Values) -> Any:
+def _quant_method(values: Values) -> Any:
     """The method that quantizes: nothing does where none is named (base_args/quant_args.py:46-47), but
     Unsloth (swift/model/register.py:82).
     """
@@ -161,7 +161,7 @@ def _quantizer(values: Values) -> Any:
 
 
 def _read_bits(value: Any, values: Values) -> Mapping[str, Any]:
-    method = _quantizer(values)
+    method = _quant_method(values)
     if method is None:
         return {}
     if method != "bnb":

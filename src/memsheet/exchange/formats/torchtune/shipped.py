@@ -18,7 +18,7 @@ WITHOUT = "without"
 
 def shipped_values(values: Values) -> Mapping[str, Any]:
     """What the configuration says that a command names; nothing of a file of people's own."""
-    held = _configs()
+    held = _shipped_names()
     own = held["configs"].get(str(values.get(TUNE_FILE)))
     if own is None:
         return {}
@@ -31,5 +31,5 @@ def shipped_values(values: Values) -> Mapping[str, Any]:
 
 
 @cache
-def _configs() -> Mapping[str, Mapping[str, Any]]:
+def _shipped_names() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("configs.toml").read_text(encoding="utf-8"))
