@@ -53,6 +53,7 @@ from memsheet.questions.files_on_disk import (
     with_called_scripts,
     with_variables_beside,
 )
+from memsheet.questions.labelled_models import with_labels_head
 from memsheet.questions.named_models import (
     bundled_draft,
     bundled_name,
@@ -191,6 +192,7 @@ def _check_job(
     cards = question["gpus"] or files_read.document.get("gpus")
     reads = {one: _as_cards_decide(read, cards, name) for one, read in reads.items()}
     reads = with_kernels_of_card(reads, lambda: model_of(name)) if bf16 is False else reads
+    name, reads = with_labels_head(name, reads)
     name = with_stretched_positions(name, reads, files_read.texts)
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)

@@ -68,13 +68,34 @@ def test_a_length_that_the_command_gives_comes_before_the_default(
     assert not [one for one in found["mistakes"] if one["rule"] == "unknown-key"]
 
 
-@pytest.mark.parametrize(("gpus", "result"), [("1xRTX4090", "uncertain"), ("1xH100-80GB", "fits")])
-def test_a_head_of_labels_takes_no_more_than_one_of_tokens(
-    gpus: str, result: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("model", "called"),
+    [
+        ("FacebookAI/xlm-roberta-base", "XLMRobertaForSequenceClassification"),
+        ("Qwen/Qwen2.5-0.5B", ""),
+    ],
+)
+def test_a_head_of_labels_takes_the_place_of_the_vocabularys(
+    model: str, called: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sheet is of the whole vocabulary: what fits with that fits, and what does not may."""
-    written(tmp_path, labels__py=LABELS)
-    assert checked(tmp_path / "labels.py", capsys, gpus)["result"] == result
+    """Where the model's family has one; else what fits with a vocabulary's fits, and what does not may."""
+    script = LABELS.replace("FacebookAI/xlm-roberta-base", model)
+    written(tmp_path, labels__py=script, lm__py=script.replace("SequenceClassification", "CausalLM"))
+    found = {name: checked(tmp_path / f"{name}.py", capsys, "1xH100-80GB") for name in ("labels", "lm")}
+    assert found["labels"]["result"] == "fits"
+    told = f"the model is loaded as {called}" in found["labels"]["sheet"]["notes"]
+    needs = {name: held["sheet"]["verdict"]["device_bytes"] for name, held in found.items()}
+    assert told == bool(called)
+    assert needs["labels"] < needs["lm"] if called else needs["labels"] == needs["lm"]
+
+
+def test_an_example_of_the_library_says_its_head_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--model_name_or_path bert-base-cased --max_seq_length 128 --fp16 --output_dir o"
+    written(tmp_path, run__sh=f"python run_ner.py {flags}\n")
+    found = checked(tmp_path / "run.sh", capsys, "1xT4")
+    assert "the model is loaded as BertForTokenClassification" in found["sheet"]["notes"]
 
 
 @pytest.mark.parametrize(

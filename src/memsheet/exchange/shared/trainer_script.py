@@ -245,6 +245,7 @@ def _arguments_named(*nodes: ast.AST) -> str | None:
 LABELS = re.compile(
     r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b"
 )
+LABELS_PLACE = f"{SCRIPT}.labels"
 
 
 def _labels_key(called: str) -> dict[str, Any]:
