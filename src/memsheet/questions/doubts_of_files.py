@@ -46,7 +46,7 @@ from memsheet.sheet import STATES, Component, Instant, Sheet
 
 TOWER = re.compile(r"visual|vision|audio|projector", re.IGNORECASE)
 """In the path of what belongs to a tower, in the library's classes of models that see or hear."""
-NOT_MODELLED = "the files set what the sheet does not hold"
+LEFT_OUT = "the sheet leaves out"
 
 
 def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
@@ -327,17 +327,7 @@ def _not_held(reads: Mapping[str, Read], named: list[str]) -> str:
         for one in named
         if any(one.startswith(f"{at} ") for read in reads.values() for at in engine_default_places(read))
     ]
-    said = (
-        f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}"
-        if len(named) > len(alone)
-        else ""
-    )
-    unsaid = (
-        (
-            "the engine does by itself, as the files do not say otherwise, what the sheet does not hold: "
-            f"{', '.join(alone)}"
-        )
-        if alone
-        else ""
-    )
+    set_there = [one for one in named if one not in alone]
+    said = f"{LEFT_OUT} {', '.join(set_there)}" if set_there else ""
+    unsaid = f"{LEFT_OUT} what the tool does by default: {', '.join(alone)}" if alone else ""
     return "; ".join(filter(None, (said, unsaid)))

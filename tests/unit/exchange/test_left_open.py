@@ -224,7 +224,7 @@ def test_an_adapters_kernels_are_axolotls_own_doing(tmp_path: Path) -> None:
         "512\nmicro_batch_size: 1\n"
     )
     text += "gradient_accumulation_steps: 1\noptimizer: adamw_torch\nbf16: true\n"
-    assert "the engine does by itself" in checked(tmp_path, {"axolotl.yaml": text}, seq_len=None).doubt
+    assert "what the tool does by default" in checked(tmp_path, {"axolotl.yaml": text}, seq_len=None).doubt
     said = checked(tmp_path, {"axolotl.yaml": text + "lora_mlp_kernel: true\n"}, seq_len=None)
     assert said.doubt.startswith("the files set")
 
