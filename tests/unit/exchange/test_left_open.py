@@ -226,7 +226,7 @@ def test_an_adapters_kernels_are_axolotls_own_doing(tmp_path: Path) -> None:
     text += "gradient_accumulation_steps: 1\noptimizer: adamw_torch\nbf16: true\n"
     assert "what the tool does by default" in checked(tmp_path, {"axolotl.yaml": text}, seq_len=None).doubt
     said = checked(tmp_path, {"axolotl.yaml": text + "lora_mlp_kernel: true\n"}, seq_len=None)
-    assert said.doubt.startswith("the files set")
+    assert said.doubt.startswith("the sheet leaves out lora_mlp_kernel")
 
 
 @pytest.mark.parametrize("width", [80, 120])
