@@ -26,6 +26,7 @@ ELSEWHERE = {
     "catalog/__init__.py": "the package's own tables",
     "catalog/cards.py": "the package's own tables",
     "catalog/instances.py": "the package's own tables",
+    "exchange/formats/torchtune/shipped.py": "the package's own tables",
     "trace/child.py": "what the parent process wrote",
     "trace/recordings/worker.py": "what the parent process wrote",
     "trace/launch.py": "what its own children wrote, and where they run",

@@ -41,7 +41,8 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
             "@hidden": model.hidden,
         }
         if (moves := find_format("transformers").moves) is not None:
-            yield from moves({"script.unsloth": True}, sizes)
+            adapter = {"script.lora_rank": int(plan.adapter.rank)} if plan.adapter is not None else {}
+            yield from moves({"script.unsloth": True, **adapter}, sizes)
     if (
         library == "axolotl"
         and plan.adapter is None

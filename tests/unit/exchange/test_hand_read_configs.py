@@ -31,7 +31,7 @@ AXOLOTL = {
     "gpt-oss-gpt-oss-20b-fft-fsdp2.yaml": ("openai/gpt-oss-20b", "fsdp2", 1, 2, 4096, None, None, "full", "flash"),
     "distributed-parallel-qwen3-8b-fsdp-tp-cp.yaml": ("Qwen/Qwen3-8B", "fsdp2", 1, 1, 8192, None, None, None, "flash"),
     "llama-4-scout-qlora-flexattn-fsdp2.yaml": ("axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16", "fsdp2", 2, 1, 4096, 32, NF4, "full", "sdpa"),
-    "archived-falcon-config-7b-qlora.yml": ("tiiuae/falcon-7b", DDP, 1, 2, 2048, 64, NF4, "full", "sdpa"),
+    "archived-falcon-config-7b-qlora.yml": ("tiiuae/falcon-7b", DDP, 1, 2, 2048, 64, NF4, "full", "xformers"),
     "llama-3-instruct-dpo-lora-8b.yml": ("meta-llama/Meta-Llama-3-8B-Instruct", DDP, 2, 4, 4096, 32, "int8", "full", "flash"),
     "qwen2-dpo.yaml": ("Qwen/Qwen2.5-0.5B", DDP, 2, 4, 2048, None, None, "full", "flash"),
     "llama-3-lora-1b.yml": ("NousResearch/Llama-3.2-1B", DDP, 2, 2, 2048, 16, None, "full", "flash"),

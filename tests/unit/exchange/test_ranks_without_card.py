@@ -44,7 +44,7 @@ STARTED: dict[str, tuple[int, dict[str, str]]] = {
     "replicas": (8, accelerate(8, distributed_type="MULTI_GPU")),
     "one": (1, accelerate(1, distributed_type="NO")),
     "slurm": (16, {"job.slurm": (
-        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:a100:8\nsrun torchrun --nnodes 2 --nproc_per_node 8 train.py --fsdp full_shard"
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:8\nsrun torchrun --nnodes 2 --nproc_per_node 8 train.py --fsdp full_shard"
         " --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 True\n"
     )}),
     "megatron": (8, {"pretrain.sh": f"torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --use-distributed-optimizer {MEGATRON}\n"}),

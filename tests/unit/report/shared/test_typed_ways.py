@@ -183,6 +183,7 @@ def test_what_helps_a_librarys_job_is_sure_to_fit_with_what_the_library_holds_be
         ("llama-3.1-8b", "8xA100-40GB"),
         ("llama-3.2-1b", "2xL4"),
         ("llama-3.1-8b", "1xRTX4090"),
+        ("llama-3.1-8b", "1xRTX4080"),
     ):
         line = ["train", model, "--gpus", gpus, "--seq-len", "4096", "--engine", library]
         document = run(line, capsys)
