@@ -129,6 +129,8 @@ def _shortened_launch(words: list[str]) -> str:
     start = around.server_flags_index(words, around.LAUNCHES, around.ALONE) or 0
     shown = [word.rpartition("/")[2] if at < start else word for at, word in enumerate(words)]
     first = max(0, start - 3) if "-m" in words[max(0, start - 3) : start] else max(0, start - 2)
+    while first and words[first].startswith("-"):
+        first -= 1  # the interpreter before its switches
     last = start + 2 if words[start : start + 1] and _is_flag(words[start]) else start + 1
     return " ".join(shown[first:last])[:LONGEST_SHOWN]
 

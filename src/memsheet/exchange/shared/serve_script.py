@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
+from memsheet.exchange.shared.python_switches import last_switch_index
 from memsheet.exchange.shared.shell_text import squeeze_sums, sums_summed_up
 from memsheet.guard.budget import Budget, TooMuchError
 
@@ -244,15 +245,15 @@ def server_flags_index(
     """Where a command's flags begin: after a launch, or after the container's image where that starts the
     server itself.
     """
-    for at, word in enumerate(words):
-        own = word.rpartition("/")[2].partition("@")[0]
+    for place, word in enumerate(words):
+        own, at = word.rpartition("/")[2].partition("@")[0], last_switch_index(words, place)
         for launch in launches:
             started = (
                 own == launch[0]
                 or (launch[0] == "python" and own.startswith("python"))
-                or _is_build_of(own, launch, words, at)
+                or _is_build_of(own, launch, words, place)
             )
-            sure = started and (len(launch) > 1 or _is_program_started(words, at))
+            sure = started and (len(launch) > 1 or _is_program_started(words, place))
             if sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
     named = (

@@ -17,6 +17,7 @@ from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import asked_of, join_files
+from memsheet.exchange.shared import serve_script as around
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES
 from memsheet.plan.device import cluster_of
@@ -413,3 +414,17 @@ def test_the_plans_of_a_search_are_exported_and_checked(tmp_path: Path, capsys: 
         assert "meta-llama/Llama-3.1-8B" in (out / f"{engine}.sh").read_text()
         assert main(["check", str(out)]) == 0
         assert main(["check", str(out / f"{engine}.sh"), "--gpus", "2xH100-80GB"]) == 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "python -u -m vllm.entrypoints.openai.api_server --model",
+        "nohup python3 -uB -W ignore -m vllm.entrypoints.openai.api_server --model",
+        "python3.12 -OO -Xutf8 -m vllm.entrypoints.openai.api_server --model",
+        "python -X importtime -Wignore -m sglang.launch_server --model-path",
+    ],
+)
+def test_switches_of_the_interpreter_stand_before_a_servers_module(start: str) -> None:
+    words = f"{start} org/name".split()
+    assert around.server_flags_index(words, around.LAUNCHES, ()) == len(words) - 2
