@@ -263,10 +263,12 @@ def _plan_keys_of_flag(read: Read, at: str) -> tuple[str, ...]:
 
 def _is_flag_given(read: Read, at: str, given: Mapping[str, Any]) -> bool:
     keys = _plan_keys_of_flag(read, at)
+    keys = tuple(key for key in keys if not key.startswith("@")) or keys  # cards say no degree
     return bool(keys) and any(given.get(key) is not None for key in keys)
 
 
-def _flag_hint(read: Read, at: str, value: Any = 2) -> str:
+def _flag_hint(read: Read, at: str, value: Any = "") -> str:
     """The flag of this program that says it."""
     flag = next((name for name, key in SHORT.items() if key in _plan_keys_of_flag(read, at)), None)
-    return f": --{flag.replace('_', '-')} {value} says it" if flag else ""
+    given = f"{flag.replace('_', '-')} {value}".rstrip() if flag else ""
+    return f": --{given} says it" if given else ""

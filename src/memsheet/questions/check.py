@@ -63,6 +63,7 @@ from memsheet.questions.named_models import (
     strange_draft,
     unnamed_words,
 )
+from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.pod_jobs import with_pod_commands
 from memsheet.questions.preference_jobs import preference_doubt
@@ -264,6 +265,8 @@ def _join_on_cards(
 ) -> tuple[Together, Any]:
     """The files as one request, and the cards that it runs on."""
     whole = join_files(reads, planned, flags, named_cards(str(gpus))[0] if gpus else None)
+    if named := list(open_degrees(reads, {**planned, **flags})):
+        return with_degree_of_cards(whole, named, named_cards(str(gpus))[0] if gpus else None), gpus
     taken = _fewer_cards(gpus, where, whole, reads)
     if not taken:
         return whole, gpus

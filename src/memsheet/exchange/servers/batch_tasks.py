@@ -12,7 +12,7 @@ from typing import Any
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
-from memsheet.exchange.shared.serve_script import slurm_variables
+from memsheet.exchange.shared.slurm_environment import submitted_variables
 
 ACCELERATORS = "resources.accelerators"
 _DIRECTIVE = re.compile(r"^#SBATCH.*\n", re.MULTILINE)
@@ -25,7 +25,7 @@ def batch_servers(_: str, text: str, parse: Callable[[str, str], Any]) -> list[N
     del parse
     if not _DIRECTIVE.search(text) or not starts_a_server(text) or next(iter(script_launches(text)), None):
         return []
-    given = (f"export {one}" for one in slurm_variables(_DIRECTIVE.findall(text)))
+    given = (f"export {one}" for one in submitted_variables(_DIRECTIVE.findall(text)))
     return [NamedServer("sbatch", "\n".join([*given, _DIRECTIVE.sub("", text)]))]
 
 

@@ -293,7 +293,7 @@ def read_format_values(form: Format, values: Values) -> Read:
             continue
         if value in (None, AUTO, UNSET):
             assumed += [f"{at} = auto: the training script fills it in"] if value == AUTO else []
-            assumed += [f"{at} = {UNSET}, and the sheet is of none"] if value == UNSET else []
+            assumed += [f"{at} = {UNSET}: the sheet is made without it"] if value == UNSET else []
             value, taken = row.usual if value is None else None, value is None
         else:
             taken = False

@@ -15,6 +15,7 @@ from memsheet.exchange.shared import serve_script as around
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER
 from memsheet.exchange.shared.file_format import UNSET, Key, Values
 from memsheet.exchange.shared.serve_script import ENDS
+from memsheet.exchange.shared.slurm_environment import slurm_variables
 from memsheet.frozen import dataclass
 
 SWITCHES = tuple(
@@ -86,7 +87,7 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
     known, before, others = around.Variables(), list[str](), list[str]()
     for words in (part for line in around.script_lines(text) for part in around.split_line_commands(line)):
         known.learn(words)
-        known.learn(around.slurm_variables(known.filled(words, defaults=True)))
+        known.learn(slurm_variables(known.filled(words, defaults=True)))
         filled = known.filled(words, defaults=True)
         unnamed = around.server_flags_index(filled, around.LAUNCHES, around.ALONE) is None
         if how.model in found:

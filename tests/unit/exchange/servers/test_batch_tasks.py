@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
 from memsheet.exchange import read_text
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.here_documents import here_documents
+from memsheet.exchange.shared.slurm_environment import submitted_variables
 from memsheet.guard import parse_yaml
 from memsheet.questions.recognised_files import PARSERS
 
@@ -53,3 +60,34 @@ def test_texts_that_a_script_writes() -> None:
     text = "cat > ./a.yml <<EOF\nx: 1\ny: 2\nEOF\ncat <<'END' | tee /b/c.yaml\nz\nEND\necho\n"
     assert here_documents(text) == {"a.yml": "x: 1\ny: 2", "c.yaml": "z"}
     assert here_documents("cat <<EOF\nx\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("directives", "stages"),
+    [
+        ("--nodes=2 --gpus-per-node=8", "$SLURM_JOB_NUM_NODES"),
+        ("-N 2 --gres=gpu:h100:8", "${SLURM_NNODES}"),
+        ("-N2 --ntasks-per-node=8", "$((SLURM_NTASKS / 8))"),
+        ("--gpus-per-node 2", "$SLURM_GPUS_PER_NODE"),
+        ("--gpus=2", "$SLURM_GPUS"),
+    ],
+)
+def test_slurm_gives_its_variables_by_what_the_header_asks_for(directives: str, stages: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH {directives}\nvllm serve a/b -tp 8 --pipeline-parallel-size {stages}\n"
+    found = read_text("a.sbatch", text, PARSERS)
+    assert (found.request["mesh.pp"], found.unmodelled) == (2, ())
+
+
+def test_a_range_of_nodes_gives_none() -> None:
+    assert "NNODES" not in "".join(submitted_variables(["#SBATCH -N 1-4", "#SBATCH --gpus-per-node=8"]))
+
+
+def test_a_degree_that_nobody_set_is_no_sure_refusal(tmp_path: Path) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text(
+        "vllm serve meta-llama/Llama-3.1-405B-Instruct -tp 8 -pp $(nnodes) --max-model-len 8192\n"
+    )
+    few, more = (memsheet.check(file, gpus=f"{count}xH100-80GB") for count in (8, 16))
+    assert few.result is more.result is Result.UNCERTAIN
+    assert more.answer is not None
+    assert int(more.answer.plan.mesh.pp) == 2
