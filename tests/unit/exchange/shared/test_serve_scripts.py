@@ -18,6 +18,7 @@ from memsheet.engines.vllm import facts as engine
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text
 from memsheet.exchange.shared import serve_script as around
+from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.exchange.verdict_doubts import stored_as
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
@@ -357,7 +358,7 @@ def test_a_pod_is_read_as_its_command(image: str, runs: str) -> None:
     }
     assert not found.unmodelled
     assert dict(reading(POD % (image, runs, 1), "a.yaml").unmodelled) == {
-        "nvidia.com/gpu": "1, and the command takes 2"
+        CARDS: "nvidia.com/gpu gives 1, and the command takes 2"
     }
 
 
