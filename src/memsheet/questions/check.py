@@ -59,6 +59,7 @@ from memsheet.questions.named_models import (
     bundled_name,
     model_of,
     model_of_files,
+    names_no_model,
     stored_dtype,
     strange_draft,
     unnamed_words,
@@ -210,6 +211,7 @@ def _check_job(
         checked,
         why_not=(*unreadable, *checked.why_not),
         no_model="" if name or unreadable else unnamed_words(files_read.reads),
+        keys_alone=not cards and all(map(names_no_model, files_read.reads.values())),
     )
 
 
