@@ -9,13 +9,16 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.launched_script import script_launches
+from memsheet.exchange.shared.launched_script import PYTHON, Launch, script_launches
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
 from memsheet.exchange.shared.slurm_environment import submitted_variables
 
 ACCELERATORS = "resources.accelerators"
 _DIRECTIVE = re.compile(r"^#SBATCH.*\n", re.MULTILINE)
+_TRAINS = re.compile(
+    r"train|tune|sft|dpo|ppo|rlhf|(?<![a-z])(?:grpo|rl|lora|distill)(?![a-z])", re.IGNORECASE
+)
 _RUN = re.compile(r"^run:", re.MULTILINE)
 _CARDS = re.compile(r"[A-Za-z][\w.-]*:(\d{1,4})")
 
@@ -23,10 +26,19 @@ _CARDS = re.compile(r"[A-Za-z][\w.-]*:(\d{1,4})")
 def batch_servers(_: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The servers that a batch script starts; none where it launches a training, or nothing of ours."""
     del parse
-    if not _DIRECTIVE.search(text) or not starts_a_server(text) or next(iter(script_launches(text)), None):
+    if not _DIRECTIVE.search(text) or not starts_a_server(text):
+        return []
+    if any(not _is_client(one) for one in script_launches(text)):
         return []
     given = (f"export {one}" for one in submitted_variables(_DIRECTIVE.findall(text)))
     return [NamedServer("sbatch", "\n".join([*given, _DIRECTIVE.sub("", text)]))]
+
+
+def _is_client(launch: Launch) -> bool:
+    """Whether a script beside a server may be what asks it: one process of Python, that by its name trains
+    nothing.
+    """
+    return launch.launcher == PYTHON and not launch.flags and not _TRAINS.search(launch.script)
 
 
 def task_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:

@@ -91,3 +91,14 @@ def test_a_degree_that_nobody_set_is_no_sure_refusal(tmp_path: Path) -> None:
     assert few.result is more.result is Result.UNCERTAIN
     assert more.answer is not None
     assert int(more.answer.plan.mesh.pp) == 2
+
+
+@pytest.mark.parametrize(
+    "client", ["python eval.py --base-url x", "srun python client.py", "python -u bench.py &"]
+)
+def test_a_server_in_the_background_is_the_job_of_a_batch_script(client: str) -> None:
+    found = read_text("a.sbatch", SBATCH.format(f"{LINE} &\nsleep 60\n{client}"), PARSERS)
+    assert (found.form.name, found.request["@model"], found.unmodelled) == ("vllm", "Qwen/Qwen3-8B", ())
+    for script in ("train.py", "grpo.py", "run_sft.py"):
+        text = SBATCH.format(f"{LINE} &\npython {script} --batch_size 4")
+        assert read_text("a.sbatch", text, PARSERS).form.name == "slurm"
