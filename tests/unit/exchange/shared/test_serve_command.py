@@ -428,3 +428,17 @@ def test_the_plans_of_a_search_are_exported_and_checked(tmp_path: Path, capsys: 
 def test_switches_of_the_interpreter_stand_before_a_servers_module(start: str) -> None:
     words = f"{start} org/name".split()
     assert around.server_flags_index(words, around.LAUNCHES, ()) == len(words) - 2
+
+
+def test_a_file_of_flags_has_each_switchs_no_form_and_passes_over_what_is_false() -> None:
+    """As vLLM's parser makes a command of it."""
+    text = "model: a/b\nmax-model-len: 8192\nno_enable_chunked_prefill: true\nno-enable-log-requests: true\nenforce-eager: false\n"
+    found = read_text("serve.yaml", text, PARSERS)
+    assert (found.form.name, found.values["--enable-chunked-prefill"], found.unknown) == ("vllm", False, ())
+    assert "--enforce-eager" not in found.values
+    assert [
+        at
+        for at, _ in read_text(
+            "a.yaml", f"{text}no-nonsense: true\ngpu-memory-utilization: 0.9\n", PARSERS
+        ).unknown
+    ] == ["--no-nonsense"]
