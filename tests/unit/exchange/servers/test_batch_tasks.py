@@ -102,3 +102,23 @@ def test_a_server_in_the_background_is_the_job_of_a_batch_script(client: str) ->
     for script in ("train.py", "grpo.py", "run_sft.py"):
         text = SBATCH.format(f"{LINE} &\npython {script} --batch_size 4")
         assert read_text("a.sbatch", text, PARSERS).form.name == "slurm"
+
+
+TARGETS = {
+    "Makefile": "MODEL ?= Qwen/Qwen3-8B # of 8B\nTP := 2\nserve: build\n\t@vllm serve $(MODEL) \\\n\t  -tp ${TP}\n",
+    "GNUmakefile": "MODEL = Qwen/Qwen3-8B\nall:\n\techo $$HOME\nserve:\n\tvllm serve $(MODEL) -tp 2\n",
+    "justfile": 'model := "Qwen/Qwen3-8B"\nserve:\n    vllm serve {{ model }} -tp 2\n',
+    "serve.ps1": "docker run `\n  vllm/vllm-openai:v0.11.0 `\n  --model Qwen/Qwen3-8B `\n  -tp 2\n",
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_have_their_files_variables(name: str) -> None:
+    found = read_text(name, TARGETS[name], PARSERS)
+    assert (found.request["@model"], found.request["mesh.tp"], found.unmodelled) == ("Qwen/Qwen3-8B", 2, ())
+    assert any("MODEL is taken as its default" in one for one in found.assumed) is (name == "Makefile")
+
+
+def test_each_target_that_serves_is_a_server_of_its_own() -> None:
+    text = "serve:\n\tvllm serve a/b\nbig:\n\tvllm serve a/c -tp 8\nclean:\n\trm -r x\n"
+    assert [one.name for one in servers_in_text("Makefile", text, parse_yaml)] == ["serve", "big"]
