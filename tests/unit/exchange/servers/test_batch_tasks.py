@@ -10,6 +10,7 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.exchange import read_text
 from memsheet.exchange.servers import servers_in_text
+from memsheet.exchange.shared.device_labels import named_card
 from memsheet.exchange.shared.here_documents import here_documents
 from memsheet.exchange.shared.slurm_environment import submitted_variables
 from memsheet.guard import parse_yaml
@@ -48,6 +49,9 @@ def test_a_task_that_serves_has_its_environment_and_cards() -> None:
     assert (found.request["engine_version"], found.unmodelled) == ("0.11.0", ())
     (open_,) = servers_in_text("a.yaml", TASK.format("{H100: 2, A100: 2}"), parse_yaml)
     assert open_.gpus is None
+    for choice in ("{H100:1, A100-80GB:2}", "[A100-80GB:2, H100]"):
+        least = read_text("a.yaml", TASK.format(choice), PARSERS)
+        assert (least.request["mesh.tp"], [at for at, _ in least.unmodelled]) == (1, ["variables"])
 
 
 def test_a_container_that_runs_a_shell_is_read_by_what_the_shell_runs() -> None:
@@ -122,3 +126,20 @@ def test_targets_have_their_files_variables(name: str) -> None:
 def test_each_target_that_serves_is_a_server_of_its_own() -> None:
     text = "serve:\n\tvllm serve a/b\nbig:\n\tvllm serve a/c -tp 8\nclean:\n\trm -r x\n"
     assert [one.name for one in servers_in_text("Makefile", text, parse_yaml)] == ["serve", "big"]
+
+
+@pytest.mark.parametrize(
+    ("text", "card"),
+    [
+        ("resources:\n  accelerators: {H100:1, A100-80GB:2}\n", "H100-80GB"),
+        ("resources:\n  accelerators: {H100: 4, L4: 1}\n", "L4"),
+        ("resources:\n  accelerators: [A100-80GB:2, H100]\n", "H100-80GB"),
+        ("gpu:\n  count: 1\n  type: nvidia-a10g\n", "A10G"),
+        ("gpu: {type: nvidia-l4, count: 1}\n", "L4"),
+        ("gpu:\n  type: nothing-known\n", None),
+        ("accelerators: {H100: 1, nonsense: 2}\n", None),
+    ],
+)
+def test_a_file_names_its_cards_and_of_a_choice_the_least(text: str, card: str | None) -> None:
+    found = named_card([text])
+    assert (found and found.card) == card
