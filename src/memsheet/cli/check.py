@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memsheet.budget import Result
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.check_each import worst_exit_code, worst_of_each
@@ -82,8 +81,7 @@ def _look_of(asked: Given, *, decimal: bool) -> Look:
 
 
 def _exit_code(checked: Checked) -> int:
-    if checked.stops or (checked.answer is None and checked.why_not):
+    no_sheet = checked.answer is None and (checked.why_not or checked.no_model)
+    if checked.stops or (no_sheet and not checked.keys_alone):
         return NO_START
-    if checked.no_model and checked.on_cards:
-        return jobs.EXIT[Result.UNCERTAIN]
     return jobs.EXIT[checked.result] if checked.result else 0

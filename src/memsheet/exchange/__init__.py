@@ -261,7 +261,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
     """
     servers = servers_in_text(name, text, parsers["yaml"])
     if not servers:
-        return _recognise_format(name, text, parsers)
+        return given_to(_recognise_format(name, text, parsers), None)
     own = [one for one in servers if one.name == server]
     script, first = joined_script(tuple(own) or servers), (own or servers)[0]
     found = given_to(_recognise_format(name, plain_script(script).text, parsers), first.gpus, first.at)
@@ -332,9 +332,17 @@ def as_released(found: Read, version: Any) -> Read:
         return found
     if form.released is None:
         return replace(found, release=str(version))
-    again = read_format_values(form.released(form, str(version)), found.values)
-    beside = found.assumed[len(read_format_values(form, found.values).assumed) :]
-    return replace(again, assumed=(*again.assumed, *beside), release=str(version))
+    again, before = (
+        read_format_values(one, found.values) for one in (form.released(form, str(version)), form)
+    )
+    beside = found.assumed[len(before.assumed) :]
+    more = tuple(one for one in found.unmodelled if one not in before.unmodelled)
+    return replace(
+        again,
+        assumed=(*again.assumed, *beside),
+        unmodelled=(*again.unmodelled, *more),
+        release=str(version),
+    )
 
 
 DTYPE_UNKNOWN = (

@@ -15,6 +15,7 @@ from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.moved_states import freezes_weights, may_cap_pool, moves_states
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
+from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.frozen import dataclass
 from memsheet.plan.aliases import OWN_FP16
 from memsheet.plan.engine_registry import engine_of
@@ -235,6 +236,8 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
             count, _, rest = str(value).partition("; ")
             why = f"{rest}: a sheet is of one server, and those may be on the same cards"
             yield f"{FURTHER} ({count.replace(' read', ' commands read')}; {why})"
+        elif at == CARDS:
+            yield f"that {value}"
         elif at == ACCOUNTING:
             name, _, rest = str(value).rstrip(")").partition(" (the sheet is ")
             yield f"{at} of {name} itself is not modelled: the sheet is {rest}; {BY_WHICH[result]}"
@@ -263,10 +266,12 @@ def _plan_keys_of_flag(read: Read, at: str) -> tuple[str, ...]:
 
 def _is_flag_given(read: Read, at: str, given: Mapping[str, Any]) -> bool:
     keys = _plan_keys_of_flag(read, at)
+    keys = tuple(key for key in keys if not key.startswith("@")) or keys  # cards say no degree
     return bool(keys) and any(given.get(key) is not None for key in keys)
 
 
-def _flag_hint(read: Read, at: str, value: Any = 2) -> str:
+def _flag_hint(read: Read, at: str, value: Any = "") -> str:
     """The flag of this program that says it."""
     flag = next((name for name, key in SHORT.items() if key in _plan_keys_of_flag(read, at)), None)
-    return f": --{flag.replace('_', '-')} {value} says it" if flag else ""
+    given = f"{flag.replace('_', '-')} {value}".rstrip() if flag else ""
+    return f": --{given} says it" if given else ""

@@ -59,10 +59,12 @@ from memsheet.questions.named_models import (
     bundled_name,
     model_of,
     model_of_files,
+    names_no_model,
     stored_dtype,
     strange_draft,
     unnamed_words,
 )
+from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.pod_jobs import with_pod_commands
 from memsheet.questions.preference_jobs import preference_doubt
@@ -209,6 +211,7 @@ def _check_job(
         checked,
         why_not=(*unreadable, *checked.why_not),
         no_model="" if name or unreadable else unnamed_words(files_read.reads),
+        keys_alone=not cards and all(map(names_no_model, files_read.reads.values())),
     )
 
 
@@ -264,6 +267,8 @@ def _join_on_cards(
 ) -> tuple[Together, Any]:
     """The files as one request, and the cards that it runs on."""
     whole = join_files(reads, planned, flags, named_cards(str(gpus))[0] if gpus else None)
+    if named := list(open_degrees(reads, {**planned, **flags})):
+        return with_degree_of_cards(whole, named, named_cards(str(gpus))[0] if gpus else None), gpus
     taken = _fewer_cards(gpus, where, whole, reads)
     if not taken:
         return whole, gpus

@@ -35,7 +35,7 @@ def cards_named_in_files(texts: Mapping[str, str], reads: Mapping[str, Read]) ->
     serves = any(read.request.get("task") == "infer" for read in reads.values())
     each = f"{found.each}x" if found.each and not serves else ""
     gpus = cards_of_launch(reads, each + found.card)
-    return CardsOfFiles(gpus, f"gpus = {gpus}: the files name {found.words}; --gpus says another")
+    return CardsOfFiles(gpus, f"gpus = {gpus}, as the files name ({found.words}); --gpus names another")
 
 
 def with_common_cards(checked: Checked, check_on: Callable[[str], Checked]) -> Checked:

@@ -40,7 +40,7 @@ DESCRIBES = re.compile(
     re.MULTILINE,
 )
 STARTS = re.compile(
-    r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|python3? -m"
+    r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|python3?(?: -\S+)* -m"
     r"|(swift|megatron) (sft|pt|rlhf|infer|deploy|rollout|sample|eval)"
     r"|llamafactory-cli|axolotl|tune run|trl (sft|dpo|grpo|kto|reward)|vllm serve|srun"
     r"|vllm\.entrypoints|sglang|llama-server|llama-cli|modelURL|hf://|vllm/vllm-openai"

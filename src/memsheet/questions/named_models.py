@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from memsheet.errors import InputError
 from memsheet.exchange import as_stored
-from memsheet.exchange.shared.file_format import AUTO, Read
+from memsheet.exchange.shared.file_format import AUTO, Read, runs_alone
 from memsheet.exchange.shared.serve_script import PRINTED, unset_variables
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
@@ -226,6 +226,13 @@ def strange_draft(reads: Mapping[str, Read], told: Mapping[str, Any]) -> str:
 
 def served_model(reads: Mapping[str, Read]) -> str | None:
     return next((str(read.request["@model"]) for read in reads.values() if read.request.get("@model")), None)
+
+
+def names_no_model(read: Read) -> bool:
+    """Whether a file is of a kind that configures a job whose model another file names."""
+    form = read.form
+    plain = form.kind in ("json", "yaml") and form.along is runs_alone
+    return plain and all(row.says != "@model" for row in form.keys) and "@model" not in read.request
 
 
 def unnamed_words(reads: Mapping[str, Read]) -> str:

@@ -15,6 +15,7 @@ from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
+from memsheet.exchange.shared.python_module import argument_remarks
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainer_script import ASKS_CARD, BITS, LORA, SCRIPT, UNSAID
 from memsheet.exchange.shared.trainers import inside_moves, inside_names, inside_rows, row_of, with_master
@@ -156,7 +157,7 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
 
 FORMAT = Format(
     name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values,
-    program_known=lambda _: False, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
+    program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
     refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED,
     unmodelled={
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),

@@ -100,12 +100,28 @@ def _in_a_file(text: str) -> Mapping[str, Any]:
     )
     if not isinstance(held, Mapping):
         return {}
-    flags = {f"--{str(at).replace('_', '-')}": value for at, value in held.items()}
+    said = (
+        _flag_of_file(str(at).replace("_", "-"), value) for at, value in held.items() if value is not False
+    )
+    flags = dict(said)
     own = [at for at in flags if at[2:].startswith(IN_A_FILE) and is_key(FORMAT, at)]
+    whole = "--model" in flags and all(is_key(FORMAT, at) for at in flags)
     return (
         {"--model": None, **{at: value for at, value in flags.items() if value != "auto"}}
-        if len(own) > 1
+        if len(own) > 1 or (own and whole)
         else {}
+    )
+
+
+def _flag_of_file(name: str, value: Any) -> tuple[str, Any]:
+    """A flag of a file: what is true is the bare flag, of which each switch has one that begins with no-, and
+    what is false is passed over (utils/argparse_utils.py, load_config_file).
+    """
+    on = f"--{name.removeprefix('no-')}"
+    return (
+        (on, False)
+        if value is True and name.startswith("no-") and is_key(FORMAT, on)
+        else (f"--{name}", value)
     )
 
 

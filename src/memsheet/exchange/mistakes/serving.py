@@ -6,6 +6,7 @@ fraction leaves.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from memsheet.budget import Answer
 from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
@@ -18,6 +19,7 @@ from memsheet.exchange.mistakes.serving_pool import (
     more_than_the_pool_holds,
 )
 from memsheet.exchange.shared.serve_script import OTHERS
+from memsheet.exchange.shared.visible_cards import CARDS, ELSEWHERE, VISIBLE
 from memsheet.plan.hardware import BF16_UNITS, FP8_UNITS, eight_bit_cache, is_older_device
 from memsheet.plan.model import Moe
 from memsheet.resolve.length import derived_max_length
@@ -184,8 +186,31 @@ def _no_experts(case: Case) -> Iterator[Found]:
             )
 
 
+def _more_ranks_than_cards(case: Case) -> Iterator[Found]:
+    """Ranks of one node's server beyond the cards that its process has. A cluster of Ray, or further nodes,
+    may have more; a release before the check looked for a cluster itself.
+    """
+    if any(ELSEWHERE.search(text) for text in case.texts.values()):
+        return
+    for name, read in case.of(*FLAGS):
+        values, flags, held = read.values, FLAGS[read.form.name], read.values.get(CARDS)
+        sizes = [values.get(flags[axis], 1) for axis in ("tp", "pp")]
+        several = values.get("--nnodes", 1) != 1 or any(not isinstance(size, int) for size in sizes)
+        if several or not isinstance(held, list) or prod(sizes) <= held[0]:
+            continue
+        count, at = held
+        searches = at == VISIBLE and read.form.name in USUAL_FRACTIONS and bool(read.release)
+        yield Found(
+            where=f"{name}: {flags['tp']}",
+            says=f"{prod(sizes)} ranks, and {at} gives the process {count} of the cards",
+            cure="as many cards as ranks, or no more ranks than cards",
+            stops=not searches,
+        )
+
+
 _V, _S = "vLLM v0.33.0 vllm", "SGLang v0.5.23 srt"
 SERVING = (
+    Rule(id="ranks-above-cards", source=f"{_V}/config/parallel.py, __post_init__: World size; {_S}/model_executor/model_runner.py, init_torch_distributed", looks=_more_ranks_than_cards),
     Rule(id="fraction-above-free", source=f"{_V}/v1/worker/utils.py:761", looks=fraction_of_more_than_is_free),
     Rule(id="fraction-leaves-too-little", source=f"{_S}/arg_groups/memory_hook.py:61; {_V}/v1/worker/gpu_worker.py:1049", looks=fraction_leaves_too_little),
     Rule(id="length-without-room", source=f"{_V}/v1/core/kv_cache_planning.py:80; {_S}/managers/tp_worker.py:425", looks=length_that_has_no_room),

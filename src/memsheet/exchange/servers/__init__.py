@@ -19,6 +19,7 @@ from memsheet.exchange.servers.model_service import model_service_servers
 from memsheet.exchange.servers.python_servers import python_servers
 from memsheet.exchange.servers.ray_serve import ray_servers
 from memsheet.exchange.servers.swift_commands import swift_servers
+from memsheet.exchange.servers.target_files import target_servers
 from memsheet.exchange.servers.vllm_recipes import recipe_servers
 from memsheet.exchange.shared.named_server import NamedServer, with_own_names
 from memsheet.exchange.shared.serve_charts import chart_servers
@@ -30,7 +31,7 @@ MOST_STARTED = 128
 """Servers of one file that are named."""
 Parse = Callable[[str, str], Any]
 KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
-    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, model_service_servers, chart_servers, values_servers, pod_servers, compose_servers, image_servers, task_servers, batch_servers, swift_servers, harness_servers,
+    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, model_service_servers, chart_servers, values_servers, pod_servers, compose_servers, image_servers, target_servers, task_servers, batch_servers, swift_servers, harness_servers,
 )  # fmt: skip
 """In the order in which a text is tried; one that is of no kind of theirs has none."""
 

@@ -9,13 +9,17 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.launched_script import script_launches
+from memsheet.exchange.shared.device_labels import least_cards
+from memsheet.exchange.shared.launched_script import PYTHON, Launch, script_launches
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
-from memsheet.exchange.shared.serve_script import slurm_variables
+from memsheet.exchange.shared.slurm_environment import submitted_variables
 
-ACCELERATORS = "resources.accelerators"
+ACCELERATORS, COUNT = "resources.accelerators", "SKYPILOT_NUM_GPUS_PER_NODE"
 _DIRECTIVE = re.compile(r"^#SBATCH.*\n", re.MULTILINE)
+_TRAINS = re.compile(
+    r"train|tune|sft|dpo|ppo|rlhf|(?<![a-z])(?:grpo|rl|lora|distill)(?![a-z])", re.IGNORECASE
+)
 _RUN = re.compile(r"^run:", re.MULTILINE)
 _CARDS = re.compile(r"[A-Za-z][\w.-]*:(\d{1,4})")
 
@@ -23,10 +27,19 @@ _CARDS = re.compile(r"[A-Za-z][\w.-]*:(\d{1,4})")
 def batch_servers(_: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The servers that a batch script starts; none where it launches a training, or nothing of ours."""
     del parse
-    if not _DIRECTIVE.search(text) or not starts_a_server(text) or next(iter(script_launches(text)), None):
+    if not _DIRECTIVE.search(text) or not starts_a_server(text):
         return []
-    given = (f"export {one}" for one in slurm_variables(_DIRECTIVE.findall(text)))
+    if any(not _is_client(one) for one in script_launches(text)):
+        return []
+    given = (f"export {one}" for one in submitted_variables(_DIRECTIVE.findall(text)))
     return [NamedServer("sbatch", "\n".join([*given, _DIRECTIVE.sub("", text)]))]
+
+
+def _is_client(launch: Launch) -> bool:
+    """Whether a script beside a server may be what asks it: one process of Python, that by its name trains
+    nothing.
+    """
+    return launch.launcher == PYTHON and not launch.flags and not _TRAINS.search(launch.script)
 
 
 def task_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
@@ -36,8 +49,9 @@ def task_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list
     if tree is None or not isinstance(run, str) or not starts_a_server(run):
         return []
     gpus = _accelerator_count(tree)
+    least = None if gpus is not None else _least_count(tree)
     setup = tree["setup"] if isinstance(tree.get("setup"), str) else ""
-    script = "\n".join([*_task_exports(tree, gpus), *_install_lines(setup), run])
+    script = "\n".join([*_task_exports(tree, gpus, least), *_install_lines(setup), run])
     return [NamedServer("run", script, gpus, ACCELERATORS)]
 
 
@@ -52,13 +66,38 @@ def _accelerator_count(tree: Mapping[str, Any]) -> int | None:
     return int(found[1]) if found else 1 if isinstance(told, str) else None
 
 
-def _task_exports(tree: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
+def _least_count(tree: Mapping[str, Any]) -> int | None:
+    """Cards of a node where a task may take any of several kinds: of those with the least memory."""
+    held = tree.get("resources")
+    told = held.get("accelerators") if isinstance(held, Mapping) else None
+    whole = told.items() if isinstance(told, Mapping) else ((one, None) for one in _listed(told))
+    named = (str(card) if count is None else f"{card}:{count}" for card, count in whole)
+    counted = [
+        (card, int(count or 1))
+        for card, _, count in (one.partition(":") for one in named)
+        if _is_count(count)
+    ]
+    least = least_cards(counted) if len(counted) > 1 else None
+    return least[1] if least else None
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_count(text: str) -> bool:
+    return not text or (text.isdecimal() and len(text) < 5)
+
+
+def _task_exports(tree: Mapping[str, Any], gpus: int | None, least: int | None) -> Iterator[str]:
     held = tree.get("envs")
     for name, value in held.items() if isinstance(held, Mapping) else ():
         if str(name).isidentifier() and isinstance(value, str | int | float):
             yield f"export {name}={shlex.quote(str(value))}"
     if gpus is not None:
-        yield f"export SKYPILOT_NUM_GPUS_PER_NODE={gpus}"
+        yield f"export {COUNT}={gpus}"
+    elif least is not None:
+        yield f'export {COUNT}="${{{COUNT}:-{least}}}"'
 
 
 def _install_lines(setup: str) -> Iterator[str]:

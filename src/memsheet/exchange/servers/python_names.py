@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.exchange.shared.python_module import Module, attribute_path, call_sites
+from memsheet.exchange.shared.python_module import Module, asks_command_line, attribute_path, call_sites
 from memsheet.exchange.shared.script_flags import PARSES, known_flags
 from memsheet.guard.budget import Budget, TooMuchError
 
@@ -27,8 +27,24 @@ Notes = Mapping[str, tuple[str, ...]]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+FROM_LINE = "parse_args_into_dataclasses"
+"""What makes objects of a command line (huggingface/transformers hf_argparser.py)."""
+
+
 class Made(dict[str, Any]):
     """What a constructor was given, which is no mapping of arguments itself."""
+
+
+class Fields(dict[str, Any]):
+    """The fields of a dataclass, at their defaults."""
+
+
+class Instance(Made):
+    """An object of a dataclass: what its fields hold."""
+
+
+class Parser(list[Instance]):
+    """A parser of dataclasses: what it makes where the command says nothing."""
 
 
 def parsed_flags(tree: ast.Module, nodes: Sequence[ast.AST]) -> tuple[dict[str, Any], Notes]:
@@ -61,6 +77,11 @@ def assumptions_of_names(nodes: Sequence[ast.AST], notes: Notes) -> Notes:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 found[name] = tuple(dict.fromkeys((*found.get(name, ()), *assumptions_of(value, found))))
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=value):
+                told = assumptions_of(value, found)
+                found |= {
+                    one.id: (*found.get(one.id, ()), *told) for one in names if isinstance(one, ast.Name)
+                }
     return found
 
 
@@ -70,18 +91,11 @@ def assumptions_of(node: ast.AST, notes: Notes) -> tuple[str, ...]:
     for one in ast.walk(node):
         path = ".".join(attribute_path(one)) if isinstance(one, ast.Name | ast.Attribute) else ""
         told |= dict.fromkeys(notes.get(path, ()))
-        if isinstance(one, ast.IfExp) and _asks_command_line(one):
+        if isinstance(one, ast.IfExp) and asks_command_line(one):
             told[f"line {one.lineno}: the command gives no argument"] = None
+        if isinstance(one, ast.Attribute) and one.attr == FROM_LINE:
+            told[f"line {one.lineno}: the command gives no flag of a dataclass"] = None
     return tuple(told)
-
-
-def _asks_command_line(node: ast.IfExp) -> bool:
-    """Whether a choice is of an argument where the command gives one."""
-    test, body = ast.walk(node.test), ast.walk(node.body)
-    return all(
-        any(isinstance(one, ast.Attribute) and attribute_path(one) == ["sys", "argv"] for one in part)
-        for part in (test, body)
-    )
 
 
 def function_parameters(
@@ -169,6 +183,11 @@ def known_constants(nodes: Sequence[ast.AST], flags: Mapping[str, Any]) -> dict[
     """
     found: dict[str, Any] = {**flags}
     for node in nodes:
+        if isinstance(node, ast.ClassDef) and _is_dataclass(node):
+            found[node.name] = _fields_of(node, found)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            for name, value in _unpacked_values(node.targets[0], expression_value(node.value, found)):
+                found[name] = value if found.get(name, value) == value else OPEN
         target = (
             node.targets[0]
             if isinstance(node, ast.Assign) and len(node.targets) == 1
@@ -183,8 +202,62 @@ def known_constants(nodes: Sequence[ast.AST], flags: Mapping[str, Any]) -> dict[
         ):
             value = _of_bounded_size(expression_value(node.value, found))
             found[target.id] = value if found.get(target.id, value) == value else OPEN
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()):
+                if isinstance(held := found.get(name), Instance):
+                    found[name] = Instance({**held, attr: OPEN})
     changed = {name for node in nodes for name in _changed_names(node)}
-    return {at: OPEN if at in changed and isinstance(held, Mapping) else held for at, held in found.items()}
+    return {
+        at: OPEN if at in changed and isinstance(held, Mapping | list) else held for at, held in found.items()
+    }
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    """Whether a class stands under ``@dataclass``, called or not, and is made of no other."""
+    marks = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
+    return not node.bases and any(
+        isinstance(one, ast.Name | ast.Attribute) and attribute_path(one)[-1:] == ["dataclass"]
+        for one in marks
+    )
+
+
+def _fields_of(node: ast.ClassDef, known: Mapping[str, Any]) -> Fields:
+    """Fields in their order; open without a plain default."""
+    return Fields(
+        (one.target.id, OPEN if one.value is None else _default_of_field(one.value, known))
+        for one in node.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    )
+
+
+def _default_of_field(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Call) and attribute_path(node.func)[-1:] == ["field"]:
+        return call_keywords(node, known).get("default", OPEN)
+    return expression_value(node, known)
+
+
+def _made_instance(node: ast.Call, fields: Fields, known: Mapping[str, Any], depth: int) -> Instance:
+    placed = (expression_value(one, known, depth) for one in node.args)
+    return Instance(
+        {**fields, **dict(zip(fields, placed, strict=False)), **call_keywords(node, known, depth)}
+    )
+
+
+def _unpacked_values(target: ast.Tuple, value: Any) -> Iterator[tuple[str, Any]]:
+    """Names of a tuple that is assigned to, with what each gets."""
+    same = isinstance(value, list) and len(value) == len(target.elts)
+    for at, one in enumerate(target.elts):
+        if isinstance(one, ast.Name):
+            yield one.id, value[at] if same else OPEN
+
+
+def _held_at(held: Any, at: Any) -> Any:
+    """What a mapping or a list has in a place."""
+    if isinstance(held, Mapping):
+        return held.get(at, OPEN) if isinstance(at, str) else OPEN
+    inside = isinstance(held, list) and type(at) is int and -len(held) <= at < len(held)
+    return held[at] if inside else OPEN
 
 
 def _changed_names(node: ast.AST) -> list[str]:
@@ -220,7 +293,20 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
         case ast.Attribute(value=ast.Name(id=name), attr=attr):
-            return known.get(f"{name}.{attr}", OPEN)
+            held = known.get(name)
+            return known.get(f"{name}.{attr}", held.get(attr, OPEN) if isinstance(held, Instance) else OPEN)
+        case ast.Subscript(value=whole, slice=at):
+            return _held_at(expression_value(whole, known, depth + 1), expression_value(at, known, depth + 1))
+        case ast.Call(func=ast.Name(id=name)) if isinstance(known.get(name), Fields):
+            return _made_instance(node, known[name], known, depth + 1)
+        case ast.Call(func=ast.Name(id="HfArgumentParser"), args=[only]):
+            whole = only.elts if isinstance(only, ast.Tuple | ast.List) else [only]
+            classes = [known.get(one.id) if isinstance(one, ast.Name) else None for one in whole]
+            fields = [one for one in classes if isinstance(one, Fields)]
+            return Parser(map(Instance, fields)) if len(fields) == len(classes) else OPEN
+        case ast.Call(func=ast.Attribute(value=whole, attr=attr)) if attr == FROM_LINE:
+            made = expression_value(whole, known, depth + 1)
+            return list(made) if isinstance(made, Parser) else OPEN
         case ast.Dict(keys=keys, values=values):
             found: dict[str, Any] = {}
             for at, held in zip(keys, values, strict=True):
@@ -231,7 +317,7 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
             return found
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             return [expression_value(one, known, depth + 1) for one in parts]
-        case ast.IfExp(orelse=other) if _asks_command_line(node):
+        case ast.IfExp(orelse=other) if asks_command_line(node):
             return expression_value(other, known, depth + 1)
         case ast.IfExp(test=test, body=body, orelse=other):
             told = expression_value(test, known, depth + 1)

@@ -28,6 +28,7 @@ from memsheet.exchange.servers.ray_serve import LOADING, engine_flag, llm_config
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.serve_script import LAUNCHES, OFFLINE_MODULE
+from memsheet.exchange.shared.visible_cards import python_exports
 
 MOST_TEXT, MOST_NODES = 2**15, 20_000
 MOST_SERVERS, MOST_LAUNCH = 64, 4
@@ -61,7 +62,7 @@ def python_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> li
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
-    pinned = "".join(f": {one[0]}\n" for one in _PINNED.finditer(text))
+    pinned = "".join(f": {one[0]}\n" for one in _PINNED.finditer(text)) + python_exports(text)
     found = _servers_of(tree, nodes) if len(nodes) <= MOST_NODES else ()
     return [replace(one, script=pinned + one.script) for one in islice(found, MOST_SERVERS)]
 

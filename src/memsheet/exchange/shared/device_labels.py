@@ -41,9 +41,16 @@ PLACES = (
     r"@\w+\.(?:function|cls)\([^@]*?\bgpu=\[?f?[\"']([\w.-]+)!?(?::[^\"']*)?[\"']",  # Modal
     r"@\w+\.(?:function|cls)\([^@]*?\bgpu=modal\.gpu\.(\w+)\(",
     r"^[ \t]*accelerators:[ \t]*[{\"']?[ \t]*([\w.-]+)[ \t]*:[ \t]*\d+[ \t]*[}\"']?[ \t]*(?:#.*)?$",  # SkyPilot
+    rf"^[ \t]*gpu:[ \t]*\n(?:[ \t]+\w+:[^\n]*\n){{0,4}}?[ \t]+type:[ \t]*{_VALUE}[ \t]*(?:#.*)?$",  # values of charts
+    rf"\bgpu:[ \t]*\{{[^}}\n]{{0,80}}?\btype:[ \t]*{_VALUE}[ \t]*[,}}]",
     r"^#SBATCH\s+--(?:gres=gpu|gpus(?:-per-node|-per-task)?)[=:]([A-Za-z][\w.-]*):\d+",  # Slurm
 )  # fmt: skip
 """Where files name a card, each with its name as the group."""
+
+
+CHOICE = re.compile(r"^[ \t]*accelerators:[ \t]*[\[{]([^\]}\n]{1,400})[\]}]", re.MULTILINE)
+"""Several kinds of cards, of which SkyPilot takes one (docs.skypilot.co reference/yaml-spec, accelerators)."""
+_CHOSEN = re.compile(r"[\"']?(?P<card>[A-Za-z][\w.-]*)[ \t]*(?::[ \t]*(?P<count>\d{1,4}))?[\"']?")
 
 
 class NamedCard(NamedTuple):
@@ -63,10 +70,26 @@ def named_card(texts: Iterable[str]) -> NamedCard | None:
 
 
 def _cards_in(text: str) -> Iterator[NamedCard]:
+    for told in CHOICE.finditer(text):
+        held = [(one["card"], int(one["count"] or 1)) for one in _CHOSEN.finditer(told[1])]
+        if len(held) > 1 and (least := least_cards(held)) is not None:
+            words = f"{', '.join(f'{card}:{count}' for card, count in held)}, any of them: the least"
+            yield NamedCard(least[0], least[1], words)
     for place in PLACES:
         for told in re.finditer(place, text, re.MULTILINE):
             if (card := card_called(told[1])) is not None:
                 yield card
+
+
+def least_cards(choice: Iterable[tuple[str, int]]) -> tuple[str, int] | None:
+    """Of cards with their counts those that have the least memory together, by the device's name; None where
+    one of them is not known.
+    """
+    called = [(card_called(name), count) for name, count in choice]
+    known = [(one.card, count) for one, count in called if one is not None]
+    if not known or len(known) != len(called):
+        return None
+    return min(known, key=lambda one: find_device(one[0]).framework_bytes * one[1])
 
 
 def card_called(name: str) -> NamedCard | None:

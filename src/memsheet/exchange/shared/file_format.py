@@ -98,6 +98,11 @@ class Key:
         return {self.says: next((plan for plan, name in self.names.items() if name == value), value)}
 
 
+def runs_alone(_: Values) -> tuple[str, ...]:
+    """No further files, as of a format that needs none."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """One engine's file. ``known``: its other keys, which change no byte (``a.*`` is all of a group);
@@ -171,9 +176,8 @@ class Format:
         None  # what a text leaves open and its defaults fill, in words
     )
     released: Callable[[Format, str], Format] | None = None  # the format as a release of the engine has it
-    along: Callable[[Values], tuple[str, ...]] = (
-        lambda _: ()
-    )  # formats of further files, without which it does not run the plan
+    # formats of further files, without which it does not run the plan
+    along: Callable[[Values], tuple[str, ...]] = runs_alone
     stored: str = (
         ""  # the place of the dtype that weights are loaded in, where the checkpoint's own may be meant
     )
@@ -293,7 +297,7 @@ def read_format_values(form: Format, values: Values) -> Read:
             continue
         if value in (None, AUTO, UNSET):
             assumed += [f"{at} = auto: the training script fills it in"] if value == AUTO else []
-            assumed += [f"{at} = {UNSET}, and the sheet is of none"] if value == UNSET else []
+            assumed += [f"{at} = {UNSET}: the sheet is made without it"] if value == UNSET else []
             value, taken = row.usual if value is None else None, value is None
         else:
             taken = False

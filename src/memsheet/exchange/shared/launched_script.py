@@ -26,6 +26,7 @@ from memsheet.exchange.shared.config_commands import (
 )
 from memsheet.exchange.shared.evaluation_words import PLAIN, EvaluatedModel, model_arguments
 from memsheet.exchange.shared.flag_words import flags_of
+from memsheet.exchange.shared.python_switches import last_switch_index
 from memsheet.exchange.shared.serve_script import (
     Variables,
     script_lines,
@@ -62,11 +63,6 @@ COMMAND_LINE = re.compile(
     re.MULTILINE,
 )
 """How a line of prose begins that is a command."""
-SWITCHES_OF_PYTHON = ("-u", "-O", "-OO", "-B", "-s", "-S", "-E", "-I", "-i", "-q", "-v", "-P", "-W", "-X")
-VALUED_OF_PYTHON = ("-W", "-X")
-"""Switches of the interpreter, and those of them that a word follows (Python 3, Using Python: command
-line).
-"""
 VISIBLE = re.compile(r"(?:CUDA|HIP)_VISIBLE_DEVICES=([\w-]+(?:,[\w-]+)*),?")
 PARALLEL, COUNTS = ("mpirun", "mpiexec", "horovodrun"), ("-np", "-n", "--np", "--n")
 """Programs that start as many processes as a flag of theirs says (mpirun(1), horovod/runner/launch.py)."""
@@ -93,7 +89,6 @@ NO_JOBS = frozenset(
 )
 """Modules that are no training of people's own, or that other formats read."""
 NEXT = "&&"
-PYTHON_NAME = re.compile(r"python[\d.]*")
 EVERY_CARD = ("gpu", "auto")
 """Words for as many processes as there are cards (torch/distributed/run.py, determine_local_world_size)."""
 MOST_NAMES = 16
@@ -220,7 +215,7 @@ def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
     """The launcher among the words of a command, and where what is given to it begins."""
     for place, word in enumerate(words):
         base = word.rpartition("/")[2]
-        at = _after_switches(words, place) if PYTHON_NAME.fullmatch(base) else place
+        at = last_switch_index(words, place)
         then = list(words[at + 1 : at + 3])
         if base == ACCELERATE and then[:1] == ["launch"]:
             return ACCELERATE, at + 2
@@ -242,13 +237,6 @@ def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
         if runs and then and (then[0].endswith(".py") or _is_own_module(then, words[at + 3 : at + 4])):
             return PYTHON, at + 1
     return None
-
-
-def _after_switches(words: Sequence[str], at: int) -> int:
-    """The place of the last of the interpreter's own switches, or of the interpreter."""
-    while at + 1 < len(words) and words[at + 1] in SWITCHES_OF_PYTHON:
-        at += 2 if words[at + 1] in VALUED_OF_PYTHON else 1
-    return at
 
 
 def _is_own_module(then: Sequence[str], given: Sequence[str]) -> bool:

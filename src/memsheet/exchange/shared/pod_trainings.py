@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.launched_script import script_launches
+from memsheet.exchange.shared.python_switches import SWITCHES
 from memsheet.exchange.shared.serve_pods import (
     DOCUMENT_BREAK,
     MOST,
@@ -26,7 +27,9 @@ OF_OTHERS = re.compile(
 """Trainings that are no start of a script."""
 COUNTED_JOBS = ("PyTorchJob", "TrainJob")
 """Kinds that give torchrun its nodes and processes as PET_* (formats/kubernetes.py, formats/trainjob.py)."""
-LAUNCHER = re.compile(r"\btorchrun(?=\s)|\bpython3? -m torch\.distributed\.(?:run|launch)(?=\s)")
+LAUNCHER = re.compile(
+    rf"\btorchrun(?=\s)|\bpython3?{SWITCHES}[ ]+-m torch\.distributed\.(?:run|launch)(?=\s)"
+)
 UNCOUNTED_MPI = re.compile(r"\bmpirun\b(?!.*\s--?np?\s)")
 
 

@@ -61,3 +61,24 @@ def attribute_path(node: ast.expr) -> list[str]:
         names.append(node.attr)
         node = node.value
     return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
+
+
+def asks_command_line(node: ast.IfExp) -> bool:
+    """Whether a choice is of an argument where the command gives one."""
+    test, body = ast.walk(node.test), ast.walk(node.body)
+    return all(
+        any(isinstance(one, ast.Attribute) and attribute_path(one) == ["sys", "argv"] for one in part)
+        for part in (test, body)
+    )
+
+
+def argument_remarks(text: str) -> tuple[str, ...]:
+    """Where a script is read as of a command without arguments, in words; nothing of what is no Python."""
+    if "sys.argv" not in text:
+        return ()
+    try:
+        nodes = list(ast.walk(syntax_tree(text)))
+    except ValueError:
+        return ()
+    asked = sorted(one.lineno for one in nodes if isinstance(one, ast.IfExp) and asks_command_line(one))
+    return tuple(f"line {line}: the command gives no argument" for line in asked)

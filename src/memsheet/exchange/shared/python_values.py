@@ -15,7 +15,7 @@ from memsheet.exchange.shared.plain_values import (
     is_bounded_literal,
     plain_part,
 )
-from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
+from memsheet.exchange.shared.python_module import Module, Tree, asks_command_line, attribute_path
 from memsheet.exchange.shared.script_flags import PARSES, known_flags
 from memsheet.guard.budget import TooMuchError
 
@@ -216,6 +216,8 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
             found = _looked_up(attribute_path(node), given)
             module.steps.spend_size(found)  # a name may stand for all that other names hold
             return found
+        case ast.IfExp(orelse=other) if asks_command_line(node):
+            return _evaluate_expression(module, other, given, depth + 1)
         case ast.IfExp(test=test, body=body, orelse=other):
             taken = _evaluate_condition(module, test, given, depth + 1)
             ways = (body, other) if taken is None else (body,) if taken else (other,)

@@ -12,9 +12,11 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.shared import serve_script as around
+from memsheet.exchange.shared import visible_cards as visible
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER
 from memsheet.exchange.shared.file_format import UNSET, Key, Values
 from memsheet.exchange.shared.serve_script import ENDS
+from memsheet.exchange.shared.slurm_environment import slurm_variables
 from memsheet.frozen import dataclass
 
 SWITCHES = tuple(
@@ -84,15 +86,17 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
     found: dict[str, Any] = {}
     left: dict[str, str] = {}
     known, before, others = around.Variables(), list[str](), list[str]()
+    earlier = list[list[str]]()
     for words in (part for line in around.script_lines(text) for part in around.split_line_commands(line)):
         known.learn(words)
-        known.learn(around.slurm_variables(known.filled(words, defaults=True)))
+        known.learn(slurm_variables(known.filled(words, defaults=True)))
         filled = known.filled(words, defaults=True)
         unnamed = around.server_flags_index(filled, around.LAUNCHES, around.ALONE) is None
         if how.model in found:
             others += [] if unnamed else [_shortened_launch(filled)]
             continue
         before += filled
+        earlier.append(filled)
         for word in filled:
             name, _, value = word.partition("=")
             if name and value and name in (how.partition, ALLOCATOR, OLDER, *how.variables):
@@ -105,12 +109,14 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
             others += [] if unnamed else [_shortened_launch(filled)]
         else:
             version = around.pinned_release(how.package, before)
+            cards = visible.cards_before(filled[:start]) or visible.exported_cards(earlier)
             said = _resolve_launch_flags(how, [*words, *named], known, filled[start:], weighed)
             told = _environment_flags(how, found)
             open_ones = [f"{at} {held}" for at, held in left.items() if at not in said and at in weighed]
             found = {
                 **found,
                 **({around.VERSION: version} if version else {}),
+                **({visible.CARDS: [*cards]} if cards else {}),
                 how.model: None,
                 **told,
                 **({around.OPEN: ", ".join(open_ones)} if open_ones else {}),
@@ -129,6 +135,8 @@ def _shortened_launch(words: list[str]) -> str:
     start = around.server_flags_index(words, around.LAUNCHES, around.ALONE) or 0
     shown = [word.rpartition("/")[2] if at < start else word for at, word in enumerate(words)]
     first = max(0, start - 3) if "-m" in words[max(0, start - 3) : start] else max(0, start - 2)
+    while first and words[first].startswith("-"):
+        first -= 1  # the interpreter before its switches
     last = start + 2 if words[start : start + 1] and _is_flag(words[start]) else start + 1
     return " ".join(shown[first:last])[:LONGEST_SHOWN]
 
@@ -281,6 +289,7 @@ PLACES = (
         out=lambda _: None,
         source="the image's tag, or the requirement that is installed",
     ),
+    Key(at=visible.CARDS, out=lambda _: None, back=lambda *_: {}, source="what the process is started with"),
 )
 OPEN_PLACES: Mapping[str, tuple[Any, ...]] = {around.OTHERS: (), around.MORE: (), around.OPEN: ()}
 """What keeps a script's verdict from being sure: a server beside the one that is read, arguments that are not

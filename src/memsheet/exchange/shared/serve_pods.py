@@ -23,6 +23,7 @@ from memsheet.exchange.shared.serve_script import (
     server_flags_index,
     split_line_commands,
 )
+from memsheet.exchange.shared.visible_cards import CARDS
 
 KINDS = frozenset(
     {
@@ -34,9 +35,14 @@ KINDS = frozenset(
 ones (LeaderWorkerSet, JobSet, KServe, Ray, Argo).
 """
 CONFIG_MAP = "ConfigMap"
+GROUP, GROUP_SIZE = "LeaderWorkerSet", "LWS_GROUP_SIZE"
+"""A kind of which each replica is one server on several pods, its leader's before its workers', and the
+variable by which each of them knows how many they are (kubernetes-sigs/lws, api/leaderworkerset/v1
+leaderworkerset_types.go).
+"""
 JOBS = frozenset({"PyTorchJob", "TrainJob"})
 """Kinds that have formats of their own."""
-MOST, MOST_NAMED = 16, 120
+MOST, MOST_NAMED, MOST_GROUP = 16, 120, 10_000
 FOREIGN, NO_SERVER = "a kind that is not read", "in which no server's command stands"
 DOCUMENT_BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _VALUE = re.compile(r"(\$\(\w+\))")
@@ -62,11 +68,18 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
             foreign += [] if kind in JOBS else [f"{kind} of {tree['apiVersion']}"[:MOST_NAMED]]
             continue
         seen.append(kind)
-        found += [
-            NamedServer(_object_name(tree), line, gpus := container_gpu_limit(held), together=gpus is None)
+        size = _group_size(tree) if kind == GROUP else None
+        own = [
+            NamedServer(
+                _object_name(tree),
+                f"export {GROUP_SIZE}={size}\n{line}" if size else line,
+                gpus * (size or 1) if (gpus := container_gpu_limit(held)) else gpus,
+                together=gpus is None,
+            )
             for held in (with_config_values(one, maps) for one in pod_containers(tree))
             if (line := command_line(held)) and starts_a_server(line)
         ]
+        found += own[:1] if size else own
     if found:
         return found
     if seen:
@@ -82,6 +95,12 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
             "file", name, f"is {_indefinite_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known
         )
     return []
+
+
+def _group_size(tree: Mapping[str, Any]) -> int | None:
+    """Pods of a group, the leader with them."""
+    size = _inner(tree.get("spec"), "leaderWorkerTemplate").get("size", 1)
+    return size if type(size) is int and 0 < size < MOST_GROUP else None
 
 
 def config_maps(trees: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -214,14 +233,20 @@ def starts_a_server(text: str) -> bool:
 
 
 def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:
-    """What was read, with the cards of the container where they are fewer than the command takes."""
+    """What was read, with the cards of the container, or of the process, where they are fewer than the
+    command takes.
+    """
+    if gpus is None and isinstance(held := found.values.get(CARDS), list):
+        gpus, at = held
     ranks = 1
     for axis in ("dp_replicate", "tp", "pp"):
         size = found.request.get(f"mesh.{axis}", 1)
         ranks *= size if isinstance(size, int) else 1
     if gpus is None or gpus >= ranks:
         return found
-    return replace(found, unmodelled=(*found.unmodelled, (at, f"{gpus}, and the command takes {ranks}")))
+    short = (CARDS, f"{at} gives {gpus}, and the command takes {ranks}")
+    values = {**found.values, CARDS: [gpus, at]}
+    return replace(found, unmodelled=(*found.unmodelled, short), values=values)
 
 
 def container_gpu_limit(container: Mapping[str, Any]) -> int | None:

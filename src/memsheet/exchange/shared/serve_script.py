@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
-from memsheet.exchange.shared.shell_text import squeeze_sums, sums_summed_up
+from memsheet.exchange.shared.python_switches import last_switch_index
+from memsheet.exchange.shared.shell_text import NAMED_SUM, squeeze_sums, sums_summed_up, with_numbers_named
 from memsheet.guard.budget import Budget, TooMuchError
 
 ENDS = ("&&", "||", "|", "&", ";", ">", ">>", "2>&1")
@@ -36,9 +37,6 @@ LAUNCHES = (
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
 _BUILD = re.compile(r"(?:-[0-9a-z]+)?(?:\.exe)?")
-_CARDS_OF_NODE = re.compile(
-    r"--(?:gres|gpus-per-node)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(?P<cards>\d{1,4})(?![\w.])"
-)
 MOST_ARGUMENTS = 256
 MOST_SHOWN = 4
 """Servers that are not read and are named."""
@@ -201,6 +199,7 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
         return held
 
     made = _VARIABLE.sub(value, text) if "$" in text else text
+    made = NAMED_SUM.sub(lambda found: with_numbers_named(found, known), made) if "$((" in made else made
     if len(made) > MOST_VALUE and made != text:
         raise TooMuchError(f"makes a value of more than {MOST_VALUE} characters")
     return sums_summed_up(made)
@@ -215,14 +214,6 @@ def unset_variables(text: str) -> list[tuple[str, str]]:
         (found[1] or found[4], (found[3] or "") if found[2] != "?" else "")
         for found in _VARIABLE.finditer(text)
     ]
-
-
-def slurm_variables(options: Iterable[str]) -> list[str]:
-    """Variables that Slurm gives a job by the options that it is started with, as assignments (sbatch(1),
-    OUTPUT ENVIRONMENT VARIABLES: SLURM_GPUS_ON_NODE).
-    """
-    cards = [told["cards"] for one in options if (told := _CARDS_OF_NODE.search(one))]
-    return [f"SLURM_GPUS_ON_NODE={cards[-1]}"] if cards else []
 
 
 def unread_servers(others: Sequence[str]) -> str:
@@ -244,15 +235,15 @@ def server_flags_index(
     """Where a command's flags begin: after a launch, or after the container's image where that starts the
     server itself.
     """
-    for at, word in enumerate(words):
-        own = word.rpartition("/")[2].partition("@")[0]
+    for place, word in enumerate(words):
+        own, at = word.rpartition("/")[2].partition("@")[0], last_switch_index(words, place)
         for launch in launches:
             started = (
                 own == launch[0]
                 or (launch[0] == "python" and own.startswith("python"))
-                or _is_build_of(own, launch, words, at)
+                or _is_build_of(own, launch, words, place)
             )
-            sure = started and (len(launch) > 1 or _is_program_started(words, at))
+            sure = started and (len(launch) > 1 or _is_program_started(words, place))
             if sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
     named = (

@@ -98,12 +98,7 @@ class ShellScript:
 
     def _sum_of_numbers(self, found: re.Match[str]) -> str:
         """A sum with the variables that it names without a dollar, where they are whole numbers."""
-
-        def known_number(name: re.Match[str]) -> str:
-            held = " ".join(self.known.get(name[0], ()))
-            return held if held.isdecimal() else name[0]
-
-        return f"$(({BARE_NAME.sub(known_number, found[1])}))"
+        return with_numbers_named(found, {name: " ".join(held) for name, held in self.known.items()})
 
     def _without_assignments(self, words: Sequence[str]) -> Sequence[str]:
         """The command without the assignments in front of it, which are kept."""
@@ -214,6 +209,16 @@ def _split_words(value: str) -> list[str]:
         return [word for word in shlex.split(value) if word not in ENDS]
     except ValueError:
         return [value]
+
+
+def with_numbers_named(found: re.Match[str], known: Mapping[str, str]) -> str:
+    """A sum with the variables that it names without a dollar, where they are whole numbers."""
+
+    def known_number(name: re.Match[str]) -> str:
+        held = known.get(name[0], "")
+        return held if held.isdecimal() else name[0]
+
+    return f"$(({BARE_NAME.sub(known_number, found[1])}))"
 
 
 def squeeze_sums(text: str) -> str:

@@ -14,7 +14,7 @@ from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.shared.file_format import EVERYTHING
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.report.screen.layout import one_line
-from memsheet.report.shared.checked import Checked, Launch
+from memsheet.report.shared.checked import NO_SHEET, Checked, Launch
 from memsheet.report.shared.look import Look
 
 MANY = 12
@@ -115,7 +115,8 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
         )
         yield from ("",) if checked.answer else ()
     if checked.no_model:
-        yield from _wrap_with_indent(f"NO SHEET  {checked.no_model}", look.width, " " * 10)
+        word = "KEYS ALONE" if checked.keys_alone else OUTCOMES[NO_SHEET]
+        yield from _wrap_with_indent(f"{word}  {checked.no_model}", look.width, " " * 10)
     if checked.answer is not None:
         from memsheet.report.screen.table import render_answer
 
@@ -155,7 +156,10 @@ def _result_words(result: Result) -> str:
 
 def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
     if not checked.mistakes:
-        yield "\nNo known mistake found."
+        whole = checked.answer is not None
+        yield (
+            "\nNo known mistake found." if whole else "\nNothing was accounted; no known mistake in its keys."
+        )
         return
     yield f"\nMistakes ({len(checked.mistakes)}){_by_which_end(checked)}"
     for rule, found in checked.mistakes[:MOST_SHOWN]:

@@ -40,6 +40,7 @@ class Checked:
     not_read: tuple[str, ...] = ()  # files of a folder that are no configuration that is known, and why
     no_model: str = ""  # why nobody knows which model it is, or nothing
     on_cards: bool = False  # GPUs were named, so that a verdict was asked for
+    keys_alone: bool = False  # files of a kind that names no model, looked over for mistakes of their keys
     common: tuple[OnCards, ...] = ()  # and where none were, what some common ones come to
 
     @property

@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chunk-of-broken-pages": (f"{S} --context-length 8192 --page-size 64 --chunked-prefill-size 4000", {}),
     "idle-memory": (f"{V} --max-model-len 8192 --gpu-memory-utilization 0.5", {}),
     "bf16-on-old-card": (f"{V} {SMALL} --dtype bfloat16", {"gpus": "1xT4", "attention": "sdpa"}),
+    "ranks-above-cards": (f"CUDA_VISIBLE_DEVICES=0 {V} {SMALL} -tp 2", {"gpus": "2xH100-80GB"}),
     "no-experts-to-deal": (f"{V} {SMALL} -tp 2 --enable-expert-parallel", {"gpus": "2xH100-80GB"}),
 }
 
@@ -300,3 +301,27 @@ def test_a_batch_that_the_engine_chooses_is_as_long_as_a_prompt(tmp_path: Path) 
 def test_without_cards_the_flags_are_looked_at(tmp_path: Path) -> None:
     found = checked(tmp_path, CASES["batch-below-sequences"][0], gpus=None)
     assert rules(found) == {"batch-below-sequences"}
+
+
+RANKS = {
+    f"CUDA_VISIBLE_DEVICES=0 {V} {SMALL} -tp 2": True,
+    f"export CUDA_VISIBLE_DEVICES=0,1,2\n{V} {SMALL} -tp 2 -pp 2": True,
+    f"docker run --gpus '\"device=0\"' vllm/vllm-openai:v0.11.0 --model m {SMALL} -tp 2": True,
+    f"docker run --gpus 1 vllm/vllm-openai --model m {SMALL} -tp 2": True,
+    f"CUDA_VISIBLE_DEVICES=0 {S} --context-length 8192 --tp 2": True,
+    f"CUDA_VISIBLE_DEVICES=0,1 {V} {SMALL} -tp 2": False,
+    f"docker run --gpus all vllm/vllm-openai --model m {SMALL} -tp 2": False,
+    f"CUDA_VISIBLE_DEVICES=0 {V} {SMALL} -tp 2 --distributed-executor-backend ray": False,
+    f"ray start --head\nexport CUDA_VISIBLE_DEVICES=0\n{V} {SMALL} -tp 2": False,
+    f"CUDA_VISIBLE_DEVICES=0 {S} --context-length 8192 --tp 2 --nnodes 2 --node-rank 0": False,
+    f"CUDA_VISIBLE_DEVICES=0 python warm.py\n{V} {SMALL} -tp 2": False,
+    f"if test $ONE; then\nexport CUDA_VISIBLE_DEVICES=0\nfi\n{V} {SMALL} -tp 2": False,
+}
+
+
+@pytest.mark.parametrize("command", RANKS)
+def test_ranks_beyond_the_cards_of_a_process_stop_it_where_nothing_gives_more(
+    command: str, tmp_path: Path
+) -> None:
+    found = checked(tmp_path, command, gpus="4xH100-80GB")
+    assert ("ranks-above-cards" in rules(found) and found.stops) is RANKS[command]

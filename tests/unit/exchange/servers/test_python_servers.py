@@ -129,3 +129,48 @@ def test_a_configuration_of_ray_with_further_arguments_is_a_doubt() -> None:
     )
     assert found.request[LENGTH] == 4096
     assert found.unmodelled
+
+
+DATACLASS = """from dataclasses import dataclass, field
+from vllm import LLM
+@dataclass
+class Settings:
+    model: str = "Qwen/Qwen3-8B"
+    tp: int = field(default=2)
+    length: int = 4096
+"""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "s = Settings()",
+        "s = Settings('Qwen/Qwen3-8B', length=4096)",
+        "s = HfArgumentParser(Settings).parse_args_into_dataclasses()[0]",
+        "parser = HfArgumentParser((Settings,))\n(s,) = parser.parse_args_into_dataclasses()",
+        "ALL = {'small': Settings(), 'big': Settings(tp=8)}\nname = sys.argv[1] if sys.argv[1:] else 'small'\ns = ALL[name]",
+    ],
+)
+def test_fields_of_a_dataclass_are_what_its_object_holds(made: str) -> None:
+    line = "LLM(model=s.model, tensor_parallel_size=s.tp, max_model_len=s.length)"
+    text = f"{DATACLASS}{made}\n{line}\n"
+    assert said(text) == (MODEL, 2, 4096)
+    inside = f"{DATACLASS}{made}\ndef build(c):\n    return LLM(c.model, tensor_parallel_size=c.tp, max_model_len=c.length)\nbuild(s)\n"
+    assert said(inside) == (MODEL, 2, 4096)
+    assert said(f"{DATACLASS}{made}\ns.tp = pick()\n{line}\n") == (MODEL, None, 4096)
+    if "sys.argv" in made or "parse_args" in made:
+        assert any("the command gives no" in one for one in python(text).assumed)
+
+
+def test_a_command_of_words_has_what_a_mapping_holds() -> None:
+    text = """import subprocess, sys
+MODELS = {"small": ("Qwen/Qwen3-8B", 2, 4096), "big": ("a/b", 8, 1)}
+model, tp, length = MODELS[sys.argv[1] if len(sys.argv) > 1 else "small"]
+subprocess.run(["vllm", "serve", model, "-tp", str(tp), "--max-model-len", str(length)])
+"""
+    assert said(text) == (MODEL, 2, 4096)
+    assert said(text.replace('"big"', '"big"').replace("import", "MODELS = load()\nimport", 1)) != (
+        MODEL,
+        2,
+        4096,
+    )

@@ -11,6 +11,7 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange.servers import servers_in_text
 from memsheet.questions.recognised_files import PARSERS
 
 CHART = """servingEngineSpec:
@@ -105,6 +106,16 @@ def test_cards_that_a_command_does_not_take_stay_idle(name: str, tmp_path: Path)
     assert checked.answer.verdict is not None
     assert checked.answer.verdict.result is Result.FITS
     assert any("takes no more of 8xH100-80GB" in one for one in checked.assumed)
+
+
+def test_a_group_of_pods_is_one_server_on_the_cards_of_all() -> None:
+    words = "[python3, -m, sglang.launch_server, --model-path, m, --tp, '16', --nnodes, $(LWS_GROUP_SIZE)]"
+    pod = f"{{spec: {{containers: [{{command: {words}, resources: {{limits: {{nvidia.com/gpu: 8}}}}}}]}}}}"
+    group = f"size: 2\n    leaderTemplate: {pod}\n    workerTemplate: {pod}\n"
+    text = SET.partition("    leaderTemplate")[0] + f"    {group}"
+    assert len(servers_in_text("set.yaml", text, PARSERS["yaml"])) == 1
+    found = read_text("set.yaml", text, PARSERS)
+    assert (found.request["@nodes"], found.request["mesh.tp"], found.unmodelled) == (2, 16, ())
 
 
 SERVED = {

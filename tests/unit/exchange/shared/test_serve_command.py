@@ -17,6 +17,7 @@ from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import asked_of, join_files
+from memsheet.exchange.shared import serve_script as around
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES
 from memsheet.plan.device import cluster_of
@@ -213,9 +214,9 @@ def test_a_model_that_is_not_bundled_is_asked_for(tmp_path: Path, capsys: Any) -
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "serve.sh").write_text(f"vllm serve {tmp_path}/config.json -tp 2\n")
-    assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB"]) == 11
+    assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB"]) == 2
     assert capsys.readouterr().out.startswith("NO SHEET")
-    assert main(["check", str(tmp_path / "serve.sh")]) == 0
+    assert main(["check", str(tmp_path / "serve.sh")]) == 2
     assert (
         main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB", "--model", "llama-3.1-8b"]) == 0
     )
@@ -413,3 +414,31 @@ def test_the_plans_of_a_search_are_exported_and_checked(tmp_path: Path, capsys: 
         assert "meta-llama/Llama-3.1-8B" in (out / f"{engine}.sh").read_text()
         assert main(["check", str(out)]) == 0
         assert main(["check", str(out / f"{engine}.sh"), "--gpus", "2xH100-80GB"]) == 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "python -u -m vllm.entrypoints.openai.api_server --model",
+        "nohup python3 -uB -W ignore -m vllm.entrypoints.openai.api_server --model",
+        "python3.12 -OO -Xutf8 -m vllm.entrypoints.openai.api_server --model",
+        "python -X importtime -Wignore -m sglang.launch_server --model-path",
+    ],
+)
+def test_switches_of_the_interpreter_stand_before_a_servers_module(start: str) -> None:
+    words = f"{start} org/name".split()
+    assert around.server_flags_index(words, around.LAUNCHES, ()) == len(words) - 2
+
+
+def test_a_file_of_flags_has_each_switchs_no_form_and_passes_over_what_is_false() -> None:
+    """As vLLM's parser makes a command of it."""
+    text = "model: a/b\nmax-model-len: 8192\nno_enable_chunked_prefill: true\nno-enable-log-requests: true\nenforce-eager: false\n"
+    found = read_text("serve.yaml", text, PARSERS)
+    assert (found.form.name, found.values["--enable-chunked-prefill"], found.unknown) == ("vllm", False, ())
+    assert "--enforce-eager" not in found.values
+    assert [
+        at
+        for at, _ in read_text(
+            "a.yaml", f"{text}no-nonsense: true\ngpu-memory-utilization: 0.9\n", PARSERS
+        ).unknown
+    ] == ["--no-nonsense"]

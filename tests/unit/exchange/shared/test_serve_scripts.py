@@ -18,6 +18,7 @@ from memsheet.engines.vllm import facts as engine
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text
 from memsheet.exchange.shared import serve_script as around
+from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.exchange.verdict_doubts import stored_as
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
@@ -185,7 +186,7 @@ def test_what_nobody_set_is_not_known(value: str, tmp_path: Path) -> None:
     found = checked(tmp_path, f"{SMALL} -tp {value}", gpus="2xH100-80GB", **{"mesh.tp": 2})
     assert found.doubt == ""
     assert not found.stops
-    assert "--tp 2 says it" in checked(tmp_path, f"{SMALL} -tp {value}").doubt
+    assert "--tp says it" in checked(tmp_path, f"{SMALL} -tp {value}").doubt
 
 
 def test_a_variable_that_is_given_twice_may_be_either(tmp_path: Path) -> None:
@@ -320,11 +321,11 @@ def test_a_format_that_the_checkpoint_has_not(flag: str, stops: bool, tmp_path: 
 
 def test_no_model_stands_on_the_first_line(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "serve.sh").write_text("vllm serve a/b -tp 2\n")
-    assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB"]) == 11
+    assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB"]) == 2
     assert capsys.readouterr().out.startswith("NO SHEET  a/b is no bundled model: --model")
-    assert main(["check", str(tmp_path / "serve.sh")]) == 0
+    assert main(["check", str(tmp_path / "serve.sh")]) == 2
     capsys.readouterr()
-    assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB", "--json"]) == 11
+    assert main(["check", str(tmp_path / "serve.sh"), "--gpus", "2xH100-80GB", "--json"]) == 2
     assert "--model" in json.loads(capsys.readouterr().out)["why_not"][0]
 
 
@@ -357,7 +358,7 @@ def test_a_pod_is_read_as_its_command(image: str, runs: str) -> None:
     }
     assert not found.unmodelled
     assert dict(reading(POD % (image, runs, 1), "a.yaml").unmodelled) == {
-        "nvidia.com/gpu": "1, and the command takes 2"
+        CARDS: "nvidia.com/gpu gives 1, and the command takes 2"
     }
 
 

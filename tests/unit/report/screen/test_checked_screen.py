@@ -24,7 +24,7 @@ FILES = {
 }  # fmt: skip
 LENGTH = {"ds_config.json", "accelerate.yaml", "args.yaml"}
 VERDICT = r"^(FITS|DOES NOT FIT|UNCERTAIN|DOES NOT START|NO SHEET|no sheet:)"
-MISTAKES = r"^(Mistakes \(\d+\)|No known mistake found\.)"
+MISTAKES = r"^(Mistakes \(\d+\)|No known mistake found\.|Nothing was accounted; no known)"
 
 
 def shown(capsys: pytest.CaptureFixture[str], folder: Path, name: str, text: str, *more: str) -> str:
@@ -90,3 +90,21 @@ def test_files_that_do_not_start_say_so_before_all_else(tmp_path, capsys):
     text = capsys.readouterr().out
     assert (code, text.startswith("DOES NOT START")) == (2, True)
     assert text.index("Mistakes (") < text.index("! ")
+
+
+@pytest.mark.parametrize("more", [(), ("--gpus", "2xH100-80GB"), ("--json",)])
+def test_no_sheet_is_one_status_whatever_is_asked(more, tmp_path, capsys):
+    for line in ("vllm serve $MODEL --max-model-len 8192", "vllm serve a/b"):
+        (tmp_path / "serve.sh").write_text(f"{line}\n")
+        assert main(["check", str(tmp_path / "serve.sh"), *more]) == 2
+        told = capsys.readouterr().out
+        assert "No known mistake found." not in told
+        assert told.startswith("{" if "--json" in more else "NO SHEET")
+
+
+def test_keys_alone_are_looked_over_where_a_kind_names_no_model(tmp_path, capsys):
+    (tmp_path / "ds_config.json").write_text(FILES["ds_config.json"])
+    assert main(["check", str(tmp_path / "ds_config.json")]) == 0
+    assert capsys.readouterr().out.startswith("KEYS ALONE  no model is named")
+    assert main(["check", str(tmp_path / "ds_config.json"), "--gpus", "8xH100-80GB"]) == 2
+    assert capsys.readouterr().out.startswith("NO SHEET")
