@@ -129,3 +129,16 @@ def test_a_configuration_of_ray_with_further_arguments_is_a_doubt() -> None:
     )
     assert found.request[LENGTH] == 4096
     assert found.unmodelled
+
+
+@pytest.mark.parametrize(
+    ("around", "sequences"),
+    [
+        ("", 128),
+        ("# vllm==0.7.3\n", None),
+        ("from vllm.usage.usage_lib import UsageContext\nuse = UsageContext.OPENAI_API_SERVER\n", None),
+    ],
+)
+def test_an_engine_of_arguments_has_the_schedulers_own_defaults(around: str, sequences: int | None) -> None:
+    text = f"{around}from vllm import AsyncEngineArgs\nargs = AsyncEngineArgs(model={MODEL!r})\n"
+    assert python(text).request.get("?serving.max_sequences") == sequences
