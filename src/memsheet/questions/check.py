@@ -65,6 +65,7 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.pod_jobs import with_pod_commands
+from memsheet.questions.pooled_models import without_output
 from memsheet.questions.preference_jobs import preference_doubt
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
@@ -192,7 +193,7 @@ def _check_job(
     cards = question["gpus"] or files_read.document.get("gpus")
     reads = {one: _as_cards_decide(read, cards, name) for one, read in reads.items()}
     reads = with_kernels_of_card(reads, lambda: model_of(name)) if bf16 is False else reads
-    name, reads = with_labels_head(name, reads)
+    name, reads = without_output(*with_labels_head(name, reads))
     name = with_stretched_positions(name, reads, files_read.texts)
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
