@@ -265,7 +265,7 @@ KEYS = (
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="engine/arg_utils.py:977, config/model.py:200"),
     Key(
         at="--quantization", out=lambda a: QUANTIZED.get(a.get("quantization.weights", "")),
-        back=lambda v, _: {"quantization.weights": READ.get(str(v), str(v))}, source="engine/arg_utils.py:992, layers/quantization/__init__.py",
+        back=serving.quantization_back(READ), decides=serving.MIXED_FORMATS, source="engine/arg_utils.py:992, layers/quantization/__init__.py",
     ),
     Key(at="--max-model-len", says="serving.max_model_len", decides=(-1,), source="engine/arg_utils.py:991, config/model.py:249"),
     Key(at="--max-num-seqs", says="serving.max_sequences", source="engine/arg_utils.py:1754, 2973"),
