@@ -26,9 +26,11 @@ from memsheet.exchange.verdict_doubts import (
 from memsheet.frozen import dataclass
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions
+from memsheet.plan.plan import Mesh
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
@@ -78,7 +80,7 @@ from memsheet.resolve.length import derived_max_length
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
-BATCH, DRAFTING = "global_batch", "speculative."
+BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -273,17 +275,29 @@ def _join_on_cards(
     return replace(whole, assumed=(idle, *whole.assumed)), taken
 
 
+def _usual_with_draft(request: Mapping[str, Any]) -> dict[str, Any]:
+    """As many sequences as a server starts with a draft, where nobody says and that is another number."""
+    alone = {at: held for at, held in request.items() if not at.startswith(DRAFTING)}
+    engine = find_engine(str(request.get("engine")))
+    if engine is None or engine.served is None or request.get(SEQUENCES) is not None:
+        return {}
+    usual, drafting = (engine.served(one, None, Mesh(), latent=False)[SEQUENCES] for one in (alone, request))
+    return {SEQUENCES: drafting} if drafting != usual else {}
+
+
 def _account_job(
     reads: Mapping[str, Read], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
 ) -> _AccountedJob:
     if ask["model"] is None:
         return _AccountedJob(ask, whole, None, (), Doubt(""))
     strange = strange_draft(reads, said)
+    usual = _usual_with_draft(whole.request) if strange else {}
     if strange:
         alone = {at: held for at, held in whole.request.items() if not at.startswith(DRAFTING)}
-        whole = replace(whole, request=alone)
+        whole = replace(whole, request={**alone, **usual})
     answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
-    whole = replace(whole, request=without.request, assumed=(*whole.assumed, *without.assumed))
+    said_there = {at: held for at, held in without.request.items() if at not in usual}
+    whole = replace(whole, request=said_there, assumed=(*whole.assumed, *without.assumed))
     if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
