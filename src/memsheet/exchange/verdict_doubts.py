@@ -196,7 +196,8 @@ def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -
     own, model = stored_as(served), answer.model
     held = answer.plan.quantization.weights if answer.plan.quantization else None
     bits = {"awq-int4": 4, "gptq-int4": 4, "nvfp4": 4, "mxfp4": 4, "nf4": 4}.get(own, 8) if own else 0
-    if own and (held is None or int(held.bits) != bits):
+    alike = held is not None and (int(held.bits) == bits or held.name.lower().endswith(own))
+    if own and not alike:
         now = held.name if held else "weights that are not quantized"
         return f"{served} says {own} by its name, and the sheet is of {now}: --quantize {own}"
     if known is not None and _layers_and_hidden(known) != _layers_and_hidden(model):

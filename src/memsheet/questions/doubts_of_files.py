@@ -14,7 +14,7 @@ from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.shared.colocated_server import CARD
-from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.shared.file_format import EVERYTHING, Moved, Read
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
@@ -167,8 +167,11 @@ def doubt_of(
     doubt = _reason_to_doubt(reads, answer, moved, given, case)
     if not doubt.words or answer is None or answer.verdict is None:
         return doubt
-    most = int(answer.verdict.device.high) + sum(one.high_bytes for one in moved)
-    return replace(doubt, most_bytes=max(doubt.most_bytes, most))
+    most = int(answer.verdict.device.high) + sum(
+        one.high_bytes for one in moved if one.high_bytes < EVERYTHING
+    )
+    unbounded = any(one.high_bytes >= EVERYTHING for one in moved)
+    return replace(doubt, most_bytes=max(doubt.most_bytes, most), no_most=doubt.no_most or unbounded)
 
 
 def _reason_to_doubt(
