@@ -18,6 +18,7 @@ from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
 from memsheet.exchange.verdict_doubts import (
+    AUTO_LENGTH,
     Doubt,
     both_doubts,
     left_to_script,
@@ -275,6 +276,16 @@ def _join_on_cards(
     return replace(whole, assumed=(idle, *whole.assumed)), taken
 
 
+def _fitted_length(reads: Mapping[str, Read], answer: Answer) -> int | None:
+    """The longest sequence that is sure to have room, where the engine is to find it and the model's own has
+    none; None elsewhere.
+    """
+    asked = any(read.values.get(AUTO_LENGTH) == -1 for read in reads.values())
+    serving = answer.serving or {}
+    short = "short_bytes" in serving and serving["short_bytes"].high > 0
+    return serving.get("longest_that_fits") if asked and short else None
+
+
 def _usual_with_draft(request: Mapping[str, Any]) -> dict[str, Any]:
     """As many sequences as a server starts with a draft, where nobody says and that is another number."""
     alone = {at: held for at, held in request.items() if not at.startswith(DRAFTING)}
@@ -304,6 +315,10 @@ def _account_job(
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     if answer and (share := _share_of_card(reads, answer, said)):
         whole = replace(whole, request={**whole.request, "serving.memory_fraction": share})
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    if answer and (length := _fitted_length(reads, answer)):
+        fitted = f"{LENGTH} = {length}: the engine takes what fits of the model's, and is sure of as many"
+        whole = replace(whole, request={**whole.request, LENGTH: length}, assumed=(fitted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     more = Doubt(strange, int(answer.verdict.device.low) if answer and answer.verdict else 0)
     return _AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))
