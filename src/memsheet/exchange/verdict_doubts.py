@@ -29,6 +29,7 @@ FURTHER = "a further server"
 BY_WHICH = {
     Result.FITS: "by these it fits", Result.DOES_NOT_FIT: "by these it does not fit", Result.UNCERTAIN: "by these, too, it is uncertain",
 }  # fmt: skip
+SEQUENCES = {"microbatch", "serving.max_sequences", "serving.prompt_tokens"}
 STORED = (
     (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4", "nvfp4"),
     (r"mxfp4", "mxfp4"), (r"mxfp8", "mxfp8"), (r"fp8", "fp8"), (r"w8a8|int8", "int8"), (r"bnb|4bit|nf4", "nf4"),
@@ -58,12 +59,14 @@ class Doubt:
     """Why a sheet's verdict may not hold for files, in words (none: it does), and the least and the most that
     a GPU is known to need with all that is open. The most is nothing where the sheet's own range holds it.
     ``movable_bytes``: of weights that may be off the card, which leave a server's cache their room.
+    ``no_most``: nothing bounds what is needed with what is open.
     """
 
     words: str
     least_bytes: int = 0
     most_bytes: int = 0
     movable_bytes: int = 0
+    no_most: bool = False
 
 
 def both_doubts(first: Doubt, second: Doubt) -> Doubt:
@@ -72,7 +75,7 @@ def both_doubts(first: Doubt, second: Doubt) -> Doubt:
         return first if first.words else second
     least, most = min(first.least_bytes, second.least_bytes), max(first.most_bytes, second.most_bytes)
     movable = max(first.movable_bytes, second.movable_bytes)
-    return Doubt(f"{first.words}; {second.words}", least, most, movable)
+    return Doubt(f"{first.words}; {second.words}", least, most, movable, first.no_most or second.no_most)
 
 
 def widen_verdict(answer: Answer | None, doubt: Doubt) -> Answer | None:
@@ -89,7 +92,8 @@ def widen_verdict(answer: Answer | None, doubt: Doubt) -> Answer | None:
     device = replace(verdict.device, low=least, high=max(doubt.most_bytes, int(verdict.device.high)))
     off = doubt.movable_bytes or int(verdict.device.low) - least
     serving = answer.serving if denied else _with_less_missing(answer.serving, off)
-    return replace(answer, verdict=replace(verdict, result=result, device=device), serving=serving)
+    judged = replace(verdict, result=result, device=device, no_most=doubt.no_most)
+    return replace(answer, verdict=judged, serving=serving)
 
 
 def _with_less_missing(serving: Mapping[str, Any] | None, bytes_off: int) -> Mapping[str, Any] | None:
@@ -138,24 +142,18 @@ def _of_default_batch(width: Mapping[str, Any], ask: Ask) -> Answer | None:
     )  # a step's batch may not be a multiple of as many
 
 
-def says_prompts_alone(named: Iterable[str]) -> bool:
-    """Whether all that is left open is how long prompts are: the sheet of the shortest is then the least."""
-    words = list(named)
-    return bool(words) and all(NO_PROMPT in one for one in words)
-
-
 def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
-    """Whether all that is left open is how many sequences a GPU has at once: the sheet of one is then the
-    least.
+    """Whether all that is left open is how many sequences a GPU has at once, and how long prompts are: the
+    sheet of one, and of the shortest, is then the least.
     """
     keys = [one.partition(" ")[0] for one in named]
     rows = {
-        key: row.read(1, {})
+        key: row.read(1, read.values)
         for read in reads
         for row in read.form.keys
-        if (key := row.at) in keys and read.values.get(key) == UNSET
+        if (key := row.at) in keys and read.values.get(key) in (UNSET, NO_PROMPT)
     }
-    return bool(keys) and all(rows.get(key, {}).keys() == {"microbatch"} for key in keys)
+    return bool(keys) and all(rows.get(key, {}).keys() <= SEQUENCES and rows.get(key) for key in keys)
 
 
 def least_of(answer: Answer, keys: Iterable[str]) -> int:
@@ -199,7 +197,8 @@ def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -
     own, model = stored_as(served), answer.model
     held = answer.plan.quantization.weights if answer.plan.quantization else None
     bits = {"awq-int4": 4, "gptq-int4": 4, "nvfp4": 4, "mxfp4": 4, "nf4": 4}.get(own, 8) if own else 0
-    if own and (held is None or int(held.bits) != bits):
+    alike = held is not None and (int(held.bits) == bits or held.name.lower().endswith(own))
+    if own and not alike:
         now = held.name if held else "weights that are not quantized"
         return f"{served} says {own} by its name, and the sheet is of {now}: --quantize {own}"
     if known is not None and _layers_and_hidden(known) != _layers_and_hidden(model):

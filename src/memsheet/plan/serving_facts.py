@@ -105,7 +105,8 @@ class ServingFacts:
     Of groups of ranks that attend by themselves: ``limits_all_groups``, sequences and a chunk's tokens
     are those of all groups together; ``cuts_dense_over_groups``, feed-forward layers without experts are
     cut over all groups too, as experts are; ``replicas_share_experts``, its replicas are such groups of
-    one server wherever there are experts, and a model without has a server on each; ``grouped_families``,
+    one server wherever there are experts, and a model without has a server on each; ``cuts_dealt_experts``,
+    experts may be dealt to fewer groups than there are ranks, and are cut in each; ``grouped_families``,
     those whose attention is cut over a group, where not all are.
 
     Of adapters: ``adapts_whole_queries``, they may stand on latent attention's queries of full rank.
@@ -145,6 +146,7 @@ class ServingFacts:
     limits_all_groups: bool = False
     cuts_dense_over_groups: bool = False
     replicas_share_experts: bool = False
+    cuts_dealt_experts: bool = False
     grouped_families: frozenset[str] | None = None
     adapts_whole_queries: bool = True
     whole_drafts: bool = False

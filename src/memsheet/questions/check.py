@@ -18,6 +18,7 @@ from memsheet.exchange.mistakes import Case, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
 from memsheet.exchange.verdict_doubts import (
+    AUTO_LENGTH,
     Doubt,
     both_doubts,
     left_to_script,
@@ -26,9 +27,11 @@ from memsheet.exchange.verdict_doubts import (
 from memsheet.frozen import dataclass
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import InferOptions
+from memsheet.plan.plan import Mesh
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
@@ -67,6 +70,7 @@ from memsheet.questions.named_models import (
 from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.pod_jobs import with_pod_commands
+from memsheet.questions.pooled_models import without_output
 from memsheet.questions.preference_jobs import preference_doubt
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
@@ -79,7 +83,7 @@ from memsheet.resolve.length import derived_max_length
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
-BATCH, DRAFTING = "global_batch", "speculative."
+BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -194,7 +198,7 @@ def _check_job(
     cards = question["gpus"] or files_read.document.get("gpus")
     reads = {one: _as_cards_decide(read, cards, name) for one, read in reads.items()}
     reads = with_kernels_of_card(reads, lambda: model_of(name)) if bf16 is False else reads
-    name, reads = with_labels_head(name, reads)
+    name, reads = without_output(*with_labels_head(name, reads))
     name = with_stretched_positions(name, reads, files_read.texts)
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
@@ -277,23 +281,49 @@ def _join_on_cards(
     return replace(whole, assumed=(idle, *whole.assumed)), taken
 
 
+def _fitted_length(reads: Mapping[str, Read], answer: Answer) -> int | None:
+    """The longest sequence that is sure to have room, where the engine is to find it and the model's own has
+    none; None elsewhere.
+    """
+    asked = any(read.values.get(AUTO_LENGTH) == -1 for read in reads.values())
+    serving = answer.serving or {}
+    short = "short_bytes" in serving and serving["short_bytes"].high > 0
+    return serving.get("longest_that_fits") if asked and short else None
+
+
+def _usual_with_draft(request: Mapping[str, Any]) -> dict[str, Any]:
+    """As many sequences as a server starts with a draft, where nobody says and that is another number."""
+    alone = {at: held for at, held in request.items() if not at.startswith(DRAFTING)}
+    engine = find_engine(str(request.get("engine")))
+    if engine is None or engine.served is None or request.get(SEQUENCES) is not None:
+        return {}
+    usual, drafting = (engine.served(one, None, Mesh(), latent=False)[SEQUENCES] for one in (alone, request))
+    return {SEQUENCES: drafting} if drafting != usual else {}
+
+
 def _account_job(
     reads: Mapping[str, Read], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
 ) -> _AccountedJob:
     if ask["model"] is None:
         return _AccountedJob(ask, whole, None, (), Doubt(""))
     strange = strange_draft(reads, said)
+    usual = _usual_with_draft(whole.request) if strange else {}
     if strange:
         alone = {at: held for at, held in whole.request.items() if not at.startswith(DRAFTING)}
-        whole = replace(whole, request=alone)
+        whole = replace(whole, request={**alone, **usual})
     answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
-    whole = replace(whole, request=without.request, assumed=(*whole.assumed, *without.assumed))
+    said_there = {at: held for at, held in without.request.items() if at not in usual}
+    whole = replace(whole, request=said_there, assumed=(*whole.assumed, *without.assumed))
     if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     if answer and (share := _share_of_card(reads, answer, said)):
         whole = replace(whole, request={**whole.request, "serving.memory_fraction": share})
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    if answer and (length := _fitted_length(reads, answer)):
+        fitted = f"{LENGTH} = {length}: the engine takes what fits of the model's, and is sure of as many"
+        whole = replace(whole, request={**whole.request, LENGTH: length}, assumed=(fitted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     more = Doubt(strange, int(answer.verdict.device.low) if answer and answer.verdict else 0)
     return _AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))

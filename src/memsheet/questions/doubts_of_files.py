@@ -14,7 +14,8 @@ from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.shared.colocated_server import CARD
-from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.shared.file_format import EVERYTHING, Moved, Read
+from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.verdict_doubts import (
@@ -24,7 +25,6 @@ from memsheet.exchange.verdict_doubts import (
     least_of,
     left_open,
     movable_bytes,
-    says_prompts_alone,
     says_sequences_alone,
     stored_as,
 )
@@ -167,8 +167,11 @@ def doubt_of(
     doubt = _reason_to_doubt(reads, answer, moved, given, case)
     if not doubt.words or answer is None or answer.verdict is None:
         return doubt
-    most = int(answer.verdict.device.high) + sum(one.high_bytes for one in moved)
-    return replace(doubt, most_bytes=max(doubt.most_bytes, most))
+    most = int(answer.verdict.device.high) + sum(
+        one.high_bytes for one in moved if one.high_bytes < EVERYTHING
+    )
+    unbounded = any(one.high_bytes >= EVERYTHING for one in moved)
+    return replace(doubt, most_bytes=max(doubt.most_bytes, most), no_most=doubt.no_most or unbounded)
 
 
 def _reason_to_doubt(
@@ -220,13 +223,13 @@ def _reason_to_doubt(
     if named:
         keys = [one.partition(" ")[0] for one in named if not one.startswith(FURTHER)]
         job = answer.plan.workload
-        of_one = isinstance(job, Training) and int(job.microbatch) == 1
+        of_one = not isinstance(job, Training) or int(job.microbatch) == 1
         more_need_more = of_one and says_sequences_alone(reads.values(), named)
-        words = (
-            _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
-        )
-        if more_need_more or says_prompts_alone(named):
-            return Doubt(words, least)
+        if more_need_more:
+            prompts = all(NO_PROMPT in one for one in named)
+            more = "" if prompts else "; the range is of one sequence, and more need more"
+            return Doubt(_not_held(reads, named) + more, least, no_most=True)
+        words = _not_held(reads, named)
         return Doubt(words, least_of(fewer, keys), movable_bytes=movable_bytes(fewer, keys))
     if verdict.result is not Result.FITS and unsure:
         return Doubt(DTYPE_UNKNOWN, least)

@@ -150,16 +150,19 @@ def _serving_engines(kind: str) -> list[str]:
 
 
 def experts_split(gaps: RequestResolver, degrees: Mapping[str, int], engine: str) -> int:
-    """Ranks that share one expert in a server: all tensor-parallel ones, or one where experts are dealt to
-    ranks whole (``ep``).
+    """Ranks that share one expert in a server: all tensor-parallel ones, or where experts are dealt (``ep``)
+    those of one group, which is one where each rank is a group.
     """
     ep, etp, tp = degrees["ep"], degrees["etp"], degrees["tp"]
-    ranks = sorted({1, tp})
+    found = find_engine(engine)
+    grouped = found is not None and found.serving.cuts_dealt_experts
+    ranks = [one for one in range(1, tp + 1) if tp % one == 0] if grouped else sorted({1, tp})
     if ep not in ranks:
         gaps.wrong(
             "mesh.ep",
             ep,
-            f"is not how {engine} deals experts: over all ranks or none",
+            f"is not how {engine} deals experts: "
+            f"{'over as many groups as divide the ranks' if grouped else 'over all ranks or none'}",
             f"one of {', '.join(map(str, ranks))}",
         )
     if etp not in (1, tp):
@@ -169,7 +172,7 @@ def experts_split(gaps: RequestResolver, degrees: Mapping[str, int], engine: str
             f"does not exist in {engine}, which cuts an expert over all {tp} ranks or not at all",
             "leave it out",
         )
-    return 1 if ep > 1 else tp
+    return max(1, tp // ep) if grouped else 1 if ep > 1 else tp
 
 
 def usual_options(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.questions.check import check_configuration_files
 
 
@@ -44,3 +45,11 @@ def test_a_tuned_one_whose_base_does_not_fit_is_not_sure(gpus: str, result: str,
     found = checked(command, tmp_path, gpus)
     assert found.answer.verdict.result.value == result
     assert ("is not known" in found.doubt) == (result == "uncertain")
+
+
+def test_a_length_that_the_engine_finds_is_one_that_fits(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len auto\n")
+    found = memsheet.check(tmp_path / "a.sh", gpus="1x24GB")
+    assert found.answer is not None
+    assert (found.answer.serving or {})["short_bytes"].value <= 0
+    assert 0 < int(found.answer.plan.serving.max_model_len or 0) < 131072

@@ -298,6 +298,8 @@ EIGHT_BITS = dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), EightBitDefault((10,
 capability 10.0 and above.
 """
 SERVING = ServingFacts(
+    # v0.5.23 srt/model_executor/model_runner_components/moe_ep_setup.py:154 moe_tp_size
+    cuts_dealt_experts=True,
     library_code=LIBRARY_CODE,
     unserved=UNSERVED,
     served_since=SERVED_SINCE,

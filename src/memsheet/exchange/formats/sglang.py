@@ -143,7 +143,7 @@ KEYS = (
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="model.py:160"),
     Key(
         at="--quantization", out=lambda a: QUANTIZED.get(a.get("quantization.weights", "")),
-        back=lambda v, _: {"quantization.weights": READ.get(str(v), str(v))}, source="model.py:177, arg_groups/choices.py:32",
+        back=serving.quantization_back(READ), decides=serving.MIXED_FORMATS, source="model.py:177, arg_groups/choices.py:32",
     ),
     Key(at="--context-length", says="serving.max_model_len", source="model.py:110"),
     Key(at="--max-running-requests", says="serving.max_sequences", source="schedule.py:31"),

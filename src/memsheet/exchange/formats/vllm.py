@@ -16,7 +16,8 @@ from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_releases import vllm_of
-from memsheet.exchange.shared.serve_script import OFFLINE_MODULE
+from memsheet.exchange.shared.serve_script import ENGINE_MODULE, OFFLINE_MODULE
+from memsheet.exchange.shared.serve_script import VERSION as RELEASE
 from memsheet.guard import parse_yaml
 
 VERSION = "vLLM 0.33.0"
@@ -41,10 +42,16 @@ BACKEND, ESTIMATE = "VLLM_ATTENTION_BACKEND", "VLLM_MEMORY_PROFILER_ESTIMATE_CUD
 until v0.11 (v0.8.5 envs.py); variables of the attention's backend (v0.11.0 envs.py) and of what is left for
 CUDA graphs (v0.20.2 envs.py:1736).
 """
-_PROGRAM = re.compile(r"\bvllm serve\b|\bvllm\.entrypoints\.[\w.]+")
+_PROGRAM = re.compile(r"\bvllm serve\b|\bvllm\.(?:entrypoints|v1\.engine)\.[\w.]+")
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+ENGINE_SINCE, ENGINE_DEFAULTS = (0, 8), {"?serving.max_sequences": 128, "?serving.max_batched_tokens": 2048}
+"""What an engine that a script makes itself takes on every card, as its context is none of those that have
+defaults of their own (v0.33.0 v1/engine/async_llm.py:283 ENGINE_CONTEXT, engine/arg_utils.py:3171,
+config/scheduler.py:41-43; v0.11.0 config/scheduler.py:169-173).
+"""
 HOW = Command(
     model="--model", package="vllm", image="vllm/vllm-openai", partition=LAYERS, dashed=True,
-    launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"), ("python", "-m", "dynamo.vllm"), ("python", "-m", OFFLINE_MODULE)),
+    launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"), ("python", "-m", "dynamo.vllm"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", ENGINE_MODULE)),
     variables={V1: V1, BACKEND: "--attention-backend", ESTIMATE: ESTIMATE},
     aliases={
         **drafts.VLLM_ALIASES, "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-q": "--quantization",
@@ -70,6 +77,8 @@ def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     program = _PROGRAM.search(text) if found else None
     if program is not None and program[0] == OFFLINE_MODULE:
         found[OFFLINE] = "llm_class"
+    if program is not None and program[0] == ENGINE_MODULE:
+        found[OFFLINE] = "engine_context"
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     said = {at: value for at, value in found.items() if value != "auto"}
@@ -207,6 +216,17 @@ def _read_chunked_prefill(value: Any, values: Values) -> Mapping[str, Any]:
     return {"serving.max_batched_tokens": max(length, LARGEST_BATCH)}
 
 
+def _read_usage_context(value: Any, values: Values) -> Mapping[str, Any]:
+    """What makes the engine: the class that generates offline, or a script with the engine's arguments."""
+    if value != "engine_context":
+        return {"serving.offline_inference": True}
+    first = values.get(V1) == 0 or (
+        (told := _RELEASE.search(str(values.get(RELEASE, ""))))
+        and (int(told[1]), int(told[2])) < ENGINE_SINCE
+    )
+    return {} if first else ENGINE_DEFAULTS
+
+
 def _whole_prompts_of_the_model(values: Values) -> Mapping[str, Any]:
     """Prompts that are read whole, of a length that is the model's to say."""
     said = any(at in values for at in ("--max-model-len", "--max-num-batched-tokens"))
@@ -261,11 +281,11 @@ KEYS = (
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="engine/arg_utils.py:977, config/model.py:200"),
     Key(
         at="--quantization", out=lambda a: QUANTIZED.get(a.get("quantization.weights", "")),
-        back=lambda v, _: {"quantization.weights": READ.get(str(v), str(v))}, source="engine/arg_utils.py:992, layers/quantization/__init__.py",
+        back=serving.quantization_back(READ), decides=serving.MIXED_FORMATS, source="engine/arg_utils.py:992, layers/quantization/__init__.py",
     ),
     Key(at="--max-model-len", says="serving.max_model_len", decides=(-1,), source="engine/arg_utils.py:991, config/model.py:249"),
     Key(at="--max-num-seqs", says="serving.max_sequences", source="engine/arg_utils.py:1754, 2973"),
-    Key(at=OFFLINE, out=lambda _: None, back=lambda *_: {"serving.offline_inference": True}, source="usage/usage_lib.py, UsageContext"),
+    Key(at=OFFLINE, out=lambda _: None, back=_read_usage_context, source="usage/usage_lib.py, UsageContext"),
     Key(at="--max-num-batched-tokens", says="serving.max_batched_tokens", source="engine/arg_utils.py:1740, 2973"),
     Key(at=CHUNKED, out=lambda _: None, back=_read_chunked_prefill, source="engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args"),
     Key(

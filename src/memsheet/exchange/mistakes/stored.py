@@ -10,6 +10,11 @@ STORED_ONLY = frozenset({"awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin"}
 """Formats for which an engine looks for a configuration that the checkpoint has or has not; others are made
 as weights are loaded.
 """
+FURTHER_OF_VLLM = frozenset({"compressed-tensors", "modelopt", "modelopt_fp4", "fbgemm_fp8", "moe_wna16"})
+"""Two of these look for a file, and the others are made of nothing but a configuration (v0.9.2
+model_executor/model_loader/weight_utils.py, get_quant_config; v0.33.0
+layers/quantization/fbgemm_fp8.py:48, compressed_tensors/compressed_tensors.py:90).
+"""
 
 
 def _not_stored(case: Case) -> Iterator[Found]:
@@ -19,9 +24,11 @@ def _not_stored(case: Case) -> Iterator[Found]:
     model = case.model
     if model is None or model.quantization is not None:
         return
+    of_vllm = [name for name, _ in case.of("vllm")]
     for name, read in case.of("vllm", "sglang"):
         asked, served = read.values.get("--quantization"), str(read.request.get("@model") or "")
-        if asked in STORED_ONLY and case.bundled(served) == model.name:
+        only = STORED_ONLY | FURTHER_OF_VLLM if name in of_vllm else STORED_ONLY
+        if asked in only and case.bundled(served) == model.name:
             yield Found(
                 where=f"{name}: --quantization",
                 says=(

@@ -27,7 +27,7 @@ from memsheet.exchange.servers.python_names import (
 from memsheet.exchange.servers.ray_serve import LOADING, engine_flag, llm_config_line, shell_word
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.notebook import NOTEBOOK
-from memsheet.exchange.shared.serve_script import LAUNCHES, OFFLINE_MODULE
+from memsheet.exchange.shared.serve_script import ENGINE_MODULE, LAUNCHES, OFFLINE_MODULE
 from memsheet.exchange.shared.visible_cards import python_exports
 
 MOST_TEXT, MOST_NODES = 2**15, 20_000
@@ -41,6 +41,10 @@ _PINNED = re.compile(r"\b(?:vllm|sglang)==\d[\w.]{1,24}")
 OFFLINE_CLASS = "LLM"
 LMDEPLOY = "lmdeploy"
 OF_VLLM = (OFFLINE_CLASS, "AsyncEngineArgs", "EngineArgs")
+OF_SERVER = ("OPENAI_API_SERVER", "build_async_engine_client", "build_async_engine_client_from_engine_args")
+"""Names with which a script makes the engine as its server does (vllm-project/vllm v0.33.0
+entrypoints/launchers/api_server/entry.py:38, 72: their usage context).
+"""
 OF_SGLANG = ("Engine", "Runtime")
 """Engines whose arguments are those of SGLang's server (sgl-project/sglang python/sglang/srt/entrypoints/
 engine.py, Engine: ServerArgs(**kwargs)).
@@ -73,6 +77,7 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
     notes = assumptions_of_names(nodes, flag_notes)
     parameters = function_parameters(nodes, known, notes)
     modules = {part for node in nodes for part in _imported_modules(node)}
+    served = any(getattr(node, at, None) in OF_SERVER for node in nodes for at in ("id", "attr"))
     for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id="LLMConfig") | ast.Attribute(attr="LLMConfig")):
@@ -88,7 +93,8 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                 if engine := _engine_called(called, modules):
                     around = (held for held in parameters if node.lineno in held[0])
                     _, given, more = [(range(0), {}, {}), *around][-1]
-                    made = _made_engine(node, {**known, **given}, engine, offline=called == OFFLINE_CLASS)
+                    module = OFFLINE_MODULE if called == OFFLINE_CLASS else "" if served else ENGINE_MODULE
+                    made = _made_engine(node, {**known, **given}, engine, module)
                     told = assumptions_of(node, {**notes, **more}) if made else ()
                     yield from [replace(made, remarks=told)] if made else []
             case ast.List() | ast.Tuple():
@@ -128,10 +134,10 @@ def _engine_called(called: str, modules: Collection[str]) -> str:
     return "" if called not in OF_VLLM else "tensorrt-llm" if "tensorrt_llm" in modules else "vllm"
 
 
-def _made_engine(
-    node: ast.Call, known: Mapping[str, Any], engine: str, *, offline: bool
-) -> NamedServer | None:
-    """An engine that a script makes, as the server of the same arguments."""
+def _made_engine(node: ast.Call, known: Mapping[str, Any], engine: str, module: str) -> NamedServer | None:
+    """An engine that a script makes, as the server of the same arguments. ``module``: what stands for a
+    vLLM engine that its server does not make.
+    """
     given = call_keywords(node, known)
     named = given.pop("model_path" if engine == "sglang" else "model", OPEN)
     model = expression_value(node.args[0], known) if node.args and engine != "sglang" else named
@@ -143,7 +149,7 @@ def _made_engine(
         told = shlex.quote(json.dumps(options, default=str))
         line = ["trtllm-serve", "serve", shlex.quote(model), "--override-engine-args", told, *more]
         return NamedServer(model, " ".join(line))
-    start = ["python", "-m", OFFLINE_MODULE, "--model", model] if offline else ["vllm", "serve", model]
+    start = ["python", "-m", module, "--model", model] if module else ["vllm", "serve", model]
     if engine == "sglang":
         start = ["python", "-m", "sglang.launch_server", "--model-path", model]
         options = {at: value for at, value in options.items() if value is not False}  # it has no --no-…

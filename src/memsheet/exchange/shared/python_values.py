@@ -49,7 +49,7 @@ def evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, A
     for node in body:
         module.steps.spend()
         if isinstance(node, ast.Return):
-            return _evaluate_expression(module, node.value, given, depth)
+            return evaluate_expression(module, node.value, given, depth)
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             module.imported.update(
                 {held.asname or held.name: f"{node.module}.{held.name}" for held in node.names}
@@ -57,9 +57,7 @@ def evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, A
         elif isinstance(node, ast.ClassDef):
             given[node.name] = class_fields(module, node, given, depth)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            value = (
-                _evaluate_expression(module, node.value, given, depth) if node.value is not None else UNSET
-            )
+            value = evaluate_expression(module, node.value, given, depth) if node.value is not None else UNSET
             for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
                 assign_target(target, value, given)
         elif isinstance(node, ast.With) or (taken := _taken_branch(module, node, given, depth)) is not None:
@@ -94,7 +92,7 @@ def class_fields(module: Module, node: ast.ClassDef, given: Mapping[str, Any], d
         value = getattr(held, "value", None)
         for target in targets:
             if isinstance(target, ast.Name):
-                found = _evaluate_expression(module, value, given, depth + 1) if value is not None else UNSET
+                found = evaluate_expression(module, value, given, depth + 1) if value is not None else UNSET
                 field = isinstance(found, dict) or (isinstance(value, ast.Call) and found == UNSET)
                 made[target.id] = _field_default(module, value, given, depth + 1) if field else found
     return made
@@ -105,7 +103,7 @@ def _field_default(module: Module, node: ast.expr | None, given: Mapping[str, An
     if not isinstance(node, ast.Call) or attribute_path(node.func)[-1:] != ["field"]:
         return UNSET
     found = [held.value for held in node.keywords if held.arg == "default"]
-    return _evaluate_expression(module, found[0], given, depth) if found else UNSET
+    return evaluate_expression(module, found[0], given, depth) if found else UNSET
 
 
 def _taken_branch(
@@ -128,7 +126,7 @@ def _evaluate_condition(module: Module, test: ast.expr, given: Mapping[str, Any]
         parts = [_evaluate_condition(module, one, given, depth + 1) for one in test.values]
         decides = isinstance(test.op, ast.Or)
         return decides if decides in parts else None if None in parts else not decides
-    held = _evaluate_expression(module, test, given, depth + 1)
+    held = evaluate_expression(module, test, given, depth + 1)
     return held if isinstance(held, bool) else None
 
 
@@ -136,9 +134,7 @@ def _evaluate_comparison(module: Module, node: ast.Compare, given: Mapping[str, 
     """Whether two plain values are alike, or which of two numbers is more."""
     if len(node.ops) != 1:
         return UNSET
-    left, right = (
-        _evaluate_expression(module, one, given, depth) for one in (node.left, node.comparators[0])
-    )
+    left, right = (evaluate_expression(module, one, given, depth) for one in (node.left, node.comparators[0]))
     return compare_values(node.ops[0], left, right)
 
 
@@ -182,7 +178,8 @@ def _assign_each(targets: Sequence[ast.expr], value: Any, given: dict[str, Any])
         assign_target(target.value if isinstance(target, ast.Starred) else target, whole, given)
 
 
-def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
+def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
+    """What an expression comes to with what names hold, or ``UNSET``. Raises TooMuchError past its bounds."""
     module.steps.spend()
     if depth > DEEPEST:
         raise TooMuchError("is nested too deeply")
@@ -194,22 +191,22 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
         case ast.UnaryOp(op=ast.Not()) | ast.BoolOp() | ast.Compare():
             return _evaluate_switch(module, node, given, depth + 1)
         case ast.UnaryOp(op=ast.USub(), operand=held):
-            value = _evaluate_expression(module, held, given, depth + 1)
+            value = evaluate_expression(module, held, given, depth + 1)
             return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
         case ast.BinOp(left=left, op=op, right=right):
             return evaluate_arithmetic(
                 op,
-                _evaluate_expression(module, left, given, depth + 1),
-                _evaluate_expression(module, right, given, depth + 1),
+                evaluate_expression(module, left, given, depth + 1),
+                evaluate_expression(module, right, given, depth + 1),
             )
         case ast.JoinedStr(values=held):
             return concatenate_text(
-                [_evaluate_expression(module, plain_part(one), given, depth + 1) for one in held]
+                [evaluate_expression(module, plain_part(one), given, depth + 1) for one in held]
             )
         case ast.Subscript(value=whole, slice=ast.Constant(value=int() as at)):
-            return _evaluate_element(_evaluate_expression(module, whole, given, depth + 1), at)
+            return _evaluate_element(evaluate_expression(module, whole, given, depth + 1), at)
         case ast.List(elts=held) | ast.Tuple(elts=held):
-            return [_evaluate_expression(module, one, given, depth + 1) for one in held]
+            return [evaluate_expression(module, one, given, depth + 1) for one in held]
         case ast.Dict(keys=keys, values=held):
             return _evaluate_dict(module, keys, held, given, depth + 1)
         case ast.Name() | ast.Attribute():
@@ -221,7 +218,7 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
         case ast.IfExp(test=test, body=body, orelse=other):
             taken = _evaluate_condition(module, test, given, depth + 1)
             ways = (body, other) if taken is None else (body,) if taken else (other,)
-            found = [_evaluate_expression(module, one, given, depth + 1) for one in ways]
+            found = [evaluate_expression(module, one, given, depth + 1) for one in ways]
             return found[0] if found[0] == found[-1] else UNSET
         case ast.Call(func=function):
             return _evaluate_call(module, node, _called_name(function), given, depth + 1)
@@ -250,7 +247,7 @@ def _evaluate_dict(
     if not all(isinstance(word, str) for word in words):
         return UNSET
     return {
-        word: _evaluate_expression(module, one, given, depth) for word, one in zip(words, held, strict=True)
+        word: evaluate_expression(module, one, given, depth) for word, one in zip(words, held, strict=True)
     }
 
 
@@ -276,9 +273,9 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
     if name.rpartition(".")[2] in CARD_FACTS:
         return CARD_FACTS[name.rpartition(".")[2]]
     if name in ENVIRONMENT and len(node.args) == 2:
-        return _evaluate_expression(module, node.args[1], given, depth)
+        return evaluate_expression(module, node.args[1], given, depth)
     if name in NUMBERS and len(node.args) == 1 and not node.keywords:
-        return _as_number(NUMBERS[name], _evaluate_expression(module, node.args[0], given, depth))
+        return _as_number(NUMBERS[name], evaluate_expression(module, node.args[0], given, depth))
     whole = module.imported.get(name, "")
     if whole in module.bases:
         return _copy_config_value({CLASS: CONFIG, BASE: whole, **module.bases[whole]})
@@ -332,11 +329,11 @@ def call_arguments(module: Module, node: ast.Call, given: Mapping[str, Any], dep
         if isinstance(held, ast.Starred):
             made["**"] = UNSET
         else:
-            made[places[number] if number < len(places) else str(number)] = _evaluate_expression(
+            made[places[number] if number < len(places) else str(number)] = evaluate_expression(
                 module, held, given, depth
             )
     for keyword in node.keywords:
-        value = _evaluate_expression(module, keyword.value, given, depth)
+        value = evaluate_expression(module, keyword.value, given, depth)
         if keyword.arg is not None:
             made[keyword.arg] = value
         elif isinstance(value, dict) and CLASS not in value:
@@ -389,7 +386,7 @@ def default_parameter_values(
         *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True),
     ]
     return {
-        held.arg: _evaluate_expression(module, default, given, depth) if default is not None else UNSET
+        held.arg: evaluate_expression(module, default, given, depth) if default is not None else UNSET
         for held, default in pairs
     }
 

@@ -346,6 +346,27 @@ def dtype_back(value: Any, _: Values) -> Mapping[str, Any]:
     return {} if value == "auto" else {f"precision.{name}": dtype for name in SIXTEEN_OF}
 
 
+CHECKPOINTS_OWN = frozenset({
+    "compressed-tensors", "modelopt", "modelopt_fp8", "modelopt_fp4", "fbgemm_fp8", "moe_wna16", "gguf",
+})  # fmt: skip
+"""Words for formats that are a checkpoint's own, which says the bits; and those of which one word has several
+(vllm-project/vllm v0.33.0 model_executor/layers/quantization/__init__.py; sgl-project/sglang v0.5.23
+srt/arg_groups/choices.py:32).
+"""
+MIXED_FORMATS = ("torchao", "quark", "modelopt_mixed", "petit_nvfp4", "w4afp8", "inc", "auto-round")
+
+
+def quantization_back(known: Mapping[str, str]) -> Callable[[Any, Values], Mapping[str, Any]]:
+    """The format of weights by the engine's names for it; nothing where the checkpoint says it."""
+
+    def read(value: Any, values: Values) -> Mapping[str, Any]:
+        word, served = str(value), str(values.get("--model", values.get("--model-path", ""))).lower()
+        stored = word in CHECKPOINTS_OWN and (word != "gguf" or word in served)
+        return {} if stored else {"quantization.weights": known.get(word, word)}
+
+    return read
+
+
 def cache_back(eight: Iterable[str]) -> Callable[[Any, Values], Mapping[str, Any]]:
     """The cache's dtype by the engine's names for it."""
     known = {

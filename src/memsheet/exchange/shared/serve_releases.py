@@ -25,12 +25,18 @@ CHUNKED, ALWAYS_CHUNKED = "--enable-chunked-prefill", ((0, 8, 0), (0, 12, 0))
 """Releases whose V1 engine chunks prompts whatever is said (arg_utils.py of 0.8.5, _set_default_args_v1; of
 0.11.0, lines 1546-1548), from the first to before the second.
 """
+ENGINE_CHOICE, NEWER_ENGINE = "VLLM_USE_V1", (0, 8, 0)
+"""The variable that chooses vLLM's engine, and the release from which its second is the usual one (v0.7.3
+envs.py: off).
+"""
 
 
 def vllm_of(form: Format, version: str) -> Format:
     found = _format_of_release(
         form, "vLLM", version, frozenset(f"--{name}" for name in _WITHOUT_BYTES.split())
     )
+    if (number := _NUMBER.search(version)) and _version_numbers(number) < NEWER_ENGINE:
+        found = replace(found, unmodelled={**found.unmodelled, ENGINE_CHOICE: (0,)})
     first, after = ALWAYS_CHUNKED
     told = _NUMBER.search(version)
     if told is None or not first <= _version_numbers(told) < after:

@@ -28,8 +28,10 @@ variables, what a variable holds.
 """
 OFFLINE_MODULE = "vllm.entrypoints.llm"
 """Where vLLM's class ``LLM`` is: stands for a script that makes one."""
+ENGINE_MODULE = "vllm.v1.engine.async_llm"
+"""Where its asynchronous engine is: stands for a script that makes one of arguments."""
 LAUNCHES = (
-    ("vllm", "serve"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
+    ("vllm", "serve"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", ENGINE_MODULE), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
     ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("text-generation-launcher",), ("python", "-m", "dynamo.vllm"),
     ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),

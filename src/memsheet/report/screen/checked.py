@@ -224,7 +224,7 @@ def _config_key_lines(checked: Checked, look: Look) -> Iterator[str]:
     if checked.moved:
         shifts = (
             f"{m.at}: {m.why}"
-            if m.low_bytes <= -EVERYTHING
+            if max(-m.low_bytes, m.high_bytes) >= EVERYTHING
             else f"{m.at}: {m.why} ({_signed_saving(m.low_bytes, look)} to "
             f"{_signed_saving(m.high_bytes, look)})"
             for m in checked.moved

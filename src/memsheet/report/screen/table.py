@@ -8,12 +8,14 @@ markup.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import printable_line
 from memsheet.plan.device import Basis
 from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.workload import Serving
 from memsheet.report.screen.bars import components_by_size, marks_of, render_stacked_bars
 from memsheet.report.screen.changes import what_to_change
 from memsheet.report.screen.layout import join_phrases, labelled_row, one_line, render_parts
@@ -177,6 +179,9 @@ def question_summary(answer: Answer, look: Look) -> Text:
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
     named = (printable_line(model.name), "bold") if model.model_type else ("", "")
     text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
+    started = ((answer.serving or {}).get("capacity") or {}).get("limit")
+    if isinstance(plan.workload, Serving) and started:  # which a server may take of its pool
+        plan = replace(plan, workload=replace(plan.workload, max_sequences=started))
     return text.append(
         "\n" + join_phrases(plan_choice_phrases(plan, look.program, writes=writes_tokens(model)), look.width),
         "dim",

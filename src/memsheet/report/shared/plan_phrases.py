@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import Count
+from memsheet.plan.engine_options import option_keys
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, Speculative, SpeculativeMethod
@@ -96,7 +97,8 @@ def _serving_choice_phrases(plan: Plan, *, writes: bool) -> Iterator[str]:
         )
         yield pooled if plan.cache.memory_fraction is not None else alone
     if plan.cache.kv_dtype and asked.max_model_len is not None:
-        yield f"{plan.cache.kv_dtype.name} cache"
+        keys, values = option_keys(plan.options).get("k_dtype"), plan.cache.kv_dtype.name
+        yield f"cache of {keys} keys, {values} values" if keys and keys != values else f"{values} cache"
     if room := plan.served_adapters:
         yield (
             f"{'room for' if plan.cache.memory_fraction is not None else 'with'} {room.slots} "

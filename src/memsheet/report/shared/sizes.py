@@ -41,7 +41,9 @@ def need_and_room(device: Device, verdict: Verdict, look: Look) -> tuple[str, ..
     """
     need, ends = (
         look.need(verdict.device.value, look.digits),
-        size_range_suffix(verdict.device, look).strip(" ()"),
+        f"range {look.need(verdict.device.low, look.digits)} or more"
+        if verdict.no_most
+        else size_range_suffix(verdict.device, look).strip(" ()"),
     )
     given = device_capacity_words(device, verdict, look)
     return (

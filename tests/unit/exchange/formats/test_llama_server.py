@@ -266,3 +266,21 @@ def test_other_overrides_stay_open(override: str) -> None:
     found = read_text("serve.sh", f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf -ot '{override}'", PARSERS)
     assert dict(found.unmodelled)["--override-tensor"] == override
     assert "serving.host_experts" not in found.request
+
+
+def test_a_draft_that_is_not_accounted_has_no_most(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(
+        "llama-server -m Qwen3-32B-Q4_K_M.gguf -md Qwen3-0.6B-Q8_0.gguf -c 16384\n"
+    )
+    found = memsheet.check(tmp_path / "serve.sh", gpus="1x24GB")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.no_most
+
+
+def test_a_format_of_gguf_is_the_one_that_a_name_says(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(
+        "llama-server -m gpt-oss-120b-mxfp4-00001-of-00003.gguf -c 8192 -ncmoe 28\n"
+    )
+    found = memsheet.check(tmp_path / "serve.sh", gpus="1xRTX4090")
+    assert "by its name" not in found.doubt

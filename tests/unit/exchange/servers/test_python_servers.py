@@ -174,3 +174,16 @@ subprocess.run(["vllm", "serve", model, "-tp", str(tp), "--max-model-len", str(l
         2,
         4096,
     )
+
+
+@pytest.mark.parametrize(
+    ("around", "sequences"),
+    [
+        ("", 128),
+        ("# vllm==0.7.3\n", None),
+        ("from vllm.usage.usage_lib import UsageContext\nuse = UsageContext.OPENAI_API_SERVER\n", None),
+    ],
+)
+def test_an_engine_of_arguments_has_the_schedulers_own_defaults(around: str, sequences: int | None) -> None:
+    text = f"{around}from vllm import AsyncEngineArgs\nargs = AsyncEngineArgs(model={MODEL!r})\n"
+    assert python(text).request.get("?serving.max_sequences") == sequences

@@ -65,3 +65,36 @@ def test_prompts_that_nobody_says_never_fail_a_script(
     found = memsheet.check(tmp_path / "run.py", gpus=gpus, **more)  # type: ignore[arg-type]
     assert found.result is not None
     assert found.result.value == result
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ("for i in range(0, len(qs), BS):\n    x = tok(qs[i:i+BS], padding=True, max_length=512)\n", 32),
+        (
+            "for i in range(0, 9):\n    c = qs[i : min(i + BS, 9)]\n    x = tok([q for q in c], padding=True)\n",
+            32,
+        ),
+        ("x = tok(['a'] * 64, padding=True)\n", 64),
+        ("b = ['a', 'b'] * BS\nx = tok(b, padding=True)\n", 64),
+        ("x = tok(qs[:8], padding=True)\n", 8),
+        ("d = DataLoader(qs, batch_size=128, collate_fn=lambda b: tok([q for q in b], padding=True))\n", 128),
+    ],
+)
+def test_sequences_at_once_of_slices_and_loaders(body: str, count: int) -> None:
+    more = (
+        "BS = 32\nqs = open('q').readlines()\n"
+        + body
+        + "model.generate(**x, max_new_tokens=9, num_beams=2)\n"
+    )
+    found = read_text("run.py", HEAD + LOADED + more, PARSERS)
+    assert found.request[SEQUENCES] == 2 * count
+    assert ("loop.batch", UNSET) not in found.unmodelled
+
+
+def test_open_batches_have_no_most(tmp_path: Path) -> None:
+    body = ROWS.replace('["a", "b", "c"]', "rows()") + "model.generate(**x)\n"
+    (tmp_path / "run.py").write_text(HEAD + LOADED + body)
+    verdict = memsheet.check(tmp_path / "run.py", gpus="1x24GB").answer.verdict  # type: ignore[union-attr]
+    assert verdict is not None
+    assert verdict.no_most

@@ -442,3 +442,28 @@ def test_a_file_of_flags_has_each_switchs_no_form_and_passes_over_what_is_false(
             "a.yaml", f"{text}no-nonsense: true\ngpu-memory-utilization: 0.9\n", PARSERS
         ).unknown
     ] == ["--no-nonsense"]
+
+
+@pytest.mark.parametrize(
+    ("start", "word", "said", "left"),
+    [
+        ("vllm serve", "modelopt", None, ()),
+        ("vllm serve", "compressed-tensors", None, ()),
+        ("vllm serve", "awq_marlin", "awq-int4", ()),
+        ("vllm serve", "torchao", None, (("--quantization", "torchao"),)),
+        ("python -m sglang.launch_server --model-path", "modelopt_fp4", None, ()),
+    ],
+)
+def test_formats_that_a_checkpoint_says_itself(start: str, word: str, said: str | None, left: Any) -> None:
+    found = read_text("a.sh", f"{start} some/model --quantization {word}\n", PARSERS)
+    assert found.request.get("quantization.weights") == said
+    assert found.unmodelled == left
+
+
+@pytest.mark.parametrize(
+    ("release", "chosen", "left"), [("0.7.3", 1, True), ("0.7.3", 0, False), ("0.8.5", 1, False)]
+)
+def test_the_engine_that_a_variable_chooses(release: str, chosen: int, left: bool) -> None:
+    text = f"docker run -e VLLM_USE_V1={chosen} vllm/vllm-openai:v{release} --model some/model\n"
+    found = read_text("a.sh", text, PARSERS)
+    assert (("VLLM_USE_V1", chosen) in found.unmodelled) is left

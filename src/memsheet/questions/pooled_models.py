@@ -1,0 +1,58 @@
+"""Models that a server makes vectors or scores with: they have neither an output matrix nor a sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from memsheet.exchange.shared.file_format import Read
+from memsheet.plan.model import Head, ModelSpec
+from memsheet.questions.named_models import model_of
+
+POOLS = {
+    "--runner": ("pooling",),
+    "--convert": ("embed", "classify", "reward"),
+    "--task": ("embed", "embedding", "score", "classify", "reward", "encode"),
+}
+"""Flags of servers and their words for it (vllm-project/vllm v0.33.0 config/model.py:1307 _get_runner_type,
+v0.9.2 config.py TaskOption): what is made then has no output (v0.33.0 model_executor/models/adapters.py:147,
+v0.11.0 :190).
+"""
+NAMED = "embedding"
+"""In the names of bundled decoders whose checkpoints hold how they are pooled, which a server looks for first
+(v0.33.0 config/model.py:1290).
+"""
+
+
+def without_output(
+    name: str | ModelSpec | None, reads: Mapping[str, Read]
+) -> tuple[str | ModelSpec | None, dict[str, Read]]:
+    """The model without what makes logits where the files' server pools it, and the files without the flags
+    that say so; both as they are of any other.
+    """
+    model = model_of(name) if name is not None and any(map(_looks_for_pooling, reads.values())) else None
+    if model is None or model.head.kind != "causal_lm":
+        return name, dict(reads)
+    if not any(_pools(read) or (NAMED in model.name and _is_open(read)) for read in reads.values()):
+        return name, dict(reads)
+    note = "the server makes vectors or scores with the model, and has no output matrix"
+    source = replace(model.source, notes=(*model.source.notes, note))
+    pooled = replace(model, head=Head(kind="none", width=model.head.width), source=source)
+    return pooled, {at: _without_flags(read) for at, read in reads.items()}
+
+
+def _looks_for_pooling(read: Read) -> bool:
+    return any(row.at == "--runner" for row in read.form.keys) or "--runner" in read.form.unmodelled
+
+
+def _pools(read: Read) -> bool:
+    return _looks_for_pooling(read) and any(read.values.get(at) in words for at, words in POOLS.items())
+
+
+def _is_open(read: Read) -> bool:
+    """Whether no flag says what the server makes."""
+    return _looks_for_pooling(read) and not any(read.values.get(at, "auto") != "auto" for at in POOLS)
+
+
+def _without_flags(read: Read) -> Read:
+    return replace(read, unmodelled=tuple((at, value) for at, value in read.unmodelled if at not in POOLS))
