@@ -354,9 +354,16 @@ def _into_arguments(values: Values) -> bool:
     return f"{SCRIPT}.reads" in values or keys_of_one_program(FORMAT, values)
 
 
-def _script_arguments(text: str) -> Mapping[str, Any]:
-    """What a script says, with what belongs to a method of TRL's alone under one name."""
-    found = arguments_of(text)
+def _script_arguments(text: str, given: Values | None = None) -> Mapping[str, Any]:
+    """What a script says, with what belongs to a method of TRL's alone under one name. ``given``: the flags
+    that a command starts it with.
+    """
+    filled = {
+        at: held
+        for at, held in (given or {}).items()
+        if at in SFT_OWN or is_key(FORMAT, _rename_trainer_key(at))
+    }
+    found = arguments_of(text, given, filled)
     own = found.get(SCRIPT)
     if not isinstance(own, Mapping) or METHOD not in own:
         return found
@@ -388,7 +395,7 @@ FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     problems=_trainer_problems, fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
-    never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments,
+    never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments, started=_script_arguments,
     model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},

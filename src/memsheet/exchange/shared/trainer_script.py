@@ -142,14 +142,19 @@ otherwise.
 """
 
 
-def arguments_of(text: str, given: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+def arguments_of(
+    text: str, given: Mapping[str, Any] | None = None, filled: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
     """The last ``TrainingArguments`` of a script, with ``script.*`` for the rest; nothing where there are
-    none. ``given``: the flags that a command starts it with. Raises ValueError for no Python.
+    none. ``given``: the flags that a command starts it with; ``filled``: those of them that are fields of
+    arguments that a parser fills. Raises ValueError for no Python.
     """
     if not any(name in text for name in ARGUMENTS):
         return {}
     module = read_module(text, {}, given)
-    made = list(named_calls(module, ARGUMENTS, local=True)) or list(_parsed_arguments(module))
+    made = list(named_calls(module, ARGUMENTS, local=True)) or [
+        {**one, **(filled or {})} for one in _parsed_arguments(module)
+    ]
     if not made:
         return {}
     last = max(made, key=lambda one: int(one[LINE]))
@@ -309,7 +314,7 @@ def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
         said.setdefault("bf16", True)
     usual = "nll" if said.get("use_liger_kernel") is True else own_default("trl", "loss_type")
     return {
-        "max_length": own_default("trl", "max_length"),
+        **({} if "max_seq_length" in said else {"max_length": own_default("trl", "max_length")}),
         "loss_type": usual,
         **{key: said[key] for key in SFT_OWN if key in said},
     }
