@@ -176,7 +176,9 @@ def _told_command(name: str, text: str) -> str:
 
 def _as_started(own: Read, text: str, given: Mapping[str, Any]) -> Read:
     """A script's text with the flags that a command gives it in the place of its own defaults."""
-    if own.form.started is None or f"{SCRIPT}.reads" not in own.values and f"{LOOP}.reads" not in own.values:
+    if own.form.started is None or (
+        f"{SCRIPT}.reads" not in own.values and f"{LOOP}.reads" not in own.values
+    ):
         return own
     said = own.form.started(text, given)
     again = read_values(own.form, dict(flatten_tree(said, whole=own.form.whole)))

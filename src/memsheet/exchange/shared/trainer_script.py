@@ -15,6 +15,7 @@ from typing import Any
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, model_loads, own_loss_key
 from memsheet.exchange.shared.python_config import (
     LINE,
     SCOPE,
@@ -189,6 +190,10 @@ def arguments_of(
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
     beside |= unsloth or _loaded_model_keys(module, own)
+    if name in METHODS:  # whose further models the method tells
+        beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
+    else:
+        beside |= own_loss_key(module)
     if unsloth and not {"bf16", "fp16"} & last.keys():
         beside[ASKS_CARD] = (
             True  # unsloth/models/rl.py: of the dtype that the model was loaded in, the card's
@@ -272,12 +277,12 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
         ),
         None,
     )
-    found = next(
-        (held for held in named_calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])),
-        None,
-    )
+    found, others = model_loads(module)
+    if found is None or not LOADS.search(found[WHOLE]):
+        found = next(_model_calls(module), None)
     if trained is None and found is not None:
         return {
+            **others,
             "dtype": UNSAID,
             **_labels_key(found[WHOLE]),
             **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
@@ -287,10 +292,16 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
         return built_model_keys(module)
     initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
     return {
+        **others,
         "dtype": "float32",
         **_model_name_key(module, trained, ("model", "0")),
         **from_pretrained_keys(initial),
     }
+
+
+def _model_calls(module: Module) -> Iterator[dict[str, Any]]:
+    calls = named_calls(module, ("from_pretrained",), local=True)
+    return (held for held in calls if LOADS.search(held[WHOLE]))
 
 
 def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, ...]) -> dict[str, Any]:
