@@ -28,10 +28,11 @@ from memsheet.exchange.verdict_doubts import (
     says_sequences_alone,
     stored_as,
 )
-from memsheet.formulas.states.params import tower_tensors
+from memsheet.formulas.states.params import parameter_count, tower_tensors
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
+    bundled_name,
     likely_served,
     likely_trained,
     model_of,
@@ -40,7 +41,7 @@ from memsheet.questions.named_models import (
     sized_stand_in,
 )
 from memsheet.questions.recognised_files import engine_default_places
-from memsheet.questions.sized_models import BY_SIZE
+from memsheet.questions.sized_models import BY_SIZE, sized_model
 from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Component, Instant, Sheet
 
@@ -60,6 +61,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@tokens": micro,
         "@loss": answer.plan.loss.value,
         "@layers": answer.model.layers,
+        "@parameters_of": _parameters_of_name,
         "@towers": len(answer.model.towers),
         "@tower_parameters": _tower_parameters(answer.model),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
@@ -73,6 +75,15 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         for moved in read.form.moves(read.values, asked)
     )
     return tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
+
+
+def _parameters_of_name(name: str) -> int | None:
+    """Parameters of a bundled model, or as many as a name says; None where neither tells."""
+    known = bundled_name(name)
+    spec = model_of(known) if known else None
+    sized = sized_model(name) if name and spec is None else None
+    spec = spec or (sized.spec if sized else None)
+    return parameter_count(spec) if spec is not None else None
 
 
 def _at_peak(moved: Moved, sheet: Sheet) -> Moved:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, find_format, read_text
+from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, find_format, flatten_tree, read_text
 from memsheet.exchange.shared.beaker_jobs import experiment_script
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import ACCELERATE, TRL, described_launches, first_script_launch
 from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values, launched_reads
+from memsheet.exchange.shared.loop_script import LOOP
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import LAUNCHED
@@ -56,6 +57,7 @@ def recognise_files(
     """
     reads: dict[str, Read] = {}
     left: list[str] = []
+    flags: dict[str, Collection[str]] = {}
     plain = {name: shell_as_plain(name, text, server) for name, text in texts.items()}
     whole = {name: script.text for name, script in plain.items()}
     for name, text in whole.items():
@@ -64,6 +66,9 @@ def recognise_files(
         told = own is not None and own.request.get("@model") is not None
         named = name.endswith(".py")
         given = named and _shell_given_flags(name, whole)  # in place of an example of a command in its text
+        if own is not None and given:
+            flags[name] = _flags_of(own).keys()
+            own = _as_started(own, text, given)
         silent = told or given or (own and not named)
         said = text if shell else "" if silent else _told_command(name, text)
         further, unread = (
@@ -97,7 +102,7 @@ def recognise_files(
     for name, own in reads.items():
         given = _shell_given_flags(name, whole)
         reads[name] = _with_flags(own, given)
-        if given and given.keys() <= _flags_of(own).keys():
+        if given and given.keys() <= {*flags.get(name, ())}:
             left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
 
@@ -167,6 +172,17 @@ def _told_command(name: str, text: str) -> str:
     if name.endswith(".py"):
         return described_launches(text, Path(name).name)
     return experiment_script(name, text, parse_yaml) if name.endswith(YAML) else ""
+
+
+def _as_started(own: Read, text: str, given: Mapping[str, Any]) -> Read:
+    """A script's text with the flags that a command gives it in the place of its own defaults."""
+    if own.form.started is None or (
+        f"{SCRIPT}.reads" not in own.values and f"{LOOP}.reads" not in own.values
+    ):
+        return own
+    said = own.form.started(text, given)
+    again = read_values(own.form, dict(flatten_tree(said, whole=own.form.whole)))
+    return replace(again, release=own.release)
 
 
 def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]:

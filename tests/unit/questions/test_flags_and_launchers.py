@@ -68,6 +68,36 @@ def test_a_length_that_the_command_gives_comes_before_the_default(
     assert not [one for one in found["mistakes"] if one["rule"] == "unknown-key"]
 
 
+PARSED = """from transformers import HfArgumentParser
+from trl import SFTConfig, SFTTrainer
+args = HfArgumentParser(SFTConfig).parse_args_into_dataclasses()[0]
+SFTTrainer(model="Qwen/Qwen2.5-1.5B", args=args, train_dataset=None).train()
+"""
+CUT = """import argparse
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+p = argparse.ArgumentParser()
+p.add_argument("--seq", type=int, default=2048)
+a = p.parse_args()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-1.5B")
+tok = AutoTokenizer.from_pretrained("Qwen/Qwen2.5-1.5B")
+rows = rows.map(lambda e: tok(e["text"], truncation=True, max_length=a.seq))
+Trainer(model=model, args=TrainingArguments("o"), train_dataset=rows).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "flag"), [(PARSED, "--max_length"), (PARSED, "--max_seq_length"), (CUT, "--seq")]
+)
+def test_what_a_command_says_stands_before_every_default(
+    script: str, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = "--model_name_or_path Qwen/Qwen2.5-1.5B --dataset_name a/b" * (script == PARSED)
+    written(tmp_path, train__py=script, run__sh=f"python train.py {flag} 4096 --bf16 {more}\n")
+    found = checked(tmp_path, capsys, "1xH100-80GB")
+    assert found["sheet"]["plan"]["seq_len"] == 4096
+    assert "files-disagree" not in str(found["mistakes"])
+
+
 @pytest.mark.parametrize(
     ("model", "called"),
     [

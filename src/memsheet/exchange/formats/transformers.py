@@ -12,6 +12,7 @@ from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, b
 from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
+from memsheet.exchange.shared.further_models import FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.trainer_script import (
@@ -195,6 +196,7 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     its gradient (sft_trainer.py:86, 99-114).
     """
     yield from colocated_moves(f"{SCRIPT}.{COLOCATED}", values.get(f"{SCRIPT}.{COLOCATED}"), asked)
+    yield from further_moves(SCRIPT, values, asked)
     if values.get(f"{SCRIPT}.prepared") is True:
         yield _kbit_upcast_move(asked)
     if named := values.get(f"{SCRIPT}.{WHOLE_TABLES}"):
@@ -354,9 +356,16 @@ def _into_arguments(values: Values) -> bool:
     return f"{SCRIPT}.reads" in values or keys_of_one_program(FORMAT, values)
 
 
-def _script_arguments(text: str) -> Mapping[str, Any]:
-    """What a script says, with what belongs to a method of TRL's alone under one name."""
-    found = arguments_of(text)
+def _script_arguments(text: str, given: Values | None = None) -> Mapping[str, Any]:
+    """What a script says, with what belongs to a method of TRL's alone under one name. ``given``: the flags
+    that a command starts it with.
+    """
+    filled = {
+        at: held
+        for at, held in (given or {}).items()
+        if at in SFT_OWN or is_key(FORMAT, _rename_trainer_key(at))
+    }
+    found = arguments_of(text, given, filled)
     own = found.get(SCRIPT)
     if not isinstance(own, Mapping) or METHOD not in own:
         return found
@@ -388,7 +397,7 @@ FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     problems=_trainer_problems, fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
-    never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments,
+    never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments, started=_script_arguments,
     model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
@@ -403,7 +412,7 @@ FORMAT = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
-        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
@@ -415,7 +424,7 @@ FORMAT = Format(
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}", f"{SCRIPT}.{DEFAULTS}.*", *(
+        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}", f"{SCRIPT}.{DEFAULTS}.*", *(
             f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
         ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",

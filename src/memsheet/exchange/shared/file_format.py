@@ -160,6 +160,9 @@ class Format:
     )
     parse: Callable[[str], Mapping[str, Any]] | None = None  # and back
     also: Callable[[str], Mapping[str, Any]] | None = None  # the same values from a script that says them
+    started: Callable[[str, Values], Mapping[str, Any]] | None = (
+        None  # the same of a script that a command starts with some flags
+    )
     more: Callable[[Values], Mapping[str, str]] | None = None  # further files of the same values, by name
     weighed: frozenset[str] = frozenset()  # keys of which ``moves`` tells the bytes
     describes: Mapping[str, str] = field(

@@ -10,6 +10,7 @@ from typing import Any
 
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.further_models import model_loads, own_loss_key
 from memsheet.exchange.shared.generation_script import (
     NO_PROMPT,
     generation_sizes,
@@ -83,7 +84,10 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     ):
         return {}
     module = read_module(text, {}, given)
-    load = next(_model_loads(module), None) or next(pipeline_loads(module) if not steps else iter(()), None)
+    load, others = model_loads(module) if steps else (None, {})
+    if load is None or OTHER_MODELS.search(load[WHOLE]):
+        load = next(_model_loads(module), None)
+    load = load or next(pipeline_loads(module) if not steps else iter(()), None)
     built = built_model_keys(module) if load is None else {}
     load = load or (_elsewhere_loaded(module, text) if steps else None) or ({LINE: 1} if built else None)
     if load is None:
@@ -93,7 +97,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     loading = _loading_keys(module, load, told)
     if built:
         loading.pop("model", None)
-    said = {**loading, **built, **_adapter_keys(module, told)}
+    said = {**loading, **built, **_adapter_keys(module, told), **others}
+    said |= own_loss_key(module) if steps else {}
     if any(named_calls(module, ASKS_BF16)):
         said[ASKS_CARD] = True
     made = {

@@ -74,6 +74,7 @@ OF_PLAN = frozenset({"targets", "full_modules", "implementation", "dispatch", "d
 ADDING = frozenset(
     {
         "freeze_vision_tower",
+        "further_models",
         "own_code",
         "training_beside",
         "roles",

@@ -214,7 +214,7 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
             module.steps.spend_size(found)  # a name may stand for all that other names hold
             return found
         case ast.IfExp(orelse=other) if asks_command_line(node):
-            return _evaluate_expression(module, other, given, depth + 1)
+            return evaluate_expression(module, other, given, depth + 1)
         case ast.IfExp(test=test, body=body, orelse=other):
             taken = _evaluate_condition(module, test, given, depth + 1)
             ways = (body, other) if taken is None else (body,) if taken else (other,)

@@ -15,6 +15,7 @@ from typing import Any
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, model_loads, own_loss_key
 from memsheet.exchange.shared.python_config import (
     LINE,
     SCOPE,
@@ -142,14 +143,19 @@ otherwise.
 """
 
 
-def arguments_of(text: str, given: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+def arguments_of(
+    text: str, given: Mapping[str, Any] | None = None, filled: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
     """The last ``TrainingArguments`` of a script, with ``script.*`` for the rest; nothing where there are
-    none. ``given``: the flags that a command starts it with. Raises ValueError for no Python.
+    none. ``given``: the flags that a command starts it with; ``filled``: those of them that are fields of
+    arguments that a parser fills. Raises ValueError for no Python.
     """
     if not any(name in text for name in ARGUMENTS):
         return {}
     module = read_module(text, {}, given)
-    made = list(named_calls(module, ARGUMENTS, local=True)) or list(_parsed_arguments(module))
+    made = list(named_calls(module, ARGUMENTS, local=True)) or [
+        {**one, **(filled or {})} for one in _parsed_arguments(module)
+    ]
     if not made:
         return {}
     last = max(made, key=lambda one: int(one[LINE]))
@@ -184,6 +190,10 @@ def arguments_of(text: str, given: Mapping[str, Any] | None = None) -> Mapping[s
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
     beside |= unsloth or _loaded_model_keys(module, own)
+    if name in METHODS:  # whose further models the method tells
+        beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
+    else:
+        beside |= own_loss_key(module)
     if unsloth and not {"bf16", "fp16"} & last.keys():
         beside[ASKS_CARD] = (
             True  # unsloth/models/rl.py: of the dtype that the model was loaded in, the card's
@@ -267,12 +277,12 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
         ),
         None,
     )
-    found = next(
-        (held for held in named_calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])),
-        None,
-    )
+    found, others = model_loads(module)
+    if found is None or not LOADS.search(found[WHOLE]):
+        found = next(_model_calls(module), None)
     if trained is None and found is not None:
         return {
+            **others,
             "dtype": UNSAID,
             **_labels_key(found[WHOLE]),
             **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
@@ -282,10 +292,16 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
         return built_model_keys(module)
     initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
     return {
+        **others,
         "dtype": "float32",
         **_model_name_key(module, trained, ("model", "0")),
         **from_pretrained_keys(initial),
     }
+
+
+def _model_calls(module: Module) -> Iterator[dict[str, Any]]:
+    calls = named_calls(module, ("from_pretrained",), local=True)
+    return (held for held in calls if LOADS.search(held[WHOLE]))
 
 
 def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, ...]) -> dict[str, Any]:
@@ -309,7 +325,7 @@ def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
         said.setdefault("bf16", True)
     usual = "nll" if said.get("use_liger_kernel") is True else own_default("trl", "loss_type")
     return {
-        "max_length": own_default("trl", "max_length"),
+        **({} if "max_seq_length" in said else {"max_length": own_default("trl", "max_length")}),
         "loss_type": usual,
         **{key: said[key] for key in SFT_OWN if key in said},
     }

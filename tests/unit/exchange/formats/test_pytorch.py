@@ -225,3 +225,39 @@ def test_an_example_without_the_trainer_has_not_its_defaults() -> None:
 def test_a_model_that_is_cast_as_a_whole_has_that_dtype(cast: str) -> None:
     found = of_loop(f'model = AutoModelForCausalLM.from_pretrained("gpt2")\nmodel = {cast}\n')
     assert {found[f"precision.{key}"] for key in ("parameters", "gradients", "compute")} == {"bf16"}
+
+
+DISTILLS = """import torch, torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+teacher = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype=torch.bfloat16).cuda()
+{student}
+opt = torch.optim.AdamW(student.parameters())
+for b in torch.utils.data.DataLoader(rows, batch_size=2):
+    loss = F.kl_div(student(**b).logits.log_softmax(-1), teacher(**b).logits.softmax(-1))
+    loss.backward(); opt.step()
+"""
+LOADED = 'AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.bfloat16)'
+
+
+@pytest.mark.parametrize(
+    "student",
+    [
+        f"student = {LOADED}",
+        f"base = {LOADED}\nstudent = get_peft_model(base, LoraConfig(r=8))",
+        f"def load():\n    return {LOADED}\nstudent = load()",
+    ],
+)
+def test_a_model_beside_the_one_that_trains_is_in_the_range(student: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DISTILLS.format(student=student))
+    found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=256)
+    assert found.answer is not None and found.answer.verdict is not None
+    assert found.answer.model.name == "qwen2.5-0.5b"
+    assert found.answer.verdict.result.name == "UNCERTAIN" and "teacher = Qwen/Qwen2.5-7B" in found.doubt
+    assert found.answer.verdict.device.high > 7.6e9 * 2
+
+
+def test_a_model_that_is_loaded_once_the_training_is_over_is_beside_none() -> None:
+    text = DISTILLS.format(student=f"student = {LOADED}").split("\n")
+    text[2], late = "", text[2].replace("teacher", "merged")
+    reads, _ = recognise_files({"train.py": "\n".join((*text, late))}, ())
+    assert "script.further_models" not in reads["train.py"].values
