@@ -118,6 +118,8 @@ def join_files(
         if gpus and held != gpus
     ]
     request.update({key: value for key, value in weak.items() if not _is_key_said(key, request)})
+    if request.get("engine") in UNITED and (synced := _gradient_sync(reads)):
+        request.setdefault("gradient_sync", synced)
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
     if count and not given.keys() & BATCHES:
         ranks = max(1, count // _ranks_per_microbatch(request))
@@ -158,6 +160,15 @@ def join_files(
     )
 
 
+def _gradient_sync(reads: Mapping[str, Read]) -> str:
+    """Which micro-batches reduce gradients of units that are gathered: where a file names a release, only
+    what every release does is known.
+    """
+    found = {read.form.gradient_sync for read in reads.values() if not read.release} - {""}
+    each = any(at.endswith(EACH_BATCH) and value for read in reads.values() for at, value in read.values.items())
+    return "every" if each else found.pop() if len(found) == 1 else ""
+
+
 def preferences_in(reads: Mapping[str, Read]) -> Preferences | None:
     """The method of the first file that trains on preferences."""
     found = (read.form.preferences(read.values) for read in reads.values())
@@ -170,6 +181,8 @@ ADAPTERS = ("adapter.dtype",)
 deepspeed/runtime/engine.py:1755-1762).
 """
 DIVIDED = ("fsdp1", "fsdp2", "deepspeed")
+UNITED = ("fsdp1", "fsdp2")
+EACH_BATCH = "sync_each_batch"
 IN_PIECES = "chunked"
 
 

@@ -385,7 +385,7 @@ def _trainer_problems(asked: Values) -> Iterator[Problem]:
 
 METHOD, OF_METHOD = "method", "of_method"
 FORMAT = Format(
-    name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
+    name="transformers", gradient_sync="last", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     problems=_trainer_problems, fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
     never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments,

@@ -13,6 +13,7 @@ import memsheet
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
 
@@ -113,6 +114,32 @@ def test_alone_it_makes_replicas_unless_another_file_says_otherwise() -> None:
             0,
             False,
         )
+
+
+def test_flat_parameters_of_axolotl_are_raised_where_precision_is_mixed() -> None:
+    flat = {"fsdp": ["full_shard", "auto_wrap"], "bf16": True}
+    mixed = precision(axolotl(**flat))
+    assert (mixed["parameters"], mixed["gradients"], mixed["moments"]) == ("fp32",) * 3
+    assert (mixed["compute"], mixed["reduce"]) == ("bf16", "bf16")
+    for changes in ({"bf16": "full"}, {"fsdp_version": 2}):
+        assert precision(axolotl(**{**flat, **changes}))["parameters"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "synced"),
+    [
+        ({"fsdp": ["full_shard"]}, "last"),
+        ({"fsdp": ["full_shard"], "fsdp_version": 2}, "last"),
+        ({"deepspeed": "zero3.json"}, None),
+        (
+            {"fsdp": ["full_shard"], "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+            "every",
+        ),
+    ],
+)
+def test_a_trainer_reduces_units_with_the_last_microbatch(changes: dict[str, Any], synced: str | None) -> None:
+    request = join_files({"job.yaml": axolotl(**changes)}, {}, {}, 8).request
+    assert request.get("gradient_sync") == synced
 
 
 def test_fsdp_of_axolotl() -> None:
