@@ -60,7 +60,8 @@ def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
 def _is_named(own: Read, at: str, name: str, other: Read) -> bool:
     """Whether it is the file of the command's own format that a flag names."""
     value = own.values.get(at)
-    named = isinstance(value, str) and value.rpartition("/")[2] == name.rpartition("/")[2]
+    file = name.rpartition(": ")[2].rpartition("/")[2]  # a script's own text may be what writes it
+    named = isinstance(value, str) and value.rpartition("/")[2] == file
     return named and other is not own and other.form.name == own.form.name == KINDS.get(at)
 
 
