@@ -15,6 +15,7 @@ from memsheet.exchange.shared.script_defaults import (
     KINDS,
     absent_files,
     derived_microbatch,
+    named_config_values,
     of_the_script,
 )
 from memsheet.exchange.shared.trainers import with_master
@@ -49,11 +50,13 @@ def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
             of = next((other for other in found if _is_named(own, at, other, found[other])), None)
             if of is not None:
                 rest = found.pop(of)
-                said = {key: held for key, held in own.values.items() if held is not None and key != at}
+                left_out = () if rest.shipped else (at,)  # what stands for a file leaves its name, as absent
+                said = {
+                    key: held for key, held in own.values.items() if held is not None and key not in left_out
+                }
                 both = read_values(own.form, {**rest.values, **said})
-                found[name] = replace(
-                    both, release=own.release, assumed=(*both.assumed, f"{at} {own.values[at]} says the rest")
-                )
+                told = rest.assumed[-1:] if rest.shipped else (f"{at} {own.values[at]} says the rest",)
+                found[name] = replace(both, release=own.release, assumed=(*both.assumed, *told))
     return found
 
 
@@ -79,7 +82,18 @@ def with_shipped_files(reads: Mapping[str, Read]) -> dict[str, Read]:
                 )
                 own = read_values(find_format("deepspeed"), held)
                 found[name] = replace(own, assumed=(*own.assumed, told), shipped=True)
+        if name not in found and (named := _read_of_name(name, reads)):
+            told = f"{name} lies nowhere here, and is taken for what its name says"
+            found[name] = replace(named, assumed=(*named.assumed, told), shipped=True)
     return found
+
+
+def _read_of_name(name: str, reads: Mapping[str, Read]) -> Read | None:
+    """What a launcher's file that lies nowhere says by its name, if anything: a stage, a sharding."""
+    at = next((at for read in reads.values() for at in read.form.refers if read.values.get(at) == name), "")
+    kind = KINDS.get(at, "deepspeed")
+    values = named_config_values(kind, name) if kind in ("deepspeed", "accelerate") else {}
+    return read_values(find_format(kind), values) if values else None
 
 
 def _ends_path(name: str, end: str) -> bool:
@@ -166,7 +180,9 @@ def _gradient_sync(reads: Mapping[str, Read]) -> str:
     what every release does is known.
     """
     found = {read.form.gradient_sync for read in reads.values() if not read.release} - {""}
-    each = any(at.endswith(EACH_BATCH) and value for read in reads.values() for at, value in read.values.items())
+    each = any(
+        at.endswith(EACH_BATCH) and value for read in reads.values() for at, value in read.values.items()
+    )
     return "every" if each else found.pop() if len(found) == 1 else ""
 
 

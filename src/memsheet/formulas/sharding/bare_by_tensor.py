@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.arith import Count, agreed
+from memsheet.arith import Count
 from memsheet.formulas.sharding.algorithm import Ranges, Steps
 from memsheet.formulas.sharding.bare_tensor import (
     NAME,

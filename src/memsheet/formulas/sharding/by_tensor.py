@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from memsheet.arith import Count, agreed
+from memsheet.arith import Count
 from memsheet.errors import raise_if_problems
 from memsheet.formulas.grad_scaler import grad_unscale_rows, scaler_states
 from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers

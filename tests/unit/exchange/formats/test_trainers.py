@@ -132,12 +132,17 @@ def test_flat_parameters_of_axolotl_are_raised_where_precision_is_mixed() -> Non
         ({"fsdp": ["full_shard"], "fsdp_version": 2}, "last"),
         ({"deepspeed": "zero3.json"}, None),
         (
-            {"fsdp": ["full_shard"], "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+            {
+                "fsdp": ["full_shard"],
+                "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+            },
             "every",
         ),
     ],
 )
-def test_a_trainer_reduces_units_with_the_last_microbatch(changes: dict[str, Any], synced: str | None) -> None:
+def test_a_trainer_reduces_units_with_the_last_microbatch(
+    changes: dict[str, Any], synced: str | None
+) -> None:
     request = join_files({"job.yaml": axolotl(**changes)}, {}, {}, 8).request
     assert request.get("gradient_sync") == synced
 
@@ -263,7 +268,10 @@ def test_rows_that_are_not_packed_are_a_bound() -> None:
     [
         ({"base_model": "Qwen/Qwen2.5-0.5B"}, "deepspeed_configs/zero3_bf16_cpuoffload_all.json", (3, 1, 1)),
         ({"base_model": "Qwen/Qwen2.5-0.5B"}, "../axolotl/deepspeed_configs/zero2.json", (2, 1, None)),
-        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "mine/zero3.json", None),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "mine/zero3.json", (3, None, None)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "ds/stage2_no_offloading.conf", (2, None, None)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "ds/zero-3-offload.json", (3, 1, 1)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "ds/mine.json", None),
         ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "examples/deepspeed/ds_z3_offload_config.json", (3, 1, 1)),
         ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "ds_z0_config.json", (0, None, None)),
     ],
@@ -284,6 +292,22 @@ def test_a_file_of_the_projects_own_is_known_by_its_name_and_told(
             == wanted
         )
         assert any("lies nowhere here" in one for one in found.assumed)
+
+
+def test_a_launchers_file_that_lies_nowhere_is_what_its_name_says(tmp_path: Path) -> None:
+    start = (
+        "accelerate launch --config_file {} sft.py --model_name_or_path Qwen/Qwen2.5-0.5B --output_dir o\n"
+    )
+    for named, engine, zero in (
+        ("zero2.yaml", "deepspeed", 2),
+        ("my_fsdp2.yaml", "fsdp2", 3),
+        ("ddp.yml", "transformers", 0),
+    ):
+        (tmp_path / "run.sh").write_text(start.format(named))
+        found = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB")
+        assert found.answer is not None
+        assert (found.answer.plan.engine, found.answer.plan.zero) == (engine, zero)
+        assert f"{named} is named and is not among the files" in found.doubt
 
 
 def test_a_batch_size_changes_no_accumulation() -> None:

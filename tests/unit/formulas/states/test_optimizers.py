@@ -79,7 +79,9 @@ def test_paged_states_are_on_the_host_and_need_not_fit() -> None:
         memsheet.train("llama-3.2-1b", seq_len=8, optimizer=name).sheets[0]
         for name in ("adamw", "paged_adamw")
     )
-    kept, every = (one.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value for one in (paged, whole))
+    kept, every = (
+        one.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value for one in (paged, whole)
+    )
     assert kept + paged.host_bytes == pytest.approx(every, rel=1e-4)
     assert paged.of(Component.CONTEXT) == whole.of(Component.CONTEXT)
     assert any("in pages" in note for note in paged.notes)
