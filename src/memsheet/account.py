@@ -106,7 +106,7 @@ def _resolved_rank_sheet(
             from memsheet.formulas.model_code.recorded import kernel_on_record_notes
 
             notes = (*notes, *kernel_on_record_notes(model.recording, plan))
-        tensors += _paged_state_items(step.kept.paged, step.bags)
+        host_bytes, notes = host_bytes + step.kept.paged, (*notes, *_paged_state_notes(step.kept.paged))
         items, gradients = [*tensors, *outside_tensors(plan, cluster, allocated)], _ended_gradients(step)
         if replays and cluster is not None and engine.replays:
             from memsheet.formulas.replay.slack import items_with_replayed_slack
@@ -176,12 +176,9 @@ def step_totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
 def totals_of(sums: Sums, plan: Plan, cluster: Cluster) -> Totals:
     """Tensors and what is on the card besides."""
     device = {i: Bytes(size - sums.below[i], size, size + sums.above[i]) for i, size in sums.tensors.items()}
-    for item in (
-        *outside_tensors(plan, cluster, dict(sums.tensors)),
-        *_paged_state_items(sums.paged, sums.tensors),
-    ):
+    for item in outside_tensors(plan, cluster, dict(sums.tensors)):
         device |= {instant: device[instant] + size for instant, size in item.at.items()}
-    return Totals(device=device, host_bytes=sums.host_bytes)
+    return Totals(device=device, host_bytes=sums.host_bytes + sums.paged)
 
 
 def sums_of(rank: Rank, plan: Plan) -> Sums:
@@ -279,17 +276,15 @@ def _stage_rank_bounds(plan: Plan, stage: int) -> tuple[int, int]:
     return stage * size, (stage + 1) * size
 
 
-def _paged_state_items(size: Count, instants: Iterable[Instant]) -> list[Item]:
-    """States in shared pages: on the card while there is room, on the host otherwise."""
-    if type(size) is int and size == 0:
-        return []
-    from memsheet.formulas.states.optimizers import PAGED_STATES
-
-    return [
-        Item(
-            Component.CONTEXT, "optimizer/paged", dict.fromkeys(instants, Bytes(0, size, size)), PAGED_STATES
+def _paged_state_notes(size: Count) -> Iterator[str]:
+    """States in shared pages: on the card while there is room, on the host otherwise, where they are counted
+    (bitsandbytes 0.50.2 optim/optimizer.py:387, cudaMallocManaged).
+    """
+    if not (type(size) is int and size == 0):
+        yield (
+            "optimizer states in pages are counted on the host: they are on the card while there is room, and "
+            "need not fit"
         )
-    ]
 
 
 def _bag_items(

@@ -15,6 +15,7 @@ from memsheet.exchange.shared.script_defaults import (
     KINDS,
     absent_files,
     derived_microbatch,
+    named_config_values,
     of_the_script,
 )
 from memsheet.exchange.shared.trainers import with_master
@@ -49,18 +50,21 @@ def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
             of = next((other for other in found if _is_named(own, at, other, found[other])), None)
             if of is not None:
                 rest = found.pop(of)
-                said = {key: held for key, held in own.values.items() if held is not None and key != at}
+                left_out = () if rest.shipped else (at,)  # what stands for a file leaves its name, as absent
+                said = {
+                    key: held for key, held in own.values.items() if held is not None and key not in left_out
+                }
                 both = read_values(own.form, {**rest.values, **said})
-                found[name] = replace(
-                    both, release=own.release, assumed=(*both.assumed, f"{at} {own.values[at]} says the rest")
-                )
+                told = rest.assumed[-1:] if rest.shipped else (f"{at} {own.values[at]} says the rest",)
+                found[name] = replace(both, release=own.release, assumed=(*both.assumed, *told))
     return found
 
 
 def _is_named(own: Read, at: str, name: str, other: Read) -> bool:
     """Whether it is the file of the command's own format that a flag names."""
     value = own.values.get(at)
-    named = isinstance(value, str) and value.rpartition("/")[2] == name.rpartition("/")[2]
+    file = name.rpartition(": ")[2].rpartition("/")[2]  # a script's own text may be what writes it
+    named = isinstance(value, str) and value.rpartition("/")[2] == file
     return named and other is not own and other.form.name == own.form.name == KINDS.get(at)
 
 
@@ -78,7 +82,18 @@ def with_shipped_files(reads: Mapping[str, Read]) -> dict[str, Read]:
                 )
                 own = read_values(find_format("deepspeed"), held)
                 found[name] = replace(own, assumed=(*own.assumed, told), shipped=True)
+        if name not in found and (named := _read_of_name(name, reads)):
+            told = f"{name} lies nowhere here, and is taken for what its name says"
+            found[name] = replace(named, assumed=(*named.assumed, told), shipped=True)
     return found
+
+
+def _read_of_name(name: str, reads: Mapping[str, Read]) -> Read | None:
+    """What a launcher's file that lies nowhere says by its name, if anything: a stage, a sharding."""
+    at = next((at for read in reads.values() for at in read.form.refers if read.values.get(at) == name), "")
+    kind = KINDS.get(at, "deepspeed")
+    values = named_config_values(kind, name) if kind in ("deepspeed", "accelerate") else {}
+    return read_values(find_format(kind), values) if values else None
 
 
 def _ends_path(name: str, end: str) -> bool:
@@ -118,6 +133,8 @@ def join_files(
         if gpus and held != gpus
     ]
     request.update({key: value for key, value in weak.items() if not _is_key_said(key, request)})
+    if request.get("engine") in UNITED and (synced := _gradient_sync(reads)):
+        request.setdefault("gradient_sync", synced)
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
     if count and not given.keys() & BATCHES:
         ranks = max(1, count // _ranks_per_microbatch(request))
@@ -158,6 +175,17 @@ def join_files(
     )
 
 
+def _gradient_sync(reads: Mapping[str, Read]) -> str:
+    """Which micro-batches reduce gradients of units that are gathered: where a file names a release, only
+    what every release does is known.
+    """
+    found = {read.form.gradient_sync for read in reads.values() if not read.release} - {""}
+    each = any(
+        at.endswith(EACH_BATCH) and value for read in reads.values() for at, value in read.values.items()
+    )
+    return "every" if each else found.pop() if len(found) == 1 else ""
+
+
 def preferences_in(reads: Mapping[str, Read]) -> Preferences | None:
     """The method of the first file that trains on preferences."""
     found = (read.form.preferences(read.values) for read in reads.values())
@@ -170,6 +198,8 @@ ADAPTERS = ("adapter.dtype",)
 deepspeed/runtime/engine.py:1755-1762).
 """
 DIVIDED = ("fsdp1", "fsdp2", "deepspeed")
+UNITED = ("fsdp1", "fsdp2")
+EACH_BATCH = "sync_each_batch"
 IN_PIECES = "chunked"
 
 

@@ -87,6 +87,7 @@ def _optional_switch_keys(plan: Plan) -> dict[str, Any]:
         "sequence_parallel": plan.sequence_parallel or None, "compile": plan.compile or None, "async_tp": plan.async_tp or None,
         **(_optional_training_keys(plan.workload) if isinstance(plan.workload, Training) else {}),
         "context_parallel_comm": plan.context_parallel.value if plan.context_parallel else None,
+        "gradient_sync": plan.gradient_sync.value if plan.gradient_sync else None,
         "cuda_graphs": list(plan.cuda_graphs) or None,
         "moe": _routing_document(routing) if routing and routing != Routing() else None,
         "fp8": {"recipe": fp8.recipe, "param_storage": fp8.stored, "all_gather": fp8.gathered, "skip": list(fp8.skip)} if fp8 else None,

@@ -72,6 +72,13 @@ class Implementation(Enum):
     TRANSFORMERS = packages.TRANSFORMERS  # its own AdamW
 
 
+class GradientSync(Enum):
+    """Which micro-batches of a step reduce gradients over the ranks that share parameters."""
+
+    EVERY = "every"
+    LAST = "last"
+
+
 class AdapterKind(Enum):
     """What is trained beside a frozen model."""
 
@@ -340,6 +347,7 @@ class Plan:
     options: EngineOptions = EngineOptions()  # the engine's own
     served_adapters: ServedAdapters | None = None
     optimizer_in_backward: bool = False
+    gradient_sync: GradientSync | None = None  # None: nobody says
     sequence_parallel: bool = False
     context_parallel: ContextParallel | None = None
     compile: bool = False

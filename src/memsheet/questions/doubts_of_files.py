@@ -16,8 +16,9 @@ from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.shared.colocated_server import CARD
 from memsheet.exchange.shared.file_format import EVERYTHING, Moved, Read
 from memsheet.exchange.shared.generation_script import NO_PROMPT
-from memsheet.exchange.shared.script_defaults import absent_files
+from memsheet.exchange.shared.script_defaults import LAUNCHED, absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
+from memsheet.exchange.shared.trainer_script import MAPS, SCRIPT, SPREADS
 from memsheet.exchange.verdict_doubts import (
     FURTHER,
     Doubt,
@@ -228,6 +229,8 @@ def _reason_to_doubt(
         return Doubt("; ".join(apart), least)
     if other:
         return Doubt(f"the files are of another model: {'; '.join(other)}", least)
+    if spread := _spread_layers(reads, answer):
+        return Doubt(spread + further, 0 if further else _even_share(answer))
     if absent := absent_files(reads):
         words = f"{absent[0]} is named and is not among the files: name it on the command line, too"
         return Doubt(words + further)
@@ -259,6 +262,28 @@ def _reason_to_doubt(
             f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", max(0, least + less)
         )
     return Doubt("")
+
+
+def _spread_layers(reads: Mapping[str, Read], answer: Answer) -> str:
+    """That one process spreads the layers over the cards that it sees, of which the sheet has a whole copy each:
+    a script that loads so, and that nothing starts more than once (transformers 5.23.0 trainer.py:
+    is_model_parallel). Empty where even whole copies fit.
+    """
+    cards = answer.cluster.count if answer.cluster else 1
+    spreads = any(read.values.get(f"{SCRIPT}.{SPREADS}") in MAPS for read in reads.values())
+    started = any(read.form.name in LAUNCHED for read in reads.values())
+    if not spreads or started or cards == 1 or answer.verdict is None or answer.verdict.result is Result.FITS:
+        return ""
+    return f"one process spreads the layers over {cards} GPUs ({SPREADS}), and the sheet is of a whole copy on each"
+
+
+def _even_share(answer: Answer) -> int:
+    """What the fullest of the cards that share a copy has at least: no less than an even share of it."""
+    assert answer.verdict is not None
+    assert answer.cluster is not None
+    sheet = worst_sheet(answer.sheets)
+    exchanged = max(int(sheet.of(Component.COMMUNICATION, instant=at).high) for at in sheet.instants)
+    return max(0, int(answer.verdict.device.low) - exchanged) // answer.cluster.count
 
 
 def _unsaid_length(reads: Mapping[str, Read], answer: Answer) -> str:

@@ -21,7 +21,7 @@ from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values,
 from memsheet.exchange.shared.loop_script import LOOP
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
-from memsheet.exchange.shared.script_defaults import LAUNCHED
+from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.trainer_script import DEFAULTS, INLINE, SCRIPT
 from memsheet.exchange.shared.written_files import written_files
@@ -133,7 +133,8 @@ def _written_configurations(name: str, text: str) -> dict[str, Read]:
     found: dict[str, Read] = {}
     for file, body in written_files(text).items() if len(text) <= MOST_SCRIPT else ():
         own, _ = _read_or_error(Path(file).name, body, "")
-        if own is not None and own.form.name in LAUNCHED:
+        trains = own is not None and own.form.name in KINDS.values() and own.request.get("task") == "train"
+        if own is not None and (trains or own.form.name in LAUNCHED):
             found[f"{name}: {Path(file).name}"] = own
     return found
 

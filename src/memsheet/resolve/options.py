@@ -10,7 +10,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import ContextParallel, Fp8, Mesh, Routing
+from memsheet.plan.plan import ContextParallel, Fp8, GradientSync, Mesh, Routing
 
 
 def optional_plan_fields(
@@ -24,6 +24,7 @@ def optional_plan_fields(
         "sequence_parallel": sequence_parallel,
         "context_parallel": context_parallel,
         "compile": _resolve_compile(gaps, engine),
+        "gradient_sync": GradientSync(synced) if (synced := gaps.request.get("gradient_sync")) else None,
         "async_tp": bool(gaps.get("async_tp", False, silent=True)),
         "routing": _resolve_routing(gaps, model),
         "fp8": _resolve_fp8(gaps),

@@ -100,6 +100,9 @@ def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
         reason = f"is of routed experts, and {model.name} has none"
         yield OF_EXPERTS, lambda value: value != 1 or value is True, reason, LEAVE
         yield ("mesh.etp",), lambda value: value not in (1, plan.mesh.tp), reason, LEAVE
+    if not model.vocab:
+        reason = f"is of logits over a vocabulary, and {model.name} has none"
+        yield ("loss",), lambda value: value != "plain", reason, LEAVE
     padded = any(weight.padded for weight in (*model.embeddings.weights, *model.head.weights, *model.extras))
     if not padded:
         yield (

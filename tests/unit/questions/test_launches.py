@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import memsheet
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.questions import launches
@@ -112,3 +113,19 @@ def test_a_tree_of_too_much_is_refused_before_it_is_parsed(
 def test_servers_are_launches_too(tree: Path, name: str, text: str) -> None:
     (tree / "serve" / name).write_text(text)
     assert f"serve/{name}" in names(tree)
+
+
+@pytest.mark.parametrize(
+    ("placed", "sure"), [('device_map="auto", ', False), ('device_map={"": 0}, ', True), ("", True)]
+)
+def test_layers_that_one_process_spreads_are_no_copies(placed: str, sure: bool, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        f'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-3B", {placed}dtype="bfloat16")\n'
+        'args = TrainingArguments("o", per_device_train_batch_size=1, gradient_checkpointing=True)\n'
+        "Trainer(model=model, args=args, train_dataset=d).train()\n"
+    )
+    for start, doubted in (("python", not sure), ("torchrun --nproc_per_node 2", False)):
+        (tmp_path / "run.sh").write_text(f"{start} train.py\n")
+        found = memsheet.check(tmp_path / "run.sh", tmp_path / "train.py", gpus="2xRTX4090", seq_len=512)
+        assert ("one process spreads the layers" in found.doubt) is doubted

@@ -117,3 +117,35 @@ def test_a_job_that_trains_nothing_is_no_training(tmp_path: Path) -> None:
         _checked(tmp_path, _job(["bash", "-c", "echo done"], 1))
     assert pod_training("a.yaml", _job(["bash", "-c", "vllm serve a/b"], 1), parse_yaml) is None
     assert pod_training("a.yaml", "apiVersion: [containers\n", parse_yaml) is None
+
+
+TASK = "resources:\n  accelerators: H100:8\nenvs:\n  MODEL: Qwen/Qwen2.5-0.5B\nrun: |\n"
+WRITES = """
+  cat > /tmp/c.yml <<EOF
+  base_model: $MODEL
+  micro_batch_size: 2
+  sequence_len: 1024
+  EOF
+  accelerate launch -m axolotl.cli.train /tmp/c.yml
+"""
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        f"  torchrun --nproc_per_node $SKYPILOT_NUM_GPUS_PER_NODE -m {SFT}\n",
+        f"  trl sft {SAID.replace('Qwen/Qwen2.5-0.5B', '$MODEL')} --num_processes 8\n",
+        WRITES,
+    ],
+)
+def test_a_tasks_run_section_is_read_with_its_variables(run: str, tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text(TASK + run)
+    answer = memsheet.check(str(tmp_path / "task.yaml"), gpus="8xH100-80GB").answer
+    assert answer is not None
+    assert (answer.plan.training.microbatch, answer.plan.training.seq_len) == (2, 1024)
+    assert answer.plan.mesh.gpus == 8
+
+
+def test_a_task_that_says_no_training_of_its_own_is_none() -> None:
+    own = "num_nodes: 2\nenvs:\n  TRAIN: train.py\nrun: |\n  torchrun --nnodes=2 $TRAIN\n"
+    assert pod_training("skypilot.yaml", own, parse_yaml) is None

@@ -309,3 +309,9 @@ def test_what_a_release_cannot_move_to_the_host_is_refused_with_its_reason_and_w
             offload="activations",
             fix=False,
         )
+
+
+def test_a_loss_over_a_vocabulary_is_refused_where_a_model_has_none() -> None:
+    with pytest.raises(InputError) as caught:
+        memsheet.train("vit-base", loss="fused")
+    assert [problem.field for problem in caught.value.problems] == ["loss"]

@@ -20,6 +20,7 @@ ENGINE = Engine(
     default_precision="fsdp2-mixed",
     precisions=("fp32", "fsdp2-mixed", "bf16-pure"),
     autocast=False,
+    models=frozenset({"gradient_sync"}),
     optimizers=(OptimizerName.ADAMW, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
     default_implementation=Implementation.FUSED,
     offload=("optimizer", "parameters"),

@@ -18,6 +18,7 @@ ENGINE = Engine(
     context_parallel=(ContextParallel.ALL_GATHER,),  # accelerate 1.15, utils/dataclasses.py:2245
     zero=(2, 3),
     default_zero=3,
+    models=frozenset({"gradient_sync"}),
     sharding=Sharding.PER_PARAMETER_SHARDS,
     default_precision="fsdp2-mixed",
     precisions=("fp32", "fsdp2-mixed", "bf16-pure"),

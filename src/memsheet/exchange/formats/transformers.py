@@ -24,6 +24,7 @@ from memsheet.exchange.shared.trainer_script import (
     OWN_LAYERS,
     SCRIPT,
     SFT_OWN,
+    SPREADS,
     UNSAID,
     WHOLE_TABLES,
     arguments_of,
@@ -294,6 +295,7 @@ KEYS = (
     ),
     Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
     Key(at=f"{SCRIPT}.{OWN_LAYERS}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 015bdef unsloth/models/loader.py:407, 1140"),
+    Key(at=f"{SCRIPT}.{SPREADS}", out=lambda _: None, back=lambda *_: {}, source="accelerate 1.15.0 utils/modeling.py, infer_auto_device_map"),
     Key(at=f"{SCRIPT}.{ASKS_CARD}", out=lambda _: None, back=lambda *_: {}, source="torch/cuda/__init__.py, is_bf16_supported"),
     Key(at=f"{SCRIPT}.{COLOCATED}", out=lambda _: None, back=lambda *_: {}, source="huggingface/trl f2cd577 trl/trainer/grpo_config.py:646"),
     Key(at=f"{SCRIPT}.{WHOLE_TABLES}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model"),
@@ -394,7 +396,7 @@ def _trainer_problems(asked: Values) -> Iterator[Problem]:
 
 METHOD, OF_METHOD = "method", "of_method"
 FORMAT = Format(
-    name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
+    name="transformers", gradient_sync="last", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     problems=_trainer_problems, fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
     never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments, started=_script_arguments,

@@ -293,7 +293,7 @@ BESIDE = frozenset({
 
 
 FORMAT: Format = Format(
-    name="trl", file="recipe.yaml", kind="yaml", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=_required_recipe_keys, problems=cast_by_deepspeed, said={"task": "train"}, rename=_rename_trl_key,
+    name="trl", gradient_sync="last", file="recipe.yaml", kind="yaml", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=_required_recipe_keys, problems=cast_by_deepspeed, said={"task": "train"}, rename=_rename_trl_key,
     marks=frozenset({
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split", "dataset_name",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),

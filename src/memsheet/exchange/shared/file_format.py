@@ -164,6 +164,11 @@ class Format:
         None  # the same of a script that a command starts with some flags
     )
     more: Callable[[Values], Mapping[str, str]] | None = None  # further files of the same values, by name
+    gradient_sync: str = (
+        ""  # which micro-batches its training reduces gradients of, "every" or "last", where it is known:
+        # accelerate's no_sync keeps them for the last (transformers 5.23.0 trainer.py:1907, accelerate
+        # 1.15.0 accelerator.py:1133-1172)
+    )
     weighed: frozenset[str] = frozenset()  # keys of which ``moves`` tells the bytes
     describes: Mapping[str, str] = field(
         default_factory=dict

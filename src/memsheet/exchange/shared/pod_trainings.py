@@ -1,8 +1,9 @@
-"""A training in a pod of Kubernetes: what its container runs, as a shell's script."""
+"""A training in a pod of Kubernetes, or in a task of a cluster: what its container runs, as a shell's script."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ OF_OTHERS = re.compile(
 """Trainings that are no start of a script."""
 COUNTED_JOBS = ("PyTorchJob", "TrainJob")
 """Kinds that give torchrun its nodes and processes as PET_* (formats/kubernetes.py, formats/trainjob.py)."""
+TASKS = frozenset({"resources", "num_nodes", "setup", "workdir", "file_mounts"})
+"""Of which a task of SkyPilot that runs something has one."""
 LAUNCHER = re.compile(
     rf"\btorchrun(?=\s)|\bpython3?{SWITCHES}[ ]+-m torch\.distributed\.(?:run|launch)(?=\s)"
 )
@@ -34,7 +37,11 @@ UNCOUNTED_MPI = re.compile(r"\bmpirun\b(?!.*\s--?np?\s)")
 
 
 def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> str | None:
-    """The script of the first training that an object of Kubernetes starts; None of any other text."""
+    """The script of the first training that an object of Kubernetes or a task of SkyPilot starts; None of any
+    other text.
+    """
+    if "apiVersion" not in text and "run:" in text:
+        return _task_training(tree_of(parse, name, text) or {})
     if "apiVersion" not in text or ("containers" not in text and "TrainJob" not in text):
         return None
     for document in DOCUMENT_BREAK.split(text)[:MOST]:
@@ -47,6 +54,33 @@ def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> str 
             cards = max((container_gpu_limit(held) or 0 for held in containers), default=0)
             return _counted_script(script, tree, cards)
     return None
+
+
+def _task_training(task: Mapping[str, Any]) -> str | None:
+    """What a task of SkyPilot runs, with its own variables and those that SkyPilot sets (0.14.1,
+    skylet/constants.py: SKYPILOT_NUM_GPUS_PER_NODE, SKYPILOT_NUM_NODES, SKYPILOT_NODE_RANK).
+    """
+    run, told, nodes = task.get("run"), task.get("envs") or {}, task.get("num_nodes", 1)
+    if not isinstance(run, str) or not isinstance(told, Mapping) or not TASKS & task.keys():
+        return None
+    cards = _accelerators(task.get("resources"))
+    pairs = {at: held for at, held in told.items() if isinstance(held, str | int)}
+    pairs |= {"SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NODE_RANK": 0, "SKYPILOT_NODE_IPS": "127.0.0.1"}
+    pairs |= {"SKYPILOT_NUM_GPUS_PER_NODE": cards} if cards else {}
+    before = [f"export {at}={shlex.quote(str(held))}" for at, held in pairs.items()]
+    if 0 < cards <= MOST:
+        before.append(f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(cards)))}")
+    script = "\n".join((*before, run))
+    return script if _starts_training(script) else None
+
+
+def _accelerators(resources: Any) -> int:
+    """Cards of a node, where a task says one kind of them (``A100:8``, ``{A100: 8}``)."""
+    held = resources.get("accelerators") if isinstance(resources, Mapping) else None
+    if isinstance(held, Mapping) and len(held) == 1:
+        held = ":".join(str(one) for one in next(iter(held.items())))
+    count = str(held or "").rpartition(":")
+    return int(count[2]) if count[1] and count[2].isdigit() else int(bool(held) and not count[1])
 
 
 def _trainer_of_job(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -4,6 +4,7 @@ nothing else says it, no verdict that a job fits is sure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,6 +43,34 @@ KINDS = {
     **OF_FILES,
 }
 """Which format a file is of that a key names; of DeepSpeed's for every other."""
+
+
+MOVED = re.compile(r"(?<!no_)(?<!no-)(?<!without_)offload")
+STAGE = re.compile(
+    r"(?<![a-z])(?:zero|stage|ds|z)[-_]?(?:stage[-_]?)?([0-3])(?![0-9])|zero[-_]?([0-3])(?![0-9])"
+)
+SHARDED = re.compile(r"fsdp[-_]?(?:v)?([12])?(?![0-9])")
+
+
+def named_config_values(kind: str, name: str) -> dict[str, Any]:
+    """What a configuration of DeepSpeed's or accelerate's says by its name alone (``zero3.yaml``,
+    ``ds_config_zero2_offload.json``, ``multi_gpu.yaml``); nothing where that says no sharding.
+    """
+    word = name.rpartition("/")[2].rpartition(".")[0].lower()
+    found, flat = STAGE.search(word), SHARDED.search(word)
+    stage = int(found[1] or found[2]) if found else None
+    away = ("optimizer", *(("param",) if stage == 3 else ())) if MOVED.search(word) else ()
+    if kind == "deepspeed":
+        auto = {"bf16.enabled": "auto", "fp16.enabled": "auto"}
+        moved = {f"zero_optimization.offload_{one}.device": "cpu" for one in away}
+        return {} if stage is None else {"zero_optimization.stage": stage, **auto, **moved}
+    if stage is not None:
+        moved = {f"deepspeed_config.offload_{one}_device": "cpu" for one in away}
+        return {"distributed_type": "DEEPSPEED", "deepspeed_config.zero_stage": stage, **moved}
+    if flat:
+        own = {"fsdp_version": int(flat[1] or 1), "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+        return {"distributed_type": "FSDP", **{f"fsdp_config.{at}": held for at, held in own.items()}}
+    return {"distributed_type": "MULTI_GPU"} if "multi_gpu" in word or "ddp" in word else {}
 
 
 def absent_files(reads: Mapping[str, Read]) -> list[str]:

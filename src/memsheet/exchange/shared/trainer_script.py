@@ -125,6 +125,7 @@ INLINE = "deepspeed"
 """The argument that is a file, or what would stand in one (training_args.py: deepspeed)."""
 ASKS_CARD = "asks_card"
 """That the script asks its card whether it has bf16; it is read as on one that has."""
+SPREADS, MAPS = "device_map", ("auto", "balanced", "balanced_low_0", "sequential")
 COLOCATED = "colocated"
 """The share of the card that a server in the trainer's own process takes."""
 OWN_LAYERS = "own_layers"
@@ -393,7 +394,7 @@ def from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     dtype, attention = held.get("dtype", held.get("torch_dtype")), held.get("attn_implementation")
     return {
         **({"dtype": str(dtype).removeprefix("torch.")} if dtype is not None else {}), **({"attention": attention} if attention is not None else {}),
-        **_bits_of_keywords(held),
+        **_bits_of_keywords(held), **({SPREADS: at} if (at := held.get(SPREADS)) in MAPS else {}),
     }  # fmt: skip
 
 

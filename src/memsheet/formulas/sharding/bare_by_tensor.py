@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.arith import Count, agreed
+from memsheet.arith import Count
 from memsheet.formulas.sharding.algorithm import Ranges, Steps
 from memsheet.formulas.sharding.bare_tensor import (
     NAME,
@@ -12,12 +12,16 @@ from memsheet.formulas.sharding.bare_tensor import (
 )
 from memsheet.formulas.sharding.division import Division
 from memsheet.formulas.sharding.resident_state import Host
-from memsheet.formulas.states.gradients import UNSYNCED, accumulates_gradients
+from memsheet.formulas.states.gradients import (
+    UNSYNCED,
+    accumulates_gradients,
+    reduces_surely_last,
+)
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes, step_temporaries
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
 from memsheet.plan.engine import Engine
-from memsheet.plan.plan import Implementation, Plan
+from memsheet.plan.plan import GradientSync, Implementation, Plan
 from memsheet.sheet import Component
 
 C = Component
@@ -55,7 +59,7 @@ def bare_states(how: Division, parameters: int, plan: Plan, engine: Engine) -> S
         return steps_at_instants(always, always, always, always)
     gradients = BytesByPath.of([((C.GRADIENTS, NAME), gradient_dtype(tensor, plan).nbytes(shard))])
     waiting = _unsynced_gradient_rows(how, tensor, plan, engine)
-    last = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines  # reduces with the last micro-batch
+    last = reduces_surely_last(plan, engine)
     before = EMPTY if last or not accumulates_gradients(plan, engine) else gradients
     return steps_at_instants(
         always,
@@ -66,12 +70,12 @@ def bare_states(how: Division, parameters: int, plan: Plan, engine: Engine) -> S
 
 
 def _unsynced_gradient_rows(how: Division, tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
-    """Whole gradients that wait for the last micro-batch: surely in some pipelines, else perhaps
-    (``bare_ranges``).
+    """Whole gradients that wait for the last micro-batch: surely where the plan says so and in some
+    pipelines, else perhaps (``bare_ranges``).
     """
     if how.waiting is None or not accumulates_gradients(plan, engine):
         return EMPTY
-    surely = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines
+    surely = reduces_surely_last(plan, engine)
     return BytesByPath.of([(UNSYNCED, how.waiting((tensor,), plan) if surely else 0)])
 
 
@@ -80,8 +84,8 @@ def bare_ranges(how: Division, parameters: int, plan: Plan, engine: Engine) -> R
     wait whole for the last.
     """
     tensor = bare_parameter_tensor(parameters, plan)
-    surely = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines
-    if how.waiting is None or surely or not accumulates_gradients(plan, engine):
+    unknown = accumulates_gradients(plan, engine) and not reduces_surely_last(plan, engine)
+    if how.waiting is None or not unknown or plan.gradient_sync is GradientSync.EVERY:
         return {}
     return {UNSYNCED: (0, how.waiting((tensor,), plan))}
 

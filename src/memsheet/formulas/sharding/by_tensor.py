@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from memsheet.arith import Count, agreed
+from memsheet.arith import Count
 from memsheet.errors import raise_if_problems
 from memsheet.formulas.grad_scaler import grad_unscale_rows, scaler_states
 from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
@@ -22,6 +22,7 @@ from memsheet.formulas.states.gradients import (
     UNSYNCED_NOTE,
     accumulates_gradients,
     master_copy_step_moments,
+    reduces_surely_last,
 )
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
 from memsheet.formulas.states.idle_towers import IDLE, idle_bytes
@@ -36,7 +37,7 @@ from memsheet.formulas.states.optimizers import (
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Implementation, OptimizerName, Plan
+from memsheet.plan.plan import GradientSync, Implementation, OptimizerName, Plan
 from memsheet.plan.torch_versions import gradients_stay, old_torch_note
 from memsheet.sheet import Component
 
@@ -95,12 +96,11 @@ def _state_on_device(
 ) -> ResidentState:
     """What is there before anything goes to the host. ``shards``: what trains, and how much of it is here."""
     adds, gradients = accumulates_gradients(plan, engine), how.gradients(stage, shards, plan)
-    # torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: whole gradients stay until the
-    # last micro-batch
-    reduces_last = engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
-    unsynced = {UNSYNCED: (0, how.waiting(parameters, plan))} if adds and how.waiting is not None else {}
-    waiting = BytesByPath.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
-    unsynced = {} if reduces_last else unsynced
+    reduces_last = reduces_surely_last(plan, engine)
+    waits = adds and how.waiting is not None and plan.gradient_sync is not GradientSync.EVERY
+    whole = how.waiting(parameters, plan) if waits and how.waiting is not None else 0
+    unsynced = {UNSYNCED: (0, whole)} if waits and not reduces_last else {}
+    waiting = BytesByPath.of([(UNSYNCED, whole if reduces_last else 0)] if waits else [])
     return ResidentState(
         states=_resident_state_rows(how, model, plan, engine, parameters, shards),
         around=how.overhead(plan, engine, parameters, stage),

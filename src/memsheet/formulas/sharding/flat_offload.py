@@ -16,10 +16,11 @@ from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.flat_sizes import flat_elements
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
+from memsheet.formulas.states.gradients import unreduced_gradients
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import GradientSync, Plan
 from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component
 
@@ -37,7 +38,11 @@ def flat_offloaded(
         if key[0] in (Component.BUFFERS, Component.INPUTS)
     )
     return replace(
-        kept, states=left, resident=EMPTY, at_step=EMPTY, host=host_memory(plan, stage, parameters)
+        kept,
+        states=left,
+        resident=unreduced_gradients(kept.resident),
+        at_step=EMPTY,
+        host=host_memory(plan, stage, parameters),
     )
 
 
@@ -53,7 +58,7 @@ def _check_whole(plan: Plan) -> None:
         for key, share in shares
         if share != 1
     ]
-    if not agreed(plan.accumulation == 1):
+    if not agreed(plan.accumulation == 1) and plan.gradient_sync is not GradientSync.LAST:
         why = (
             "of several micro-batches is lost with CPUOffload but the last one's gradient, unless none "
             "is reduced before it, which is not modelled"

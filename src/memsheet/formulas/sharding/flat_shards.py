@@ -25,7 +25,13 @@ from memsheet.formulas.sharding.algorithm import Traffic
 from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
 from memsheet.formulas.sharding.division import Division, wrapping_notes
 from memsheet.formulas.sharding.flat_offload import flat_offloaded
-from memsheet.formulas.sharding.flat_sizes import flat_elements, flat_shard, gathered_bytes, reducing_bytes
+from memsheet.formulas.sharding.flat_sizes import (
+    flat_elements,
+    flat_shard,
+    gathered_bytes,
+    reducing_bytes,
+    unreduced_gradient_bytes,
+)
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
@@ -214,6 +220,7 @@ ALGORITHM = algorithm_by_tensor(
     Division(
         overhead=lambda plan, _, __, stage: flat_shard_overhead(plan, stage),
         shard=lambda held, plan: flat_shard(held.elements, plan.mesh.dp_shard),
+        waiting=unreduced_gradient_bytes,
         offloaded=flat_offloaded,
         keeps_reduced=True,
         notes=wrapping_notes,

@@ -37,6 +37,17 @@ def gathered_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
 
 @formula(
     cites=TORCH_FSDP1,
+    at="_runtime_utils.py:743: without gradient sync the flat gradient stays whole, as autograd made it",
+)
+def unreduced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
+    """What accumulates on every rank when only the last micro-batch reduces gradients (``no_sync``), in the
+    dtype that units are computed in.
+    """
+    return sum(h.times * plan.precision.compute.nbytes(h.elements) for h in parameters if h.trains)
+
+
+@formula(
+    cites=TORCH_FSDP1,
     at=(
         "_runtime_utils.py, _reduce_grad: the flat gradient, its copy in the dtype of the reduction, a "
         "rank's part"

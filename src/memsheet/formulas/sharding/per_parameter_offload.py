@@ -14,6 +14,7 @@ from memsheet.arith import Count
 from memsheet.errors import input_error
 from memsheet.formulas.sharding.per_parameter_sizes import dim0_shard
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
+from memsheet.formulas.states.gradients import unreduced_gradients
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
@@ -50,7 +51,7 @@ def cpu_offload_resident_state(
         kept,
         states=left,
         around=replace(kept.around, leaves=lambda _: EMPTY),
-        resident=EMPTY,
+        resident=unreduced_gradients(kept.resident),
         at_step=EMPTY,
         gradients=EMPTY,
         host=host_memory(plan, parameters),

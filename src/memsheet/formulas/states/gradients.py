@@ -9,7 +9,7 @@ from memsheet.formulas.states.held import Held, gradient_dtype, module_of
 from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key
 from memsheet.plan.engine import Engine
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import GradientSync, Plan
 from memsheet.plan.torch_versions import gradients_stay
 from memsheet.references import MEGATRON_MASTER, formula
 from memsheet.sheet import Component
@@ -24,6 +24,20 @@ UNSYNCED_NOTE = (
 def accumulates_gradients(plan: Plan, engine: Engine) -> bool:
     """Whether a micro-batch finds gradients of an earlier one, or of the step before."""
     return agreed(plan.accumulation > 1) or (engine.older_releases and gradients_stay(plan.engine_version))
+
+
+def reduces_surely_last(plan: Plan, engine: Engine) -> bool:
+    """Whether only a step's last micro-batch reduces gradients: where the plan says so, and in some pipelines
+    (torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync).
+    """
+    if plan.gradient_sync is GradientSync.LAST:
+        return agreed(plan.accumulation > 1)
+    return engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
+
+
+def unreduced_gradients(resident: BytesByPath) -> BytesByPath:
+    """Of gradients between micro-batches, those that no rank has reduced: they go to no host."""
+    return BytesByPath.of(pair for pair in resident.held.items() if pair[0] == UNSYNCED)
 
 
 def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> BytesByPath:

@@ -30,7 +30,6 @@ from memsheet.references import (
     TORCH_OPTIM,
     formula,
 )
-from memsheet.sheet import FromCode
 
 Parameters = tuple[tuple[Held, Count], ...]
 """Tensors that train, with the elements a rank keeps of each."""
@@ -41,9 +40,6 @@ WHOLE_SHAPES = frozenset({Name.ADAFACTOR, Name.MUON, Name.ADAM_MINI, Name.GALORE
 PAGED = frozenset({Name.PAGED_ADAMW, Name.PAGED_ADAMW_8BIT})
 PAGED_MINIMUM = 100_000
 """Smaller tensors have states of the ordinary kind (bitsandbytes optim/optimizer.py:383)."""
-PAGED_STATES = FromCode(
-    "bitsandbytes-foundation/bitsandbytes", "0.50.2", "bitsandbytes/optim/optimizer.py", 387
-)
 
 
 def moments_dtype(held: Held, plan: Plan) -> DType:

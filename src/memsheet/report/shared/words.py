@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from memsheet.budget import Answer, Fix
 from memsheet.errors import printable_line
+from memsheet.formulas.states.gradients import reduces_surely_last
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.names import SHORT
 from memsheet.plan.plan import Adapter, OptimizerName, Plan, RecomputeMode
@@ -131,7 +132,7 @@ def _sharding_axis_words(component: Component, plan: Plan) -> tuple[str, ...]:
     gathers = (
         plan.zero >= 2 and engine.sharding.gathers
     )  # parameters rest in shards, however long they stay gathered
-    if component is Component.GRADIENTS and mesh.pp > 1 and engine.whole_in_pipelines:
+    if component is Component.GRADIENTS and reduces_surely_last(plan, engine):
         words.append("whole until the last micro-batch")
     elif (gathers or plan.zero >= SHARDED_FROM[component]) and sharded > 1:
         words.append(f"1/{sharded} on each rank")

@@ -250,9 +250,11 @@ LOADED = 'AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=
 def test_a_model_beside_the_one_that_trains_is_in_the_range(student: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DISTILLS.format(student=student))
     found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=256)
-    assert found.answer is not None and found.answer.verdict is not None
+    assert found.answer is not None
+    assert found.answer.verdict is not None
     assert found.answer.model.name == "qwen2.5-0.5b"
-    assert found.answer.verdict.result.name == "UNCERTAIN" and "teacher = Qwen/Qwen2.5-7B" in found.doubt
+    assert found.answer.verdict.result.name == "UNCERTAIN"
+    assert "teacher = Qwen/Qwen2.5-7B" in found.doubt
     assert found.answer.verdict.device.high > 7.6e9 * 2
 
 

@@ -134,3 +134,12 @@ def test_text_that_is_no_configuration_is_refused() -> None:
     for text in ("a = " + "[" * 30000, "training = 3 4", "x = 1"):
         with pytest.raises(InputError):
             reading(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "flavor", "model"),
+    [("llama3", "8B", "meta-llama/Llama-3.1-8B"), ("llama3", "debugmodel", None), ("mine", "8B", None)],
+)
+def test_a_name_and_a_flavor_are_a_model(name: str, flavor: str, model: str | None) -> None:
+    text = f'[model]\nname = "{name}"\nflavor = "{flavor}"\n[training]\nseq_len = 512\n[parallelism]\n'
+    assert reading(text).request.get("@model") == model

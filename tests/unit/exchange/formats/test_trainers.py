@@ -13,6 +13,7 @@ import memsheet
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
 
@@ -113,6 +114,37 @@ def test_alone_it_makes_replicas_unless_another_file_says_otherwise() -> None:
             0,
             False,
         )
+
+
+def test_flat_parameters_of_axolotl_are_raised_where_precision_is_mixed() -> None:
+    flat = {"fsdp": ["full_shard", "auto_wrap"], "bf16": True}
+    mixed = precision(axolotl(**flat))
+    assert (mixed["parameters"], mixed["gradients"], mixed["moments"]) == ("fp32",) * 3
+    assert (mixed["compute"], mixed["reduce"]) == ("bf16", "bf16")
+    for changes in ({"bf16": "full"}, {"fsdp_version": 2}):
+        assert precision(axolotl(**{**flat, **changes}))["parameters"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "synced"),
+    [
+        ({"fsdp": ["full_shard"]}, "last"),
+        ({"fsdp": ["full_shard"], "fsdp_version": 2}, "last"),
+        ({"deepspeed": "zero3.json"}, None),
+        (
+            {
+                "fsdp": ["full_shard"],
+                "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+            },
+            "every",
+        ),
+    ],
+)
+def test_a_trainer_reduces_units_with_the_last_microbatch(
+    changes: dict[str, Any], synced: str | None
+) -> None:
+    request = join_files({"job.yaml": axolotl(**changes)}, {}, {}, 8).request
+    assert request.get("gradient_sync") == synced
 
 
 def test_fsdp_of_axolotl() -> None:
@@ -236,7 +268,10 @@ def test_rows_that_are_not_packed_are_a_bound() -> None:
     [
         ({"base_model": "Qwen/Qwen2.5-0.5B"}, "deepspeed_configs/zero3_bf16_cpuoffload_all.json", (3, 1, 1)),
         ({"base_model": "Qwen/Qwen2.5-0.5B"}, "../axolotl/deepspeed_configs/zero2.json", (2, 1, None)),
-        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "mine/zero3.json", None),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "mine/zero3.json", (3, None, None)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "ds/stage2_no_offloading.conf", (2, None, None)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "ds/zero-3-offload.json", (3, 1, 1)),
+        ({"base_model": "Qwen/Qwen2.5-0.5B"}, "ds/mine.json", None),
         ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "examples/deepspeed/ds_z3_offload_config.json", (3, 1, 1)),
         ({"model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "ds_z0_config.json", (0, None, None)),
     ],
@@ -257,6 +292,22 @@ def test_a_file_of_the_projects_own_is_known_by_its_name_and_told(
             == wanted
         )
         assert any("lies nowhere here" in one for one in found.assumed)
+
+
+def test_a_launchers_file_that_lies_nowhere_is_what_its_name_says(tmp_path: Path) -> None:
+    start = (
+        "accelerate launch --config_file {} sft.py --model_name_or_path Qwen/Qwen2.5-0.5B --output_dir o\n"
+    )
+    for named, engine, zero in (
+        ("zero2.yaml", "deepspeed", 2),
+        ("my_fsdp2.yaml", "fsdp2", 3),
+        ("ddp.yml", "transformers", 0),
+    ):
+        (tmp_path / "run.sh").write_text(start.format(named))
+        found = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB")
+        assert found.answer is not None
+        assert (found.answer.plan.engine, found.answer.plan.zero) == (engine, zero)
+        assert f"{named} is named and is not among the files" in found.doubt
 
 
 def test_a_batch_size_changes_no_accumulation() -> None:

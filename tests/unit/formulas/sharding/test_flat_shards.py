@@ -10,6 +10,7 @@ import pytest
 
 from memsheet.account import account_rank
 from memsheet.errors import InputError
+from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
@@ -94,3 +95,14 @@ def test_other_zero_stages_are_refused() -> None:
     with pytest.raises(InputError) as caught:
         sheet(zero=1)
     assert "zero" in {problem.field for problem in caught.value.problems}
+
+
+def test_gradients_that_only_the_last_microbatch_reduces_are_whole_until_then() -> None:
+    several = {"global_batch": 64, "precision.compute": "bf16"}
+    every, last, unknown = (
+        sheet(**several, **said).of(Component.GRADIENTS, instant=Instant.LOSS)
+        for said in ({"gradient_sync": "every"}, {"gradient_sync": "last"}, {})
+    )
+    whole = 2 * parameter_count(read_hf_config(CONFIG, name="tiny"))
+    assert every.low == every.high < last.low == last.value == last.high == pytest.approx(whole, rel=1e-3)
+    assert (unknown.value, unknown.high) == (every.value, every.high + last.high)

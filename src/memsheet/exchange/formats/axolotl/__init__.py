@@ -3,7 +3,8 @@ stand in the file too.
 
 It differs from transformers itself in what a model is loaded as: in the dtype of the products, so that
 parameters, gradients and moments have sixteen bits (``utils/config/__init__.py:191-196``), with FSDP2 too
-(``monkeypatch/accelerate/fsdp2.py:539`` takes the place of accelerate's way, which raises them to fp32).
+(``monkeypatch/accelerate/fsdp2.py:539`` takes the place of accelerate's way, which raises them to fp32, as
+FSDP1's are).
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _axolotl_plan_problems(asked: Values) -> Iterator[Problem]:
 
 
 FORMAT = Format(
-    name="axolotl", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_required_axolotl_keys,
+    name="axolotl", gradient_sync="last", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_required_axolotl_keys,
     problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), never=OF_SWIFT, absent=axolotl_implied_keys, refers=("deepspeed", AXOLOTL_FILE), ships=SHIPPED,
     rename=_rename_axolotl_key,
     known=KNOWN | INSIDE_KNOWN | {AXOLOTL_FILE}, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, preferences=axolotl_preferences, moves=inside_moves(DEEPSPEED),

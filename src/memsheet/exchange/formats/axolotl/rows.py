@@ -78,15 +78,25 @@ def model_dtype(values: Values) -> str:
 
 def _read_axolotl_precision(_: Any, values: Values) -> Mapping[str, Any]:
     """Adapters train in fp32 beside a base in ``model_dtype`` (peft's autocast_adapter_dtype); without one
-    everything has that dtype.
+    everything has that dtype, but under FSDP1, whose flat parameters accelerate raises where precision is
+    mixed (accelerate 1.15.0 accelerator.py:1995-2035): all but bf16: full is (axolotl 067b021
+    utils/trainer.py:684-691).
     """
     own = model_dtype(values)
     if by_deepspeed(values):
         return with_master(own)
     if not values.get("adapter"):
-        return uniform_precision_keys(own)
+        raised = own != "fp32" and values.get("bf16") != "full" and _flat_parameters(values)
+        kept = uniform_precision_keys("fp32" if raised else own)
+        return {**kept, "precision.compute": own, "precision.reduce": own} if raised else kept
     reduced = {"precision.reduce": own} if fully_sharded(values) else {}
     return {"precision.parameters": own, "precision.compute": own, **reduced}
+
+
+def _flat_parameters(values: Values) -> bool:
+    """Whether FSDP1 divides the model."""
+    version = values.get(TOP_VERSION) or values.get(f"{F}.fsdp_version")
+    return fully_sharded(values) and not by_deepspeed(values) and str(version) != "2"
 
 
 def _computes_in(word: str) -> Any:

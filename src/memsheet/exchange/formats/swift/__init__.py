@@ -332,7 +332,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (), SPREAD: (),
 }  # fmt: skip
 FORMAT: Format = Format(
-    name="swift", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},
+    name="swift", gradient_sync="last", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},
     problems=_swift_plan_problems, beside=BESIDE, differs=TRANSFORMERS.differs, compose=compose_swift_command,
     notes=("data is yours: run it as `bash train.sh --dataset NAME --learning_rate 1e-4`",), said={"task": "train"}, marks=frozenset({METHOD}),
     parse=_swift_values, rename=_rename_swift_key, absent=_told_by_name, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36

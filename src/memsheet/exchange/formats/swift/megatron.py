@@ -82,6 +82,14 @@ def _read_only_key(at: str, back: Any, **more: Any) -> Key:
     return Key(at=at, out=lambda _: None, back=back, source=ARGS, **more)
 
 
+def _read_converted(value: Any, values: Values) -> Mapping[str, Any]:
+    """A checkpoint in Megatron's form, as ms-swift calls what it makes of a model (megatron-swift's quick start:
+    ``swift export --to_mcore true --output_dir NAME-mcore``).
+    """
+    name = str(value)
+    return {"@model": name.removesuffix(MCORE)} if name.endswith(MCORE) and not values.get("model") else {}
+
+
 def _no_request(*_: Any) -> Mapping[str, Any]:
     return {}
 
@@ -91,12 +99,13 @@ def _read_dropouts(_: Any, values: Values) -> Mapping[str, Any]:
     return {"dropout": max(rates) if all(isinstance(rate, int | float) for rate in rates) else str(rates)}
 
 
+MCORE = "-mcore"
 DROPOUTS = ("--hidden-dropout", "--attention-dropout")
 OWN_READING: Mapping[str, Any] = {
     "--global-batch-size": lambda value, _: {"global_batch": value}, **dict.fromkeys(DROPOUTS, _read_dropouts),
 }  # fmt: skip
 KEYS = (
-    _read_only_key("model", lambda v, _: {"@model": v}), _read_only_key(PROCESSES, read_processes), _read_only_key(NODES, _no_request),
+    _read_only_key("model", lambda v, _: {"@model": v}), _read_only_key("--load", _read_converted), _read_only_key(PROCESSES, read_processes), _read_only_key(NODES, _no_request),
     *(
         replace(row, usual=USUAL.get(row.at, row.usual), back=OWN_READING.get(row.at, row.back))
         for row in MEGATRON.keys if row.at not in LAUNCHED

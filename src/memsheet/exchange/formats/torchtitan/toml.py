@@ -131,7 +131,17 @@ def _toml_switch_row(at: str, key: str, line: int) -> Key:
     )
 
 
+MODELS = {("llama3", size): f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")}
+"""Sizes that a name and a flavor stand for (820504e torchtitan/models/llama3/__init__.py, llama3_configs)."""
+
+
+def _read_model_flavor(value: Any, values: Values) -> Mapping[str, Any]:
+    named = MODELS.get((str(values.get("model.name")), str(value)))
+    return {"@model": named} if named else {}
+
+
 KEYS = (
+    Key(at="model.flavor", out=lambda _: None, back=_read_model_flavor, source=f"{C}:96"),
     Key(at=f"{T}.local_batch_size", says="microbatch", back=_read_local_batch_size, usual=8, source=f"{C}:199"),
     Key(at=f"{T}.global_batch_size", says="global_batch", back=_read_global_batch_size, usual=-1, source=f"{C}:202"),
     Key(at=f"{T}.seq_len", says="seq_len", usual=2048, source=f"{C}:207"),
@@ -189,7 +199,7 @@ FORMAT = Format(
         *(f"{table}.*" for table in (
             "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "float8", "mx", "memory_estimation", "fault_tolerance",
         )),
-        "compile.backend", *(f"model.{name}" for name in ("name", "flavor", "tokenizer_path", "print_after_conversion")),
+        "compile.backend", *(f"model.{name}" for name in ("name", "tokenizer_path", "hf_assets_path", "print_after_conversion")),
         *(f"optimizer.{name}" for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
         *(f"{T}.{name}" for name in ("dataset", "dataset_path", "max_norm", "steps", "gc_freq", "gc_debug", "seed", "deterministic")),
     }),

@@ -38,6 +38,7 @@ from memsheet.exchange.shared.trainers import uniform_precision_keys
 
 VERSION = "torchtune 0.7"  # of its commit bd2a0fc
 ACTIVATIONS, RECIPE, ANSWER = "activations", "$.recipe", "max_generated_tokens"
+RESHARDS = "fsdp_reshard_after_forward"
 IN_BACKWARD = "optimizer_in_bwd (on several ranks)"
 LENGTH, DATA = "tokenizer.max_seq_len", "lengths of samples"
 ADAPTED = re.compile(r"\.q?lora_\w+$")
@@ -73,7 +74,9 @@ def _nearest_engine(values: Values) -> Mapping[str, Any]:
     """
     if _is_written(values):
         return {"engine": "torchtune"}
-    alone = str(values.get("optimizer._component_", "")).startswith("bitsandbytes.optim.Paged")
+    alone = values.get(ALONE) == 1 or str(values.get("optimizer._component_", "")).startswith(
+        "bitsandbytes.optim.Paged"
+    )
     return {"engine": "transformers"} if alone else {"engine": "fsdp2", "zero": 3}
 
 
@@ -120,10 +123,17 @@ def _read_optimizer(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_loss(value: Any, values: Values) -> Mapping[str, Any]:
-    """In pieces where torchtune's own layers are accounted: the library's loss is whole."""
-    if not _is_written(values):
-        return {}
-    return {"loss": "chunked" if str(value).endswith(PIECED) else "plain"}
+    """In pieces; beside the library's layers that are sharded Liger's stands for it."""
+    pieces = "chunked" if _nearest_engine(values)["engine"] in ("torchtune", "transformers") else "fused"
+    return {"loss": pieces if str(value).endswith(PIECED) else "plain"}
+
+
+def _read_resharding(value: Any, values: Values) -> Mapping[str, Any]:
+    """False is SHARD_GRAD_OP (bd2a0fc recipes/full_finetune_distributed.py: fsdp_reshard_after_forward), read
+    where the library's layers are sharded.
+    """
+    sharded = value is False and _nearest_engine(values)["engine"] == "fsdp2"
+    return {"zero": 2} if sharded else {}
 
 
 def _read_in_backward(value: Any, values: Values) -> Mapping[str, Any]:
@@ -216,6 +226,7 @@ KEYS = (
     _plan_key(
         "model.use_dora", lambda v, values: {"adapter.kind": "dora"} if v is True and _adapts(values) else {}, _switched_on("adapter.kind", "dora"),
     ),
+    _plan_key(RESHARDS, _read_resharding, lambda _: None),
     _plan_key("optimizer_in_bwd", _read_in_backward, _switched_on("optimizer_in_backward", value=True)),
     _plan_key(ALONE, lambda v, _: {"@gpus": v}, lambda _: None), _plan_key("loss._component_", _read_loss, _loss_class),
     _plan_key("tensor_parallel_dim", lambda v, _: {"mesh.tp": v}, lambda _: None),
@@ -247,6 +258,8 @@ def _left_open(values: Values) -> Mapping[str, Any]:
     own = {} if _is_written(values) else {ACTIVATIONS: told}
     if values.get(LENGTH) is None:
         own[DATA] = "is not said: samples are as long as the data's"
+    if values.get(RESHARDS) is False and _is_written(values):
+        own[RESHARDS] = "False keeps parameters gathered, and the sheet frees them"
     if values.get("optimizer_in_bwd") is True and values.get(ALONE) != 1:
         own[IN_BACKWARD] = "lets gradients go as soon as they are there, and the sheet holds all of them"
     words = [f"has {', '.join(at.removesuffix('._component_') for at in others)} beside the model"] * bool(
@@ -270,7 +283,7 @@ FORMAT = Format(
     said={"task": "train"}, refers=(TUNE_FILE,), own_processes=True, absent=_left_open, shipped=shipped_values, preferences=torchtune_preferences, program_known=lambda _: False,
     unmodelled={
         ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), IN_BACKWARD: (), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
-        "model.quantize_base": (False, True), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (), "fsdp_reshard_after_forward": (True,),
+        "model.quantize_base": (False, True), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (),
     },
     known=frozenset({
         "output_dir", "tokenizer.*", "model.lora_alpha", "model.*", "checkpointer.*", "dataset.*", "dataset_val.*", "lr_scheduler.*", "optimizer.*", "loss.*",
