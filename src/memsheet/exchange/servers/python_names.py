@@ -300,8 +300,8 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
         case ast.Call(func=ast.Name(id=name)) if isinstance(known.get(name), Fields):
             return _made_instance(node, known[name], known, depth + 1)
         case ast.Call(func=ast.Name(id="HfArgumentParser"), args=[only]):
-            whole = only.elts if isinstance(only, ast.Tuple | ast.List) else [only]
-            classes = [known.get(one.id) if isinstance(one, ast.Name) else None for one in whole]
+            named = only.elts if isinstance(only, ast.Tuple | ast.List) else [only]
+            classes = [known.get(one.id) if isinstance(one, ast.Name) else None for one in named]
             fields = [one for one in classes if isinstance(one, Fields)]
             return Parser(map(Instance, fields)) if len(fields) == len(classes) else OPEN
         case ast.Call(func=ast.Attribute(value=whole, attr=attr)) if attr == FROM_LINE:
@@ -309,10 +309,10 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
             return list(made) if isinstance(made, Parser) else OPEN
         case ast.Dict(keys=keys, values=values):
             found: dict[str, Any] = {}
-            for at, held in zip(keys, values, strict=True):
+            for place, held in zip(keys, values, strict=True):
                 value = expression_value(held, known, depth + 1)
-                key = expression_value(at, known, depth + 1) if at is not None else None
-                found |= _further_arguments(held, value) if at is None else {}
+                key = expression_value(place, known, depth + 1) if place is not None else None
+                found |= _further_arguments(held, value) if place is None else {}
                 found |= {key: value} if isinstance(key, str) else {}
             return found
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
