@@ -42,15 +42,20 @@ STATES = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, C
 OUTSIDE_TENSORS = (Component.ALLOCATOR_SLACK, Component.CONTEXT)
 OUTSIDE_ALLOCATOR = (Component.CONTEXT,)
 DESCRIBED = (
-    Component.SAVED_ACTIVATIONS, Component.TEMPORARIES, Component.AUTOGRAD_DETAIL, Component.UNSHARDED_PARAMETERS,
-    Component.COMMUNICATION, Component.ALLOCATOR_SLACK,
-)  # fmt: skip
+    Component.SAVED_ACTIVATIONS,
+    Component.TEMPORARIES,
+    Component.AUTOGRAD_DETAIL,
+    Component.UNSHARDED_PARAMETERS,
+    Component.COMMUNICATION,
+    Component.ALLOCATOR_SLACK,
+)
 """Of a training step what formulas describe; states, buffers and inputs are counted. The slack is that of
 what is described: where steps are replayed it holds, at an instant, what was there at another.
 """
 AGREEMENT_PER_MILLE = 5
 """How far formulas may be from the traced step of a model's own code, per mille: the bound that they are held
-to (benchmarks/agreement.py, PEAK_BAR; tests/benchmarks/test_agreement.py), so that no range of what they describe is narrower, each way.
+to (benchmarks/agreement.py, PEAK_BAR; tests/benchmarks/test_agreement.py), so that no range of what they
+describe is narrower, each way.
 """
 
 
