@@ -259,9 +259,9 @@ def _page_outside(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
     near = sum(abs(row["error"]) <= NEAR for row in result["outside"])
     yield (
         f"\n## Outside the range\n\n{len(result['outside'])} rows; {near} of them are off by no more "
-        f"than {NEAR:.1%}, most where nothing is uncertain and"
+        f"than {NEAR:.1%}, most where little is uncertain and"
     )
-    yield "the range is a point. What an engine's source says of others, or that it does not:\n"
+    yield "the range is narrow. What an engine's source says of others, or that it does not:\n"
     yield _table_row(["Group", "Row", "Error", "Reason"])
     yield _table_row(["---", "---", "---:", "---"])
     for row in rows:

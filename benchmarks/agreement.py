@@ -35,7 +35,7 @@ from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
-from memsheet.sheet import NOTHING, Sheet, bytes_by_module
+from memsheet.sheet import AGREEMENT_PER_MILLE, NOTHING, Sheet, bytes_by_module
 from memsheet.timeline import sheet_of, timeline_from
 from memsheet.units import GIB
 
@@ -46,7 +46,7 @@ SMALL = {
     "vocab_size": 4000, "layer_types": None, "head_dim": 32,
 }  # fmt: skip
 """What a model's config is shrunk to: the same code, seconds in place of minutes."""
-PEAK_BAR, ITEM_BAR = 0.005, 0.01
+PEAK_BAR, ITEM_BAR = AGREEMENT_PER_MILLE / 1000, 0.01
 
 Options = dict[str, Any]
 

@@ -174,7 +174,9 @@ def step_totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
 
 
 def totals_of(sums: Sums, plan: Plan, cluster: Cluster) -> Totals:
-    """Tensors and what is on the card besides."""
+    """Tensors and what is on the card besides. The share that the allocator's slack is reaches further than
+    what a sheet's range has at least (``Sheet.at``).
+    """
     device = {i: Bytes(size - sums.below[i], size, size + sums.above[i]) for i, size in sums.tensors.items()}
     for item in outside_tensors(plan, cluster, dict(sums.tensors)):
         device |= {instant: device[instant] + size for instant, size in item.at.items()}

@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from memsheet.arith import Count, maximum, minimum
+from memsheet.arith import Count, is_zero, maximum, minimum
 from memsheet.frozen import dataclass
 from memsheet.references import Reference
 
@@ -41,6 +41,22 @@ class Component(Enum):
 STATES = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES)
 OUTSIDE_TENSORS = (Component.ALLOCATOR_SLACK, Component.CONTEXT)
 OUTSIDE_ALLOCATOR = (Component.CONTEXT,)
+DESCRIBED = (
+    Component.SAVED_ACTIVATIONS,
+    Component.TEMPORARIES,
+    Component.AUTOGRAD_DETAIL,
+    Component.UNSHARDED_PARAMETERS,
+    Component.COMMUNICATION,
+    Component.ALLOCATOR_SLACK,
+)
+"""Of a training step what formulas describe; states, buffers and inputs are counted. The slack is that of
+what is described: where steps are replayed it holds, at an instant, what was there at another.
+"""
+AGREEMENT_PER_MILLE = 5
+"""How far formulas may be from the traced step of a model's own code, per mille: the bound that they are held
+to (benchmarks/agreement.py, PEAK_BAR; tests/benchmarks/test_agreement.py), so that no range of what they
+describe is narrower, each way.
+"""
 
 
 class Instant(Enum):
@@ -55,6 +71,10 @@ class Instant(Enum):
     DECODE = "decode"
 
     __hash__ = object.__hash__  # see Component
+
+
+TRAINED = (Instant.FORWARD, Instant.BACKWARD, Instant.OPTIMIZER_STEP)
+"""Instants of training alone."""
 
 
 class Witness(Enum):
@@ -84,6 +104,14 @@ class Bytes:
         if self.low <= self.value <= self.high:
             return self
         return Bytes(min(self.low, self.value, self.high), self.value, max(self.low, self.value, self.high))
+
+    def with_margin(self, margin: Count) -> Bytes:
+        """The range that reaches so many bytes to either side, where it does not reach further already."""
+        if is_zero(margin):
+            return self
+        return Bytes(
+            minimum(self.low, self.value - margin), self.value, maximum(self.high, self.value + margin)
+        )
 
     def with_ends_of(self, other: Bytes) -> Bytes:
         """What is expected of this one, with the ends of both."""
@@ -225,10 +253,15 @@ class Sheet:
         return tuple(self.sums())
 
     def at(self, instant: Instant, *, without: tuple[Component, ...] = OUTSIDE_TENSORS) -> Bytes:
-        """Bytes at an instant; by default those of tensors (allocated)."""
-        return sum_byte_ranges(
-            size for component, size in self.sums().get(instant, {}).items() if component not in without
-        )
+        """Bytes at an instant; by default those of tensors (allocated). Where a training step is predicted
+        the range is no narrower than ``AGREEMENT_PER_MILLE`` of what formulas describe, each way.
+        """
+        row = self.sums().get(instant, {})
+        size = sum_byte_ranges(size for component, size in row.items() if component not in without)
+        if self.witness is not Witness.PREDICTED or not any(each in self.sums() for each in TRAINED):
+            return size
+        described = sum([row[each].value for each in DESCRIBED if each in row and each not in without])
+        return size.with_margin(described * AGREEMENT_PER_MILLE // 1000)
 
     @property
     def peak_instant(self) -> Instant:

@@ -17,9 +17,10 @@ pytest.importorskip("transformers")
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "agreement.py"
 sys.path.insert(0, str(BENCHMARK.parent))
 
+from agreement import ITEM_BAR as ITEM  # noqa: E402
+from agreement import PEAK_BAR as PEAK  # noqa: E402
 from agreement import PLACES, covering_plans  # noqa: E402
 
-PEAK, ITEM = 0.005, 0.01
 MODELS = ("llama-2-7b", "qwen2.5-7b", "llama-3.1-8b")
 COLUMNS = ("model", "place", "precision", "attention", "recompute", "optimizer")
 

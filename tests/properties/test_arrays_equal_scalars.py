@@ -42,7 +42,8 @@ def held(sheet: Sheet, ends: tuple[str, ...] = ENDS) -> Held:
             for end in ends:
                 found[item.component.value, item.path, instant.value, end] = getattr(size, end)
     for instant in sheet.instants:
-        found["total", "allocated", instant.value, "value"] = sheet.at(instant).value
+        for end in ends:
+            found["total", "allocated", instant.value, end] = getattr(sheet.at(instant), end)
         found["total", "device", instant.value, ends[-1]] = getattr(sheet.at(instant, without=()), ends[-1])
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -34,7 +35,19 @@ from memsheet.formulas.states.params import parameter_count, parameter_tensors
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.plan import Mesh, Schedule
 from memsheet.questions.accounted import answer_for_model
-from memsheet.sheet import OUTSIDE_TENSORS, STATES, Component, Instant, Sheet
+from memsheet.sheet import (
+    AGREEMENT_PER_MILLE,
+    DESCRIBED,
+    OUTSIDE_ALLOCATOR,
+    OUTSIDE_TENSORS,
+    STATES,
+    Bytes,
+    Component,
+    Instant,
+    Sheet,
+    Witness,
+    sum_byte_ranges,
+)
 
 Question = tuple[str, dict[str, Any]]
 SAVED = Component.SAVED_ACTIVATIONS
@@ -88,8 +101,42 @@ def test_items_of_an_instant_add_up_to_its_totals(question: Question, card: str 
         inside = [size for component, size in here if component not in OUTSIDE_TENSORS]
         assert sheet.at(instant).value == sum(size.value for size in inside)
         assert sheet.at(instant, without=()).value == sum(size.value for _, size in here)
-        assert sheet.at(instant, without=()).low == sum(size.low for _, size in here)
-        assert sheet.at(instant, without=()).high == sum(size.high for _, size in here)
+        whole, margin = sheet.at(instant, without=()), margin_of(here)
+        assert whole.low == min(sum(size.low for _, size in here), whole.value - margin)
+        assert whole.high == max(sum(size.high for _, size in here), whole.value + margin)
+
+
+def margin_of(parts: list[tuple[Component, Bytes]]) -> int:
+    """What formulas may be wrong by in a sum of a training step."""
+    described = sum(size.value for component, size in parts if component in DESCRIBED)
+    return described * AGREEMENT_PER_MILLE // 1000
+
+
+@law()
+@given(requests(), st.sampled_from((None, *CARDS)))
+def test_no_range_of_a_predicted_step_is_narrower_than_formulas_are_held_to(
+    question: Question, card: str | None
+) -> None:
+    """Beside one of the same items, traced: the sums of their ends, which no margin widens."""
+    sheet = sheet_of(*question, card)
+    traced = replace(sheet, witness=Witness.TRACED)
+    for instant in sheet.instants:
+        for without in ((), OUTSIDE_ALLOCATOR, OUTSIDE_TENSORS):
+            size, items = (each.at(instant, without=without) for each in (sheet, traced))
+            parts = [(c, b) for c, b in sheet.sums()[instant].items() if c not in without and c in DESCRIBED]
+            assert min(size.value - size.low, size.high - size.value) >= margin_of(parts)
+            assert size in (items, items.with_margin(margin_of(parts)))
+            assert items == sum_byte_ranges(b for c, b in sheet.sums()[instant].items() if c not in without)
+    if card is not None:
+        assert traced.device == sheet.device, "a search bounds plans by the items' own ends"
+
+
+@law(30)
+@given(st.sampled_from(SERVED), st.integers(2, 9000), st.sampled_from((None, *CARDS)))
+def test_a_server_has_the_ranges_of_its_items(name: str, length: int, card: str | None) -> None:
+    sheet = sheet_of(name, {"task": "infer", "serving.max_model_len": length}, card)
+    for instant in sheet.instants:
+        assert sheet.at(instant, without=()) == sum_byte_ranges(sheet.sums()[instant].values())
 
 
 @law()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from memsheet.budget import Budget, Result, budget_of, judge_sheets, largest_components, worst_sheet
-from memsheet.catalog import find_device
+from memsheet.catalog import find_device, process_overheads
 from memsheet.plan.device import cluster_of
-from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
+from memsheet.sheet import AGREEMENT_PER_MILLE, Bytes, Component, Derived, Instant, Item, Sheet, Witness
 
 BUDGET = Budget(low_bytes=75, capacity_bytes=78, high_bytes=80)
 WHY = Derived("made for a test")
@@ -60,6 +62,44 @@ def test_the_peak_is_a_maximum_over_instants_of_sums_not_a_sum_of_maxima() -> No
     assert held.allocated == Bytes.exact(75)
     assert held.peak_instant is Instant.OPTIMIZER_STEP
     assert judge_sheets((held,), BUDGET).instant is Instant.OPTIMIZER_STEP
+
+
+def test_what_formulas_describe_of_a_step_has_a_range_and_what_is_counted_or_traced_has_none() -> None:
+    """0.5 % of activations each way, not beyond the range that items have already; none at loading, and none
+    of a component.
+    """
+    held = sheet(
+        (Component.PARAMETERS, Instant.LOAD, Bytes.exact(5000)),
+        (Component.PARAMETERS, Instant.BACKWARD, Bytes.exact(5000)),
+        (Component.SAVED_ACTIVATIONS, Instant.BACKWARD, Bytes(2000, 2000, 2025)),
+        (Component.TEMPORARIES, Instant.BACKWARD, Bytes.exact(1000)),
+    )
+    assert held.at(Instant.LOAD) == Bytes.exact(5000)
+    assert held.at(Instant.BACKWARD) == held.allocated == held.device == Bytes(7985, 8000, 8025)
+    assert held.of(Component.TEMPORARIES) == Bytes.exact(1000)
+    assert replace(held, witness=Witness.TRACED).allocated == Bytes(8000, 8000, 8025)
+    assert sheet((Component.TEMPORARIES, Instant.PREFILL, Bytes.exact(1000))).allocated == Bytes.exact(1000)
+
+
+def test_slack_that_is_replayed_leaves_what_is_reserved_no_end_without_that_range() -> None:
+    """Segments of the step stay, so that loading has as many reserved."""
+    held = sheet(
+        (Component.PARAMETERS, Instant.LOAD, Bytes.exact(5000)),
+        (Component.ALLOCATOR_SLACK, Instant.LOAD, Bytes.exact(3000)),
+        (Component.PARAMETERS, Instant.BACKWARD, Bytes.exact(5000)),
+        (Component.SAVED_ACTIVATIONS, Instant.BACKWARD, Bytes.exact(2000)),
+        (Component.ALLOCATOR_SLACK, Instant.BACKWARD, Bytes.exact(1000)),
+    )
+    assert held.allocated == Bytes(6990, 7000, 7010)
+    assert held.reserved == Bytes(7985, 8000, 8015)
+
+
+@pytest.mark.parametrize("name", ["allocator_slack", "allocator_slack_expandable"])
+def test_the_range_of_slack_by_a_share_is_wider_than_that_of_formulas(name: str) -> None:
+    """So that searches, which add up items alone, have the ends of sheets."""
+    low, value, high = (process_overheads()[name][f"{end}_per_mille"] for end in ("low", "value", "high"))
+    margin = AGREEMENT_PER_MILLE * (1 + value / 1000)
+    assert min(value - low, high - value) > margin
 
 
 def test_three_totals_are_never_confused() -> None:

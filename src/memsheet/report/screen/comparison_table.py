@@ -12,7 +12,7 @@ from memsheet.report.screen.layout import labelled_row, render_parts
 from memsheet.report.shared.comparison import Comparison, Pair
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import INSTANTS, component_name
-from memsheet.sheet import Difference
+from memsheet.sheet import Difference, Witness
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,9 +72,9 @@ def _comparison_headline(pair: Pair, names: tuple[str, str], look: Look) -> Rend
 
 
 def _range_check_phrases(pair: Pair, names: tuple[str, str], look: Look) -> Iterator[str]:
-    """Whether the right size lies in the left one's range, where that has one."""
+    """Whether the right size, where it is no prediction, lies in the left one's range, where that has one."""
     size = pair.left.at(pair.at[0])
-    if size.low != size.high:
+    if size.low != size.high and pair.right.witness is not Witness.PREDICTED:
         low, high = (look.need(int(end), 2) for end in (size.low, size.high))
         inside = size.low <= pair.sizes[1] <= size.high or look.need(pair.sizes[1], 2) in (low, high)
         yield f"{'within' if inside else 'outside'} {names[0]}'s range, {low} to {high}"

@@ -86,9 +86,9 @@ def headroom_phrase(device: Device, verdict: Verdict, look: Look) -> str:
 
 
 def size_range_suffix(size: Bytes, look: Look) -> str:
-    if size.low == size.high:
-        return ""
-    return f" (range {format_size_span(look.need(size.low, look.digits), look.need(size.high, look.digits))})"
+    """The ends of a range, where they are not all printed as the size itself is."""
+    low, value, high = (look.need(end, look.digits) for end in (size.low, size.value, size.high))
+    return "" if low == value == high else f" (range {format_size_span(low, high)})"
 
 
 def format_size_span(low: str, high: str) -> str:
