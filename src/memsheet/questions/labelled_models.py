@@ -32,13 +32,14 @@ def with_labels_head(
     as they are where nobody accounts that head on that model.
     """
     head = next((held for at, read in reads.items() if (held := _head_of_labels(at, read))), None)
-    model = _read_with_head(name, head) if head and isinstance(name, str) and not _sharded(reads) else None
+    known = head and isinstance(name, str) and not _lacks_heads(reads)
+    model = _read_with_head(str(name), str(head)) if known else None
     if model is None:
         return name, dict(reads)
     return model, {at: _without_labels(read) for at, read in reads.items()}
 
 
-def _sharded(reads: Mapping[str, Read]) -> bool:
+def _lacks_heads(reads: Mapping[str, Read]) -> bool:
     """Whether an engine runs it under which such heads were not compared."""
     named = {str(held) for read in reads.values() if (held := read.request.get("engine"))}
     return not all(engine.trains_other_heads for one in named if (engine := find_engine(one)) is not None)

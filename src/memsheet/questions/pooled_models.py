@@ -33,7 +33,7 @@ def without_output(
     model = model_of(name) if name is not None and any(map(_looks_for_pooling, reads.values())) else None
     if model is None or model.head.kind != "causal_lm":
         return name, dict(reads)
-    if not any(_pools(read) or (NAMED in model.name and _is_open(read)) for read in reads.values()):
+    if not any(_keeps_pool(read) or (NAMED in model.name and _is_open(read)) for read in reads.values()):
         return name, dict(reads)
     note = "the server makes vectors or scores with the model, and has no output matrix"
     source = replace(model.source, notes=(*model.source.notes, note))
@@ -45,7 +45,7 @@ def _looks_for_pooling(read: Read) -> bool:
     return any(row.at == "--runner" for row in read.form.keys) or "--runner" in read.form.unmodelled
 
 
-def _pools(read: Read) -> bool:
+def _keeps_pool(read: Read) -> bool:
     return _looks_for_pooling(read) and any(read.values.get(at) in words for at, words in POOLS.items())
 
 

@@ -36,7 +36,7 @@ def with_host_weights(part: ModelSpec, plan: Plan, loaded: list[Item]) -> tuple[
     whole = sum_byte_ranges(item.largest for item in moved).value
     layer = LARGEST_LAYERS * whole // maximum(1, part.layers)
     rest = bytes_left_on_card(whole, asked, layer)
-    left = [_scaled(item, rest, whole) if item in moved else item for item in loaded]
+    left = [_scaled_item(item, rest, whole) if item in moved else item for item in loaded]
     copied = dict.fromkeys((Instant.PREFILL, Instant.DECODE), Bytes(0, 0, layer))
     return left, [Item(Component.TEMPORARIES, "host_layer", copied, SOURCE)]
 
@@ -56,7 +56,7 @@ def _is_of_layers(item: Item) -> bool:
     return item.component is Component.PARAMETERS and "*" in item.path and not TOWER.search(item.path)
 
 
-def _scaled(item: Item, rest: Bytes, whole: Count) -> Item:
+def _scaled_item(item: Item, rest: Bytes, whole: Count) -> Item:
     def resident_share(size: Bytes) -> Bytes:
         return Bytes(
             size.low * rest.low // whole, size.value * rest.value // whole, size.high * rest.high // whole

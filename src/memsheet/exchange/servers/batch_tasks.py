@@ -70,7 +70,7 @@ def _least_count(tree: Mapping[str, Any]) -> int | None:
     """Cards of a node where a task may take any of several kinds: of those with the least memory."""
     held = tree.get("resources")
     told = held.get("accelerators") if isinstance(held, Mapping) else None
-    whole = told.items() if isinstance(told, Mapping) else ((one, None) for one in _listed(told))
+    whole = told.items() if isinstance(told, Mapping) else ((one, None) for one in _listed_tasks(told))
     named = (str(card) if count is None else f"{card}:{count}" for card, count in whole)
     counted = [
         (card, int(count or 1))
@@ -81,7 +81,7 @@ def _least_count(tree: Mapping[str, Any]) -> int | None:
     return least[1] if least else None
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed_tasks(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 

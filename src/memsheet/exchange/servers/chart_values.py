@@ -71,7 +71,7 @@ def _container_of(image: str, held: Mapping[str, Any]) -> Mapping[str, Any]:
         "image": image,
         "command": command,
         "args": [*words, *more],
-        "env": _variables(held.get("env")),
+        "env": _chart_variables(held.get("env")),
     }
 
 
@@ -91,6 +91,6 @@ def _model_told(value: Any) -> str:
     return value.removeprefix("hf://") if isinstance(value, str) else ""
 
 
-def _variables(env: Any) -> Any:
+def _chart_variables(env: Any) -> Any:
     """Variables as a container has them, where the values are a mapping of them."""
     return [{"name": str(at), "value": told} for at, told in env.items()] if isinstance(env, Mapping) else env

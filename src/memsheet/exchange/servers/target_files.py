@@ -48,13 +48,13 @@ def _taken_apart(text: str, *, just: bool) -> tuple[list[str], dict[str, list[st
         if line[:1] in ("\t", " ") and own is not None:
             own.append(_as_shell(line.strip().lstrip("@-+")))
         elif told := (_OF_JUST if just else _OF_MAKE).fullmatch(line):
-            variables += _assignment(told["name"], told["value"], usual=not just and told["how"] == "?=")
+            variables += _assigned_line(told["name"], told["value"], usual=not just and told["how"] == "?=")
         elif target := _TARGET.match(line):
             own = targets.setdefault(target["name"], [])
     return variables, targets
 
 
-def _assignment(name: str, value: str, *, usual: bool) -> Iterator[str]:
+def _assigned_line(name: str, value: str, *, usual: bool) -> Iterator[str]:
     """What a variable is given; one that is only given where nobody else does keeps its default in sight."""
     held = re.split(r"[ \t]#", value)[0].strip().strip("\"'")
     at, plain = _shell_name(name), _as_shell(held)

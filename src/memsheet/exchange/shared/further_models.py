@@ -39,7 +39,7 @@ OF_OTHER_LOSS = 4 + 4 + 4
 def model_loads(module: Module) -> tuple[Tree | None, dict[str, Any]]:
     """The call that loads the model that trains, where several are loaded; and what is told of the others."""
     loads = [
-        (held, _variables(module, call_node(module, held)))
+        (held, _loaded_names(module, call_node(module, held)))
         for held in named_calls(module, ("from_pretrained",), local=True)
         if LOADS.search(held[WHOLE]) and not WRAPS.search(held[WHOLE])
     ][:MOST_LOADS]
@@ -58,10 +58,10 @@ def model_loads(module: Module) -> tuple[Tree | None, dict[str, Any]]:
         and not _comes_after(module, held)
         and held.get("device_map") != "cpu"
     ]
-    return first, _told(beside, trained)
+    return first, _told_model(beside, trained)
 
 
-def _told(beside: Sequence[tuple[Tree, set[str]]], trained: set[str]) -> dict[str, Any]:
+def _told_model(beside: Sequence[tuple[Tree, set[str]]], trained: set[str]) -> dict[str, Any]:
     if not beside:
         return {}
     said = []
@@ -75,7 +75,7 @@ def _told(beside: Sequence[tuple[Tree, set[str]]], trained: set[str]) -> dict[st
     return {FURTHER: "; ".join(words), WEIGHTS: [[name, width] for _, name, width in said]}
 
 
-def _variables(module: Module, node: ast.Call | None, rounds: int = ROUNDS) -> set[str]:
+def _loaded_names(module: Module, node: ast.Call | None, rounds: int = ROUNDS) -> set[str]:
     """What a call's result is called, also where a function of the file returns it."""
     found: set[str] = set()
     for one in ast.walk(module.tree):
@@ -89,7 +89,7 @@ def _variables(module: Module, node: ast.Call | None, rounds: int = ROUNDS) -> s
         ):
             calls = [call for call, path, _ in module.sites if path == (one.name,)]
             for call in calls[:ROUNDS] if rounds else ():
-                found |= _variables(module, call, rounds - 1)
+                found |= _loaded_names(module, call, rounds - 1)
     return found - {""}
 
 

@@ -1,4 +1,4 @@
-"""A training in a pod of Kubernetes, or in a task of a cluster: what its container runs, as a shell's script."""
+"""A training in a pod of Kubernetes or a cluster's task: what its container runs, as a shell's script."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _task_training(task: Mapping[str, Any]) -> str | None:
     run, told, nodes = task.get("run"), task.get("envs") or {}, task.get("num_nodes", 1)
     if not isinstance(run, str) or not isinstance(told, Mapping) or not TASKS & task.keys():
         return None
-    cards = _accelerators(task.get("resources"))
+    cards = _task_cards(task.get("resources"))
     pairs = {at: held for at, held in told.items() if isinstance(held, str | int)}
     pairs |= {"SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NODE_RANK": 0, "SKYPILOT_NODE_IPS": "127.0.0.1"}
     pairs |= {"SKYPILOT_NUM_GPUS_PER_NODE": cards} if cards else {}
@@ -74,7 +74,7 @@ def _task_training(task: Mapping[str, Any]) -> str | None:
     return script if _starts_training(script) else None
 
 
-def _accelerators(resources: Any) -> int:
+def _task_cards(resources: Any) -> int:
     """Cards of a node, where a task says one kind of them (``A100:8``, ``{A100: 8}``)."""
     held = resources.get("accelerators") if isinstance(resources, Mapping) else None
     if isinstance(held, Mapping) and len(held) == 1:
