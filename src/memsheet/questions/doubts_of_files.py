@@ -241,8 +241,8 @@ def _reason_to_doubt(
         more_need_more = of_one and says_sequences_alone(reads.values(), named)
         if more_need_more:
             prompts = all(NO_PROMPT in one for one in named)
-            rest = "" if prompts else "; the range is of one sequence, and more need more"
-            return Doubt(_not_held(reads, named) + rest, least, no_most=True)
+            beyond = "" if prompts else "; the range is of one sequence, and more need more"
+            return Doubt(_not_held(reads, named) + beyond, least, no_most=True)
         words = _not_held(reads, named)
         return Doubt(words, least_of(fewer, keys), movable_bytes=movable_bytes(fewer, keys))
     if verdict.result is not Result.FITS and unsure:

@@ -72,8 +72,7 @@ def test_prompts_that_nobody_says_never_fail_a_script(
     [
         ("for i in range(0, len(qs), BS):\n    x = tok(qs[i:i+BS], padding=True, max_length=512)\n", 32),
         (
-            "for i in range(0, 9):\n    c = qs[i : min(i + BS, 9)]\n"
-            "    x = tok([q for q in c], padding=True)\n",
+            "for i in range(9):\n    c = qs[i : min(i + BS, 9)]\n    x = tok([q for q in c], padding=1)\n",
             32,
         ),
         ("x = tok(['a'] * 64, padding=True)\n", 64),
