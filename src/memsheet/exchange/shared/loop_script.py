@@ -4,6 +4,7 @@ which dtypes it computes, what it steps with, and how long and how many its rows
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from memsheet.exchange.shared.generation_script import (
     makes_pipeline,
     pipeline_loads,
 )
-from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
+from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
 from memsheet.exchange.shared.read_only_rows import positive_count
@@ -191,14 +192,9 @@ def _is_off(found: Told | None) -> bool:
 
 def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
     """Rows of a micro-batch, their length, and how many micro-batches a step has."""
-    batch = next(
-        (
-            held["batch_size"]
-            for held in _local_calls(module, "DataLoader")
-            if positive_count(held.get("batch_size"))
-        ),
-        None,
-    )
+    loaders = _local_calls(module, "DataLoader")  # torch/utils/data/dataloader.py: dataset, batch_size
+    counts = (positive_count(held.get("batch_size", held.get("1"))) for held in loaders)
+    batch = next(filter(None, counts), None)
     rounds = next(
         (
             held["gradient_accumulation_steps"]
@@ -209,10 +205,32 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
     )
     rows, length = _drawn_rows(module)
     sizes = {
-        "batch": batch or _role_count(told("batch")) or rows, "length": tokenized_length(module) or _role_count(told("length")) or length,
+        "batch": batch or _stepped_rows(module) or _role_count(told("batch")) or rows, "length": tokenized_length(module) or _role_count(told("length")) or length,
         "accumulation": rounds or _role_count(told("accumulation")), SEQUENCE: _role_count(told(SEQUENCE)),
     }  # fmt: skip
     return {at: size for at, size in sizes.items() if size is not None}
+
+
+def _stepped_rows(module: Module) -> int | None:
+    """Rows of a batch that a loop cuts itself: ``for i in range(0, len(rows), 16): … rows[i : i + 16]``."""
+    loops = [
+        node.iter
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.For) and any(map(_is_slice_of_rows, ast.walk(node)))
+    ]
+    steps = (
+        positive_count(held.get("2"))
+        for held in _local_calls(module, "range")
+        if any(call_node(module, held) is loop for loop in loops)
+    )
+    return next(filter(None, steps), None)
+
+
+def _is_slice_of_rows(node: ast.AST) -> bool:
+    match node:
+        case ast.Slice(lower=ast.Name(id=start), upper=ast.BinOp(left=ast.Name(id=same), op=ast.Add())):
+            return start == same
+    return False
 
 
 def _drawn_rows(module: Module) -> tuple[int | None, int | None]:

@@ -261,3 +261,23 @@ def test_a_model_that_is_loaded_once_the_training_is_over_is_beside_none() -> No
     text[2], late = "", text[2].replace("teacher", "merged")
     reads, _ = recognise_files({"train.py": "\n".join((*text, late))}, ())
     assert "script.further_models" not in reads["train.py"].values
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "loader = DataLoader(rows, 8, shuffle=True)",
+        "B = 8\nfor i in range(0, len(rows), B):\n    tok(rows[i : i + B], max_length=64)",
+    ],
+)
+def test_rows_of_a_batch_are_found_however_they_are_cut(rows: str) -> None:
+    found = of_loop(f'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n{rows}\n')
+    assert found["microbatch"] == 8
+
+
+def test_a_batch_that_no_text_says_keeps_the_verdict_unsure(tmp_path: Path) -> None:
+    model = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
+    (tmp_path / "train.py").write_text(f"{HEAD}{model}{LOOP}")
+    found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=64)
+    assert found.answer is not None and found.answer.verdict is not None
+    assert found.answer.verdict.result.name == "UNCERTAIN" and "micro-batch" in found.doubt
