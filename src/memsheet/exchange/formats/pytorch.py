@@ -67,6 +67,12 @@ def _read_wrap(value: Any, values: Values) -> Mapping[str, Any]:
     return {f"{weak}engine": "transformers", f"{weak}zero": 0}
 
 
+def _read_offload(value: Any, values: Values) -> Mapping[str, Any]:
+    """Parameters, and with them gradients and what the optimizer makes of them, on the host."""
+    sharded = values.get(f"{LOOP}.wrap") in SHARDED and not _generates(values)
+    return {"offload.optimizer": 1, "offload.parameters": 1} if value is True and sharded else {}
+
+
 def _computes_in(values: Values) -> Any:
     """The dtype of a step where it is not that of the parameters."""
     told = values.get(f"{LOOP}.gathered", values.get(f"{LOOP}.autocast"))
@@ -131,6 +137,7 @@ KEYS = (
     _loop_row("task", _read_task, usual="train"),
     _loop_row("wrap", _read_wrap),
     *(_loop_row(name, read_elsewhere) for name in ("strategy", "reshard", "gathered", "reduced", "implementation")),
+    _loop_row("offload", _read_offload, source="torch/distributed/fsdp/_fully_shard/_fsdp_api.py: CPUOffloadPolicy"),
     _loop_row("batch", _read_batch),
     _loop_row("length", _read_length),
     replace(_loop_row("prompt", lambda value, _: {"serving.prompt_tokens": value}), decides=(NO_PROMPT,)),

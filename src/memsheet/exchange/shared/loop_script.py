@@ -20,7 +20,7 @@ from memsheet.exchange.shared.generation_script import (
 )
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
-from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
+from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import (
     Told,
@@ -332,7 +332,26 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
             else {}
         ),
         **({"reshard": kept} if isinstance(kept, bool) else {}),
+        **({"offload": offload} if (offload := _offload_of(found.get(wrap, {}))) is not None else {}),
     }
+
+
+def _offload_of(wrapped: Tree) -> bool | str | None:
+    """Whether states are kept on the host: what ``fully_shard`` has a policy for, and FSDP a switch
+    (torch/distributed/fsdp/_fully_shard/_fsdp_api.py: CPUOffloadPolicy; fsdp/api.py: CPUOffload).
+    """
+    policy, switch = wrapped.get("offload_policy"), wrapped.get("cpu_offload")
+    if _is_made_of(policy, "CPUOffloadPolicy"):
+        return True
+    if _is_made_of(switch, "CPUOffload"):
+        asked = switch.get("offload_params", switch.get("0", False))
+        return UNSET if asked == UNSET else asked is True
+    return UNSET if UNSET in (policy, switch) else None
+
+
+def _is_made_of(value: Any, name: str) -> bool:
+    """Whether it is what a class of that name makes, imported or not."""
+    return isinstance(value, dict) and str(value.get(BASE, value.get(CLASS))).rpartition(".")[2] == name
 
 
 def _mesh_of_axes(module: Module) -> dict[str, Any]:

@@ -281,3 +281,21 @@ def test_a_batch_that_no_text_says_keeps_the_verdict_unsure(tmp_path: Path) -> N
     found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=64)
     assert found.answer is not None and found.answer.verdict is not None
     assert found.answer.verdict.result.name == "UNCERTAIN" and "micro-batch" in found.doubt
+
+
+@pytest.mark.parametrize(
+    ("wrap", "offloads"),
+    [
+        ("fully_shard(model, offload_policy=CPUOffloadPolicy())", True),
+        ("how = dict(offload_policy=CPUOffloadPolicy())\nfully_shard(model, **how)", True),
+        ("model = FSDP(model, cpu_offload=CPUOffload(offload_params=True))", True),
+        ("model = FSDP(model, cpu_offload=CPUOffload(offload_params=False))", False),
+    ],
+)
+def test_a_policy_of_sharding_that_keeps_states_on_the_host_is_read(wrap: str, offloads: bool) -> None:
+    imports = "from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, fully_shard\n"
+    model = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
+    found = of_loop(f"{imports}{model}{wrap}\n")
+    assert (found.get("offload.parameters"), found.get("offload.optimizer")) == (
+        (1, 1) if offloads else (None, None)
+    )
