@@ -11,7 +11,7 @@ from typing import Any
 
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.further_models import model_loads, own_loss_key
+from memsheet.exchange.shared.further_models import frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.generation_script import (
     NO_PROMPT,
     generation_sizes,
@@ -100,6 +100,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         loading.pop("model", None)
     said = {**loading, **built, **_adapter_keys(module, told), **others}
     said |= own_loss_key(module) if steps else {}
+    said |= frozen_key(module) if steps and "lora_rank" not in said else {}
     if any(named_calls(module, ASKS_BF16)):
         said[ASKS_CARD] = True
     made = {

@@ -299,3 +299,23 @@ def test_a_policy_of_sharding_that_keeps_states_on_the_host_is_read(wrap: str, o
     assert (found.get("offload.parameters"), found.get("offload.optimizer")) == (
         (1, 1) if offloads else (None, None)
     )
+
+
+@pytest.mark.parametrize(
+    "freezes", ["for p in model.parameters():\n    p.requires_grad = False", "model.requires_grad_(False)"]
+)
+def test_a_model_of_which_parts_are_frozen_may_need_its_weights_alone(freezes: str, tmp_path: Path) -> None:
+    model = (
+        'model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", torch_dtype=torch.bfloat16)'
+    )
+    text = f"{HEAD}{model}\n{freezes}\nopt = torch.optim.AdamW(model.parameters())\n"
+    (tmp_path / "train.py").write_text(f"{text}loader = DataLoader(rows, batch_size=1)\n{LOOP}")
+    of_one = memsheet.check(tmp_path / "train.py", gpus="1xRTX4090", seq_len=64)
+    of_more = memsheet.check(tmp_path / "train.py", gpus="1xH200", seq_len=64)
+    results = [
+        found.answer.verdict.result.name
+        for found in (of_one, of_more)
+        if found.answer and found.answer.verdict
+    ]
+    assert results == ["UNCERTAIN", "FITS"]
+    assert "script.frozen" in of_one.doubt
