@@ -18,6 +18,7 @@ from memsheet.exchange.shared.generation_script import (
     makes_pipeline,
     pipeline_loads,
 )
+from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
@@ -69,8 +70,6 @@ OPTIMIZERS = {
 transformers.optimization).
 """
 CHECKPOINTS = (*RECOMPUTE, "apply_activation_checkpointing", "checkpoint_wrapper")
-WIDTHS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16", "torch.float32": "fp32"}
-CASTS = {"bfloat16": "bf16", "half": "fp16"}
 
 
 def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
@@ -110,7 +109,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         **_optimizer_keys(module),
     }
     made |= _recompute_key(module, told)
-    if (cast := next(_model_casts(module), None)) is not None:
+    if (cast := next(model_casts(module), None)) is not None:
         said["dtype"] = cast
     if made.get(FED):
         made.pop("batch", None)
@@ -285,24 +284,6 @@ def mixed_word(word: str) -> str:
     """A word for mixed precision, of accelerate's, of Lightning's or of a flag, as bf16, fp16 or no."""
     low = word.lower()
     return "bf16" if "bf" in low else "fp16" if "16" in low or "half" in low else "no"
-
-
-def _model_casts(module: Module) -> Iterator[str]:
-    """The dtype that a model is cast to as a whole."""
-    for held in _local_calls(module, "to", *CASTS):
-        owner, _, name = held[WHOLE].rpartition(".")
-        if not owner.rpartition(".")[2].endswith("model"):
-            continue
-        found = CASTS.get(name) or next(
-            (
-                WIDTHS[str(one)]
-                for at, one in held.items()
-                if at in ("0", "1", "dtype") and str(one) in WIDTHS
-            ),
-            None,
-        )
-        if found:
-            yield found
 
 
 def _wrapper_keys(module: Module) -> dict[str, Any]:

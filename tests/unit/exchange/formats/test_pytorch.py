@@ -250,9 +250,11 @@ LOADED = 'AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=
 def test_a_model_beside_the_one_that_trains_is_in_the_range(student: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DISTILLS.format(student=student))
     found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=256)
-    assert found.answer is not None and found.answer.verdict is not None
+    assert found.answer is not None
+    assert found.answer.verdict is not None
     assert found.answer.model.name == "qwen2.5-0.5b"
-    assert found.answer.verdict.result.name == "UNCERTAIN" and "teacher = Qwen/Qwen2.5-7B" in found.doubt
+    assert found.answer.verdict.result.name == "UNCERTAIN"
+    assert "teacher = Qwen/Qwen2.5-7B" in found.doubt
     assert found.answer.verdict.device.high > 7.6e9 * 2
 
 
@@ -279,8 +281,10 @@ def test_a_batch_that_no_text_says_keeps_the_verdict_unsure(tmp_path: Path) -> N
     model = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
     (tmp_path / "train.py").write_text(f"{HEAD}{model}{LOOP}")
     found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=64)
-    assert found.answer is not None and found.answer.verdict is not None
-    assert found.answer.verdict.result.name == "UNCERTAIN" and "micro-batch" in found.doubt
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result.name == "UNCERTAIN"
+    assert "micro-batch" in found.doubt
 
 
 @pytest.mark.parametrize(
@@ -319,3 +323,31 @@ def test_a_model_of_which_parts_are_frozen_may_need_its_weights_alone(freezes: s
     ]
     assert results == ["UNCERTAIN", "FITS"]
     assert "script.frozen" in of_one.doubt
+
+
+TRAINER = """from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+{model}
+Trainer(model=model, args=TrainingArguments("o", per_device_train_batch_size=1), train_dataset=None).train()
+"""
+WIDE = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.float32)'
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        (f"{WIDE}\nmodel = model.bfloat16().cuda()", "bf16"),
+        (f"{WIDE}\nmodel.half()", "fp16"),
+        (f"{WIDE}\nmodel = model.to(torch.bfloat16)", "bf16"),
+        (
+            'model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("Qwen/Qwen2.5-0.5B"))',
+            "bf16",
+        ),
+    ],
+)
+def test_a_model_has_the_dtype_of_its_cast_or_of_its_configuration(
+    model: str, dtype: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINER.format(model=model))
+    found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=64)
+    assert found.answer is not None
+    assert found.answer.plan.precision.parameters.name == dtype
