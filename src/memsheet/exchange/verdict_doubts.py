@@ -42,7 +42,7 @@ v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is 
 
 LESSENING = re.compile(
     r"liger_(?:rope|rms_norm|rms_norm_gated|layer_norm|swiglu|glu_activation|cross_entropy)$"
-    r"|enable_liger_kernel\b|freeze_language_model$|script\.labels$|--(?:task|runner|convert)$"
+    r"|enable_liger_kernel\b|freeze_language_model$|script\.(?:labels|frozen)$|--(?:task|runner|convert)$"
 )
 """Kernels of Liger's, which keep and pass no more than what they stand for: norms keep their input and a
 number a row, the gated product its two inputs, rotary embeddings and the gradient of logits are made in place

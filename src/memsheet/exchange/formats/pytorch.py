@@ -12,7 +12,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
-from memsheet.exchange.shared.further_models import FURTHER, OWN_LOSS, WEIGHTS, further_moves
+from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
@@ -66,6 +66,12 @@ def _read_wrap(value: Any, values: Values) -> Mapping[str, Any]:
         }
     weak = "?" if value in ("accelerate", "none") else ""
     return {f"{weak}engine": "transformers", f"{weak}zero": 0}
+
+
+def _read_offload(value: Any, values: Values) -> Mapping[str, Any]:
+    """Parameters, and with them gradients and what the optimizer makes of them, on the host."""
+    sharded = values.get(f"{LOOP}.wrap") in SHARDED and not _generates(values)
+    return {"offload.optimizer": 1, "offload.parameters": 1} if value is True and sharded else {}
 
 
 def _computes_in(values: Values) -> Any:
@@ -132,6 +138,7 @@ KEYS = (
     _loop_row("task", _read_task, usual="train"),
     _loop_row("wrap", _read_wrap),
     *(_loop_row(name, read_elsewhere) for name in ("strategy", "reshard", "gathered", "reduced", "implementation")),
+    _loop_row("offload", _read_offload, source="torch/distributed/fsdp/_fully_shard/_fsdp_api.py: CPUOffloadPolicy"),
     _loop_row("batch", _read_batch),
     _loop_row("length", _read_length),
     replace(_loop_row("prompt", lambda value, _: {"serving.prompt_tokens": value}), decides=(NO_PROMPT,)),
@@ -162,7 +169,7 @@ FORMAT = Format(
     program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
     refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED,
     unmodelled={
-        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
+        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (),
     },
     known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},

@@ -12,7 +12,7 @@ from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, b
 from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
-from memsheet.exchange.shared.further_models import FURTHER, OWN_LOSS, WEIGHTS, further_moves
+from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.trainer_script import (
@@ -414,7 +414,7 @@ FORMAT = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
-        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),

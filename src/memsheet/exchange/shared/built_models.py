@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.file_format import UNSET, Values
+from memsheet.exchange.shared.file_format import AUTO, UNSET, Values
 from memsheet.exchange.shared.plain_values import LONGEST
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module, Tree
@@ -63,8 +63,8 @@ model_type).
 
 def built_model_keys(module: Module) -> dict[str, Any]:
     """How the script says the model that it builds, and the dtype that it builds it in; nothing where it
-    builds none of a configuration that is read. Built directly it is in torch's own dtype
-    (modeling_utils.py, _from_config takes one).
+    builds none of a configuration that is read. Built directly it is in torch's own dtype; of a checkpoint's
+    configuration in the one that this names (transformers 5.23.0 modeling_utils.py, _from_config).
     """
     call, config = next(_builds(module), ({}, None))
     if config is None:
@@ -94,7 +94,7 @@ def built_model_keys(module: Module) -> dict[str, Any]:
         **made,
         **({OPEN_SIZES: ", ".join(still)} if still else {}),
         **({OWN_CODE: OF_LIBRARY} if config[CLASS] == NANO else {}),
-        **({"dtype": "float32"} if direct else {}),
+        **({"dtype": "float32"} if direct else {"dtype": AUTO} if loaded else {}),
         **({"dtype": str(dtype).removeprefix("torch.")} if isinstance(dtype, str) else {}),
         **({"attention": call["attn_implementation"]} if "attn_implementation" in call else {}),
     }

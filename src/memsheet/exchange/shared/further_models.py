@@ -14,6 +14,7 @@ from memsheet.exchange.shared.python_config import LINE, SCOPE, WHOLE, call_node
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 
 FURTHER, WEIGHTS, OWN_LOSS = "further_models", "further_weights", "own_loss"
+FROZEN, SWITCH = "frozen", "requires_grad"
 """Under ``script``: further models in words, ``[name, bytes of a parameter at most]`` of each, and the loss
 that is no plain cross-entropy.
 """
@@ -140,6 +141,32 @@ def own_loss_key(module: Module) -> dict[str, Any]:
         if isinstance(held, ast.FunctionDef)
     )
     return {OWN_LOSS: "compute_loss"} if "compute_loss" in methods else {}
+
+
+def frozen_key(module: Module) -> dict[str, Any]:
+    """That parameters of the model that trains are switched off, all of them or some."""
+    trained = _trained_names(module)
+    owners = [
+        (node.lineno, {".".join(path[:at]) for at in range(1, len(path))})
+        for node, path, _ in module.sites
+        if path[-1] == f"{SWITCH}_" and node.args and not _is_true(node.args[0])
+    ]
+    owners += [
+        (held.lineno, set(_names_in(one.iter)))
+        for one in ast.walk(module.tree)
+        if isinstance(one, ast.For)
+        for held in ast.walk(one)
+        if isinstance(held, ast.Assign)
+        and not _is_true(held.value)
+        and any(isinstance(at, ast.Attribute) and at.attr == SWITCH for at in held.targets)
+    ]
+    line = next((at for at, names in owners if names & trained), None)
+    words = f"on line {line} (the sheet is of one that trains whole, which takes more)"
+    return {FROZEN: words} if line is not None else {}
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
 
 
 def further_moves(script: str, values: Values, asked: Mapping[str, Any]) -> Iterator[Moved]:

@@ -4,22 +4,24 @@ which dtypes it computes, what it steps with, and how long and how many its rows
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.further_models import model_loads, own_loss_key
+from memsheet.exchange.shared.further_models import frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.generation_script import (
     NO_PROMPT,
     generation_sizes,
     makes_pipeline,
     pipeline_loads,
 )
-from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
+from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
+from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
-from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
+from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import (
     Told,
@@ -68,8 +70,6 @@ OPTIMIZERS = {
 transformers.optimization).
 """
 CHECKPOINTS = (*RECOMPUTE, "apply_activation_checkpointing", "checkpoint_wrapper")
-WIDTHS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16", "torch.float32": "fp32"}
-CASTS = {"bfloat16": "bf16", "half": "fp16"}
 
 
 def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
@@ -99,6 +99,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         loading.pop("model", None)
     said = {**loading, **built, **_adapter_keys(module, told), **others}
     said |= own_loss_key(module) if steps else {}
+    said |= frozen_key(module) if steps and "lora_rank" not in said else {}
     if any(named_calls(module, ASKS_BF16)):
         said[ASKS_CARD] = True
     made = {
@@ -108,7 +109,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         **_optimizer_keys(module),
     }
     made |= _recompute_key(module, told)
-    if (cast := next(_model_casts(module), None)) is not None:
+    if (cast := next(model_casts(module), None)) is not None:
         said["dtype"] = cast
     if made.get(FED):
         made.pop("batch", None)
@@ -191,14 +192,9 @@ def _is_off(found: Told | None) -> bool:
 
 def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
     """Rows of a micro-batch, their length, and how many micro-batches a step has."""
-    batch = next(
-        (
-            held["batch_size"]
-            for held in _local_calls(module, "DataLoader")
-            if positive_count(held.get("batch_size"))
-        ),
-        None,
-    )
+    loaders = _local_calls(module, "DataLoader")  # torch/utils/data/dataloader.py: dataset, batch_size
+    counts = (positive_count(held.get("batch_size", held.get("1"))) for held in loaders)
+    batch = next(filter(None, counts), None)
     rounds = next(
         (
             held["gradient_accumulation_steps"]
@@ -209,10 +205,32 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
     )
     rows, length = _drawn_rows(module)
     sizes = {
-        "batch": batch or _role_count(told("batch")) or rows, "length": tokenized_length(module) or _role_count(told("length")) or length,
+        "batch": batch or _stepped_rows(module) or _role_count(told("batch")) or rows, "length": tokenized_length(module) or _role_count(told("length")) or length,
         "accumulation": rounds or _role_count(told("accumulation")), SEQUENCE: _role_count(told(SEQUENCE)),
     }  # fmt: skip
     return {at: size for at, size in sizes.items() if size is not None}
+
+
+def _stepped_rows(module: Module) -> int | None:
+    """Rows of a batch that a loop cuts itself: ``for i in range(0, len(rows), 16): … rows[i : i + 16]``."""
+    loops = [
+        node.iter
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.For) and any(map(_is_slice_of_rows, ast.walk(node)))
+    ]
+    steps = (
+        positive_count(held.get("2"))
+        for held in _local_calls(module, "range")
+        if any(call_node(module, held) is loop for loop in loops)
+    )
+    return next(filter(None, steps), None)
+
+
+def _is_slice_of_rows(node: ast.AST) -> bool:
+    match node:
+        case ast.Slice(lower=ast.Name(id=start), upper=ast.BinOp(left=ast.Name(id=same), op=ast.Add())):
+            return start == same
+    return False
 
 
 def _drawn_rows(module: Module) -> tuple[int | None, int | None]:
@@ -268,24 +286,6 @@ def mixed_word(word: str) -> str:
     return "bf16" if "bf" in low else "fp16" if "16" in low or "half" in low else "no"
 
 
-def _model_casts(module: Module) -> Iterator[str]:
-    """The dtype that a model is cast to as a whole."""
-    for held in _local_calls(module, "to", *CASTS):
-        owner, _, name = held[WHOLE].rpartition(".")
-        if not owner.rpartition(".")[2].endswith("model"):
-            continue
-        found = CASTS.get(name) or next(
-            (
-                WIDTHS[str(one)]
-                for at, one in held.items()
-                if at in ("0", "1", "dtype") and str(one) in WIDTHS
-            ),
-            None,
-        )
-        if found:
-            yield found
-
-
 def _wrapper_keys(module: Module) -> dict[str, Any]:
     """What divides the model, or copies it: the surest of the calls."""
     found = {WRAPPERS[held[CLASS]]: held for held in _local_calls(module, *WRAPPERS)}
@@ -314,7 +314,26 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
             else {}
         ),
         **({"reshard": kept} if isinstance(kept, bool) else {}),
+        **({"offload": offload} if (offload := _offload_of(found.get(wrap, {}))) is not None else {}),
     }
+
+
+def _offload_of(wrapped: Tree) -> bool | str | None:
+    """Whether states are kept on the host: what ``fully_shard`` has a policy for, and FSDP a switch
+    (torch/distributed/fsdp/_fully_shard/_fsdp_api.py: CPUOffloadPolicy; fsdp/api.py: CPUOffload).
+    """
+    policy, switch = wrapped.get("offload_policy"), wrapped.get("cpu_offload")
+    if _is_made_of(policy, "CPUOffloadPolicy"):
+        return True
+    if _is_made_of(switch, "CPUOffload"):
+        asked = switch.get("offload_params", switch.get("0", False))
+        return UNSET if asked == UNSET else asked is True
+    return UNSET if UNSET in (policy, switch) else None
+
+
+def _is_made_of(value: Any, name: str) -> bool:
+    """Whether it is what a class of that name makes, imported or not."""
+    return isinstance(value, dict) and str(value.get(BASE, value.get(CLASS))).rpartition(".")[2] == name
 
 
 def _mesh_of_axes(module: Module) -> dict[str, Any]:

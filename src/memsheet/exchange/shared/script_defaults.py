@@ -15,6 +15,8 @@ LAUNCHED = ("deepspeed", "accelerate", "torchrun", "slurm", "kubernetes", "train
 """Formats that a training script stands beside; the others say their engine's whole batch, or its defaults
 are taken.
 """
+LOOPS = "pytorch"
+"""Loops of scripts' own, which have no batch by default."""
 WIDTHS = ("bf16.enabled", "fp16.enabled")
 BATCH, MICRO, ROUNDS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
@@ -24,7 +26,7 @@ def of_the_script(
 ) -> tuple[str, ...]:
     """Reasons for doubt. ``request``: of all files and flags; ``told``: what a plan and flags say alone."""
     if request.get("task", "train") != "train" or not any(
-        read.form.name in LAUNCHED for read in reads.values()
+        read.form.name in (*LAUNCHED, LOOPS) for read in reads.values()
     ):
         return ()
     return (*_microbatch_remarks(request), *_open_precision_remarks(reads, told))

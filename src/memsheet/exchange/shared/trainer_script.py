@@ -15,7 +15,8 @@ from typing import Any
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, model_loads, own_loss_key
+from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
+from memsheet.exchange.shared.model_casts import model_casts
 from memsheet.exchange.shared.python_config import (
     LINE,
     SCOPE,
@@ -195,6 +196,9 @@ def arguments_of(
         beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
     else:
         beside |= own_loss_key(module)
+    beside |= {} if "lora_rank" in beside else frozen_key(module)
+    if not unsloth and (cast := next(model_casts(module), None)) is not None:
+        beside["dtype"] = cast
     if unsloth and not {"bf16", "fp16"} & last.keys():
         beside[ASKS_CARD] = (
             True  # unsloth/models/rl.py: of the dtype that the model was loaded in, the card's

@@ -263,3 +263,91 @@ def test_a_model_that_is_loaded_once_the_training_is_over_is_beside_none() -> No
     text[2], late = "", text[2].replace("teacher", "merged")
     reads, _ = recognise_files({"train.py": "\n".join((*text, late))}, ())
     assert "script.further_models" not in reads["train.py"].values
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "loader = DataLoader(rows, 8, shuffle=True)",
+        "B = 8\nfor i in range(0, len(rows), B):\n    tok(rows[i : i + B], max_length=64)",
+    ],
+)
+def test_rows_of_a_batch_are_found_however_they_are_cut(rows: str) -> None:
+    found = of_loop(f'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n{rows}\n')
+    assert found["microbatch"] == 8
+
+
+def test_a_batch_that_no_text_says_keeps_the_verdict_unsure(tmp_path: Path) -> None:
+    model = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
+    (tmp_path / "train.py").write_text(f"{HEAD}{model}{LOOP}")
+    found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=64)
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result.name == "UNCERTAIN"
+    assert "micro-batch" in found.doubt
+
+
+@pytest.mark.parametrize(
+    ("wrap", "offloads"),
+    [
+        ("fully_shard(model, offload_policy=CPUOffloadPolicy())", True),
+        ("how = dict(offload_policy=CPUOffloadPolicy())\nfully_shard(model, **how)", True),
+        ("model = FSDP(model, cpu_offload=CPUOffload(offload_params=True))", True),
+        ("model = FSDP(model, cpu_offload=CPUOffload(offload_params=False))", False),
+    ],
+)
+def test_a_policy_of_sharding_that_keeps_states_on_the_host_is_read(wrap: str, offloads: bool) -> None:
+    imports = "from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, fully_shard\n"
+    model = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
+    found = of_loop(f"{imports}{model}{wrap}\n")
+    assert (found.get("offload.parameters"), found.get("offload.optimizer")) == (
+        (1, 1) if offloads else (None, None)
+    )
+
+
+@pytest.mark.parametrize(
+    "freezes", ["for p in model.parameters():\n    p.requires_grad = False", "model.requires_grad_(False)"]
+)
+def test_a_model_of_which_parts_are_frozen_may_need_its_weights_alone(freezes: str, tmp_path: Path) -> None:
+    model = (
+        'model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", torch_dtype=torch.bfloat16)'
+    )
+    text = f"{HEAD}{model}\n{freezes}\nopt = torch.optim.AdamW(model.parameters())\n"
+    (tmp_path / "train.py").write_text(f"{text}loader = DataLoader(rows, batch_size=1)\n{LOOP}")
+    of_one = memsheet.check(tmp_path / "train.py", gpus="1xRTX4090", seq_len=64)
+    of_more = memsheet.check(tmp_path / "train.py", gpus="1xH200", seq_len=64)
+    results = [
+        found.answer.verdict.result.name
+        for found in (of_one, of_more)
+        if found.answer and found.answer.verdict
+    ]
+    assert results == ["UNCERTAIN", "FITS"]
+    assert "script.frozen" in of_one.doubt
+
+
+TRAINER = """from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+{model}
+Trainer(model=model, args=TrainingArguments("o", per_device_train_batch_size=1), train_dataset=None).train()
+"""
+WIDE = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.float32)'
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        (f"{WIDE}\nmodel = model.bfloat16().cuda()", "bf16"),
+        (f"{WIDE}\nmodel.half()", "fp16"),
+        (f"{WIDE}\nmodel = model.to(torch.bfloat16)", "bf16"),
+        (
+            'model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("Qwen/Qwen2.5-0.5B"))',
+            "bf16",
+        ),
+    ],
+)
+def test_a_model_has_the_dtype_of_its_cast_or_of_its_configuration(
+    model: str, dtype: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINER.format(model=model))
+    found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=64)
+    assert found.answer is not None
+    assert found.answer.plan.precision.parameters.name == dtype
