@@ -44,6 +44,7 @@ from memsheet.questions.doubts_of_files import (
     length_doubt,
     may_fit,
     moved_bytes,
+    with_moved_range,
     with_sure_changes,
     without_stand_in_log,
 )
@@ -71,7 +72,7 @@ from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.pod_jobs import with_pod_commands
 from memsheet.questions.pooled_models import without_output
-from memsheet.questions.preference_jobs import preference_doubt
+from memsheet.questions.preference_jobs import preference_doubt, reference_beside
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.recognised_files import of_folders, recognise_files
 from memsheet.questions.sized_models import in_place_of_model
@@ -377,7 +378,14 @@ def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -
             doubt = both_doubts(doubt, unsaid)
     return Checked(
         reads=reads,
-        answer=with_sure_changes(without_stand_in_log(widen_verdict(answer, doubt), reads), moved),
+        answer=with_moved_range(
+            with_sure_changes(
+                without_stand_in_log(widen_verdict(answer, doubt), reads),
+                (*moved, *reference_beside(reads, answer)),
+            ),
+            answer,
+            moved,
+        ),
         why_not=job.why_not,
         assumed=(
             *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),

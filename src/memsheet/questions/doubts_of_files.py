@@ -44,7 +44,7 @@ from memsheet.questions.named_models import (
 from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.sized_models import BY_SIZE, sized_model
 from memsheet.resolve.length import derived_max_length
-from memsheet.sheet import STATES, Component, Instant, Sheet
+from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
 
 TOWER = re.compile(r"visual|vision|audio|projector", re.IGNORECASE)
 """In the path of what belongs to a tower, in the library's classes of models that see or hear."""
@@ -114,17 +114,43 @@ def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> An
 
 def with_sure_changes(answer: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:
     """The answer with those changes alone that make the job fit with what its files hold beside the sheet,
-    too.
+    which is in the range of what is left then, too.
     """
     more = sum(one.high_bytes for one in moved)
     if answer is None or answer.verdict is None or answer.cluster is None or more <= 0:
         return answer
     room, fix = answer.cluster.device.framework_low_bytes, answer.verdict.cheapest_fix
-    kept = fix if fix is not None and int(fix.device.high) + more <= room else None
+    fits = fix is not None and int(fix.device.high) + more <= room
+    kept = replace(fix, device=_with_more(fix.device, more)) if fix is not None and fits else None
     ways = tuple(
-        way for way in answer.ways_to_fit if "gpus" in way.changes or int(way.device.high) + more <= room
+        way if "gpus" in way.changes else replace(way, device=_with_more(way.device, more))
+        for way in answer.ways_to_fit
+        if "gpus" in way.changes or int(way.device.high) + more <= room
     )
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=kept), ways_to_fit=ways)
+
+
+def _with_more(device: Bytes, more: int) -> Bytes:
+    return replace(device, high=device.high + more)
+
+
+def with_moved_range(answer: Answer | None, whole: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:
+    """A training's answer with what its files hold beside the sheet in its range: what is sure to come on top
+    is needed, too. ``whole``: the answer before it was doubted.
+    """
+    if answer is None or answer.verdict is None or whole is None or whole.verdict is None or not moved:
+        return answer
+    if not isinstance(answer.plan.workload, Training):
+        return answer
+    verdict, sheet = answer.verdict, whole.verdict.device
+    always = [one for one in moved if one.instant is None]
+    surely = sum(max(0, one.low_bytes) + min(0, one.high_bytes) for one in always)
+    least = int(sheet.low) + sum(one.low_bytes for one in moved if one in always or one.low_bytes < 0)
+    low = max(0, least) if verdict.device.low == sheet.low else int(verdict.device.low)
+    high = max(int(verdict.device.high), int(sheet.high) + sum(one.high_bytes for one in moved))
+    value = min(max(int(sheet.value) + surely, low), high)
+    room = verdict.headroom_bytes - (value - int(sheet.value))
+    return replace(answer, verdict=replace(verdict, device=Bytes(low, value, high), headroom_bytes=room))
 
 
 def may_fit(answer: Answer, doubt: Doubt) -> bool:

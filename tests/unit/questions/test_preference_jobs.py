@@ -115,3 +115,30 @@ def test_a_flag_is_of_sequences_as_the_sheet_is(tmp_path: Path) -> None:
 def test_a_batch_that_nobody_says_is_the_trainers_own_in_the_range(tmp_path: Path) -> None:
     open_batch = PAIRS["script.py"].replace(f"per_device_train_batch_size={BATCH}, ", "")
     assert _reach(_checked(tmp_path, "script.py", open_batch))[1] > 2 * 8 * LENGTH * VOCAB * 6
+
+
+def test_a_change_that_helps_keeps_the_reference_in_its_range(tmp_path: Path) -> None:
+    text = PAIRS["script.py"]
+    (tmp_path / "a.py").write_text(text)
+    sure = memsheet.check(tmp_path / "a.py", gpus="1xRTX4090", microbatch=64).answer
+    assert sure is not None
+    assert sure.verdict is not None
+    fix = sure.verdict.cheapest_fix
+    assert fix is None or fix.device.high >= fix.device.value + 2 * PARAMETERS
+
+
+def test_what_is_beside_a_sheet_that_fits_is_in_its_range(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training\n"
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{MODEL}", load_in_8bit=True)\n'
+        "model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=8))\n"
+        'args = TrainingArguments("o", per_device_train_batch_size=1, fp16=True)\n'
+        "Trainer(model=model, args=args, train_dataset=d).train()\n"
+    )
+    found = memsheet.check(tmp_path / "train.py", gpus="1xH100-80GB", seq_len=512)
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    more = sum(one.high_bytes for one in found.moved)
+    assert more > 0
+    assert found.answer.verdict.device.high == found.answer.sheets[0].device.high + more
