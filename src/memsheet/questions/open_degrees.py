@@ -1,4 +1,4 @@
-"""Degrees of parallelism that files leave to a variable which nobody set, and the cards that they leave them."""
+"""Degrees of parallelism that files leave to a variable which nobody set, and what cards leave them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ _SEEN = re.compile(r"(?:CUDA|NVIDIA)_VISIBLE_DEVICES=(?P<ids>[\w-]+(?:,[\w-]+)*)
 _DEVICES = re.compile(r"\"?device=(?P<ids>[\w-]+(?:,[\w-]+)*)\"?")
 _WORDS = frozenset({"all", "none", "void", "-1"})
 _IN_PYTHON = re.compile(
-    rf"^os\.environ(?:\[[\"']{VISIBLE}[\"']\] *= *|\.setdefault\([\"']{VISIBLE}[\"'], *)[\"'](?P<ids>[\d,]+)[\"']",
+    rf"^os\.environ(?:\[[\"']{VISIBLE}[\"']\] *= *|\.setdefault\([\"']{VISIBLE}[\"'], *)"
+    r"[\"'](?P<ids>[\d,]+)[\"']",
     re.MULTILINE,
 )
 

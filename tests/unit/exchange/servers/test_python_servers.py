@@ -149,7 +149,10 @@ class Settings:
         "s = Settings('Qwen/Qwen3-8B', length=4096)",
         "s = HfArgumentParser(Settings).parse_args_into_dataclasses()[0]",
         "parser = HfArgumentParser((Settings,))\n(s,) = parser.parse_args_into_dataclasses()",
-        "ALL = {'small': Settings(), 'big': Settings(tp=8)}\nname = sys.argv[1] if sys.argv[1:] else 'small'\ns = ALL[name]",
+        (
+            "ALL = {'small': Settings(), 'big': Settings(tp=8)}\n"
+            "name = sys.argv[1] if sys.argv[1:] else 'small'\ns = ALL[name]"
+        ),
     ],
 )
 def test_fields_of_a_dataclass_are_what_its_object_holds(made: str) -> None:
