@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from memsheet.errors import InputError
 from memsheet.exchange import as_stored
 from memsheet.exchange.shared.file_format import AUTO, Read, runs_alone
-from memsheet.exchange.shared.serve_script import PRINTED, unset_variables
+from memsheet.exchange.shared.serve_script import PRINTED, UNTOLD, unset_variables
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
 from memsheet.plan.model import ModelSpec
@@ -19,7 +19,7 @@ from memsheet.questions.sized_models import SizedModel, sized_model
 
 DRAFT = "speculative.model"
 MOST_PARTS = 6
-OF_COMMAND = "what a command prints"
+IN_WORDS = {PRINTED: "what a command prints", UNTOLD: "what the text does not tell"}
 
 
 def named_model(reads: Mapping[str, Read]) -> str | None:
@@ -240,7 +240,7 @@ def unnamed_words(reads: Mapping[str, Read]) -> str:
     if not served:
         return "no model is named: --model"
     if unset := unset_variables(served):
-        words = [OF_COMMAND if name == PRINTED else f"${name}, which nobody set" for name, _ in unset]
+        words = [IN_WORDS.get(name, f"${name}, which nobody set") for name, _ in unset]
         return f"the model is named by {' and '.join(dict.fromkeys(words))}: --model names one"
     return (
         f"{served} is no bundled model: "

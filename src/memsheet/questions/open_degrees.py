@@ -1,4 +1,4 @@
-"""Degrees of parallelism that files leave to a variable which nobody set, and the cards left to them."""
+"""Degrees of parallelism that files leave to a variable which nobody set, and what cards leave them."""
 
 from __future__ import annotations
 

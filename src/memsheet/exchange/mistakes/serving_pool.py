@@ -261,14 +261,14 @@ def more_than_the_pool_holds(case: Case) -> Iterator[Found]:
         return
     fewer = max(1, -(-FAR_ABOVE * worst // STEP) * STEP // 2)
     usual = _costs_as_usual(case, answer, asked, fewer) if fewer < asked else False
-    if usual is False:
+    groups = int(answer.plan.mesh.attn_dp) if engine_of(answer.plan).serving.limits_all_groups else 1
+    if usual is False or fewer * groups >= asked:
         return
     length = (
         "of the lengths asked about"
         if "expected" in held
         else f"of {int(answer.plan.serving.max_model_len or 0):,} tokens"
     )
-    groups = int(answer.plan.mesh.attn_dp) if engine_of(answer.plan).serving.limits_all_groups else 1
     for name, _, flags in server_commands(case):
         yield Found(
             where=f"{name}: {flags['sequences']}",

@@ -295,8 +295,9 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
         case ast.Attribute(value=ast.Name(id=name), attr=attr):
             held = known.get(name)
             return known.get(f"{name}.{attr}", held.get(attr, OPEN) if isinstance(held, Instance) else OPEN)
-        case ast.Subscript(value=whole, slice=at):
-            return _held_at(expression_value(whole, known, depth + 1), expression_value(at, known, depth + 1))
+        case ast.Subscript(value=holder, slice=place):
+            whole = expression_value(holder, known, depth + 1)
+            return _held_at(whole, expression_value(place, known, depth + 1))
         case ast.Call(func=ast.Name(id=name)) if isinstance(known.get(name), Fields):
             return _made_instance(node, known[name], known, depth + 1)
         case ast.Call(func=ast.Name(id="HfArgumentParser"), args=[only]):
@@ -304,9 +305,9 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
             classes = [known.get(one.id) if isinstance(one, ast.Name) else None for one in named]
             fields = [one for one in classes if isinstance(one, Fields)]
             return Parser(map(Instance, fields)) if len(fields) == len(classes) else OPEN
-        case ast.Call(func=ast.Attribute(value=whole, attr=attr)) if attr == FROM_LINE:
-            made = expression_value(whole, known, depth + 1)
-            return list(made) if isinstance(made, Parser) else OPEN
+        case ast.Call(func=ast.Attribute(value=parser, attr=attr)) if attr == FROM_LINE:
+            parsed = expression_value(parser, known, depth + 1)
+            return list(parsed) if isinstance(parsed, Parser) else OPEN
         case ast.Dict(keys=keys, values=values):
             found: dict[str, Any] = {}
             for place, held in zip(keys, values, strict=True):

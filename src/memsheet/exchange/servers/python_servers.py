@@ -27,7 +27,8 @@ from memsheet.exchange.servers.python_names import (
 from memsheet.exchange.servers.ray_serve import LOADING, engine_flag, llm_config_line, shell_word
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.notebook import NOTEBOOK
-from memsheet.exchange.shared.serve_script import ENGINE_MODULE, LAUNCHES, OFFLINE_MODULE
+from memsheet.exchange.shared.python_module import attribute_path
+from memsheet.exchange.shared.serve_script import ENGINE_MODULE, LAUNCHES, OFFLINE_MODULE, UNTOLD
 from memsheet.exchange.shared.visible_cards import python_exports
 
 MOST_TEXT, MOST_NODES = 2**15, 20_000
@@ -187,4 +188,7 @@ def _grown_lists(nodes: list[ast.AST]) -> Mapping[int, list[ast.expr]]:
 
 def _argument_word(node: ast.AST, known: Mapping[str, Any]) -> str:
     value = expression_value(node, known)
-    return value if isinstance(value, str) else str(value) if isinstance(value, int | float) else "${open}"
+    if isinstance(value, str):
+        return value
+    path = attribute_path(node) if isinstance(node, ast.expr) else []
+    return str(value) if isinstance(value, int | float) else f"${{{'_'.join(path) or UNTOLD}}}"

@@ -49,7 +49,7 @@ PLACES = (
 
 
 CHOICE = re.compile(r"^[ \t]*accelerators:[ \t]*[\[{]([^\]}\n]{1,400})[\]}]", re.MULTILINE)
-"""Kinds of cards, of which SkyPilot takes one (docs.skypilot.co reference/yaml-spec, accelerators)."""
+"""Several kinds of cards, of which SkyPilot takes one (docs.skypilot.co yaml-spec, accelerators)."""
 _CHOSEN = re.compile(r"[\"']?(?P<card>[A-Za-z][\w.-]*)[ \t]*(?::[ \t]*(?P<count>\d{1,4}))?[\"']?")
 
 

@@ -1,4 +1,4 @@
-"""What stands between Python's interpreter and the module that it runs (``python -u -W ignore -m …``)."""
+"""What stands between Python's interpreter and what it runs (``python -u -W ignore -m …``)."""
 
 from __future__ import annotations
 

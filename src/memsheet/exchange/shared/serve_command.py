@@ -279,7 +279,10 @@ def variable_default_remarks(text: str) -> tuple[str, ...]:
             for word in known.filled(words, defaults=False):
                 found.update({name: default for name, default in around.unset_variables(word) if default})
             break
-    return tuple(f"{name} is taken as its default {default}" for name, default in found.items())
+    return tuple(
+        f"{'argument ' * name.isdecimal()}{name} is taken as its default {default}"
+        for name, default in found.items()
+    )
 
 
 PLACES = (

@@ -63,6 +63,8 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ADDED = re.compile(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
 _OF_MAKE = re.compile(r"\$\(([A-Z][A-Z0-9_]*)\)")
 """A variable of make, by how such are written: no program's name is all in capitals."""
+UNTOLD = "open"
+"""The variable that stands for a value which the text of a script in another language does not tell."""
 PRINTED = "printed"
 """The variable that stands for what a command would print."""
 _COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")

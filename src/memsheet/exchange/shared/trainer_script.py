@@ -387,7 +387,9 @@ def bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         "quantized": weights,
         **({"double_quant": held.get("bnb_4bit_use_double_quant", False)} if four else {}),
     }
-    return {**(made if weights else {}), **({BITS: ", ".join(sorted(rest))} if rest or not weights else {})}
+    untold = ", ".join(name for name in ("load_in_4bit", "load_in_8bit") if held.get(name) == UNSET)
+    why = ", ".join(sorted(rest)) or (f"{untold}, which the text does not tell" if untold else "")
+    return {**(made if weights else {}), **({BITS: why} if rest or not weights else {})}
 
 
 def from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def request_end(answer: Answer) -> tuple[str, ...]:
         return ()
     full = answer.plan.serving.max_model_len or 0
     low, value = (int(serving[key]) for key in ("kv_tokens_low", "kv_tokens"))
+    if value < full and not value:
+        return ("its pool is expected to have room for no request",)
     if value < full:
         return (f"requests end at {value:,} of {full:,} tokens, all its pool has",)
     return (f"requests may end at {low:,} of {full:,} tokens",) if low < full else ()

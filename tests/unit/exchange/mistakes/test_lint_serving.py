@@ -325,3 +325,10 @@ def test_ranks_beyond_the_cards_of_a_process_stop_it_where_nothing_gives_more(
 ) -> None:
     found = checked(tmp_path, command, gpus="4xH100-80GB")
     assert ("ranks-above-cards" in rules(found) and found.stops) is RANKS[command]
+
+
+def test_a_cure_of_a_limit_is_below_the_limit(tmp_path: Path) -> None:
+    """Groups of attention share a limit among them, so that a cure is of all of them."""
+    command = f"{S} --tp 8 --dp 8 --enable-dp-attention --max-running-requests 256"
+    found = checked(tmp_path, command, model="deepseek-v3", gpus="8xH200")
+    assert not any(one.cure.startswith("--max-running-requests 256") for _, one in found.mistakes)

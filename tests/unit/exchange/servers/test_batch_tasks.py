@@ -109,8 +109,7 @@ def test_a_server_in_the_background_is_the_job_of_a_batch_script(client: str) ->
 
 
 TARGETS = {
-    "Makefile": "MODEL ?= Qwen/Qwen3-8B # of 8B\nTP := 2\nserve: build\n"
-    "\t@vllm serve $(MODEL) \\\n\t  -tp ${TP}\n",
+    "Makefile": "MODEL ?= Qwen/Qwen3-8B # 8B\nTP := 2\nserve:\n\t@vllm serve $(MODEL) \\\n\t  -tp ${TP}\n",
     "GNUmakefile": "MODEL = Qwen/Qwen3-8B\nall:\n\techo $$HOME\nserve:\n\tvllm serve $(MODEL) -tp 2\n",
     "justfile": 'model := "Qwen/Qwen3-8B"\nserve:\n    vllm serve {{ model }} -tp 2\n',
     "serve.ps1": "docker run `\n  vllm/vllm-openai:v0.11.0 `\n  --model Qwen/Qwen3-8B `\n  -tp 2\n",

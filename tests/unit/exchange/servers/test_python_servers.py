@@ -7,6 +7,7 @@ import pytest
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.questions.named_models import unnamed_words
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 MODEL, LENGTH = "Qwen/Qwen3-8B", "serving.max_model_len"
@@ -193,3 +194,14 @@ subprocess.run(["vllm", "serve", model, "-tp", str(tp), "--max-model-len", str(l
 def test_an_engine_of_arguments_has_the_schedulers_own_defaults(around: str, sequences: int | None) -> None:
     text = f"{around}from vllm import AsyncEngineArgs\nargs = AsyncEngineArgs(model={MODEL!r})\n"
     assert python(text).request.get("?serving.max_sequences") == sequences
+
+
+def test_a_value_that_the_text_does_not_tell_has_the_name_that_holds_it() -> None:
+    text = "import subprocess\nsubprocess.run(['vllm', 'serve', pick(), '-tp', str(cards.count)])\n"
+    assert python(text).request["@model"] == "${open}"
+    assert unnamed_words({"a.py": python(text)}).startswith(
+        "the model is named by what the text does not tell:"
+    )
+    assert unnamed_words({"a.py": python(text.replace("pick()", "cfg.model"))}).startswith(
+        "the model is named by $cfg_model"
+    )

@@ -144,7 +144,7 @@ def test_a_script_that_grows_its_command_later() -> None:
         "    cmd.extend(['--tensor-parallel-size', str(N)])\ncmd += [x]\n"
     )
     (one,) = servers_in_text("a.py", text, parse_yaml)
-    assert one.script == "vllm serve a/b --tensor-parallel-size 4 ${open}"
+    assert one.script == "vllm serve a/b --tensor-parallel-size 4 ${x}"
 
 
 def test_flags_of_a_worker_are_not_the_engines() -> None:
