@@ -310,10 +310,10 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
             return list(parsed) if isinstance(parsed, Parser) else OPEN
         case ast.Dict(keys=keys, values=values):
             found: dict[str, Any] = {}
-            for place, held in zip(keys, values, strict=True):
+            for named_at, held in zip(keys, values, strict=True):
                 value = expression_value(held, known, depth + 1)
-                key = expression_value(place, known, depth + 1) if place is not None else None
-                found |= _further_arguments(held, value) if place is None else {}
+                key = expression_value(named_at, known, depth + 1) if named_at is not None else None
+                found |= _further_arguments(held, value) if named_at is None else {}
                 found |= {key: value} if isinstance(key, str) else {}
             return found
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
