@@ -159,7 +159,8 @@ def test_fields_of_a_dataclass_are_what_its_object_holds(made: str) -> None:
     line = "LLM(model=s.model, tensor_parallel_size=s.tp, max_model_len=s.length)"
     text = f"{DATACLASS}{made}\n{line}\n"
     assert said(text) == (MODEL, 2, 4096)
-    inside = f"{DATACLASS}{made}\ndef build(c):\n    return LLM(c.model, tensor_parallel_size=c.tp, max_model_len=c.length)\nbuild(s)\n"
+    inside = f"{DATACLASS}{made}\ndef build(c):\n"
+    inside += "    return LLM(c.model, tensor_parallel_size=c.tp, max_model_len=c.length)\nbuild(s)\n"
     assert said(inside) == (MODEL, 2, 4096)
     assert said(f"{DATACLASS}{made}\ns.tp = pick()\n{line}\n") == (MODEL, None, 4096)
     if "sys.argv" in made or "parse_args" in made:

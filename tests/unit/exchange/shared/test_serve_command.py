@@ -432,7 +432,8 @@ def test_switches_of_the_interpreter_stand_before_a_servers_module(start: str) -
 
 def test_a_file_of_flags_has_each_switchs_no_form_and_passes_over_what_is_false() -> None:
     """As vLLM's parser makes a command of it."""
-    text = "model: a/b\nmax-model-len: 8192\nno_enable_chunked_prefill: true\nno-enable-log-requests: true\nenforce-eager: false\n"
+    text = "model: a/b\nmax-model-len: 8192\nno_enable_chunked_prefill: true\n"
+    text += "no-enable-log-requests: true\nenforce-eager: false\n"
     found = read_text("serve.yaml", text, PARSERS)
     assert (found.form.name, found.values["--enable-chunked-prefill"], found.unknown) == ("vllm", False, ())
     assert "--enforce-eager" not in found.values
