@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memsheet.exchange.mistakes.case import Case, Found, Rule
-from memsheet.exchange.shared.loop_script import LOOP, WIDTHS
+from memsheet.exchange.shared.loop_script import LOOP
+from memsheet.exchange.shared.model_casts import WIDTHS
 from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 from memsheet.exchange.shared.python_values import CLASS

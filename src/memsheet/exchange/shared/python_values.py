@@ -208,6 +208,9 @@ def _evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[s
             )
         case ast.Subscript(value=whole, slice=ast.Constant(value=int() as at)):
             return _evaluate_element(_evaluate_expression(module, whole, given, depth + 1), at)
+        case ast.Subscript(value=whole, slice=ast.Constant(value=str() as word)):
+            found = _evaluate_expression(module, whole, given, depth + 1)
+            return found.get(word, UNSET) if isinstance(found, dict) else UNSET
         case ast.List(elts=held) | ast.Tuple(elts=held):
             return [_evaluate_expression(module, one, given, depth + 1) for one in held]
         case ast.Dict(keys=keys, values=held):
