@@ -28,6 +28,7 @@ from memsheet.exchange.shared.trainer_script import (
     UNSAID,
     WHOLE_TABLES,
     arguments_of,
+    without_own_fields,
 )
 from memsheet.exchange.shared.trainers import with_master
 from memsheet.plan.library_defaults import own_default
@@ -367,7 +368,7 @@ def _script_arguments(text: str, given: Values | None = None) -> Mapping[str, An
         for at, held in (given or {}).items()
         if at in SFT_OWN or is_key(FORMAT, _rename_trainer_key(at))
     }
-    found = arguments_of(text, given, filled)
+    found = without_own_fields(FORMAT, arguments_of(text, given, filled))
     own = found.get(SCRIPT)
     if not isinstance(own, Mapping) or METHOD not in own:
         return found
@@ -422,7 +423,7 @@ FORMAT = Format(
     known=frozenset({
         "dataset_name", "dataset_config", "dataset_config_name", "train_file", "validation_file", "validation_split_percentage", "max_train_samples",
         "max_eval_samples", "streaming", "keep_linebreaks", "overwrite_cache", "preprocessing_num_workers", "overwrite_output_dir", "tokenizer_name",
-        "use_fast_tokenizer", "model_revision", "trust_remote_code", "cache_dir", "task_name", "max_target_length", "val_max_target_length", "source_prefix", "predict_with_generate", "pad_to_max_length", "num_beams", "ignore_pad_token_for_loss", "text_column", "summary_column", "source_lang", "target_lang", "forced_bos_token", "source_column", "target_column",  # of the examples' own dataclasses
+        "use_fast_tokenizer", "model_revision", "trust_remote_code", "cache_dir", "task_name", "max_target_length", "val_max_target_length", "source_prefix", "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config", "generation_config.*", "sortish_sampler", "pad_to_max_length", "num_beams", "ignore_pad_token_for_loss", "text_column", "summary_column", "source_lang", "target_lang", "forced_bos_token", "source_column", "target_column",  # of the examples' own dataclasses
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",

@@ -89,6 +89,7 @@ def built_model_keys(module: Module) -> dict[str, Any]:
         else {BUILT: {**asked, BASE if loaded else TYPE: base if loaded else model}}
     )
     dtype = call.get("dtype", call.get("torch_dtype"))
+    attention = call.get("attn_implementation", config.get("_attn_implementation"))
     direct = call[CLASS] not in FROM_CONFIG
     return {
         **made,
@@ -96,7 +97,7 @@ def built_model_keys(module: Module) -> dict[str, Any]:
         **({OWN_CODE: OF_LIBRARY} if config[CLASS] == NANO else {}),
         **({"dtype": "float32"} if direct else {"dtype": AUTO} if loaded else {}),
         **({"dtype": str(dtype).removeprefix("torch.")} if isinstance(dtype, str) else {}),
-        **({"attention": call["attn_implementation"]} if "attn_implementation" in call else {}),
+        **({"attention": attention} if attention is not None else {}),
     }
 
 

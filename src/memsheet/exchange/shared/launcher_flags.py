@@ -33,7 +33,7 @@ from memsheet.exchange.shared.launched_script import (
 from memsheet.exchange.shared.loop_commands import command_loop_values
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
-from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of
+from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of, without_own_fields
 from memsheet.guard.budget import TooMuchError
 
 NO_TEXTS: Mapping[str, str] = {}
@@ -169,6 +169,7 @@ def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     if not said:
         return {}
     form = find_format("transformers")
+    said = without_own_fields(form, said)
     flat = dict(flatten_tree(said, whole=form.whole))
     given, own = _as_said(form, found.arguments), dict[str, Any]()
     length = role_value("length", command_values(found.arguments))

@@ -325,7 +325,7 @@ def _offload_of(wrapped: Tree) -> bool | str | None:
     policy, switch = wrapped.get("offload_policy"), wrapped.get("cpu_offload")
     if _is_made_of(policy, "CPUOffloadPolicy"):
         return True
-    if isinstance(switch, Mapping) and _is_made_of(switch, "CPUOffload"):
+    if isinstance(switch, dict) and _is_made_of(switch, "CPUOffload"):
         asked = switch.get("offload_params", switch.get("0", False))
         return UNSET if asked == UNSET else asked is True
     return UNSET if UNSET in (policy, switch) else None

@@ -1,4 +1,4 @@
-"""Casts of a whole model once it is there: ``model.bfloat16()``, ``.half()``, ``.to(torch.float16)``."""
+"""Casts of a model as a whole: ``model.bfloat16()``, ``.half()``, ``.to(torch.float16)``."""
 
 from __future__ import annotations
 

@@ -205,6 +205,9 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
             )
         case ast.Subscript(value=whole, slice=ast.Constant(value=int() as at)):
             return _evaluate_element(evaluate_expression(module, whole, given, depth + 1), at)
+        case ast.Subscript(value=whole, slice=ast.Constant(value=str() as word)):
+            found = evaluate_expression(module, whole, given, depth + 1)
+            return found.get(word, UNSET) if isinstance(found, dict) else UNSET
         case ast.List(elts=held) | ast.Tuple(elts=held):
             return [evaluate_expression(module, one, given, depth + 1) for one in held]
         case ast.Dict(keys=keys, values=held):

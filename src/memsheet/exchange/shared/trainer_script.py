@@ -14,7 +14,7 @@ from typing import Any
 
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
-from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.model_casts import model_casts
 from memsheet.exchange.shared.python_config import (
@@ -119,6 +119,8 @@ PARSERS = ("HfArgumentParser", "TrlParser")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
+OWN_FIELDS = "own_fields"
+"""Fields of a script's own class of arguments, which takes them whether the library knows them or not."""
 SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
 MODEL_FLAG = "$.model"
 """Until its place is known: the flag whose default the model's name is."""
@@ -155,9 +157,11 @@ def arguments_of(
     if not any(name in text for name in ARGUMENTS):
         return {}
     module = read_module(text, {}, given)
-    made = list(named_calls(module, ARGUMENTS, local=True)) or [
-        {**one, **(filled or {})} for one in _parsed_arguments(module)
-    ]
+    parsed: list[dict[str, Any]] = []
+    made = list(named_calls(module, ARGUMENTS, local=True))
+    if not made:
+        parsed = list(_parsed_arguments(module))
+        made = [{**one, **(filled or {})} for one in parsed]
     if not made:
         return {}
     last = max(made, key=lambda one: int(one[LINE]))
@@ -219,7 +223,22 @@ def arguments_of(
         for at, flag in taken.items()
         if flag.line
     }
+    fields = [at for one in parsed for at in one if at not in OURS and at in said]
+    beside |= {OWN_FIELDS: fields} if fields else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
+
+
+def without_own_fields(form: Format, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a script says, less the fields of its own class that the library does not have."""
+    own = said.get(SCRIPT, {}).get(OWN_FIELDS, ())
+    kept = {at: held for at, held in said.get(SCRIPT, {}).items() if at != OWN_FIELDS}
+    strange = {at for at in own if not is_key(form, at)}
+    if DEFAULTS in kept:
+        kept[DEFAULTS] = {at: flag for at, flag in kept[DEFAULTS].items() if at not in strange}
+    return {
+        **({SCRIPT: kept} if kept else {}),
+        **{at: held for at, held in said.items() if at != SCRIPT and at not in strange},
+    }
 
 
 def tokenized_length(module: Module) -> int | None:

@@ -351,3 +351,28 @@ def test_a_model_has_the_dtype_of_its_cast_or_of_its_configuration(
     found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=64)
     assert found.answer is not None
     assert found.answer.plan.precision.parameters.name == dtype
+
+
+def test_a_value_of_a_table_of_words_is_read_by_its_word() -> None:
+    table = 'config = {"bs": 2, "len": 2048}\n'
+    model = 'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
+    cut = 'rows = rows.map(lambda e: tok(e["text"], max_length=config["len"], truncation=True))\n'
+    found = of_loop(f'{table}{model}{cut}loader = DataLoader(rows, batch_size=config["bs"])\n')
+    assert (found["microbatch"], found["seq_len"]) == (2, 2048)
+
+
+OWN_CLASS = """import transformers
+from dataclasses import dataclass, field
+@dataclass
+class Arguments(transformers.TrainingArguments):
+    model_max_length: int = field(default=512)
+    use_mine: bool = False
+args = transformers.HfArgumentParser(Arguments).parse_args_into_dataclasses()[0]
+model = transformers.AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+transformers.Trainer(model=model, args=args, train_dataset=None).train()
+"""
+
+
+def test_fields_of_a_scripts_own_arguments_are_no_strange_keys() -> None:
+    reads, _ = recognise_files({"train.py": OWN_CLASS}, ())
+    assert (reads["train.py"].unknown, reads["train.py"].request["seq_len"]) == ((), 512)
