@@ -277,8 +277,8 @@ def _reason_to_doubt(
 
 
 def _spread_layers(reads: Mapping[str, Read], answer: Answer) -> str:
-    """That one process spreads the layers over the cards that it sees, of which the sheet has a whole copy each:
-    a script that loads so, and that nothing starts more than once (transformers 5.23.0 trainer.py:
+    """That one process spreads the layers over the cards that it sees, of which the sheet has a whole copy
+    each: a script that loads so, and that nothing starts more than once (transformers 5.23.0 trainer.py:
     is_model_parallel). Empty where even whole copies fit.
     """
     cards = answer.cluster.count if answer.cluster else 1
@@ -286,7 +286,8 @@ def _spread_layers(reads: Mapping[str, Read], answer: Answer) -> str:
     started = any(read.form.name in LAUNCHED for read in reads.values())
     if not spreads or started or cards == 1 or answer.verdict is None or answer.verdict.result is Result.FITS:
         return ""
-    return f"one process spreads the layers over {cards} GPUs ({SPREADS}), and the sheet is of a whole copy on each"
+    told = f"one process spreads the layers over {cards} GPUs ({SPREADS})"
+    return f"{told}, and the sheet is of a whole copy on each"
 
 
 def _even_share(answer: Answer) -> int:

@@ -1,4 +1,4 @@
-"""A training in a pod of Kubernetes, or in a task of a cluster: what its container runs, as a shell's script."""
+"""A training in a pod of Kubernetes or in a task of SkyPilot: what runs there, as a shell's script."""
 
 from __future__ import annotations
 

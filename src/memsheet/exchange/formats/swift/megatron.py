@@ -83,8 +83,8 @@ def _read_only_key(at: str, back: Any, **more: Any) -> Key:
 
 
 def _read_converted(value: Any, values: Values) -> Mapping[str, Any]:
-    """A checkpoint in Megatron's form, as ms-swift calls what it makes of a model (megatron-swift's quick start:
-    ``swift export --to_mcore true --output_dir NAME-mcore``).
+    """A checkpoint in Megatron's form, as ms-swift calls what it makes of a model (megatron-swift's quick
+    start: ``swift export --to_mcore true --output_dir NAME-mcore``).
     """
     name = str(value)
     return {"@model": name.removesuffix(MCORE)} if name.endswith(MCORE) and not values.get("model") else {}
