@@ -284,8 +284,8 @@ def _paged_state_notes(size: Count) -> Iterator[str]:
     """
     if not (type(size) is int and size == 0):
         yield (
-            "optimizer states in pages are counted on the host: they are on the card while there is "
-            "room, and need not fit"
+            "optimizer states in pages are counted on the host: they are on the card while there is room, "
+            "and need not fit"
         )
 
 

@@ -300,8 +300,8 @@ def _spread_layers(reads: Mapping[str, Read], answer: Answer) -> str:
     started = any(read.form.name in LAUNCHED for read in reads.values())
     if not spreads or started or cards == 1 or answer.verdict is None or answer.verdict.result is Result.FITS:
         return ""
-    words = f"one process spreads the layers over {cards} GPUs ({SPREADS})"
-    return f"{words}, and the sheet is of a whole copy on each"
+    told = f"one process spreads the layers over {cards} GPUs ({SPREADS})"
+    return f"{told}, and the sheet is of a whole copy on each"
 
 
 def _even_share(answer: Answer) -> int:

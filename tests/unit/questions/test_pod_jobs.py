@@ -121,12 +121,12 @@ def test_a_job_that_trains_nothing_is_no_training(tmp_path: Path) -> None:
 
 TASK = "resources:\n  accelerators: H100:8\nenvs:\n  MODEL: Qwen/Qwen2.5-0.5B\nrun: |\n"
 WRITES = """
-  cat > c.yml <<EOF
+  cat > work/c.yml <<EOF
   base_model: $MODEL
   micro_batch_size: 2
   sequence_len: 1024
   EOF
-  accelerate launch -m axolotl.cli.train c.yml
+  accelerate launch -m axolotl.cli.train work/c.yml
 """
 
 

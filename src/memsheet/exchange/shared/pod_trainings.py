@@ -1,4 +1,4 @@
-"""A training in a pod of Kubernetes or a cluster's task: what its container runs, as a shell's script."""
+"""A training in a pod of Kubernetes or in a task of SkyPilot: what runs there, as a shell's script."""
 
 from __future__ import annotations
 
