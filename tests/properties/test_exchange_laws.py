@@ -135,6 +135,8 @@ def asked(plan: Plan, machines: Any, name: str = "llama-tiny") -> dict[str, Any]
     return asked_of(document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=int(plan.accumulation))
 
 
+DECIDED = ("gradient_sync",)
+"""What a tool does in its own way, where a plan leaves it open."""
 PAIRS = [(engine, name) for engine, names in ENGINES.items() for name in names]
 
 
@@ -175,7 +177,10 @@ def _reads_back(plan: Plan, machines: Any, name: str) -> bool:
     whole = join_files({form.file: found}, beside, {}, machines.count)
     assert {item.key for item in whole.disagree} <= differing
     own = {key: wanted[key] for key in differing if key[0] != "@"}
-    assert resolve_request({**whole.request, **own}, model("llama-tiny"), machines).plan == plan
+    request = {**whole.request, **own}
+    left_open = {key for key in DECIDED if wanted.get(key) is None}
+    request = {key: value for key, value in request.items() if key not in left_open}
+    assert resolve_request(request, model("llama-tiny"), machines).plan == plan
     return True
 
 
@@ -188,7 +193,7 @@ BY_THEMSELVES = [
     ("verl-megatron", "verl"),
 ]
 """Files that say all of a plan but what the environment does, by engine."""
-OUTSIDE = {"allocator.expandable_segments"}
+OUTSIDE = {"allocator.expandable_segments", *DECIDED}
 
 
 @pytest.mark.parametrize("many", first_quick((20, MANY), 1))
@@ -473,3 +478,25 @@ def test_llamafactory_itself_reads_what_is_written(engine: str) -> None:
             assert model_args.disable_gradient_checkpointing == (wanted["recompute.mode"] != "full")
 
     assert exported(engine, "llamafactory", take) == MANY
+
+
+@pytest.mark.parametrize(("sync", "said"), [("last", True), ("every", False)])
+def test_what_a_tool_does_by_itself_may_be_asked_of_it(sync: str, said: bool) -> None:
+    request = {
+        "engine": "fsdp2",
+        "microbatch": 1,
+        "global_batch": 16,
+        "seq_len": 512,
+        "zero": 3,
+        "precision.name": "bf16-pure",
+    }
+    machines = cluster("A100-80GB", 8)
+    plan = resolve_request(
+        {**request, "task": "train", "gradient_sync": sync}, model("llama-tiny"), machines
+    ).plan
+    form = find_format("trl")
+    if said:
+        assert write_format_files(form, asked(plan, machines))
+    else:
+        with pytest.raises(InputError, match="gradient_sync"):
+            write_format_files(form, asked(plan, machines))

@@ -185,13 +185,20 @@ def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -
         left_out = (
             key[0] in "@?" or key in DESCRIBED or key in DERIVED or key in made or form.beside & {key, "*"}
         )
-        if not left_out and not _nothing_said(key, value):
+        own = key == GRADIENT_SYNC and form.gradient_sync in (
+            "",
+            value,
+        )  # what the tool does, or another file
+        if not left_out and not own and not _nothing_said(key, value):
             yield Problem(
                 field=key,
                 value=value,
                 reason=f"cannot be said to {form.tested}",
                 hint="another format, or leave it out",
             )
+
+
+GRADIENT_SYNC = "gradient_sync"
 
 
 def _nothing_said(key: str, value: Any) -> bool:
