@@ -77,6 +77,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     "image_tokens": (STEP, "TOKENS", "Tokens of each sequence that pictures take."),
     "microbatch": (STEP, "N", "Sequences per forward of a rank."),
     "global_batch": (STEP, "N", "Sequences per optimizer step over all ranks."),
+    "gradient_sync": (STEP, "WHEN", "Which micro-batches reduce divided gradients: every or last."),
     "moe_dispatch": (STEP, "KIND", "How tokens reach their experts: alltoall, deepep, hybridep."),
     "moe_capacity_factor": (
         STEP,

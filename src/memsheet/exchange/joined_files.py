@@ -133,9 +133,10 @@ def join_files(
         if gpus and held != gpus
     ]
     request.update({key: value for key, value in weak.items() if not _is_key_said(key, request)})
-    if request.get("engine") in UNITED and (synced := _gradient_sync(reads)):
-        request.setdefault("gradient_sync", synced)
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
+    several = request.get("engine") in UNITED and counts["@accumulation"] != 1
+    if several and (synced := _gradient_sync(reads)):
+        request.setdefault("gradient_sync", synced)
     if count and not given.keys() & BATCHES:
         ranks = max(1, count // _ranks_per_microbatch(request))
         request.update(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from memsheet.arith import agreed
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts
@@ -164,6 +165,9 @@ def _no_effect_notes(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
     for key, what in ACCOUNTED.items():
         if gaps.request.get(key) is False and plan.routing is not None:
             yield f"{key} = false is accounted as {what}: what differs without is not modelled"
+    synced = gaps.request.get("gradient_sync")
+    if synced and not isinstance(plan.workload, Serving) and agreed(plan.accumulation == 1):
+        yield f"gradient_sync = {synced} is of steps of several micro-batches, and this has one"
     if isinstance(plan.workload, Serving):
         most = plan.workload.max_sequences
         for key in (key for key in BATCHES if (_effective_value(gaps, key) or most) != most):

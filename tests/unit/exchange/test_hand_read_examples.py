@@ -93,15 +93,6 @@ def test_examples_that_load_the_model_bare_have_it_as_it_is_stored(script: str, 
     assert (read.form.name, read.values["dtype"]) == ("trl", dtype)
 
 
-TORCHTUNE = """model:
-  _component_: torchtune.models.llama3.llama3_8b
-optimizer:
-  _component_: torch.optim.AdamW
-checkpointer:
-  checkpoint_dir: models/a
-batch_size: 2
-fsdp_reshard_after_forward: false
-"""
 MEGATRON = """python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 \\
     --max-position-embeddings 64 --micro-batch-size 1 --use-megatron-fsdp --megatron-fsdp-main-grads-dtype bf16
 """
@@ -110,7 +101,6 @@ MEGATRON = """python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-atten
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("8B_full.yaml", TORCHTUNE, ("fsdp_reshard_after_forward", False)),
         ("train.sh", MEGATRON, ("--megatron-fsdp-main-grads-dtype", "bf16")),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_containers_launch_its_ranks_and_its_card_are_found(name: str, tmp_pat
     assert found.answer.cluster is not None
     assert (found.answer.cluster.count, found.answer.cluster.device.name) == (ranks, card)
     assert found.answer.model.name == "qwen2.5-0.5b"
-    assert any(re.match(rf"gpus = {ranks}x\S+: the files name ", line) for line in found.assumed)
+    assert any(re.match(rf"gpus = {ranks}x\S+, as the files name", line) for line in found.assumed)
 
 
 def test_a_train_jobs_command_is_read_on_as_many_ranks(tmp_path: Path) -> None:

@@ -234,8 +234,8 @@ def test_a_length_that_the_engine_decides(said: str, tmp_path: Path) -> None:
     shorter = checked(
         tmp_path, f"vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len {said}", gpus="1xL4"
     )
-    assert shorter.result.value == "uncertain"
-    assert "--max-model-len" in shorter.doubt
+    assert shorter.result.value == "fits"
+    assert 0 < shorter.answer.plan.serving.max_model_len < 131072
 
 
 def test_prompts_that_are_read_whole_are_not_accounted(tmp_path: Path) -> None:
