@@ -28,6 +28,8 @@ SHELLS = (".sh", ".bash", ".sbatch", ".slurm")
 MOST_FILES = 20_000
 """Files of a tree that are looked at by their names."""
 MOST_BYTES = 2**18
+MOST_BESIDE = 64
+"""Files of one folder of which is looked whether some train and some serve."""
 MOST_CANDIDATES, MOST_TEXT = 2_000, 2**23
 """Of a tree: files that may be launches, and the letters of all of them, which are parsed."""
 DESCRIBES = re.compile(
@@ -58,23 +60,29 @@ TRAINS = re.compile(
     r"|(pretrain|finetune)_recipe\("
 )
 """What a Python script or a notebook holds that trains or serves."""
+SERVER = re.compile(
+    r"vllm serve|vllm\.entrypoints|sglang\.launch_server|llama-server|modelURL|text-generation-launcher"
+    r"|trtllm-serve|vllm/vllm-openai"
+)
+"""What a file holds that starts a server, in a folder beside one that trains."""
 LEFT_OUT = frozenset({"node_modules", "site-packages", "__pycache__", "venv", "build", "dist"})
 
 
 def launch_files(files: tuple[str, ...]) -> list[Path]:
-    """The launches of a folder that has further ones with scripts or configurations in them, or several
-    shells that start something; none of any other files, which are those of one job, as a folder with
-    memsheet's own plan or sheet in it is.
+    """The launches of a folder that has further ones with scripts or configurations in them, several
+    shells that start something, or a training beside a server; none of any other files, which are those of
+    one job, as a folder with memsheet's own plan or sheet in it is.
     """
     root = Path(files[0]) if len(files) == 1 else None
     if root is None or not is_folder(root) or any((root / name).is_file() for name in (PLAN, SHEET)):
         return []
     paths = list(_named_paths(root))
     flat = all(path.parent == root for path in paths)
-    if flat and sum(path.suffix in SHELLS for path in paths) < 2:
+    apart = flat and _trains_and_serves(paths)
+    if flat and not apart and sum(path.suffix in SHELLS for path in paths) < 2:
         return []
     found = list(_launches_below(root))
-    several = sum(path.suffix in SHELLS for path in found) > 1
+    several = apart or sum(path.suffix in SHELLS for path in found) > 1
     return (
         found
         if several or (not flat and (len(found) > 1 or any(path.parent != root for path in found)))
@@ -150,6 +158,13 @@ def _check_launch(path: Path, root: Path, question: dict[str, Any], words: Mappi
         )
     except InputError as error:
         return Launch(file=name, checked=None, problem=str(error.problems[0]))
+
+
+def _trains_and_serves(paths: Sequence[Path]) -> bool:
+    """Whether one file of a folder starts a server and another one is a script that trains."""
+    texts = [read_bytes(path, MOST_BYTES).decode("utf-8", "replace") for path in paths[:MOST_BESIDE]]
+    kinds = [(bool(SERVER.search(text)), bool(TRAINS.search(text))) for text in texts]
+    return (True, False) in kinds and (False, True) in kinds
 
 
 def _launches_below(root: Path) -> Iterator[Path]:

@@ -129,3 +129,13 @@ def test_layers_that_one_process_spreads_are_no_copies(placed: str, sure: bool, 
         (tmp_path / "run.sh").write_text(f"{start} train.py\n")
         found = memsheet.check(tmp_path / "run.sh", tmp_path / "train.py", gpus="2xRTX4090", seq_len=512)
         assert ("one process spreads the layers" in found.doubt) is doubted
+
+
+def test_a_training_beside_a_server_is_no_one_job(tmp_path: Path) -> None:
+    trains = "from trl import SFTConfig, SFTTrainer\n"
+    trains += "SFTTrainer('Qwen/Qwen2.5-0.5B', args=SFTConfig('o')).train()\n"
+    (tmp_path / "train.py").write_text(trains)
+    (tmp_path / "args.yaml").write_text("per_device_train_batch_size: 2\n")
+    assert launch_files((str(tmp_path),)) == []
+    (tmp_path / "serve.sh").write_text("vllm serve Qwen/Qwen2.5-0.5B\n")
+    assert sorted(path.name for path in launch_files((str(tmp_path),))) == ["serve.sh", "train.py"]
