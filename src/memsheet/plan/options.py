@@ -61,6 +61,7 @@ class TrainOptions(JobOptions, MeshOptions, total=False):
     reshard_after_forward: bool | None
     sequence_parallel: bool | None
     context_parallel_comm: str | None
+    gradient_sync: str | None
     schedule: str | None
     layers_per_stage: Sequence[int] | str | None
     seq_len: int | str | None
