@@ -143,12 +143,15 @@ class Fix(Document):
 
 
 class Verdict(Document):
-    """Of the worst rank. ``headroom_bytes`` is negative where it does not fit."""
+    """Of the worst rank. ``headroom_bytes`` is negative where it does not fit. ``unbounded``: what files
+    leave open may need any more than ``device_high_bytes``.
+    """
 
     result: Result
     rank: int
     instant: Instant
     device: ByteRange
+    unbounded: bool = optional_key(lambda verdict: verdict.no_most or None)
     headroom_bytes: int
     host_short_bytes: int
     largest: list[Largest]

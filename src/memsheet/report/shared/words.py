@@ -9,7 +9,7 @@ from memsheet.errors import printable_line
 from memsheet.formulas.states.gradients import reduces_surely_last
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.names import SHORT
-from memsheet.plan.plan import Adapter, OptimizerName, Plan, RecomputeMode
+from memsheet.plan.plan import Adapter, GradientSync, OptimizerName, Plan, RecomputeMode
 from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 
 SHARDED_FROM = {
@@ -60,7 +60,9 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet) ->
             )
         case Component.GRADIENTS:
             of = "of the adapters" if plan.adapter else ""
-            return _join_nonempty(plan.precision.gradients.name, of, *_sharding_axis_words(component, plan))
+            # what waits unreduced has the dtype that autograd made it in, beside shards of their own
+            dtype = "" if plan.gradient_sync is GradientSync.LAST else plan.precision.gradients.name
+            return _join_nonempty(dtype, of, *_sharding_axis_words(component, plan))
         case Component.OPTIMIZER_STATES:
             return _join_nonempty(
                 _optimizer_moment_words(plan),
