@@ -99,7 +99,7 @@ def _is_letter_slip(one: str, other: str) -> bool:
     longer, shorter = max((mine, theirs), key=len), min((mine, theirs), key=len)
     if not shorter:  # a letter more at the end, as a ``model`` is no ``mode``
         long = longer == one[same - 1] or same >= SHORTEST_KEY - 1
-        return longer.isalpha() and longer not in ("s", "d") and long
+        return len(longer) == 1 and longer.isalpha() and longer not in ("s", "d") and long
     return longer[1:] == shorter and longer[0].isalpha()
 
 

@@ -94,7 +94,8 @@ def test_megatrons_flags_are_only_sure_of_its_own_programs(script: str, tmp_path
         ("a.gradient_acumulation", "a.gradient_accumulation", True), ("a.gradient_acumulation", "b.gradient_accumulation", False),
         ("nsa-prefill-backend", "dsa-prefill-backend", False), ("fp4-format", "fp8-format", False), ("lora_modules", "lora_module", False),
         ("enable", "enabled", False), ("offload_params", "offload_param", False), ("another_key", "overlap_comm", False), ("lr", "l", False),
-        ("--mode", "--model", False), ("train_batchsize", "train_batch_size", True), ("warm_up_steps", "warmup_steps", False), ("lora.alpha", "lora_alpha", False),
+        ("--mode", "--model", False), ("train_batchsize", "train_batch_size", True), ("warm_up_steps", "warmup_steps", False), ("lora.alpha", "lora_alpha", False), ("stream", "streaming", False),
+        ("streamin", "streaming", True),
     ],
 )  # fmt: skip
 def test_what_counts_as_misspelt(at: str, known: str, wrong: bool) -> None:
