@@ -162,7 +162,9 @@ def check_configuration_files(
     if own:
         checked = check_on({"gpus": own.gpus, **RANKS_OPEN})
         return replace(checked, assumed=(own.words, *checked.assumed))
-    return with_common_cards(check_on({}), lambda gpus: check_on({"gpus": gpus, **RANKS_OPEN}))
+    return with_common_cards(
+        check_on({}), lambda gpus: check_on({"gpus": gpus, "cures": False, **RANKS_OPEN})
+    )
 
 
 RANKS_OPEN: Mapping[str, Any] = {"ranks_open": True}
@@ -205,7 +207,7 @@ def _check_job(
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
     gpus = question["gpus"] or _gpus_for_processes(files_read.document.get("gpus"), files_read.reads)
     whole, gpus = _join_on_cards(files_read.reads, planned, flags, gpus, where)
-    ask = {**where, "gpus": gpus, "model": name, "sequences": at_once}
+    ask = {**where, "gpus": gpus, "model": name, "sequences": at_once, "fix": question.get("cures", True)}
     job = _account_job(files_read.reads, whole, ask, {**planned, **flags})
     own = _gpus_of_degrees(gpus, job) or _gpus_for_processes(gpus, files_read.reads)
     kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
@@ -483,7 +485,7 @@ def _answer_or_reasons(
     plan and flags ask for, which is never left out.
     """
     try:
-        return _answer_from_request(ask, request, fix=True), (), Left(request)
+        return _answer_from_request(ask, request), (), Left(request)
     except InputError as error:
         left = _answer_with_stand_ins(ask, request, said, error)
         if left is not None:
@@ -520,14 +522,14 @@ def _answer_of_plainer(ask: Mapping[str, Any], request: Mapping[str, Any], said:
 
     def answer_plainer(rest: Mapping[str, Any]) -> Answer:
         try:
-            return _answer_from_request(ask, rest, fix=False)
+            return _answer_from_request({**ask, "fix": False}, rest)
         except InputError as error:
             spec = model_of(ask["model"]) if any(one.field == "model" for one in error.problems) else None
             plainer = plainer_model(spec, error.problems) if spec is not None else None
             if plainer is None:
                 raise
             told.append(plainer[1])
-            return _answer_from_request({**ask, "model": plainer[0]}, rest, fix=False)
+            return _answer_from_request({**ask, "model": plainer[0], "fix": False}, rest)
 
     try:
         left = Left(request, answer_plainer(request))
@@ -560,7 +562,7 @@ def _answer_with_changes(
     if ask["model"] is None:
         return None
     try:
-        return _answer_from_request(ask, {**request, **changes}, fix=False)
+        return _answer_from_request({**ask, "fix": False}, {**request, **changes})
     except InputError:
         return None
 
@@ -591,7 +593,7 @@ def _memoize_answers(
     return asked
 
 
-def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> Answer:
+def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any]) -> Answer:
     document: dict[str, Any] = {}
     named = request.get("model") or ask["model"]
     for key, value in request.items():
@@ -607,4 +609,4 @@ def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any], *, 
     serves = document.get("task") == "infer"
     demanded = request.get("serving.max_sequences") if serves and ask["sequences"] else None
     asks = accounted.infer if serves else accounted.train
-    return asks(**{**ask, "model": named, "sequences": demanded}, plan=document, fix=fix)
+    return asks(**{**ask, "model": named, "sequences": demanded}, plan=document)

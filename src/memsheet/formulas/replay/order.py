@@ -4,8 +4,8 @@ stage's parts, and what the optimizer makes. How parameters and gradients are ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memsheet.arith import Count
@@ -76,7 +76,9 @@ class Told:
     either thread that multiplies matrices, at its first product; ``keeps_gradients``: they are there in
     forward, and those of every micro-batch are added to them; ``stepping``: bytes that the optimizer makes
     for itself, where it is not known tensor by tensor; ``stage``: of the pipeline; ``buffers``: what states
-    lie in where they are not tensors of their own.
+    lie in where they are not tensors of their own; ``matrices``: elements of those of each layer, where they
+    are joined; ``kept``: bytes that a module's first backward leaves for good, by its name; ``share``: which
+    part of the buffers the rank's optimizer has.
     """
 
     beside: int = 0
@@ -86,6 +88,9 @@ class Told:
     stepping: int = 0
     stage: int = 0
     buffers: Buffers | None = None
+    matrices: tuple[tuple[int, ...], ...] = ()
+    kept: Mapping[str, int] = field(default_factory=dict)
+    share: int = 0
 
 
 class Run:
@@ -235,24 +240,30 @@ class Run:
     def backward(self, played: list[Played], loss: Played | None) -> None:
         script, g = self.script, None
         if loss is not None:
-            made, g = play_backward(script, loss, None, adds=self.adds)
+            made, g = self.part_backward(loss, None)
             self.prefetch(LAST)
             workspace = self.told.workspace if self.multiplied < THREADS else 0
-            own, g = play_backward(script, played.pop(), g, adds=self.adds, workspace=workspace)
+            own, g = self.part_backward(played.pop(), g, workspace)
             self.multiplied = THREADS
             self.take_gradients(LAST, [*made, *own])
         for number in reversed(range(len(self.layers))):
             self.enter_backward(number)
             self.prefetch(number)
-            made, g = play_backward(script, played.pop(), g, adds=self.adds)
+            made, g = self.part_backward(played.pop(), g)
             self.take_gradients(number, made)
         if played:
             self.enter_backward(FIRST)
-            made, g = play_backward(script, played.pop(), g, adds=self.adds)
+            made, g = self.part_backward(played.pop(), g)
             self.take_gradients(FIRST, made)
         if g is not None:
             script.give((g,))
         self.end_backward()
+
+    def part_backward(
+        self, played: Played, gradient: int | None, workspace: int = 0
+    ) -> tuple[list[int], int | None]:
+        """A part's backward."""
+        return play_backward(self.script, played, gradient, adds=self.adds, workspace=workspace)
 
     def _optimize(self) -> None:
         plan, script = self.plan, self.script

@@ -7,15 +7,19 @@ the stream of the copy-in, reduced gradients in that of the reduce-scatter, and 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
 
-DEFAULT, GATHERS, REDUCES = range(3)
-"""Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in."""
+DEFAULT, GATHERS, REDUCES, BESIDE = range(4)
+"""Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in, and
+that which a layer makes something in beside the model's.
+"""
 
 
 class Lifetimes(Enum):
@@ -47,6 +51,17 @@ class Script:
     def give(self, numbers: Iterable[int]) -> None:
         self.events += [~number for number in numbers]
 
+    def digest(self, *beside: object) -> bytes:
+        """What tells this script, with what goes ``beside`` it, from all others."""
+        found = blake2b(repr(beside).encode(), digest_size=16)
+        for numbers in (self.sizes, self.streams, self.events):
+            found.update(array("q", numbers).tobytes())
+        return found.digest()
+
+    def largest(self, start: int) -> int:
+        """Bytes of the largest that is made from event ``start`` on."""
+        return max((self.sizes[event] for event in self.events[start:] if event >= 0), default=0)
+
     def live_peak(self, start: int) -> int:
         """The most bytes asked for and not released, from event ``start`` on."""
         live = most = 0
@@ -66,6 +81,7 @@ class Sized:
     sizes: tuple[int, ...]
     forward: Log
     heirs: Mapping[int, int]
+    streams: tuple[int, ...]
 
     @classmethod
     def of(cls, tape: Tape, axes: Axes, lifetimes: Lifetimes) -> Sized:
@@ -82,7 +98,8 @@ class Sized:
                 heirs = _reused_storages(tape, sizes, log, tape.handed | tape.outputs)
             case Lifetimes.RECORDED:
                 pass
-        return cls(tape, tuple(sizes), log, heirs)
+        streams = tuple(BESIDE if entry.side_stream else DEFAULT for entry in tape.entries)
+        return cls(tape, tuple(sizes), log, heirs, streams)
 
 
 def _reused_storages(tape: Tape, sizes: Sequence[int], log: Log, keeps: frozenset[int]) -> dict[int, int]:
@@ -133,7 +150,7 @@ def _play_log(
     for event, index in log:
         if event is Event.ALLOC and index not in held:
             place = spare.pop(sized.heirs[index], None) if index in sized.heirs else None
-            held[index] = script.take(sized.sizes[index]) if place is None else place
+            held[index] = script.take(sized.sizes[index], sized.streams[index]) if place is None else place
         elif event is Event.FREE and index in held and index not in keeps:
             number = held.pop(index)
             if index in places:
@@ -147,13 +164,19 @@ def _play_alone(script: Script, log: Log, sized: Sized, held: dict[int, int], ke
     """As ``_play_log`` where nothing takes the place of anything: logs are long, and a step has one for each
     layer and pass.
     """
-    made, free, sizes, number = Event.ALLOC, Event.FREE, sized.sizes, len(script.sizes)
+    made, free, sizes, streams, number = (
+        Event.ALLOC,
+        Event.FREE,
+        sized.sizes,
+        sized.streams,
+        len(script.sizes),
+    )
     for event, index in log:
         if event is made:
             if index not in held:
                 held[index] = number
                 script.sizes.append(sizes[index])
-                script.streams.append(DEFAULT)
+                script.streams.append(streams[index])
                 script.events.append(number)
                 number += 1
         elif event is free and index in held and index not in keeps:
@@ -208,25 +231,33 @@ def play_forward(
 
 
 def play_backward(
-    script: Script, played: Played, gradient: int | None, *, adds: bool = False, workspace: int = 0
+    script: Script,
+    played: Played,
+    gradient: int | None,
+    *,
+    adds: bool = False,
+    workspace: int = 0,
+    takes: Iterable[tuple[int, int]] = (),
 ) -> tuple[list[int], int | None]:
     """A part's backward: its parameters' gradients, which stay unless one ``adds`` them to others, and the
-    gradient that it hands back. ``workspace`` as in ``play_forward``.
+    gradient that it hands back. ``workspace`` as in ``play_forward``; ``takes``: after how many events of the
+    tape's backward so many bytes are taken for good, in order.
     """
     sized, tape = played.part.own, played.part.own.tape
     held = _run_again(script, played) if played.part.light else played.held
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[tape.backward[0][1]] = gradient
-    back = _handed_back(sized)
-    log = tape.backward
+    back, done = _handed_back(sized), 0
     if workspace:
-        first = next(
-            (at for at, (event, i) in enumerate(log, 1) if event is Event.ALLOC and i not in held), 0
+        first = (
+            at for at, (event, i) in enumerate(tape.backward, 1) if event is Event.ALLOC and i not in held
         )
-        _play_log(script, log[:first], sized, held, back, adds=adds)
-        script.take(workspace)
-        log = log[first:]
-    _play_log(script, log, sized, held, back, adds=adds)
+        takes = ((next(first, 0), workspace), *takes)
+    for end, size in takes:
+        _play_log(script, tape.backward[done:end], sized, held, back, adds=adds)
+        script.take(size)
+        done = end
+    _play_log(script, tape.backward[done:], sized, held, back, adds=adds)
     returned = next((held.pop(index) for index in back if index in held), None)
     left = [held.pop(index) for index in tape.gradients if index in held]
     script.give(held.values())

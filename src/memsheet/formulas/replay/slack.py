@@ -5,7 +5,6 @@ allocated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.formulas.activations import run_config_of
@@ -16,10 +15,15 @@ from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
+from memsheet.formulas.sharding.distributed_optimizer import (
+    DUMMY_WGRAD,
+    layer_matrix_shapes,
+    state_ranks,
+)
 from memsheet.formulas.states.gradients import accumulates_gradients
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import ModelSpec, Role
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
 
@@ -59,25 +63,11 @@ def items_with_replayed_slack(
     # no more than the range has room for: what is reserved holds them already
     rests = min(found.rests, int(found.bytes.high) - int(found.bytes.value))
     row = replayed_slack_item(found.bytes, allocated, evidence, rests)
-    if not engine.sharding.leaves_tensors:
-        row = _within_share(row, items)
     return [
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
         *([_block_rests(rests, allocated)] if rests > 0 else []),
         row,
     ], FLUSHES if found.flushes else ()
-
-
-def _within_share(row: Item, items: Iterable[Item]) -> Item:
-    """The row with the range of the share that it takes the place of: which parameters a rank's part of a
-    buffer is of, and what is made before the first step, is known for its first rank alone.
-    """
-    share = next(item for item in items if item.component is Component.ALLOCATOR_SLACK)
-    at = {
-        when: Bytes(min(share.at[when].low, size.low), size.value, max(share.at[when].high, size.high))
-        for when, size in row.at.items()
-    }
-    return replace(row, at=at)
 
 
 BLOCK_RESTS = "blocks"
@@ -139,15 +129,38 @@ def _equal_steps_reserved(
         keeps_gradients=accumulates_gradients(plan, engine),
         stepping=max(0, stepped - loaded) if buffered else 0,
         stage=stage,
+        matrices=_joined_matrices(model, plan) if buffered else (),
+        kept=_kept_by_modules(items) if buffered else {},
     )
+    ranks = int(state_ranks(plan.mesh, Role.LINEAR, plan.zero)) if buffered else 1
     walk = walk_stage_layers(model, plan, engine, release=False)
     tensors = max(_tensor_bytes(items, when) for when in Instant)
     room = _bytes_left_for_step(items, cluster) + workspaces
-    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
+    others = sorted({ranks // 3, 2 * ranks // 3, ranks - 1} - {0})
+    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors, others)
     if found is None:
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)
     return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes, found.rests)
+
+
+def _joined_matrices(model: ModelSpec, plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Elements of each layer's matrices, in the order in which they are made: an attention's projection
+    before what it projects (Megatron-LM 23e00ed core/transformer/attention.py, Attention.__init__).
+    """
+    found = dict[int, tuple[int, ...]]()
+    blocks = [block for run in model.stacks[-1].runs for _ in range(run.count) for block in run.pattern]
+    for block in blocks:
+        if id(block) not in found:
+            shapes = sorted(layer_matrix_shapes(block, plan), key=lambda one: one[0] != "linear_proj")
+            found[id(block)] = tuple(int(rows * columns) for _, rows, columns in shapes)
+    return tuple(found[id(block)] for block in blocks) if len(model.stacks) == 1 else ()
+
+
+def _kept_by_modules(items: Iterable[Item]) -> dict[str, int]:
+    """What modules make in their first backward and keep."""
+    rows = ((item.path.partition(f"{DUMMY_WGRAD}/"), item) for item in items)
+    return {name: int(item.largest.value) for (before, at, name), item in rows if at and not before}
 
 
 STATES = (

@@ -4,8 +4,8 @@ rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
@@ -51,12 +51,14 @@ class Reserved:
 class Replayed(NamedTuple):
     """The most that is reserved, whether cached blocks went back to the device for it, and the most that
     blocks hold which are in use: what torch counts as allocated. A block is larger than what was asked for
-    where the rest of it is too small to be split off.
+    where the rest of it is too small to be split off. ``ever``: the most that is reserved, from the script's
+    own beginning.
     """
 
     most: int
     flushes: bool
     in_blocks: int
+    ever: int = 0
 
 
 def replay_script(
@@ -67,7 +69,7 @@ def replay_script(
     """
     allocator = Allocator(settings, capacity)
     blocks: list[Block | None] = [None] * len(script.sizes)
-    most = held = in_blocks = 0
+    most = held = in_blocks = before = 0
     rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
     sizes, streams, pool = [rounded[size] for size in script.sizes], script.streams, allocator.pool
     for at, event in enumerate(script.events):
@@ -84,17 +86,28 @@ def replay_script(
             held -= gone.size
             free_block(allocator, gone)
         if at == start:  # what was reserved before, and has gone back, does not count
-            most, in_blocks = allocator.reserved, held
-    return Replayed(most, allocator.retries > 0, in_blocks)
+            before, most, in_blocks = most, allocator.reserved, held
+    return Replayed(most, allocator.retries > 0, in_blocks, max(before, most))
 
 
 def replay_within_room(script: Script, start: int, settings: Settings, room: int | None) -> Replayed:
     """The same on a device that leaves ``room``, None for one without end. Cached blocks go back to the
     device before memory runs out; where it does, what would have been reserved.
     """
-    found = replay_script(script, start, settings, room) or replay_script(script, start, settings)
+    key = script.digest(start, settings)
+    found = _replayed.pop(key, None) or replay_script(script, start, settings)
     assert found is not None
-    return found
+    _replayed[key] = found
+    if len(_replayed) > REMEMBERED:
+        _replayed.pop(next(iter(_replayed)), None)
+    if room is None or found.ever <= room:
+        return found
+    return replay_script(script, start, settings, room) or found
+
+
+REMEMBERED = 64
+"""Scripts: a question asks for the same ones again, on other cards and beside its changes."""
+_replayed: dict[bytes, Replayed] = {}
 
 
 def script_of_steps(
@@ -117,7 +130,13 @@ def script_of_steps(
     counts="int",
 )
 def steady_reserved_bytes(
-    walk: StageLayers, plan: Plan, room: Bytes | None, told: Told, sharding: Sharding, tensors: int
+    walk: StageLayers,
+    plan: Plan,
+    room: Bytes | None,
+    told: Told,
+    sharding: Sharding,
+    tensors: int,
+    others: Sequence[int] = (),
 ) -> Reserved | None:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least
     where most is reserved. None where the script's own tensors are not the sheet's, which are ``tensors``
@@ -126,18 +145,29 @@ def steady_reserved_bytes(
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is
     through: what kernels are fused, and what an operation makes inside, is not known. Expected is what is
     recorded; what torch.compile makes takes the place of what went. Libraries' workspaces are in it.
+
+    ``others``: further shares of the optimizer's states, which other ranks of the stage have. They end
+    inside other tensors, so that these ranks reserve other bytes; and there the largest tensor may find
+    that its place was taken, since parts of a kernel's library make some that no script has.
     """
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     settings = Settings(expandable_segments=plan.expandable_segments)
     script, start = script_of_steps(walk, plan, expected, told, sharding)
-    if abs(script.live_peak(start) - THREADS * told.workspace - tensors) > APART * tensors:
+    beside = THREADS * told.workspace + sum(told.kept.values())
+    if abs(script.live_peak(start) - beside - tensors) > APART * tensors:
         return None
-    value, flushes, in_blocks = replay_within_room(script, start, settings, rooms[1])
+    value, flushes, in_blocks, _ = replay_within_room(script, start, settings, rooms[1])
     low, high = (
         replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left).most
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
+    for share in others:
+        ranks, _ = script_of_steps(walk, plan, expected, replace(told, share=share), sharding)
+        most = replay_within_room(ranks, start, settings, rooms[1]).most
+        low, high = min(low, most), max(high, most)
+    if others or told.buffers:
+        high += script.largest(start)
     if (
         room and high <= room.low
     ):  # what stays within the least room does so whatever it could have cached in more

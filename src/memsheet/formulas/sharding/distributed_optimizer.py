@@ -222,6 +222,10 @@ def _microbatch_input_rows(plan: Plan) -> Iterator[tuple[Key, Count]]:
         yield (Component.INPUTS, name), dtype.nbytes(size)
 
 
+DUMMY_WGRAD = "dummy_wgrad"
+"""The path of what modules' first backward leaves for good."""
+
+
 @formula(
     cites=MEGATRON,
     at=(
@@ -246,7 +250,10 @@ def _dummy_wgrad_rows(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]
         again = reduce(or_, ((rows == r) & (columns == c) for r, c in seen), False)
         seen.append((rows, columns))
         if again is not True:
-            yield (Component.WORKSPACES, f"dummy_wgrad/{name}"), dtype.nbytes(where(again, 0, rows * columns))
+            yield (
+                (Component.WORKSPACES, f"{DUMMY_WGRAD}/{name}"),
+                dtype.nbytes(where(again, 0, rows * columns)),
+            )
 
 
 GROUPED_STREAMS, GROUPED_WORKSPACE = 4, 32 * MIB + 1024

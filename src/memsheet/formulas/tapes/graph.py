@@ -177,6 +177,7 @@ class Graph:
         self._inputs: set[int] = set()
         self._waiting: frozenset[int] | None = None
         self._gradients: list[Storage] = []  # parameters' gradients stay when backward has passed
+        self._side_stream = False
 
     @property
     def saves(self) -> bool:
@@ -185,8 +186,15 @@ class Graph:
     # ---- making tensors ------------------------------------------------------------------------------------
 
     def storage(self, path: str, shape: Shape, dtype: DType, *, weight_cast: bool = False) -> Storage:
-        self.entries.append(Entry(path, shape, dtype, weight_cast))
+        self.entries.append(Entry(path, shape, dtype, weight_cast, side_stream=self._side_stream))
         return Storage(self.log, len(self.entries) - 1)
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """What is made meanwhile is made in a stream beside the model's."""
+        self._side_stream = True
+        yield
+        self._side_stream = False
 
     def tensor(self, path: str, shape: Shape, dtype: DType) -> Tensor:
         return Tensor(self.storage(path, shape, dtype), shape, dtype)

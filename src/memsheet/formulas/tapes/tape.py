@@ -36,6 +36,7 @@ class Entry:
     weight_cast: bool = False  # an autocast copy of a parameter
     gradient: bool = False  # a parameter's
     terms: Terms | None = None  # recorded: bytes as a sum of products, in place of a shape
+    side_stream: bool = False  # made in a stream beside the model's, whose pool gives to no other
 
 
 Log = tuple[tuple[Event, int], ...]

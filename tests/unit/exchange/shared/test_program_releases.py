@@ -23,7 +23,9 @@ WHERE = {
     "cluster": None,
     "parameters": None,
     "plan": None,
-    "gpus": None,
+    "gpus": "8xH100-80GB",
+    "ranks_open": True,
+    "cures": False,
 }
 STRANGER = "zz_of_nobody"
 

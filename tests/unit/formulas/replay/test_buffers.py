@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from memsheet.formulas.replay.order import Buffers, Told
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.steps import is_equal_step_replayable, script_of_steps
 from memsheet.plan.engine import Sharding
-from small_stage import planned, stage
+from small_stage import part, planned, stage
 
 BUFFERED = Sharding.DISTRIBUTED_OPTIMIZER
-TOLD = Told(beside=7, buffers=Buffers(800, 900, 120, 240), stepping=11)
+TOLD = Told(beside=7, buffers=Buffers(800, 900, 304, 608), stepping=11)
 
 
 def words(script: Script, start: int = 0) -> list[str]:
@@ -25,25 +26,71 @@ def words(script: Script, start: int = 0) -> list[str]:
 
 
 def planned_stages(gpus: int = 1, **request: Any) -> Any:
-    return planned(gpus, engine="megatron", **request)
+    return planned(gpus, engine="megatron", **{"zero": 1, **request})
+
+
+def loaded(told: Told, gpus: int = 1, **request: Any) -> list[str]:
+    run = GradientBuffers(stage(layers=1), planned_stages(gpus, **request), Lifetimes.RECORDED, told)
+    run.load()
+    return words(run.script)
 
 
 def test_parameters_are_made_one_by_one_and_moved_into_their_buffer() -> None:
-    """Then come shards in fp32, of the parameters that lie last in the buffer first."""
-    script, _ = script_of_steps(stage(layers=1), planned_stages(), Lifetimes.RECORDED, TOLD, BUFFERED)
-    assert words(script)[:11] == [
-        "+160",
-        "+96",
-        "+48",
-        "+800",
-        "+900",
-        "-160",
-        "-96",
-        "-48",
-        "+48",
-        "+72",
-        "+7",
+    """Then come shards in fp32, of the parameters that lie last in the buffer first, each copied and then
+    raised.
+    """
+    made = ["+160", "+96", "+48", "+800", "+900", "-160", "-96", "-48"]
+    raised = ["+48", "+48", "-48", "+96", "+96", "-96", "+160", "+160", "-160"]
+    assert loaded(TOLD) == [*made, *raised, "+7"]
+
+
+def test_without_a_distributed_optimizer_parameters_stay_where_they_were_made() -> None:
+    assert loaded(TOLD, zero=0)[:4] == ["+160", "+96", "+48", "+900"]
+    assert "-160" not in loaded(TOLD, zero=0)[:5]
+
+
+@pytest.mark.parametrize("share", range(4))
+def test_ranks_divide_the_buffer_wherever_a_parameter_ends(share: int) -> None:
+    """76 elements, 12 of the head, 24 of the layer and 40 of the embeddings, 19 a rank."""
+    of_rank = [[12, 7], [17, 2], [19], [19]][share]
+    told = replace(TOLD, buffers=Buffers(800, 900, 76, 152), share=share)
+    raised = loaded(told, 4)[8:-1]
+    assert [int(word[1:]) // 4 for word in raised[1::3]] == of_rank
+
+
+def test_shares_are_the_whole_together() -> None:
+    runs = [
+        GradientBuffers(stage(), planned_stages(4), Lifetimes.RECORDED, replace(TOLD, share=share))
+        for share in range(4)
     ]
+    parts = [elements for run in runs for _, elements in run.optimizer_parts()]
+    assert sum(parts) == 12 + 2 * 24 + 40
+
+
+def test_a_layers_matrices_are_joined() -> None:
+    """Where they are as many elements as the layer's; else it is not known how they are joined."""
+    assert loaded(replace(TOLD, matrices=((20, 4),)))[:4] == ["+160", "+80", "+16", "+48"]
+    assert loaded(replace(TOLD, matrices=((20, 5),)))[:3] == ["+160", "+96", "+48"]
+
+
+def test_what_a_modules_first_backward_leaves_is_there_from_then_on() -> None:
+    """Once its input's gradient is made; what no tape knows the module of, at the end of the first step."""
+    linear = part((40, 40, 40, 53, 40), "+1", "+2 +3 g3 +4 -2 -4", {0}, 1)
+    assert linear.played is not None
+    tape, *rest = linear.played
+    entries = tuple(
+        replace(entry, path="mlp.fc1/backward") if n == 4 else entry for n, entry in enumerate(tape.entries)
+    )
+    named = replace(linear, played=(replace(tape, entries=entries), *rest))
+    one = stage(layers=1)
+    layers = (replace(one.layers[0], pattern=(replace(one.layers[0].pattern[0], part=named),)),)
+    told = replace(TOLD, kept={"fc1": 17, "fc9": 19})
+    walk = replace(one, layers=layers)
+    script, start = script_of_steps(walk, planned_stages(), Lifetimes.RECORDED, told, BUFFERED)
+    first, second = words(script)[:start], words(script, start)
+    assert first[first.index("+53") :][:4] == ["+53", "-53", "+40", "+17"]
+    assert first.count("+17") == first.count("+19") == 1
+    assert not {"-17", "-19", "+17", "+19"} & {*first[first.index("+17") + 1 :], *second} - {"+19"}
 
 
 def test_gradients_go_as_soon_as_they_are_added() -> None:
@@ -57,8 +104,8 @@ def test_gradients_go_as_soon_as_they_are_added() -> None:
 def test_moments_are_made_in_the_first_step_alone() -> None:
     script, start = script_of_steps(stage(layers=1), planned_stages(), Lifetimes.RECORDED, TOLD, BUFFERED)
     first, second = words(script)[:start], words(script, start)
-    assert first[-6:-2] == ["+48", "+72", "+48", "+72"]
-    assert "+72" not in second
+    assert first[-8:-2] == ["+48", "+48", "+96", "+96", "+160", "+160"]
+    assert not {"+48", "+96", "+160"} & {*second}
 
 
 @pytest.mark.parametrize(("stage_number", "passes"), [(0, "ffbfbb"), (1, "fbfb")])

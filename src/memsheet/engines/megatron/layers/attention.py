@@ -4,6 +4,9 @@ TransformerEngine c188b533).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 from memsheet.engines.megatron.layers.modules import (
     column_parallel_linear,
     normed_column,
@@ -81,20 +84,15 @@ def _context_parallel_kernel(
     the result is exchanged again (dot_product_attention/context_parallel.py, AttnFuncWithCPAndQKVOA2A).
     """
     if how.exchanges:
-        q, k, v = (
-            _all_to_all_exchange(r, one, f"{path}/{name}")
-            for one, name in ((q, "query"), (k, "key"), (v, "value"))
-        )
-    elif RING in how.options:
+        return _all_to_all_attention(r, (q, k, v), path, ("b", "s", "a", width))
+    if RING in how.options:
         return _in_a_ring(r, q, k, v, path, width)
-    elif GATHERED in how.options:
+    if GATHERED in how.options:
         return _all_gather_attention(r, q, k, v, path, width)
     shape, dtype = ("b", "s", "a", width), q.dtype
     out = r.tensor(f"{path}/context", shape, dtype)
     rows = r.tensor(f"{path}/logsumexp", ("b", "a", "s"), FP32)
     out = r.custom(path, (q, k, v), out, (q, k, v, out, rows))
-    if how.exchanges:
-        return _all_to_all_exchange(r, out, f"{path}/context")
     return r.copy(out, shape, f"{path}/context_back") if how.several and how.transposes else out
 
 
@@ -157,26 +155,61 @@ def _all_gather_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: st
     return r.apply(out, (q, k, v), (q, k, v, halves, rows), backward)
 
 
-def _all_to_all_exchange(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """Cut for the other ranks, received, put in order: three copies, of which the last stays
-    (flash_attn_a2a_communicate:404-496).
+def _all_to_all_attention(
+    r: Recorder, given: Sequence[Tensor], path: str, value: Shape, *, start: Callable[[], None] | None = None
+) -> Tensor:
+    """Queries, keys and values are exchanged for all positions of some heads, which are saved, and the result
+    back again; in backward the result's gradient, and theirs (AttnFuncWithCPAndQKVOA2A). ``value``: the
+    result's shape; ``start``: what backward begins with.
     """
-    shape, dtype = x.shape, x.dtype
+    dtype = given[0].dtype
+    metas = [(one.shape, one.dtype) for one in given]
+    names = [f"{path}/{name}" for name in ("query", "key", "value")]
+    whole = _exchange(r, r.tensor, [(n, *meta) for n, meta in zip(names, metas, strict=True)])
+    context = r.tensor(f"{path}/context", value, dtype)
+    rows = r.tensor(f"{path}/logsumexp", ("b", "a", "s"), FP32)
+    (out,) = _exchange(r, r.tensor, [(f"{path}/context", value, dtype)])
 
-    def back(_: Grad) -> list[Grad | None]:
-        ordered = r.grad(shape, dtype)
-        received = r.grad(shape, dtype)
-        del ordered
-        result = r.grad(shape, dtype)
-        del received
-        return [result]
+    def make(name: str, shape: Shape, kind: DType) -> Grad:
+        return r.grad(shape, kind, name)
 
-    cut = r.tensor(f"{path}/cut", shape, dtype)
-    received = r.tensor(f"{path}/received", shape, dtype)
-    del cut
-    result = r.tensor(f"{path}/exchanged", shape, dtype)
-    del received
-    return r.apply(result, (x,), (), back)
+    def backward(_: Grad) -> list[Grad | None]:
+        if start is not None:
+            start()
+        arrived = _exchange(r, make, [(f"{path}/backward", value, dtype)])
+        made = [r.grad(*meta) for meta in metas]
+        back = _exchange(r, make, [(f"{path}/backward", *meta) for meta in metas])
+        del arrived, made
+        return list(back)
+
+    return r.apply(out, tuple(given), (*whole, context, rows), backward)
+
+
+Made = TypeVar("Made", Tensor, Grad)
+
+
+def _exchange(
+    r: Recorder, make: Callable[[str, Shape, DType], Made], metas: Sequence[tuple[str, Shape, DType]]
+) -> list[Made]:
+    """Each cut for the other ranks, received, and put in order in a stream of its own, one behind the other;
+    what was cut stays until all are through (flash_attn_a2a_communicate:404-496).
+    """
+    cut, received, ordered = list[Made](), list[Made](), list[Made]()
+
+    def take(at: int, kind: str) -> Made:
+        name, shape, dtype = metas[at]
+        return make(f"{name}/{kind}", shape, dtype)
+
+    for step in range(len(metas) + 2):
+        if 0 < step <= len(metas):
+            received.append(take(step - 1, "received"))
+        if step > 1:
+            with r.side_stream():
+                ordered.append(take(step - 2, "exchanged"))
+            received.pop(0)
+        if step < len(metas):
+            cut.append(take(step, "cut"))
+    return ordered
 
 
 SCORES: Shape = ("b", "a", "s", "s")
@@ -303,20 +336,21 @@ def _kernel_of_latent(
     """Heads of two sizes, which cuDNN takes as they are. ``again``: not None but empty where its operands are
     thrown away.
     """
-    q, k, v = (
-        [_all_to_all_exchange(r, one, f"{path}/{n}") for n, one in zip("qkv", raised, strict=True)]
-        if how.exchanges
-        else raised
-    )
+    q, k, v = raised
     dtype, thrown = q.dtype, "mla_up_proj" in how.again
     metas = [(one.shape, one.dtype) for one in (q, k, v)]
+
+    def raise_again() -> None:
+        if thrown:
+            again.extend(r.storage(f"{path}/raised", *meta) for meta in metas)
+
+    if how.exchanges:
+        return _all_to_all_attention(r, raised, path, VALUE, start=raise_again)
     out = r.tensor(f"{path}/context", VALUE, dtype)
     rows = r.tensor(f"{path}/logsumexp", ("b", "a", "s"), FP32)
 
     def backward(_: Grad) -> list[Grad | None]:
-        if thrown:
-            again.extend(r.storage(f"{path}/raised", *meta) for meta in metas)
+        raise_again()
         return [r.grad(*meta) for meta in metas]
 
-    out = r.apply(out, (q, k, v), (out, rows) if thrown else (q, k, v, out, rows), backward)
-    return _all_to_all_exchange(r, out, f"{path}/context") if how.exchanges else out
+    return r.apply(out, (q, k, v), (out, rows) if thrown else (q, k, v, out, rows), backward)
