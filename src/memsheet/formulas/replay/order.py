@@ -31,7 +31,7 @@ from memsheet.formulas.tapes.evaluate import Part
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import OptimizerName, Plan
 
-MOST_MICROBATCHES = 3
+MOST_MICROBATCHES = 2
 """Of a step: from the second on all are alike."""
 THREADS = 2
 """That multiply matrices: the one that runs forward, and autograd's."""
