@@ -100,7 +100,7 @@ def vocab_parallel_embedding(
     first, *others = embeddings.weights
     name, dtype = first.path.removesuffix(".weight"), how.parameters
     table = r.parameter(first.path, ("V", "h"), dtype, trains=how.trains)
-    whole = ("b", "s", "h")
+    whole = ("b", "s", "h") if how.scattered else STREAM
 
     def look_up() -> Tensor:
         return r.apply(

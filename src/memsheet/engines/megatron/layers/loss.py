@@ -24,7 +24,7 @@ def vocab_parallel_logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, *_
     shape, dtype = x.shape, x.dtype
 
     def backward(_grad: Grad) -> list[Grad | None]:
-        whole = r.grad(WHOLE, dtype)
+        whole = r.grad(WHOLE if how.scattered else shape, dtype)
         own = r.grad(shape, dtype) if how.scattered else whole
         del whole
         return [own]

@@ -135,7 +135,8 @@ def row_parallel_linear(r: Recorder, x: Tensor, path: str, how: RunConfig, *, ou
     shape, dtype = x.shape, x.dtype
     whole = (*shape[:-1], out) if len(shape) == 3 else ("b", "s", out)
     partial = r.tensor(f"{path}/partial" if how.scattered else f"{path}/output", whole, dtype)
-    result = r.tensor(f"{path}/output", (*STREAM[:-1], out), dtype) if how.scattered else partial
+    stream = (*STREAM[:-1], out)
+    result = r.tensor(f"{path}/output", stream, dtype) if how.scattered else r.view(partial, stream)
     del partial
     kept = saved_gemm_operand(r, x, path, how)
 
