@@ -13,6 +13,7 @@ from memsheet.exchange import find_format
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
+from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES, gathered_moves, rows_of_card
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
@@ -108,7 +109,16 @@ def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_batch(value: Any, values: Values) -> Mapping[str, Any]:
+    if values.get(f"{LOOP}.wrap") == DATA_PARALLEL and not _generates(values):
+        return {}  # of all cards together, which are counted later
     return {"serving.max_sequences" if _generates(values) else "microbatch": value}
+
+
+def _batch_on_ranks(values: Values, ranks: int) -> Mapping[str, Any]:
+    """A card's part of a batch that one process divides over its cards."""
+    divides = values.get(f"{LOOP}.wrap") == DATA_PARALLEL and not _generates(values)
+    rows = rows_of_card(values.get(f"{LOOP}.batch"), values.get(f"{LOOP}.{DEVICES}"), ranks)
+    return {"microbatch": rows} if divides and rows else {}
 
 
 def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
@@ -159,6 +169,8 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """What the configuration inside moves, and what preparing a quantized model casts."""
     yield from inside_moves(DEEPSPEED)(values, asked)
     yield from further_moves(SCRIPT, values, asked)
+    if values.get(f"{LOOP}.wrap") == DATA_PARALLEL and not _generates(values):
+        yield from gathered_moves(asked, own_loop=True)
     if TRANSFORMERS.moves is not None and not _generates(values):
         prepared = {at: held for at, held in values.items() if at == f"{SCRIPT}.prepared"}
         yield from TRANSFORMERS.moves(prepared, asked)
@@ -167,11 +179,11 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
 FORMAT = Format(
     name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values, started=loop_values,
     program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
-    refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED,
+    refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_batch_on_ranks,
     unmodelled={
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (),
     },
-    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},
     model=lambda values: built_config(values, SCRIPT),
 )  # fmt: skip

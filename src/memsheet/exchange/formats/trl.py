@@ -14,6 +14,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
@@ -264,12 +265,14 @@ def _not_accounted(values: Values) -> Mapping[str, Any]:
 
 def _trl_moves(values: Values, asked: Values) -> Iterator[Moved]:
     yield from colocated_moves(SHARE, trl_colocated_share(values), asked)
+    if values.get(f"{SCRIPT}.{ONE_PROCESS}") is True:
+        yield from gathered_moves(asked, own_loop=False)
     yield from _trl_loss_moves(values, asked)
 
 
 def _trl_loss_moves(values: Values, asked: Values) -> Iterable[Moved]:
     own = {
-        **values,
+        **{at: held for at, held in values.items() if at != f"{SCRIPT}.{ONE_PROCESS}"},
         f"{SCRIPT}.loss_type": values.get("loss_type", "chunked_nll"),
         f"{SCRIPT}.dtype": values.get("dtype", "float32"),
     }
@@ -308,7 +311,7 @@ FORMAT: Format = Format(
     },
     known=frozenset({
         *(at for at in TRANSFORMERS.known if not at.startswith(f"{SCRIPT}.")), *(name for name in SFT_OWN if name not in ("max_length", "loss_type")),
-        "config", "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
+        f"{SCRIPT}.{ONE_PROCESS}", "config", "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
         "dataset_test_split", "dataset_streaming", "ignore_bias_buffers", "datasets", "streaming", "test_split_size", "env", "chat_template",
         "dataset_mixture", "dataset_mixture.*", "dataset_kwargs.*", "hub_model_revision", "push_to_hub_revision", "overwrite_output_dir", "router_aux_loss_coef",
         *(at for own in OTHERS.values() for at in own), *OWN_OF_METHODS,

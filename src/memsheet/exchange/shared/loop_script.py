@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.further_models import frozen_key, model_loads, own_loss_key
+from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES
 from memsheet.exchange.shared.generation_script import (
     NO_PROMPT,
     generation_sizes,
@@ -56,7 +57,7 @@ OTHER_MODELS = re.compile(
 )
 WRAPPERS = {
     "FSDP": "fsdp1", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2", "DistributedDataParallel": "ddp", "DDP": "ddp",
-    "Accelerator": "accelerate", "Fabric": "fabric",
+    "DataParallel": DATA_PARALLEL, "Accelerator": "accelerate", "Fabric": "fabric",
 }  # fmt: skip
 INITIALIZES = "deepspeed.initialize"
 OPTIMIZERS = {
@@ -302,7 +303,11 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
         )
         fed = any("training_data" in held for held in engines)
         return {"wrap": DEEPSPEED, **({DEEPSPEED: inline} if inline else {}), **({FED: True} if fed else {})}
-    wrap = next((one for one in ("fsdp2", "fsdp1", "ddp", "fabric", "accelerate") if one in found), "none")
+    surest = ("fsdp2", "fsdp1", "ddp", DATA_PARALLEL, "fabric", "accelerate")
+    wrap = next((one for one in surest if one in found), "none")
+    if wrap == DATA_PARALLEL:
+        cards = found[wrap].get("device_ids", found[wrap].get("1"))
+        return {"wrap": wrap, **({DEVICES: len(cards)} if isinstance(cards, list) and cards else {})}
     strategy = found.get(wrap, {}).get("sharding_strategy", found.get(wrap, {}).get("strategy"))
     kept = found.get(wrap, {}).get("reshard_after_forward")
     return {
