@@ -66,6 +66,8 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@towers": len(answer.model.towers),
         "@tower_parameters": _tower_parameters(answer.model),
         "@ranks": answer.cluster.count if answer.cluster else 1,
+        "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
+        "@passing": int(answer.verdict.device.high) - _resting_states(answer) if answer.verdict else 0,
         "@exchanged": _exchanged_bytes(worst_sheet(answer.sheets)),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }

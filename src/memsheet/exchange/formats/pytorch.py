@@ -142,7 +142,7 @@ def _loop_row(at: str, back: Back, source: str = "the script's own text", usual:
 
 
 OF_LOADING = (
-    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", "lora_targets", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),

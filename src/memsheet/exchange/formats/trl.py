@@ -18,6 +18,8 @@ from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_move
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
+from memsheet.exchange.shared.read_only_rows import positive_count
+from memsheet.exchange.shared.row_lengths import both_parts
 from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
@@ -101,7 +103,31 @@ def _trl_method(values: Values) -> str:
 
 def _read_max_length(value: Any, values: Values) -> Mapping[str, Any]:
     """What generates is as long as its prompts and answers are; its own default is no row's length."""
-    return {} if _trl_method(values) in GENERATE else {"seq_len": value}
+    return {} if _trl_method(values) in GENERATE else {"seq_len": _cut_to(value, values)}
+
+
+def _cut_to(length: Any, values: Values) -> Any:
+    """Both parts of a row, each cut on its own where both are said, and the row to a length of its own
+    (huggingface/trl v0.13 trl/trainer/dpo_trainer.py, tokenize_row, concatenated_forward).
+    """
+    both = both_parts(values)
+    return min(both, length) if both and isinstance(length, int) else length
+
+
+def _read_completion_length(_: Any, values: Values) -> Mapping[str, Any]:
+    """Of a method that generates: an answer, behind a prompt that is cut to a length where one is said."""
+    both = both_parts(values) if _trl_method(values) in GENERATE else None
+    return {"seq_len": both} if both else {}
+
+
+def _read_prompt_length(value: Any, values: Values) -> Mapping[str, Any]:
+    """The prompt of an answer of which nobody says the length: as long as it is by itself."""
+    alone = _trl_method(values) in GENERATE and values.get(COMPLETION) is None
+    return {"?seq_len": value + OF_COMPLETION} if alone and positive_count(value) else {}
+
+
+COMPLETION, OF_COMPLETION = "max_completion_length", 256
+"""By itself (huggingface/trl 016013e trl/trainer/grpo_config.py, max_completion_length)."""
 
 
 def _is_bf16_on(values: Values) -> bool:
@@ -219,6 +245,8 @@ KEYS = (
     _trainer_row("use_liger_kernel", out=lambda a: True if a.get("loss") == "fused" else None),
     Key(at="dtype", out=dtype_out, back=_read_trl_dtype, usual=own_default("trl", "dtype"), source=M),
     Key(at="attn_implementation", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_read_trl_attention, source=M),
+    _read_only_row(COMPLETION, _read_completion_length, "trainer/grpo_config.py, dpo_config.py"),
+    _read_only_row("max_prompt_length", _read_prompt_length, "trainer/grpo_config.py, dpo_config.py"),
     Key(at="lora_r", out=_of_adapter_only(lambda a: a["adapter.rank"]), back=_of_peft(_read_lora_r), usual=own_default("trl", "lora_r"), source=M),
     Key(at="use_peft", out=_of_adapter_only(lambda _: True), back=_no_trl_keys, source=M),
     Key(at="use_dora", out=lambda a: True if a.get("adapter.kind") == "dora" else None, back=_no_trl_keys, source=M),

@@ -34,6 +34,7 @@ from memsheet.exchange.shared.launched_script import (
 from memsheet.exchange.shared.loop_commands import command_loop_values
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
+from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of, without_own_fields
 from memsheet.guard.budget import TooMuchError
 
@@ -103,6 +104,7 @@ def launched_reads(
     form = _script_flag_format(found)
     if form is not None:
         told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
+        told |= example_length(found.script, found.arguments) if form.name == "transformers" else {}
         told |= _of_one_process(found, form, found.arguments)
         told |= {"dtype": "auto"} if form.name == TRL and LOADED_BARE.search(found.script) else {}
         return {

@@ -30,6 +30,7 @@ from memsheet.exchange.shared.role_names import (
     flag_values,
     role_value,
 )
+from memsheet.exchange.shared.row_lengths import is_slice_of_rows, tokenized_length
 from memsheet.exchange.shared.trainer_script import (
     ARGUMENTS,
     ASKS_CARD,
@@ -44,7 +45,6 @@ from memsheet.exchange.shared.trainer_script import (
     bitsandbytes_keys,
     from_pretrained_keys,
     lora_config_keys,
-    tokenized_length,
 )
 
 LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
@@ -217,7 +217,7 @@ def _stepped_rows(module: Module) -> int | None:
     loops = [
         node.iter
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.For) and any(map(_is_slice_of_rows, ast.walk(node)))
+        if isinstance(node, ast.For) and any(map(is_slice_of_rows, ast.walk(node)))
     ]
     steps = (
         positive_count(held.get("2"))
@@ -225,13 +225,6 @@ def _stepped_rows(module: Module) -> int | None:
         if any(call_node(module, held) is loop for loop in loops)
     )
     return next(filter(None, steps), None)
-
-
-def _is_slice_of_rows(node: ast.AST) -> bool:
-    match node:
-        case ast.Slice(lower=ast.Name(id=start), upper=ast.BinOp(left=ast.Name(id=same), op=ast.Add())):
-            return start == same
-    return False
 
 
 def _drawn_rows(module: Module) -> tuple[int | None, int | None]:
