@@ -15,6 +15,7 @@ from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES, gathered_moves, rows_of_card
 from memsheet.exchange.shared.generation_script import NO_PROMPT
+from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
 from memsheet.exchange.shared.python_module import argument_remarks
@@ -59,7 +60,7 @@ def _read_wrap(value: Any, values: Values) -> Mapping[str, Any]:
     if value == "deepspeed":
         return {"engine": "deepspeed"}
     strategy = str(values.get(f"{LOOP}.strategy", "")).upper()
-    if value in SHARDED or (value == "fabric" and "FSDP" in strategy):
+    if value in SHARDED:
         kept = values.get(f"{LOOP}.reshard") is False
         return {
             "engine": "fsdp2" if value == "fsdp2" else "fsdp1",
@@ -153,6 +154,7 @@ KEYS = (
     _loop_row("length", _read_length),
     replace(_loop_row("prompt", lambda value, _: {"serving.prompt_tokens": value}), decides=(NO_PROMPT,)),
     _loop_row("answer", lambda value, values: {"serving.output_tokens": value} if _generates(values) else {}),
+    _loop_row("processes", _of_training("@gpus"), source="lightning/pytorch/trainer/trainer.py: devices, num_nodes"),
     _loop_row("accumulation", _of_training("@accumulation")),
     _loop_row("autocast", _read_autocast, usual="no", source="torch/amp/autocast_mode.py: a dtype where it is on"),
     _loop_row("recompute", lambda value, values: {} if _generates(values) else {"recompute.mode": "full" if value is True else "none"}, usual=False, source="modeling_utils.py, gradient_checkpointing_enable"),
@@ -182,8 +184,8 @@ FORMAT = Format(
     refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_batch_on_ranks,
     unmodelled={
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
-        f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (),
+        f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),
     },
-    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},
     model=lambda values: built_config(values, SCRIPT),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from memsheet.exchange.shared.generation_script import (
     makes_pipeline,
     pipeline_loads,
 )
+from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
@@ -57,7 +58,7 @@ OTHER_MODELS = re.compile(
 )
 WRAPPERS = {
     "FSDP": "fsdp1", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2", "DistributedDataParallel": "ddp", "DDP": "ddp",
-    "DataParallel": DATA_PARALLEL, "Accelerator": "accelerate", "Fabric": "fabric",
+    "DataParallel": DATA_PARALLEL, "Accelerator": "accelerate",
 }  # fmt: skip
 INITIALIZES = "deepspeed.initialize"
 OPTIMIZERS = {
@@ -77,7 +78,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     """A script's own loop, with ``script.*`` for how the model is loaded; nothing of a script without one.
     ``given``: the flags that a command starts it with. Raises ValueError for no Python.
     """
-    steps = STEPS.search(text)
+    steps = STEPS.search(text) or DRIVES.search(text)
     if (
         not any(one in text for one in ("from_pretrained", "transformers"))
         or not (steps or GENERATES.search(text) or makes_pipeline(text))
@@ -110,7 +111,10 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         **_optimizer_keys(module),
     }
     made |= _recompute_key(module, told)
-    if (cast := next(model_casts(module), None)) is not None:
+    if steps and (driver := lightning_call(module)) is not None:
+        made |= lightning_keys(module, driver)
+    cast = made.pop("cast", None) or next(model_casts(module), None)
+    if cast is not None:
         said["dtype"] = cast
     if made.get(FED):
         made.pop("batch", None)
@@ -246,14 +250,14 @@ def _role_count(found: Told | None) -> int | None:
 
 
 def _precision_keys(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
-    """What the loop computes in: autocast's dtype, accelerate's or Fabric's word, or a cast of the model."""
+    """What the loop computes in: autocast's dtype, accelerate's word, or a cast of the model."""
     made: dict[str, Any] = {}
     for held in _local_calls(module, "autocast"):
         if held.get("enabled", True) is not False:
             asked = held.get("dtype", held.get("1", "torch.float16"))  # its own on a GPU
             made["autocast"] = WIDTHS.get(str(asked), _word_of_flags(told) or UNSET)
-    for held in _local_calls(module, "Accelerator", "Fabric"):
-        word = held.get("mixed_precision", held.get("precision"))
+    for held in _local_calls(module, "Accelerator"):
+        word = held.get("mixed_precision")
         if isinstance(word, str):
             made["autocast"] = mixed_word(word) if word != UNSET else _word_of_flags(told) or UNSET
     for held in _local_calls(module, "MixedPrecisionPolicy", "MixedPrecision"):
@@ -296,7 +300,7 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
         )
         fed = any("training_data" in held for held in engines)
         return {"wrap": DEEPSPEED, **({DEEPSPEED: inline} if inline else {}), **({FED: True} if fed else {})}
-    surest = ("fsdp2", "fsdp1", "ddp", DATA_PARALLEL, "fabric", "accelerate")
+    surest = ("fsdp2", "fsdp1", "ddp", DATA_PARALLEL, "accelerate")
     wrap = next((one for one in surest if one in found), "none")
     if wrap == DATA_PARALLEL:
         cards = found[wrap].get("device_ids", found[wrap].get("1"))

@@ -110,15 +110,20 @@ def _names_at(module: Module, line: int, calls: int = 0) -> Mapping[str, Any]:
 
 
 def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[str, Any]:
-    """What the file calls one of its functions with, where all its calls agree; nothing of parameters that
+    """What the file calls one of its functions with, or makes objects of one of its classes with, where all its calls agree; nothing of parameters that
     none gives.
     """
     within = range(function.lineno, (function.end_lineno or function.lineno) + 1)
-    sites = [node for node, path, _ in module.sites if path == (function.name,) and node.lineno not in within]
+    name = _made_class(module, function) if function.name == "__init__" else function.name
+    sites = [node for node, path, _ in module.sites if path == (name,) and node.lineno not in within]
     if calls >= MOST_CALLS or not sites or len(sites) > MOST_SITES:
         return {}
+    own = int(function.name == "__init__")  # the object that is made
     told = [
-        given_parameters(function, call_arguments(module, node, _names_at(module, node.lineno, calls + 1), 0))
+        given_parameters(
+            function,
+            _moved_places(call_arguments(module, node, _names_at(module, node.lineno, calls + 1), 0), own),
+        )
         for node in sites
     ]
     usual = default_parameter_values(module, function, module.names, 0)
@@ -127,6 +132,17 @@ def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[
         values = [one.get(name, usual.get(name, UNSET)) for one in told]
         found[name] = values[0] if all(value == values[0] for value in values) else UNSET
     return found
+
+
+def _made_class(module: Module, function: ast.FunctionDef) -> str:
+    """The class of the file whose objects a function makes."""
+    held = (one for one in module.tree.body if isinstance(one, ast.ClassDef) and function in one.body)
+    return next((one.name for one in held), "")
+
+
+def _moved_places(arguments: Tree, by: int) -> Tree:
+    """Arguments without a name further on by as many places."""
+    return {str(int(at) + by) if at.isdecimal() else at: held for at, held in arguments.items()}
 
 
 def _up_to(
@@ -142,7 +158,8 @@ def _up_to(
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given.update(module.names)
             given.update(default_parameter_values(module, node, given, 0))
-            if module.functions.get(node.name) is node:
+            own = module.functions.get(node.name) is node or node.name == "__init__"
+            if isinstance(node, ast.FunctionDef) and own:
                 given.update(_called_with(module, node, calls))
         for target in block_targets(node):
             assign_target(target, UNSET, given)
