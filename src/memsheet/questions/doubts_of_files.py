@@ -65,6 +65,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@parameters_of": _parameters_of_name,
         "@towers": len(answer.model.towers),
         "@tower_parameters": _tower_parameters(answer.model),
+        "@parameters": parameter_count(answer.model),
         "@ranks": answer.cluster.count if answer.cluster else 1,
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
         "@passing": int(answer.verdict.device.high) - _resting_states(answer) if answer.verdict else 0,

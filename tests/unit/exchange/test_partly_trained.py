@@ -45,3 +45,40 @@ def test_tables_that_a_script_trains_whole_are_of_the_plan() -> None:
     assert (whole.request["adapter.full_modules"], whole.unmodelled) == (["wte", "lm_head"], ())
     (other,) = recognise_files({"train.py": text.format(["score"])}, ())[0].values()
     assert dict(other.unmodelled)["script.LoraConfig"] == "modules_to_save"
+
+
+def test_layers_that_train_beside_frozen_ones_are_those_that_are_said(tmp_path: Path) -> None:
+    """A quarter of 6.98 billion parameters in layers, each with ten bytes more than a frozen one at least."""
+    moved = {}
+    for layers in (1, 8, -8):
+        found = factory(tmp_path, finetuning_type="freeze", freeze_trainable_layers=layers)
+        (moved[layers],) = [one for one in found.moved if one.at == "freeze_trainable_layers"]
+        assert found.answer
+        assert found.answer.plan.adapter
+        assert not found.doubt
+    assert moved[8] == moved[-8]
+    assert 15e9 < moved[8].low_bytes < moved[8].high_bytes < 20 * 8.03e9 / 4
+    assert moved[1].high_bytes < moved[8].high_bytes / 7
+    by_default = factory(tmp_path, finetuning_type="freeze")
+    assert "2 of 32 layers" in next(
+        one.why for one in by_default.moved if one.at == "freeze_trainable_layers"
+    )
+
+
+def test_single_modules_and_tables_move_the_bounds(tmp_path: Path) -> None:
+    def moved(**said: Any) -> tuple[int, int]:
+        found = factory(tmp_path, finetuning_type="freeze", freeze_trainable_layers=8, **said)
+        return next(
+            (one.low_bytes, one.high_bytes) for one in found.moved if one.at == "freeze_trainable_layers"
+        )
+
+    whole, parts, tables = (
+        moved(),
+        moved(freeze_trainable_modules="mlp"),
+        moved(freeze_extra_modules="embed_tokens,norm"),
+    )
+    assert parts[0] < 0
+    assert parts[1] == whole[1]
+    assert (tables[0] - whole[0], tables[1] - whole[1]) == (10 * TABLE, 20 * TABLE)
+    strange = factory(tmp_path, finetuning_type="freeze", freeze_extra_modules="my_gate")
+    assert "freeze" in strange.doubt

@@ -20,13 +20,13 @@ from memsheet.exchange.formats.llamafactory.names import (
     UNMODELLED,
     factory_implied_keys,
 )
-from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION, by_deepspeed, trains_adapter
+from memsheet.exchange.formats.llamafactory.partly import frozen_layer_moves, whole_module_moves
+from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.exchange.shared.config_commands import FACTORY_FILE, OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Moved, Values
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import (
     cannot_offload,
-    comma_separated_names,
     inside_moves,
     inside_names,
     inside_renamed,
@@ -62,32 +62,12 @@ MOST_OF_STATES = 4 + 4 + 8
 def _factory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """Buckets inside, and the states of a tower that stays frozen beside a model that trains whole."""
     yield from inside_moves(DEEPSPEED)(values, asked)
-    yield from _whole_module_moves(values, asked)
+    yield from whole_module_moves(values, asked)
+    yield from frozen_layer_moves(values, asked)
     tower = asked["@tower_parameters"]
     if tower and values.get("finetuning_type") == "full" and parse_switch(values.get(TOWERS[0], True)):
         why = "the tower is frozen, and the sheet holds gradients and optimizer states of it"
         yield Moved(at=TOWERS[0], why=why, low_bytes=-tower * MOST_OF_STATES, high_bytes=0)
-
-
-TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
-WIDENED, AND_EXCHANGED = (4 - 2) + (4 - 2) + (8 - 4), (4 - 2) + 2
-"""Bytes an element of a module that trains whole, beside those of the sheet, which has it as it was loaded, in
-sixteen bits: itself, its gradient and two moments in fp32; at most a bucket and what autocast keeps of it, too
-(model/adapter.py:337-349).
-"""
-
-
-def _whole_module_moves(values: Values, asked: Values) -> Iterator[Moved]:
-    """Modules of ``additional_target`` are raised to fp32 with all else that trains."""
-    named = [name for name in comma_separated_names(values.get("additional_target", "")) if name in TABLES]
-    own = by_deepspeed(values) or parse_switch(values.get("pure_bf16"))
-    if not named or own or not trains_adapter(values):
-        return
-    table, ranks = asked["@vocab"] * asked["@hidden"] * len(named), asked["@ranks"]
-    parts = ranks if values.get("fsdp") else 1
-    why = f"{', '.join(named)} trained whole in fp32, and the sheet has them in the dtype of the checkpoint"
-    more = table * (WIDENED + AND_EXCHANGED)
-    yield Moved(at="additional_target", why=why, low_bytes=table * WIDENED // parts, high_bytes=more)
 
 
 def _factory_preferences(values: Values) -> Preferences | None:
