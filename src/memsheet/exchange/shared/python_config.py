@@ -17,13 +17,15 @@ from memsheet.exchange.shared.python_module import Module, Tree, call_sites, syn
 from memsheet.exchange.shared.python_values import (
     CLASS,
     assign_target,
-    block_targets,
+    block_values,
     call_arguments,
     default_parameter_values,
+    evaluate_expression,
     evaluate_statements,
     function_return_value,
     given_parameters,
 )
+from memsheet.exchange.shared.settings_files import held_settings
 from memsheet.guard.budget import Budget, TooMuchError
 
 LINE, WHOLE, SCOPE = "lambda", "import", "def"  # no argument can be called by a word of the language
@@ -54,6 +56,9 @@ def read_module(text: str, bases: Mapping[str, Tree], given: Mapping[str, Any] |
         sites=tuple(call_sites(parsed)),
         given=given or {},
     )
+    if (held := held_settings(parsed)) is not None:
+        found = evaluate_expression(module, held, {}, 0)
+        module.settings.update(found if isinstance(found, dict) else {})
     evaluate_statements(module, parsed.body, module.names)
     return module
 
@@ -161,8 +166,8 @@ def _up_to(
             own = module.functions.get(node.name) is node or node.name == "__init__"
             if isinstance(node, ast.FunctionDef) and own:
                 given.update(_called_with(module, node, calls))
-        for target in block_targets(node):
-            assign_target(target, UNSET, given)
+        for target, value in block_values(module, node, given):
+            assign_target(target, value, given)
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(node, name, None) or []
             if inner and inner[0].lineno <= line <= (inner[-1].end_lineno or 0):
