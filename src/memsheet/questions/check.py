@@ -260,14 +260,14 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
         texts |= beside
         reads, skipped = recognise_files(texts, folder, server, scripts)
     reads = {name: bundled_draft(read) for name, read in with_their_files(with_shipped_files(reads)).items()}
+    put_in |= {name: put_in[script] for name in reads if (script := _started_script(name)) in put_in}
     reads = {
-        name: replace(read, assumed=(*read.assumed, *(put_in.get(name) or put_in.get(_started(name), ()))))
-        for name, read in reads.items()
+        name: replace(read, assumed=(*read.assumed, *put_in.get(name, ()))) for name, read in reads.items()
     }
     return _JobFiles({**dict.fromkeys(reads, ""), **texts}, reads, document, (*skipped, *too_large))
 
 
-def _started(name: str) -> str:
+def _started_script(name: str) -> str:
     """The script of a name that a command's was put before."""
     return name.rpartition(": ")[2]
 

@@ -24,12 +24,16 @@ args = TrainingArguments(
 )
 Trainer(model=model, args=args, train_dataset=rows).train()
 """
-PARSED = 'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--config", default="config.yaml")\nargs = parser.parse_args()\n'
+PARSED = """import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--config", default="config.yaml")
+args = parser.parse_args()
+"""
 LOADS = (
     'import yaml\ncfg = yaml.safe_load(open("config.yaml"))\n',
     'import yaml\nwith open("config.yaml", "r") as file:\n    cfg = yaml.load(file, Loader=yaml.FullLoader)\n',
     'import yaml\ndef load(path):\n    with open(path) as file:\n        return yaml.safe_load(file)\ncfg = load("config.yaml")\n',
-    f'import yaml\n{PARSED}cfg = yaml.safe_load(open(args.config))\n',
+    f"import yaml\n{PARSED}cfg = yaml.safe_load(open(args.config))\n",
     'from omegaconf import OmegaConf\ncfg = OmegaConf.load("config.yaml")\n',
 )  # fmt: skip
 

@@ -115,7 +115,7 @@ def _read_batch(value: Any, values: Values) -> Mapping[str, Any]:
     return {"serving.max_sequences" if _generates(values) else "microbatch": value}
 
 
-def _batch_on_ranks(values: Values, ranks: int) -> Mapping[str, Any]:
+def _part_of_card(values: Values, ranks: int) -> Mapping[str, Any]:
     """A card's part of a batch that one process divides over its cards."""
     divides = values.get(f"{LOOP}.wrap") == DATA_PARALLEL and not _generates(values)
     rows = rows_of_card(values.get(f"{LOOP}.batch"), values.get(f"{LOOP}.{DEVICES}"), ranks)
@@ -181,7 +181,7 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
 FORMAT = Format(
     name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values, started=loop_values,
     program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
-    refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_batch_on_ranks,
+    refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_part_of_card,
     unmodelled={
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),

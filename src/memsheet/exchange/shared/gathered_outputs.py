@@ -1,6 +1,6 @@
-"""``torch.nn.DataParallel``: one process with a copy of the model on every card. A batch is divided over them,
-and the first card gathers what the copies return and the gradients of all of them (pytorch/pytorch v2.13.0
-torch/nn/parallel/data_parallel.py, forward; torch/nn/parallel/_functions.py, Broadcast, Gather).
+"""``torch.nn.DataParallel``: one process with a copy of the model on every card. A batch is divided over
+them, and the first card gathers what the copies return and the gradients of all of them (pytorch/pytorch
+v2.13.0 torch/nn/parallel/data_parallel.py, forward; torch/nn/parallel/_functions.py, Broadcast, Gather).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ONE_PROCESS = "one_process"
 trainer.py:2666-2672, training_args.py, _setup_devices).
 """
 OF_LOGIT, OF_OWN_LOSS = 4, 4 + 4 + 4
-"""Bytes a gathered logit at most, in fp32: itself; a cast of it, its logarithm and its gradient, where a script
-makes the loss of what was gathered.
+"""Bytes a gathered logit at most, in fp32: itself; a cast of it, its logarithm and its gradient, where a
+script makes the loss of what was gathered.
 """
 OF_CACHE = 2 * 4
 """Keys and values of an element of a layer, which a model of transformers' returns beside its logits where
@@ -48,8 +48,9 @@ def gathered_moves(asked: Values, *, own_loop: bool) -> Iterator[Moved]:
         outputs += asked["@vocab"] * OF_OWN_LOSS + asked["@layers"] * asked["@hidden"] * OF_CACHE
     gathered = (others + 1) * asked["@tokens"] * outputs
     why = (
-        f"one process runs a copy of the model on each of {others + 1} cards and divides its batch over them; "
-        "the first card, which the sheet is of, gathers outputs and gradients of all, and the others need less"
+        f"one process runs a copy of the model on each of {others + 1} cards and divides its batch over "
+        "them; the first card, which the sheet is of, gathers outputs and gradients of all, and the others "
+        "need less"
     )
     yield Moved(
         at="nn.DataParallel",

@@ -325,7 +325,8 @@ def _counted_flags(launcher: str, before: Sequence[str], own: Sequence[str]) -> 
     count = _parallel_count(before) if launcher == PYTHON else None
     said = {"config_file", "num_processes", "num_gpus", "include", "hostfile"} & flags.keys()
     alone = {ONE_PROCESS: True} if launcher == PYTHON and count is None else {}
-    return {**flags, **alone, at: count or cards} if at and (count or cards) and not said else {**flags, **alone}
+    counted = {at: count or cards} if at and (count or cards) and not said else {}
+    return {**flags, **alone, **counted}
 
 
 def visible_cards(word: str) -> int | None:

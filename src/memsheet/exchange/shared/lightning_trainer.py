@@ -1,6 +1,6 @@
-"""What a script gives Lightning's ``Trainer`` or ``Fabric``: the strategy that divides or copies the model, the
-precision, the devices, and how many micro-batches a step has. Lines are of Lightning-AI/pytorch-lightning 2.5,
-under src/lightning.
+"""What a script gives Lightning's ``Trainer`` or ``Fabric``: the strategy that divides or copies the model,
+the precision, the devices, and how many micro-batches a step has. Lines are of Lightning-AI/pytorch-lightning
+2.5, under src/lightning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def lightning_keys(module: Module, call: Tree) -> dict[str, Any]:
     made = _strategy_keys(module, call.get("strategy", "auto"))
     asked = call.get("precision")
     asked = asked if asked is not None else UNSET if "plugins" in call else "32-true"
-    made |= _precision_keys(asked, made["wrap"])
+    made |= _half_keys(asked, made["wrap"])
     if isinstance(made.get("deepspeed"), dict):  # pytorch/strategies/deepspeed.py, _format_precision_config
         word = {"bf16": "bf16", "fp16": "fp16"}.get(made["autocast"])
         made["deepspeed"] = {**({word: {"enabled": True}} if word else {}), **made["deepspeed"]}
@@ -123,7 +123,7 @@ def _deepspeed_keys(stage: Any, said: Mapping[str, Any], *, away: bool) -> dict[
     return {"wrap": "deepspeed", "deepspeed": {"zero_optimization": {"stage": stage, **kept, **moved}}}
 
 
-def _precision_keys(asked: Any, wrap: str) -> dict[str, Any]:
+def _half_keys(asked: Any, wrap: str) -> dict[str, Any]:
     """Autocast, or a model that is cast as a whole; what FSDP gathers and reduces is in the same half
     (pytorch/plugins/precision/{amp,half,fsdp,deepspeed}.py).
     """

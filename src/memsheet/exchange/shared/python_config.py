@@ -115,8 +115,8 @@ def _names_at(module: Module, line: int, calls: int = 0) -> Mapping[str, Any]:
 
 
 def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[str, Any]:
-    """What the file calls one of its functions with, or makes objects of one of its classes with, where all its calls agree; nothing of parameters that
-    none gives.
+    """What the file calls one of its functions with, or makes objects of one of its classes with, where all
+    its calls agree; nothing of parameters that none gives.
     """
     within = range(function.lineno, (function.end_lineno or function.lineno) + 1)
     name = _made_class(module, function) if function.name == "__init__" else function.name

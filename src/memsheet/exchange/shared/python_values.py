@@ -311,8 +311,8 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
 def _settings_call(
     module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int
 ) -> Any | None:
-    """A file that is opened, what one of settings says, or such settings under other access; None of any other
-    call.
+    """A file that is opened, what one of settings says, or such settings under other access; None of any
+    other call.
     """
     opens, loads = name in OPEN or name.endswith(".open"), name in LOADERS
     if not node.args and not name.endswith(".read"):

@@ -1,6 +1,6 @@
 """How long the rows of a training are, as scripts for transformers' Trainer say it beside its arguments: what
-a tokenizer cuts to, what a corpus is cut into, and what trainers of TRL's are given themselves; and the lengths
-that programs take where nobody says one.
+a tokenizer cuts to, what a corpus is cut into, and what trainers of TRL's are given themselves; and the
+lengths that programs take where nobody says one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ data/datasets/language_modeling.py; huggingface/trl v0.12 trl/trainer/utils.py).
 USUAL_LENGTH = "usual_length"
 """Under ``script``: a length that the program takes where nothing says one."""
 TOKENIZERS = "as long as the tokenizer says, where the model goes as far, and else 1024"
-"""Of a length that no file says (huggingface/transformers v5.3.0 examples/pytorch/language-modeling/run_clm.py:
-block_size).
+"""Of a length that no file says (huggingface/transformers v5.3.0
+examples/pytorch/language-modeling/run_clm.py: block_size).
 """
 OF_TOKENIZER = 1024
 EXAMPLES: Mapping[str, tuple[str, int]] = {
@@ -49,8 +49,8 @@ OF_SFT, OF_PAIRS, PAIRED = 1024, 512, ("DPO", "KTO", "CPO", "ORPO", "BCO")
 
 
 def tokenized_length(module: Module) -> int | None:
-    """The length that a script cuts its rows to itself, the longest of several: by the tokenizer, else by what
-    it cuts its corpus into.
+    """The length that a script cuts its rows to itself, the longest of several: by the tokenizer, else by
+    what it cuts its corpus into.
     """
     asked = [
         length

@@ -1,6 +1,6 @@
 """Settings that a Python script loads of a file beside it (``yaml.safe_load(open("config.yaml"))``,
-``OmegaConf.load``, ``json.load``): what the file says stands as a value on a line behind the script's own, where
-the readers of scripts find it. Nothing is run.
+``OmegaConf.load``, ``json.load``): what the file says stands as a value on a line behind the script's own,
+where the readers of scripts find it. Nothing is run.
 """
 
 from __future__ import annotations

@@ -39,14 +39,14 @@ FP32 = {"precision.parameters": "fp32", "precision.gradients": "fp32", "precisio
     ("given", "said"),
     [
         ('devices=8, strategy="ddp", precision="bf16-mixed"', {"engine": "transformers", "zero": 0, "@gpus": 8, "precision.compute": "bf16", **FP32}),
-        ('devices=4, num_nodes=2, precision=16', {"engine": "transformers", "@gpus": 8, "precision.compute": "fp16", **FP32}),
+        ("devices=4, num_nodes=2, precision=16", {"engine": "transformers", "@gpus": 8, "precision.compute": "fp16", **FP32}),
         ('devices=2, strategy="fsdp", precision="bf16-true"', {"engine": "fsdp1", "zero": 3, "precision.parameters": "bf16", "precision.compute": "bf16"}),
         ('strategy="fsdp", precision="bf16-mixed"', {"engine": "fsdp1", "precision.compute": "bf16", "precision.reduce": "bf16", **FP32}),
         ('strategy=FSDPStrategy(sharding_strategy="SHARD_GRAD_OP", cpu_offload=True)', {"engine": "fsdp1", "zero": 2, "offload.parameters": 1}),
-        ('strategy=FSDPStrategy(activation_checkpointing_policy={Block})', {"engine": "fsdp1", "zero": 3, "recompute.mode": "full"}),
+        ("strategy=FSDPStrategy(activation_checkpointing_policy={Block})", {"engine": "fsdp1", "zero": 3, "recompute.mode": "full"}),
         ('strategy="deepspeed_stage_2", precision="bf16-mixed", accumulate_grad_batches=4', {"engine": "deepspeed", "zero": 2, "precision.parameters": "bf16", "@accumulation": 4}),
         ('strategy="deepspeed_stage_3_offload", precision="16-mixed"', {"zero": 3, "offload.optimizer": 1, "offload.parameters": 1, "precision.parameters": "fp16"}),
-        ('strategy=DeepSpeedStrategy(stage=1)', {"engine": "deepspeed", "zero": 1}),
+        ("strategy=DeepSpeedStrategy(stage=1)", {"engine": "deepspeed", "zero": 1}),
     ],
 )  # fmt: skip
 def test_what_the_trainer_is_given(given: str, said: dict[str, Any]) -> None:
@@ -79,7 +79,8 @@ def test_fabric_is_given_the_same() -> None:
     text = (
         "from lightning import Fabric\nfrom transformers import AutoModelForCausalLM\n"
         'fabric = Fabric(devices=4, strategy="deepspeed_stage_3", precision="bf16-mixed")\n'
-        'model = AutoModelForCausalLM.from_pretrained("gpt2")\noptimizer = torch.optim.AdamW(model.parameters())\n'
+        'model = AutoModelForCausalLM.from_pretrained("gpt2")\n'
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
         "for batch in loader:\n    fabric.backward(model(**batch).loss)\n    optimizer.step()\n"
     )
     found = request_of(text)

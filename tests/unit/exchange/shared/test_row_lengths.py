@@ -1,5 +1,5 @@
-"""How long rows are where a script or a command says it beside the Trainer's arguments, and what programs take
-by themselves.
+"""How long rows are where a script or a command says it beside the Trainer's arguments, and what programs
+take by themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def group_texts(examples):
     return {k: [t[i : i + BLOCK] for i in range(0, total, BLOCK)] for k, t in whole.items()}
 Trainer(model=model, args=args, train_dataset=rows.map(group_texts)).train()
 """
-EXAMPLE = "torchrun --nproc_per_node 2 {script} --model_name_or_path {model} --per_device_train_batch_size 2 {more}\n"
+EXAMPLE = (
+    "torchrun --nproc_per_node 2 {script} --model_name_or_path {model} --per_device_train_batch_size 2 "
+    "{more}\n"
+)
 TRL = "trl {method} --model_name_or_path gpt2 --dataset_name a/b --per_device_train_batch_size 2 {more}\n"
 
 

@@ -264,8 +264,10 @@ def test_a_decoder_that_tells_labels_apart_has_no_output_matrix(tmp_path: Path) 
     )
     script = (
         "from transformers import AutoModelForSequenceClassification\n"
-        "model = AutoModelForSequenceClassification.from_pretrained('meta-llama/Meta-Llama-3-8B', num_labels=3)\n"
-        "args = TrainingArguments('o', per_device_train_batch_size=1)\nTrainer(model=model, args=args).train()\n"
+        "name = 'meta-llama/Meta-Llama-3-8B'\n"
+        "model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=3)\n"
+        "args = TrainingArguments('o', per_device_train_batch_size=1)\n"
+        "Trainer(model=model, args=args).train()\n"
     )
     files = {"job.yaml": f"{recipe}center_rewards_coefficient: 0.01\n", "train.py": script}
     for name, text in files.items():

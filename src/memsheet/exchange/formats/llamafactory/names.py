@@ -74,7 +74,8 @@ OF_FREEZING = 2
 
 def trained_layers(values: Values) -> int | None:
     """How many layers train where the others are frozen, the last of them or the first
-    (hparams/finetuning_args.py:37; model/adapter.py, _setup_freeze_tuning); None where nobody says it plainly.
+    (hparams/finetuning_args.py:37; model/adapter.py, _setup_freeze_tuning); None where nobody says it
+    plainly.
     """
     told = values.get("freeze_trainable_layers", OF_FREEZING)
     plain = type(told) is int and told != 0 and not parse_switch(values.get("use_llama_pro"))

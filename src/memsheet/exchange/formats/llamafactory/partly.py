@@ -1,5 +1,5 @@
-"""Models of which a part trains: single layers, where the others are frozen, and modules that train whole beside
-adapters. Lines are of ``src/llamafactory`` at its commit ff6d4d1 (0.9.6.dev0).
+"""Models of which a part trains: single layers, where the others are frozen, and modules that train whole
+beside adapters. Lines are of ``src/llamafactory`` at its commit ff6d4d1 (0.9.6.dev0).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from memsheet.exchange.shared.trainers import comma_separated_names, parse_switc
 
 OWN_OPTIMIZERS = ("use_galore", "use_adam_mini", "use_muon", "use_badam", "use_apollo")
 WIDENED, AND_EXCHANGED = (4 - 2) + (4 - 2) + (8 - 4), (4 - 2) + 2
-"""Bytes an element of a module that trains whole, beside those of the sheet, which has it as it was loaded, in
-sixteen bits: itself, its gradient and two moments in fp32; at most a bucket and what autocast keeps of it, too
-(model/adapter.py:337-349).
+"""Bytes an element of a module that trains whole, beside those of the sheet, which has it as it was loaded,
+in sixteen bits: itself, its gradient and two moments in fp32; at most a bucket and what autocast keeps of it,
+too (model/adapter.py:337-349).
 """
 OF_TRAINED = (4 - 2) + 4 + 8 + 4 + 2
-"""Bytes of a parameter that trains beside those of a frozen one in sixteen bits, at most: itself, a gradient, two
-moments and a bucket in fp32, and what autocast keeps of it.
+"""Bytes of a parameter that trains beside those of a frozen one in sixteen bits, at most: itself, a gradient,
+two moments and a bucket in fp32, and what autocast keeps of it.
 """
 OF_ADAPTERS = 8 * 40 * 20
 """Bytes of adapters in a layer's linear modules, by its width, at most: of rank 8, in and out of all of them,
@@ -27,7 +27,7 @@ each with gradient, moments and bucket.
 """
 
 
-def is_divided(values: Values) -> bool:
+def _divides_states(values: Values) -> bool:
     """Whether ranks divide what trains."""
     return by_deepspeed(values) or bool(values.get("fsdp"))
 
@@ -48,8 +48,8 @@ def whole_module_moves(values: Values, asked: Values) -> Iterator[Moved]:
 
 
 def frozen_layer_moves(values: Values, asked: Values) -> Iterator[Moved]:
-    """Layers that train whole beside frozen ones, in whose place the sheet has adapters: their states, less those
-    of the adapters.
+    """Layers that train whole beside frozen ones, in whose place the sheet has adapters: their states, less
+    those of the adapters.
     """
     layers = trained_layers(values) if values.get("finetuning_type") == "freeze" else None
     if layers is None:
@@ -61,14 +61,14 @@ def frozen_layer_moves(values: Values, asked: Values) -> Iterator[Moved]:
     least = 0 if parts else int(max(0, asked["@parameters"] - 2 * table) * share)
     most = int(max(0, asked["@parameters"] - table) * share) + extra
     why = f"{min(layers, count)} of {count} layers train whole; the sheet has adapters in the place of those"
-    low = _sure_bytes(values) * (least + extra) // (asked["@ranks"] if is_divided(values) else 1)
+    low = _sure_bytes(values) * (least + extra) // (asked["@ranks"] if _divides_states(values) else 1)
     low -= OF_ADAPTERS * asked["@hidden"] * count
     yield Moved(at="freeze_trainable_layers", why=why, low_bytes=low, high_bytes=OF_TRAINED * most)
 
 
 def _sure_bytes(values: Values) -> int:
-    """Bytes that a parameter which trains has more than a frozen one at every moment: in fp32 in place of sixteen
-    bits, and AdamW's moments.
+    """Bytes that a parameter which trains has more than a frozen one at every moment: in fp32 in place of
+    sixteen bits, and AdamW's moments.
     """
     own = any(parse_switch(values.get(at)) for at in OWN_OPTIMIZERS)
     adam = str(values.get("optim", "adamw_torch")) in ("adamw_torch", "adamw_torch_fused") and not own

@@ -38,8 +38,8 @@ def by_deepspeed(values: Values) -> bool:
 
 
 def trains_adapter(values: Values) -> bool:
-    """LoRA is what it does where nothing is said (hparams/finetuning_args.py:464); adapters stand in for layers
-    that train beside frozen ones.
+    """LoRA is what it does where nothing is said (hparams/finetuning_args.py:464); adapters stand in for
+    layers that train beside frozen ones.
     """
     return (values.get("finetuning_type") or "lora") in ADAPTED or _trains_layers(values)
 
@@ -160,8 +160,8 @@ def _read_flash_attn(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _read_finetuning_type(value: Any, values: Values) -> Mapping[str, Any]:
-    """LoRA of rank 8 on every linear layer, or the whole model; other ways are told by name beside
-    the sheet of the nearest: OFT's matrices as LoRA's, single layers (freeze) as LoRA and what they take more.
+    """LoRA of rank 8 on every linear layer, or the whole model; other ways are told by name beside the sheet
+    of the nearest: OFT's matrices as LoRA's, single layers (freeze) as LoRA and what they take more.
     """
     if value == "full" or (value == "freeze" and not _trains_layers(values)):
         return {}
