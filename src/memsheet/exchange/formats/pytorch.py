@@ -171,7 +171,8 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """What the configuration inside moves, and what preparing a quantized model casts."""
     yield from inside_moves(DEEPSPEED)(values, asked)
     yield from further_moves(SCRIPT, values, asked)
-    if values.get(f"{LOOP}.wrap") == DATA_PARALLEL and not _generates(values):
+    replicated = values.get(f"{LOOP}.wrap") == DATA_PARALLEL or values.get(f"{LOOP}.{DATA_PARALLEL}") is True
+    if replicated and not _generates(values):
         yield from gathered_moves(asked, own_loop=True)
     if TRANSFORMERS.moves is not None and not _generates(values):
         prepared = {at: held for at, held in values.items() if at == f"{SCRIPT}.prepared"}
@@ -186,6 +187,6 @@ FORMAT = Format(
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),
     },
-    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},
     model=lambda values: built_config(values, SCRIPT),
 )  # fmt: skip

@@ -17,8 +17,10 @@ from memsheet.exchange.shared.python_values import BASE, CLASS
 from memsheet.exchange.shared.read_only_rows import positive_count
 
 DRIVES, MODULES = re.compile(r"\bLightningModule\b"), "LightningModule"
-ARGUMENTS = frozenset({"accelerator", "devices", "strategy", "precision", "max_epochs", "max_steps", "accumulate_grad_batches", "num_nodes"})  # fmt: skip
+ARGUMENTS = frozenset({"accelerator", "devices", "gpus", "strategy", "precision", "max_epochs", "max_steps", "accumulate_grad_batches", "num_nodes"})  # fmt: skip
 """Of which Lightning's Trainer has one at least, and transformers' has none."""
+OLDER = ("distributed_backend", "accelerator")
+"""What names the strategy before 1.5, beside ``gpus`` in the place of devices."""
 STAGE = re.compile(r"deepspeed(?:_stage_([123]))?(_offload(?:_nvme)?)?$")
 BUCKETS = {
     "allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "contiguous_gradients": True, "overlap_comm": True,
@@ -45,7 +47,8 @@ def lightning_call(module: Module) -> Tree | None:
 
 def lightning_keys(module: Module, call: Tree) -> dict[str, Any]:
     """What wraps the model, in which dtypes a step is, its micro-batches and its processes."""
-    made = _strategy_keys(module, call.get("strategy", "auto"))
+    older = next((call[at] for at in OLDER if str(call.get(at)).startswith(("ddp", "dp"))), "auto")
+    made = _strategy_keys(module, call.get("strategy", older))
     asked = call.get("precision")
     asked = asked if asked is not None else UNSET if "plugins" in call else "32-true"
     made |= _half_keys(asked, made["wrap"])
@@ -62,7 +65,7 @@ def lightning_keys(module: Module, call: Tree) -> dict[str, Any]:
 
 def _process_count(call: Tree) -> int | None:
     """Processes that it starts, one a device; None where as many as there are cards."""
-    devices, nodes = call.get("devices"), positive_count(call.get("num_nodes", 1))
+    devices, nodes = call.get("devices", call.get("gpus")), positive_count(call.get("num_nodes", 1))
     if isinstance(devices, str) and devices.isdecimal():
         devices = int(devices)
     count = len(devices) if isinstance(devices, list) else positive_count(devices)

@@ -305,10 +305,12 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
     if wrap == DATA_PARALLEL:
         cards = found[wrap].get("device_ids", found[wrap].get("1"))
         return {"wrap": wrap, **({DEVICES: len(cards)} if isinstance(cards, list) and cards else {})}
+    either = {DATA_PARALLEL: True} if wrap == "ddp" and DATA_PARALLEL in found else {}
     strategy = found.get(wrap, {}).get("sharding_strategy", found.get(wrap, {}).get("strategy"))
     kept = found.get(wrap, {}).get("reshard_after_forward")
     return {
         "wrap": wrap,
+        **either,
         **_mesh_of_axes(module),
         **(
             {"strategy": str(strategy).rpartition(".")[2]}

@@ -425,3 +425,15 @@ def test_python_alone_makes_the_trainer_replicate_in_one_process(tmp_path: Path)
         checked = memsheet.check(file, gpus="2xA100-80GB")
         assert checked.answer
         assert any(one.at == "nn.DataParallel" for one in checked.moved) is told
+
+
+def test_a_script_that_may_be_started_either_way_may_gather(tmp_path: Path) -> None:
+    either = "model = torch.nn.DataParallel(model)\nif rank != -1:\n    model = DDP(model)\n"
+    text = REPLICATED.replace("model = torch.nn.DataParallel(model).cuda()\n", either)
+    (tmp_path / "train.py").write_text(text)
+    alone = memsheet.check(tmp_path / "train.py", gpus="4xA100-80GB")
+    assert alone.answer
+    assert alone.answer.plan.training.microbatch == 32
+    assert [one.at for one in alone.moved] == ["nn.DataParallel"]
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 4 train.py\n")
+    assert not memsheet.check(tmp_path / "run.sh", gpus="4xA100-80GB").moved
