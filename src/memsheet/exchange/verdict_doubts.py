@@ -13,6 +13,7 @@ from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.moved_states import freezes_weights, may_cap_pool, moves_states
+from memsheet.exchange.shared.row_lengths import TOKENIZERS
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.visible_cards import CARDS
@@ -242,9 +243,9 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
             yield f"{at} of {name} itself is not modelled: the sheet is {rest}; {BY_WHICH[result]}"
         elif value == UNSET and not _is_flag_given(read, at, given):
             yield f"{at} {UNSET}{_flag_hint(read, at)}"
-        elif value == NO_PROMPT:
+        elif value in (NO_PROMPT, TOKENIZERS):
             if not _is_flag_given(read, at, given):
-                yield f"{at} {NO_PROMPT}{_flag_hint(read, at, 1024)}"
+                yield f"{at} {value}{_flag_hint(read, at, 1024)}"
         elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
             yield f"{at} {value}"
 

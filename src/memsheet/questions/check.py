@@ -55,6 +55,7 @@ from memsheet.questions.files_on_disk import (
     read_texts_and_plan,
     started_scripts,
     with_called_scripts,
+    with_settings_beside,
     with_variables_beside,
 )
 from memsheet.questions.labelled_models import with_labels_head
@@ -254,15 +255,23 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
     folders = folders_of_job(files, root)
     texts = with_called_scripts(folders, texts)
     folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
+    texts, scripts, settings = with_settings_beside(folders, texts, scripts)
+    put_in |= settings
     reads, skipped = recognise_files(texts, folder, server, scripts)
     if beside := adjacent_file_texts(folders, texts, reads):
         texts |= beside
         reads, skipped = recognise_files(texts, folder, server, scripts)
     reads = {name: bundled_draft(read) for name, read in with_their_files(with_shipped_files(reads)).items()}
+    put_in |= {name: put_in[script] for name in reads if (script := _started_script(name)) in put_in}
     reads = {
         name: replace(read, assumed=(*read.assumed, *put_in.get(name, ()))) for name, read in reads.items()
     }
     return _JobFiles({**dict.fromkeys(reads, ""), **texts}, reads, document, (*skipped, *too_large))
+
+
+def _started_script(name: str) -> str:
+    """The script of a name that a command's was put before."""
+    return name.rpartition(": ")[2]
 
 
 def _join_on_cards(

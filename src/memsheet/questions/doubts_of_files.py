@@ -65,6 +65,11 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@parameters_of": _parameters_of_name,
         "@towers": len(answer.model.towers),
         "@tower_parameters": _tower_parameters(answer.model),
+        "@parameters": parameter_count(answer.model),
+        "@ranks": answer.cluster.count if answer.cluster else 1,
+        "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
+        "@passing": int(answer.verdict.device.high) - _resting_states(answer) if answer.verdict else 0,
+        "@exchanged": _exchanged_bytes(worst_sheet(answer.sheets)),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
@@ -308,9 +313,13 @@ def _even_share(answer: Answer) -> int:
     """What the fullest of the cards that share a copy has at least: no less than an even share of it."""
     assert answer.verdict is not None
     assert answer.cluster is not None
-    sheet = worst_sheet(answer.sheets)
-    exchanged = max(int(sheet.of(Component.COMMUNICATION, instant=at).high) for at in sheet.instants)
+    exchanged = _exchanged_bytes(worst_sheet(answer.sheets))
     return max(0, int(answer.verdict.device.low) - exchanged) // answer.cluster.count
+
+
+def _exchanged_bytes(sheet: Sheet) -> int:
+    """Of buckets in which replicas exchange their gradients, at most."""
+    return max(int(sheet.of(Component.COMMUNICATION, instant=at).high) for at in sheet.instants)
 
 
 def _unsaid_length(reads: Mapping[str, Read], answer: Answer) -> str:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from memsheet.errors import input_error
+from memsheet.errors import InputError, input_error
 from memsheet.exchange import MOST_SCRIPT
 from memsheet.exchange.shared.compose_env import DOTENV, dotenv_values, with_dotenv_values
 from memsheet.exchange.shared.file_format import Read
@@ -19,8 +19,9 @@ from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.shared.serve_compose import holds_services
+from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
 from memsheet.exchange.shared.shell_calls import with_started_scripts
-from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, read_bytes, read_json
+from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, parse_yaml, read_bytes, read_json
 from memsheet.guard.budget import TooMuchError
 from memsheet.questions.export import PLAN, SHEET, pick_plan
 
@@ -179,6 +180,41 @@ def with_called_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> di
         else with_started_scripts(text, lambda script: _text_beside(script, folders))
         for name, text in texts.items()
     }
+
+
+def with_settings_beside(
+    folders: Sequence[Path], texts: Mapping[str, str], scripts: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str], dict[str, tuple[str, ...]]]:
+    """Texts of Python scripts, those that were named and those that shells start, with the settings that they
+    load of files beside them; and which those are, by the script's name.
+    """
+    shells = "\n".join(
+        text for name, text in texts.items() if Path(name).suffix not in (CODE, NOTEBOOK, *DATA)
+    )
+    told: dict[str, tuple[str, ...]] = {}
+
+    def with_own(name: str, text: str) -> str:
+        if Path(name).suffix not in (CODE, NOTEBOOK) or not loads_settings(text):
+            return text
+        held = {at: said for at in settings_named(f"{text}\n{shells}") if (said := _settings_in(at, folders))}
+        both = with_settings(text, held)
+        if both == text or len(both) > MOST_SCRIPT:
+            return text
+        told[name] = tuple(f"values of {at}, which lies beside" for at in held)
+        return both
+
+    found, started = ({at: with_own(at, text) for at, text in one.items()} for one in (texts, scripts))
+    return found, started, told
+
+
+def _settings_in(name: str, folders: Sequence[Path]) -> Mapping[str, Any]:
+    """What a file of settings says that lies beside; nothing of one that is none."""
+    text = _text_beside(name, folders)
+    try:
+        said = (parse_json if name.endswith(".json") else parse_yaml)(text, name) if text else None
+    except InputError:
+        return {}
+    return said if isinstance(said, Mapping) else {}
 
 
 def _text_beside(script: str, folders: Sequence[Path]) -> str | None:

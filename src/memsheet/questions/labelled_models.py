@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memsheet.errors import InputError
+from memsheet.exchange.joined_files import preferences_in
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.trainer_script import LABELS, LABELS_PLACE
 from memsheet.plan.engine_registry import find_engine
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import Head, ModelSpec
+from memsheet.questions.named_models import model_of
 
 OTHER_HEAD = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
 """Behind a family's name in the library's classes: what is put on the model."""
@@ -34,9 +36,30 @@ def with_labels_head(
     head = next((held for at, read in reads.items() if (held := _head_of_labels(at, read))), None)
     known = head and isinstance(name, str) and not _lacks_heads(reads)
     model = _read_with_head(str(name), str(head)) if known else None
+    method = preferences_in(reads)
+    if model is None and (head in OF_LABELS or (method is not None and method.scored)):
+        model = _without_output(name)
     if model is None:
         return name, dict(reads)
     return model, {at: _without_labels(read) for at, read in reads.items()}
+
+
+OF_LABELS = ("ForSequenceClassification", "ForTokenClassification")
+"""Heads that the library puts on any decoder: one matrix of a row a label (transformers 5.23.0
+modeling_layers.py, GenericForSequenceClassification, GenericForTokenClassification).
+"""
+
+
+def _without_output(name: str | ModelSpec | None) -> ModelSpec | None:
+    """A decoder with the head that tells labels apart, which takes next to nothing, in place of the
+    vocabulary's; None of any other model.
+    """
+    model = model_of(name) if name is not None else None
+    if model is None or model.head.kind != "causal_lm" or model.recording is not None:
+        return None
+    note = "the model tells labels apart: it has no output matrix, and the head in its place is left out"
+    source = replace(model.source, notes=(*model.source.notes, note))
+    return replace(model, head=Head(kind="none", width=model.head.width), source=source)
 
 
 def _lacks_heads(reads: Mapping[str, Read]) -> bool:

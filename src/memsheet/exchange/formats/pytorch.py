@@ -13,7 +13,9 @@ from memsheet.exchange import find_format
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
+from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES, gathered_moves, rows_of_card
 from memsheet.exchange.shared.generation_script import NO_PROMPT
+from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
 from memsheet.exchange.shared.python_module import argument_remarks
@@ -58,7 +60,7 @@ def _read_wrap(value: Any, values: Values) -> Mapping[str, Any]:
     if value == "deepspeed":
         return {"engine": "deepspeed"}
     strategy = str(values.get(f"{LOOP}.strategy", "")).upper()
-    if value in SHARDED or (value == "fabric" and "FSDP" in strategy):
+    if value in SHARDED:
         kept = values.get(f"{LOOP}.reshard") is False
         return {
             "engine": "fsdp2" if value == "fsdp2" else "fsdp1",
@@ -108,7 +110,16 @@ def _read_dtype(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_batch(value: Any, values: Values) -> Mapping[str, Any]:
+    if values.get(f"{LOOP}.wrap") == DATA_PARALLEL and not _generates(values):
+        return {}  # of all cards together, which are counted later
     return {"serving.max_sequences" if _generates(values) else "microbatch": value}
+
+
+def _part_of_card(values: Values, ranks: int) -> Mapping[str, Any]:
+    """A card's part of a batch that one process divides over its cards."""
+    divides = values.get(f"{LOOP}.wrap") == DATA_PARALLEL and not _generates(values)
+    rows = rows_of_card(values.get(f"{LOOP}.batch"), values.get(f"{LOOP}.{DEVICES}"), ranks)
+    return {"microbatch": rows} if divides and rows else {}
 
 
 def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
@@ -132,7 +143,7 @@ def _loop_row(at: str, back: Back, source: str = "the script's own text", usual:
 
 
 OF_LOADING = (
-    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", "lora_targets", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),
@@ -143,6 +154,7 @@ KEYS = (
     _loop_row("length", _read_length),
     replace(_loop_row("prompt", lambda value, _: {"serving.prompt_tokens": value}), decides=(NO_PROMPT,)),
     _loop_row("answer", lambda value, values: {"serving.output_tokens": value} if _generates(values) else {}),
+    _loop_row("processes", _of_training("@gpus"), source="lightning/pytorch/trainer/trainer.py: devices, num_nodes"),
     _loop_row("accumulation", _of_training("@accumulation")),
     _loop_row("autocast", _read_autocast, usual="no", source="torch/amp/autocast_mode.py: a dtype where it is on"),
     _loop_row("recompute", lambda value, values: {} if _generates(values) else {"recompute.mode": "full" if value is True else "none"}, usual=False, source="modeling_utils.py, gradient_checkpointing_enable"),
@@ -159,6 +171,9 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """What the configuration inside moves, and what preparing a quantized model casts."""
     yield from inside_moves(DEEPSPEED)(values, asked)
     yield from further_moves(SCRIPT, values, asked)
+    replicated = values.get(f"{LOOP}.wrap") == DATA_PARALLEL or values.get(f"{LOOP}.{DATA_PARALLEL}") is True
+    if replicated and not _generates(values):
+        yield from gathered_moves(asked, own_loop=True)
     if TRANSFORMERS.moves is not None and not _generates(values):
         prepared = {at: held for at, held in values.items() if at == f"{SCRIPT}.prepared"}
         yield from TRANSFORMERS.moves(prepared, asked)
@@ -167,11 +182,11 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
 FORMAT = Format(
     name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values, started=loop_values,
     program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
-    refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED,
+    refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_part_of_card,
     unmodelled={
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
-        f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (),
+        f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),
     },
-    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},
     model=lambda values: built_config(values, SCRIPT),
 )  # fmt: skip

@@ -13,14 +13,17 @@ from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
+from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
+from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
 from memsheet.exchange.shared.trainer_script import (
     ASKS_CARD,
     BITS,
     COLOCATED,
     DEFAULTS,
     LORA,
+    MAPS,
     OWN_LAYERS,
     SCRIPT,
     SFT_OWN,
@@ -199,6 +202,9 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """
     yield from colocated_moves(f"{SCRIPT}.{COLOCATED}", values.get(f"{SCRIPT}.{COLOCATED}"), asked)
     yield from further_moves(SCRIPT, values, asked)
+    yield from answer_moves(values, asked)
+    if values.get(f"{SCRIPT}.{ONE_PROCESS}") is True and values.get(f"{SCRIPT}.{SPREADS}") not in MAPS:
+        yield from gathered_moves(asked, own_loop=f"{SCRIPT}.{OWN_LOSS}" in values)
     if values.get(f"{SCRIPT}.prepared") is True:
         yield _kbit_upcast_move(asked)
     if named := values.get(f"{SCRIPT}.{WHOLE_TABLES}"):
@@ -248,7 +254,8 @@ KEYS = (
     ),
     Key(at="dtype", out=lambda _: None, back=read_model_dtype, source=f"{EXAMPLES}, ModelArguments"),
     Key(at="attn_implementation", out=lambda _: None, back=_read_attn_implementation, source=f"{EXAMPLES}, ModelArguments"),
-    Key(at="block_size", says="seq_len", out=lambda _: None, source=f"{EXAMPLES}, DataTrainingArguments"),
+    Key(at="block_size", says="seq_len", out=lambda _: None, decides=(TOKENIZERS,), source=f"{EXAMPLES}, DataTrainingArguments"),
+    Key(at=f"{SCRIPT}.{USUAL_LENGTH}", out=lambda _: None, back=lambda v, _: {"?seq_len": v}, source="what the program takes by itself"),
     Key(at="max_seq_length", says="seq_len", out=lambda _: None, source="huggingface/transformers v5.3.0 examples/pytorch/text-classification/run_glue.py, DataTrainingArguments"),
     Key(
         at="max_source_length", out=lambda _: None, back=lambda v, _: {"seq_len": v, "?seq_len_kind": "maximum"},
@@ -314,6 +321,7 @@ KEYS = (
     *(
         Key(at=f"{SCRIPT}.{name}", says=says, out=lambda _: None, source=source) for name, says, source in (
             ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"), ("lora_targets", "adapter.targets", "peft tuners/lora/config.py, target_modules"),
+            ("lora_full_modules", "adapter.full_modules", "peft tuners/lora/config.py, modules_to_save"),
             ("lora_dropout", "adapter.dropout", "peft tuners/lora/config.py, lora_dropout"),
             ("adapter_dtype", "adapter.dtype", "huggingface/trl f2cd577 trl/trainer/sft_trainer.py:1127-1130"),
             ("quantized", "quantization.weights", "utils/quantization_config.py, bnb_4bit_quant_type"),
@@ -427,7 +435,7 @@ FORMAT = Format(
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}", f"{SCRIPT}.{DEFAULTS}.*", *(
+        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}", f"{SCRIPT}.{DEFAULTS}.*", *(
             f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
         ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",

@@ -14,9 +14,12 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
+from memsheet.exchange.shared.read_only_rows import positive_count
+from memsheet.exchange.shared.row_lengths import both_parts
 from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
@@ -100,7 +103,31 @@ def _trl_method(values: Values) -> str:
 
 def _read_max_length(value: Any, values: Values) -> Mapping[str, Any]:
     """What generates is as long as its prompts and answers are; its own default is no row's length."""
-    return {} if _trl_method(values) in GENERATE else {"seq_len": value}
+    return {} if _trl_method(values) in GENERATE else {"seq_len": _cut_to(value, values)}
+
+
+def _cut_to(length: Any, values: Values) -> Any:
+    """Both parts of a row, each cut on its own where both are said, and the row to a length of its own
+    (huggingface/trl v0.13 trl/trainer/dpo_trainer.py, tokenize_row, concatenated_forward).
+    """
+    both = both_parts(values)
+    return min(both, length) if both and isinstance(length, int) else length
+
+
+def _read_completion_length(_: Any, values: Values) -> Mapping[str, Any]:
+    """Of a method that generates: an answer, behind a prompt that is cut to a length where one is said."""
+    both = both_parts(values) if _trl_method(values) in GENERATE else None
+    return {"seq_len": both} if both else {}
+
+
+def _read_prompt_length(value: Any, values: Values) -> Mapping[str, Any]:
+    """The prompt of an answer of which nobody says the length: as long as it is by itself."""
+    alone = _trl_method(values) in GENERATE and values.get(COMPLETION) is None
+    return {"?seq_len": value + OF_COMPLETION} if alone and positive_count(value) else {}
+
+
+COMPLETION, OF_COMPLETION = "max_completion_length", 256
+"""By itself (huggingface/trl 016013e trl/trainer/grpo_config.py, max_completion_length)."""
 
 
 def _is_bf16_on(values: Values) -> bool:
@@ -218,6 +245,8 @@ KEYS = (
     _trainer_row("use_liger_kernel", out=lambda a: True if a.get("loss") == "fused" else None),
     Key(at="dtype", out=dtype_out, back=_read_trl_dtype, usual=own_default("trl", "dtype"), source=M),
     Key(at="attn_implementation", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_read_trl_attention, source=M),
+    _read_only_row(COMPLETION, _read_completion_length, "trainer/grpo_config.py, dpo_config.py"),
+    _read_only_row("max_prompt_length", _read_prompt_length, "trainer/grpo_config.py, dpo_config.py"),
     Key(at="lora_r", out=_of_adapter_only(lambda a: a["adapter.rank"]), back=_of_peft(_read_lora_r), usual=own_default("trl", "lora_r"), source=M),
     Key(at="use_peft", out=_of_adapter_only(lambda _: True), back=_no_trl_keys, source=M),
     Key(at="use_dora", out=lambda a: True if a.get("adapter.kind") == "dora" else None, back=_no_trl_keys, source=M),
@@ -264,12 +293,14 @@ def _not_accounted(values: Values) -> Mapping[str, Any]:
 
 def _trl_moves(values: Values, asked: Values) -> Iterator[Moved]:
     yield from colocated_moves(SHARE, trl_colocated_share(values), asked)
+    if values.get(f"{SCRIPT}.{ONE_PROCESS}") is True:
+        yield from gathered_moves(asked, own_loop=False)
     yield from _trl_loss_moves(values, asked)
 
 
 def _trl_loss_moves(values: Values, asked: Values) -> Iterable[Moved]:
     own = {
-        **values,
+        **{at: held for at, held in values.items() if at != f"{SCRIPT}.{ONE_PROCESS}"},
         f"{SCRIPT}.loss_type": values.get("loss_type", "chunked_nll"),
         f"{SCRIPT}.dtype": values.get("dtype", "float32"),
     }
@@ -308,7 +339,7 @@ FORMAT: Format = Format(
     },
     known=frozenset({
         *(at for at in TRANSFORMERS.known if not at.startswith(f"{SCRIPT}.")), *(name for name in SFT_OWN if name not in ("max_length", "loss_type")),
-        "config", "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
+        f"{SCRIPT}.{ONE_PROCESS}", "config", "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
         "dataset_test_split", "dataset_streaming", "ignore_bias_buffers", "datasets", "streaming", "test_split_size", "env", "chat_template",
         "dataset_mixture", "dataset_mixture.*", "dataset_kwargs.*", "hub_model_revision", "push_to_hub_revision", "overwrite_output_dir", "router_aux_loss_coef",
         *(at for own in OTHERS.values() for at in own), *OWN_OF_METHODS,

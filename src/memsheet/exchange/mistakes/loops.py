@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memsheet.exchange.mistakes.case import Case, Found, Rule
+from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, lightning_call
 from memsheet.exchange.shared.loop_script import LOOP
 from memsheet.exchange.shared.model_casts import WIDTHS
 from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
@@ -147,13 +148,14 @@ def _whole_units(case: Case) -> Iterator[Found]:
         alone = len(calls) == 1 and "**" not in calls[0] and not any(at in calls[0] for at in POLICIES)
         alone = alone and not _calls_of(module, *POLICIES)
         once = len(shards) == 1 and not calls and not _inside_loop(module.tree, int(shards[0][LINE]))
-        if not (alone or once):
+        driven = case.reads[name].values.get(f"{LOOP}.{ONE_UNIT}") is True and lightning_call(module)
+        if not (alone or once or driven):
             continue
-        held = calls[0] if alone else shards[0]
+        held = driven or (calls[0] if alone else shards[0])
         size = _gathered_bytes(case)
         cure = (
             "auto_wrap_policy=transformer_auto_wrap_policy"
-            if alone
+            if alone or driven
             else "fully_shard(layer) for each layer first"
         )
         yield Found(

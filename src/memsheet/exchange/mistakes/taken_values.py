@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import AUTO, UNSET
+from memsheet.exchange.shared.row_lengths import TOKENIZERS
 from memsheet.frozen import dataclass
 
 LEFT = frozenset({AUTO, "all", "max", "none", "null", "default", "inf", "true", "false"})
@@ -49,7 +50,7 @@ class Taken:
 
 def is_said(value: Any) -> bool:
     """Whether a value is one: not left to a script, to whoever starts it, or to a template."""
-    if value is None or value in (UNSET, "") or str(value).lower() in LEFT:
+    if value is None or value in (UNSET, TOKENIZERS, "") or str(value).lower() in LEFT:
         return False
     return not isinstance(value, str) or not (OPEN & set(value) or value.isupper())
 

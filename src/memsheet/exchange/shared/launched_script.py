@@ -26,6 +26,7 @@ from memsheet.exchange.shared.config_commands import (
 )
 from memsheet.exchange.shared.evaluation_words import PLAIN, EvaluatedModel, model_arguments
 from memsheet.exchange.shared.flag_words import flags_of
+from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.python_switches import last_switch_index
 from memsheet.exchange.shared.serve_script import (
     Variables,
@@ -323,7 +324,9 @@ def _counted_flags(launcher: str, before: Sequence[str], own: Sequence[str]) -> 
     at = COUNTED_BY.get(launcher)
     count = _parallel_count(before) if launcher == PYTHON else None
     said = {"config_file", "num_processes", "num_gpus", "include", "hostfile"} & flags.keys()
-    return {**flags, at: count or cards} if at and (count or cards) and not said else flags
+    alone = {ONE_PROCESS: True} if launcher == PYTHON and count is None else {}
+    counted = {at: count or cards} if at and (count or cards) and not said else {}
+    return {**flags, **alone, **counted}
 
 
 def visible_cards(word: str) -> int | None:

@@ -19,6 +19,7 @@ from memsheet.exchange.shared.config_commands import (
     factory_command,
 )
 from memsheet.exchange.shared.file_format import UNSET, Format, Read, is_key, read_format_values
+from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
     DEEPSPEED,
@@ -33,6 +34,7 @@ from memsheet.exchange.shared.launched_script import (
 from memsheet.exchange.shared.loop_commands import command_loop_values
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
+from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of, without_own_fields
 from memsheet.guard.budget import TooMuchError
 
@@ -102,6 +104,8 @@ def launched_reads(
     form = _script_flag_format(found)
     if form is not None:
         told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
+        told |= example_length(found.script, found.arguments) if form.name == "transformers" else {}
+        told |= _of_one_process(found, form, found.arguments)
         told |= {"dtype": "auto"} if form.name == TRL and LOADED_BARE.search(found.script) else {}
         return {
             **reads,
@@ -142,6 +146,7 @@ def _by_flag_names(
         form = find_format("transformers" if values else "pytorch")
         values = values or command_loop_values(one, text)
         if values:
+            values = {**values, **_of_one_process(one, form, values)}
             read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
             return {
                 **{f"{name}: {one.launcher}": said for said in _of_launcher(one, own)},
@@ -153,6 +158,12 @@ def _by_flag_names(
     return reads, (
         f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",
     ) if words else ()
+
+
+def _of_one_process(found: Launch, form: Format, values: Mapping[str, Any]) -> dict[str, Any]:
+    """That nothing starts the Trainer more than once, where its cards are not divided otherwise."""
+    alone = form.name in (TRL, "transformers") and found.flags.get(ONE_PROCESS) is True
+    return {f"{SCRIPT}.{ONE_PROCESS}": True} if alone and not values.get("deepspeed") else {}
 
 
 LENGTH = f"{SCRIPT}.max_length"

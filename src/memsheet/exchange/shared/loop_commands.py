@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
 from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch
 from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, SEQUENCE, loop_values, mixed_word
@@ -40,6 +41,8 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
     if task == "infer" and own.pop("wrap", None) == DEEPSPEED_WRAP:
         own[DIVIDED] = "by DeepSpeed"
         own.pop("deepspeed_file", None)
+    if found.launcher in (TORCHRUN, ACCELERATE, DEEPSPEED):
+        own.pop(DATA_PARALLEL, None)
     if own.get(FED):
         own.pop("batch", None)
     if not read:

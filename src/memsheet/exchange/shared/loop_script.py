@@ -12,12 +12,14 @@ from typing import Any
 from memsheet.exchange.shared.built_models import built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.further_models import frozen_key, model_loads, own_loss_key
+from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES
 from memsheet.exchange.shared.generation_script import (
     NO_PROMPT,
     generation_sizes,
     makes_pipeline,
     pipeline_loads,
 )
+from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
@@ -29,6 +31,7 @@ from memsheet.exchange.shared.role_names import (
     flag_values,
     role_value,
 )
+from memsheet.exchange.shared.row_lengths import is_slice_of_rows, tokenized_length
 from memsheet.exchange.shared.trainer_script import (
     ARGUMENTS,
     ASKS_CARD,
@@ -43,7 +46,6 @@ from memsheet.exchange.shared.trainer_script import (
     bitsandbytes_keys,
     from_pretrained_keys,
     lora_config_keys,
-    tokenized_length,
 )
 
 LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
@@ -56,7 +58,7 @@ OTHER_MODELS = re.compile(
 )
 WRAPPERS = {
     "FSDP": "fsdp1", "FullyShardedDataParallel": "fsdp1", "fully_shard": "fsdp2", "DistributedDataParallel": "ddp", "DDP": "ddp",
-    "Accelerator": "accelerate", "Fabric": "fabric",
+    "DataParallel": DATA_PARALLEL, "Accelerator": "accelerate",
 }  # fmt: skip
 INITIALIZES = "deepspeed.initialize"
 OPTIMIZERS = {
@@ -76,7 +78,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     """A script's own loop, with ``script.*`` for how the model is loaded; nothing of a script without one.
     ``given``: the flags that a command starts it with. Raises ValueError for no Python.
     """
-    steps = STEPS.search(text)
+    steps = STEPS.search(text) or DRIVES.search(text)
     if (
         not any(one in text for one in ("from_pretrained", "transformers"))
         or not (steps or GENERATES.search(text) or makes_pipeline(text))
@@ -109,7 +111,10 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         **_optimizer_keys(module),
     }
     made |= _recompute_key(module, told)
-    if (cast := next(model_casts(module), None)) is not None:
+    if steps and (driver := lightning_call(module)) is not None:
+        made |= lightning_keys(module, driver)
+    cast = made.pop("cast", None) or next(model_casts(module), None)
+    if cast is not None:
         said["dtype"] = cast
     if made.get(FED):
         made.pop("batch", None)
@@ -216,7 +221,7 @@ def _stepped_rows(module: Module) -> int | None:
     loops = [
         node.iter
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.For) and any(map(_is_slice_of_rows, ast.walk(node)))
+        if isinstance(node, ast.For) and any(map(is_slice_of_rows, ast.walk(node)))
     ]
     steps = (
         positive_count(held.get("2"))
@@ -224,13 +229,6 @@ def _stepped_rows(module: Module) -> int | None:
         if any(call_node(module, held) is loop for loop in loops)
     )
     return next(filter(None, steps), None)
-
-
-def _is_slice_of_rows(node: ast.AST) -> bool:
-    match node:
-        case ast.Slice(lower=ast.Name(id=start), upper=ast.BinOp(left=ast.Name(id=same), op=ast.Add())):
-            return start == same
-    return False
 
 
 def _drawn_rows(module: Module) -> tuple[int | None, int | None]:
@@ -252,14 +250,14 @@ def _role_count(found: Told | None) -> int | None:
 
 
 def _precision_keys(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
-    """What the loop computes in: autocast's dtype, accelerate's or Fabric's word, or a cast of the model."""
+    """What the loop computes in: autocast's dtype, accelerate's word, or a cast of the model."""
     made: dict[str, Any] = {}
     for held in _local_calls(module, "autocast"):
         if held.get("enabled", True) is not False:
             asked = held.get("dtype", held.get("1", "torch.float16"))  # its own on a GPU
             made["autocast"] = WIDTHS.get(str(asked), _word_of_flags(told) or UNSET)
-    for held in _local_calls(module, "Accelerator", "Fabric"):
-        word = held.get("mixed_precision", held.get("precision"))
+    for held in _local_calls(module, "Accelerator"):
+        word = held.get("mixed_precision")
         if isinstance(word, str):
             made["autocast"] = mixed_word(word) if word != UNSET else _word_of_flags(told) or UNSET
     for held in _local_calls(module, "MixedPrecisionPolicy", "MixedPrecision"):
@@ -302,11 +300,17 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
         )
         fed = any("training_data" in held for held in engines)
         return {"wrap": DEEPSPEED, **({DEEPSPEED: inline} if inline else {}), **({FED: True} if fed else {})}
-    wrap = next((one for one in ("fsdp2", "fsdp1", "ddp", "fabric", "accelerate") if one in found), "none")
+    surest = ("fsdp2", "fsdp1", "ddp", DATA_PARALLEL, "accelerate")
+    wrap = next((one for one in surest if one in found), "none")
+    if wrap == DATA_PARALLEL:
+        cards = found[wrap].get("device_ids", found[wrap].get("1"))
+        return {"wrap": wrap, **({DEVICES: len(cards)} if isinstance(cards, list) and cards else {})}
+    either = {DATA_PARALLEL: True} if wrap == "ddp" and DATA_PARALLEL in found else {}
     strategy = found.get(wrap, {}).get("sharding_strategy", found.get(wrap, {}).get("strategy"))
     kept = found.get(wrap, {}).get("reshard_after_forward")
     return {
         "wrap": wrap,
+        **either,
         **_mesh_of_axes(module),
         **(
             {"strategy": str(strategy).rpartition(".")[2]}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 PASSING = re.compile(
     r"kernel|fuse|flash|attn|attention|liger|cross_entropy|loss|compile|graph|nois|smoothing|round_robin|contiguous|bucket|find_unused"
-    r"|recompute|activation|checkpointing|converters|fp8$|empty_cache|gc_steps|tiled|chunk|stage$|batch|seq|len|tokens|cache|kv|packing",
+    r"|recompute|activation|checkpointing|converters|fp8$|empty_cache|gc_steps|tiled|chunk|stage$|block_size$|batch|seq|len|tokens|cache|kv|packing",
     re.IGNORECASE,
 )  # fmt: skip
 STORING = re.compile(

@@ -20,7 +20,8 @@ class Preferences:
     which whole logits, or gradients of logits, may stand beside the loss's own; ``reference``: whether a copy
     of the model gives some of them; ``own_copy``: also where adapters train, which are switched off
     otherwise; ``widened``: whether the trainer may load the copy in fp32 whatever the model is in; ``sure``:
-    whether it is known that the job trains so.
+    whether it is known that the job trains so; ``scored``: whether a head of one label stands in the place of
+    the vocabulary's.
     """
 
     method: str
@@ -30,6 +31,7 @@ class Preferences:
     own_copy: bool = False
     widened: bool = False
     sure: bool = True
+    scored: bool = False
 
     @property
     def widened_by(self) -> str:
@@ -53,10 +55,15 @@ ALONE = ("orpo", "cpo", "simpo")
 """
 SCORED = ("reward", "rm", "rw")
 """Both in one batch, scored by a head of one label (trainer/reward_trainer.py)."""
+ONE_LABEL = ("reward", "rw")
+"""Of them those that load a model without its output matrix (trainer/reward_trainer.py: num_labels=1;
+deepspeedai/DeepSpeedExamples training/DeepSpeed-Chat/dschat/utils/model/reward_model.py); a head of values
+beside the matrix is another way.
+"""
 METHODS: Mapping[str, Preferences] = {
     **{name: Preferences(name.upper(), 2, 2, reference=True) for name in PAIRED},
     **{name: Preferences(name.upper(), 2, 2) for name in ALONE},
-    **{name: Preferences("the reward model", 2) for name in SCORED},
+    **{name: Preferences("the reward model", 2, scored=name in ONE_LABEL) for name in SCORED},
     "kto": Preferences("KTO", 1, 3, reference=True), "bco": Preferences("BCO", 1, 1, reference=True),
 }  # fmt: skip
 """KTO has a mismatched answer of every example too, of which model and reference read the logits

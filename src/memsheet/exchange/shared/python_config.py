@@ -17,13 +17,15 @@ from memsheet.exchange.shared.python_module import Module, Tree, call_sites, syn
 from memsheet.exchange.shared.python_values import (
     CLASS,
     assign_target,
-    block_targets,
+    block_values,
     call_arguments,
     default_parameter_values,
+    evaluate_expression,
     evaluate_statements,
     function_return_value,
     given_parameters,
 )
+from memsheet.exchange.shared.settings_files import held_settings
 from memsheet.guard.budget import Budget, TooMuchError
 
 LINE, WHOLE, SCOPE = "lambda", "import", "def"  # no argument can be called by a word of the language
@@ -54,6 +56,9 @@ def read_module(text: str, bases: Mapping[str, Tree], given: Mapping[str, Any] |
         sites=tuple(call_sites(parsed)),
         given=given or {},
     )
+    if (held := held_settings(parsed)) is not None:
+        found = evaluate_expression(module, held, {}, 0)
+        module.settings.update(found if isinstance(found, dict) else {})
     evaluate_statements(module, parsed.body, module.names)
     return module
 
@@ -110,15 +115,20 @@ def _names_at(module: Module, line: int, calls: int = 0) -> Mapping[str, Any]:
 
 
 def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[str, Any]:
-    """What the file calls one of its functions with, where all its calls agree; nothing of parameters that
-    none gives.
+    """What the file calls one of its functions with, or makes objects of one of its classes with, where all
+    its calls agree; nothing of parameters that none gives.
     """
     within = range(function.lineno, (function.end_lineno or function.lineno) + 1)
-    sites = [node for node, path, _ in module.sites if path == (function.name,) and node.lineno not in within]
+    name = _made_class(module, function) if function.name == "__init__" else function.name
+    sites = [node for node, path, _ in module.sites if path == (name,) and node.lineno not in within]
     if calls >= MOST_CALLS or not sites or len(sites) > MOST_SITES:
         return {}
+    own = int(function.name == "__init__")  # the object that is made
     told = [
-        given_parameters(function, call_arguments(module, node, _names_at(module, node.lineno, calls + 1), 0))
+        given_parameters(
+            function,
+            _moved_places(call_arguments(module, node, _names_at(module, node.lineno, calls + 1), 0), own),
+        )
         for node in sites
     ]
     usual = default_parameter_values(module, function, module.names, 0)
@@ -127,6 +137,17 @@ def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[
         values = [one.get(name, usual.get(name, UNSET)) for one in told]
         found[name] = values[0] if all(value == values[0] for value in values) else UNSET
     return found
+
+
+def _made_class(module: Module, function: ast.FunctionDef) -> str:
+    """The class of the file whose objects a function makes."""
+    held = (one for one in module.tree.body if isinstance(one, ast.ClassDef) and function in one.body)
+    return next((one.name for one in held), "")
+
+
+def _moved_places(arguments: Tree, by: int) -> Tree:
+    """Arguments without a name further on by as many places."""
+    return {str(int(at) + by) if at.isdecimal() else at: held for at, held in arguments.items()}
 
 
 def _up_to(
@@ -142,10 +163,11 @@ def _up_to(
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given.update(module.names)
             given.update(default_parameter_values(module, node, given, 0))
-            if module.functions.get(node.name) is node:
+            own = module.functions.get(node.name) is node or node.name == "__init__"
+            if isinstance(node, ast.FunctionDef) and own:
                 given.update(_called_with(module, node, calls))
-        for target in block_targets(node):
-            assign_target(target, UNSET, given)
+        for target, value in block_values(module, node, given):
+            assign_target(target, value, given)
         for name in ("body", "orelse", "finalbody"):
             inner = getattr(node, name, None) or []
             if inner and inner[0].lineno <= line <= (inner[-1].end_lineno or 0):

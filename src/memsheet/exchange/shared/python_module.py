@@ -28,6 +28,7 @@ class Module:
         tuple[ast.Call, tuple[str, ...], int], ...
     ]  # every call of a name, its path, and the line of the function around it
     given: Mapping[str, Any] = field(default_factory=dict)  # flags of the command that starts it
+    settings: dict[str, Any] = field(default_factory=dict)  # what files beside it say, by their names
     flags: list[Mapping[str, Any]] = field(default_factory=list)  # of its command line, once somebody asks
     steps: Budget = field(default_factory=lambda: Budget(MOST_STEPS, "steps"))
 

@@ -17,6 +17,7 @@ from memsheet.exchange.shared.plain_values import (
 )
 from memsheet.exchange.shared.python_module import Module, Tree, asks_command_line, attribute_path
 from memsheet.exchange.shared.script_flags import PARSES, known_flags
+from memsheet.exchange.shared.settings_files import KEPT, LOADERS, OPEN, OPENED, settings_of
 from memsheet.guard.budget import TooMuchError
 
 CLASS, BASE, PARSED = "class", "base", "parse_args"
@@ -61,8 +62,8 @@ def evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, A
             for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
                 assign_target(target, value, given)
         elif isinstance(node, ast.With) or (taken := _taken_branch(module, node, given, depth)) is not None:
-            for target in block_targets(node):
-                assign_target(target, UNSET, given)
+            for target, value in block_values(module, node, given, depth):
+                assign_target(target, value, given)
             inner = node.body if isinstance(node, ast.With) else taken
             if (value := evaluate_statements(module, inner or [], given, depth)) is not None:
                 return value
@@ -223,9 +224,19 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
             ways = (body, other) if taken is None else (body,) if taken else (other,)
             found = [evaluate_expression(module, one, given, depth + 1) for one in ways]
             return found[0] if found[0] == found[-1] else UNSET
+        case ast.Call(
+            func=ast.Attribute(value=whole, attr="get"), args=[ast.Constant(value=str() as word), *rest]
+        ) if _is_table(table := evaluate_expression(module, whole, given, depth + 1)):
+            usual = evaluate_expression(module, rest[0], given, depth + 1) if rest else None
+            return table.get(word, usual)
         case ast.Call(func=function):
             return _evaluate_call(module, node, _called_name(function), given, depth + 1)
     return UNSET
+
+
+def _is_table(value: Any) -> bool:
+    """Whether it is a table of words, and no object."""
+    return isinstance(value, dict) and CLASS not in value
 
 
 def _evaluate_element(held: Any, at: int) -> Any:
@@ -269,6 +280,8 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
         found = function_return_value(module, name, depth, call_arguments(module, node, given, depth))
         module.steps.spend_size(found)
         return _copy_config_value(found)
+    if module.settings and (found := _settings_call(module, node, name, given, depth)) is not None:
+        return found
     if name == "dict" and not node.args:
         return call_arguments(module, node, given, depth)
     if name.rpartition(".")[2] in PARSES and (flags := known_flags(module)):
@@ -293,6 +306,28 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
     if not (name.rpartition(".")[2][:1].isupper() or name in FACTORIES or CONFIG_LOADS.search(name)):
         return UNSET
     return {**call_arguments(module, node, given, depth), CLASS: name}
+
+
+def _settings_call(
+    module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int
+) -> Any | None:
+    """A file that is opened, what one of settings says, or such settings under other access; None of any
+    other call.
+    """
+    opens, loads = name in OPEN or name.endswith(".open"), name in LOADERS
+    if not node.args and not name.endswith(".read"):
+        return None
+    if name.endswith((".read", ".read_text")):
+        return _looked_up(attribute_path(node.func)[:-1], given)
+    if not opens and not loads and name not in KEPT:
+        return None
+    held = evaluate_expression(module, node.args[0], given, depth)
+    if opens:
+        return {CLASS: OPENED, "0": held} if isinstance(held, str) else None
+    if not loads:
+        return _copy_config_value(held) if isinstance(held, dict) and CLASS not in held else None
+    path = held.get("0") if isinstance(held, dict) and held.get(CLASS) == OPENED else held
+    return _copy_config_value(settings_of(path, module.settings))
 
 
 def _by_field(arguments: Tree, fields: Mapping[str, Any]) -> Tree:
@@ -394,8 +429,21 @@ def default_parameter_values(
     }
 
 
-def block_targets(node: ast.stmt) -> list[ast.expr]:
-    """Names that a loop or a block of its own gives values."""
+def block_values(
+    module: Module, node: ast.stmt, given: Mapping[str, Any], depth: int = 0
+) -> list[tuple[ast.expr, Any]]:
+    """Names that a loop or a block of its own gives values, with the file that is opened; of anything else
+    nothing is known.
+    """
     if isinstance(node, ast.With | ast.AsyncWith):
-        return [held.optional_vars for held in node.items if held.optional_vars is not None]
-    return [node.target] if isinstance(node, ast.For | ast.AsyncFor) else []
+        return [
+            (held.optional_vars, _opened_file(module, held.context_expr, given, depth))
+            for held in node.items
+            if held.optional_vars is not None
+        ]
+    return [(node.target, UNSET)] if isinstance(node, ast.For | ast.AsyncFor) else []
+
+
+def _opened_file(module: Module, node: ast.expr, given: Mapping[str, Any], depth: int) -> Any:
+    found = evaluate_expression(module, node, given, depth + 1) if module.settings else UNSET
+    return found if isinstance(found, dict) and found.get(CLASS) == OPENED else UNSET

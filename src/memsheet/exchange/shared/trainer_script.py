@@ -28,7 +28,7 @@ from memsheet.exchange.shared.python_config import (
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
-from memsheet.exchange.shared.read_only_rows import positive_count
+from memsheet.exchange.shared.row_lengths import both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
@@ -113,8 +113,6 @@ WITHOUT_BYTES = (
 )
 NOTHING: tuple[Any, ...] = (None, False, [], {})
 """Values of an argument that ask for nothing (peft tuners/lora/config.py: what they default to)."""
-CUTS = ("tokenizer", "tok", "tokenize", "encode_plus", "from_pretrained")
-"""What scripts call that cuts rows to a length (transformers tokenization_utils_base.py, __call__)."""
 PARSERS = ("HfArgumentParser", "TrlParser")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 DEFAULTS = "defaults"
@@ -177,6 +175,7 @@ def arguments_of(
     taken = {at: flag for at, flag in taken.items() if said.get(at) in (UNSET, flag.default)}
     said |= {at: flag.default for at, flag in taken.items()}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
+    own = own or _older_trainer_keys(module)
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
         own.setdefault("max_length", length)
@@ -196,7 +195,7 @@ def arguments_of(
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
     beside |= unsloth or _loaded_model_keys(module, own)
-    if name in METHODS:  # whose further models the method tells
+    if own.get("method"):  # whose further models the method tells
         beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
     else:
         beside |= own_loss_key(module)
@@ -239,17 +238,6 @@ def without_own_fields(form: Format, said: Mapping[str, Any]) -> dict[str, Any]:
         **({SCRIPT: kept} if kept else {}),
         **{at: held for at, held in said.items() if at != SCRIPT and at not in strange},
     }
-
-
-def tokenized_length(module: Module) -> int | None:
-    """The length that a script cuts its rows to itself, the longest of several."""
-    asked = [
-        length
-        for held in named_calls(module, CUTS, local=True)
-        for at in ("max_length", "model_max_length", "max_seq_length")
-        if (length := positive_count(held.get(at)))
-    ]
-    return max(asked, default=None)
 
 
 def _parsed_arguments(module: Module) -> Iterator[dict[str, Any]]:
@@ -362,15 +350,24 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
     said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
-    parts = [said.get(part) for part in ("max_prompt_length", "max_completion_length")]
-    counts = [part for part in parts if isinstance(part, int)]
-    whole = sum(counts) if len(counts) == len(parts) else said.get("max_length")
+    whole = both_parts(said) or said.get("max_length")
     share = trl_colocated_share(said)
     return {
         "method": METHODS[name],
         **({"max_length": whole} if isinstance(whole, int) else {}),
         **({COLOCATED: share} if share is not None else {}),
     }
+
+
+def _older_trainer_keys(module: Module) -> dict[str, Any]:
+    """Of a script that gives a trainer of TRL's the Trainer's own arguments, as releases before 0.13 take
+    them: its method, and the length that stands among the trainer's arguments; nothing of any other.
+    """
+    given = next(named_calls(module, TRAINERS[TRAINERS.index(SFT_TRAINER) :], local=True), None)
+    if given is None:
+        return {}
+    method = METHODS.get(f"{given[CLASS].removesuffix('Trainer')}Config")
+    return {**({"method": method} if method else {}), **trainer_length(given, method)}
 
 
 def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -380,16 +377,19 @@ def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     targets = held.get("target_modules")
     targets = [ALL_LINEAR] if targets == ALL_LINEAR else targets
     listed = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
+    saved = held.get("modules_to_save")
+    whole = isinstance(saved, list) and bool(saved) and all(name in MODEL_TABLES for name in saved)
+    read = (*(("target_modules",) if listed else ()), *(("modules_to_save",) if whole else ()))
     rest = [
         name
         for name in held
-        if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *(("target_modules",) if listed else ()))
-        and held[name] not in NOTHING
+        if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *read) and held[name] not in NOTHING
     ]
     made = {
         "lora_rank": held.get("r", 8),
         "lora_dropout": held.get("lora_dropout", 0.0),
         **({"lora_targets": targets} if listed else {}),
+        **({"lora_full_modules": saved} if whole else {}),
     }
     return {**made, **({LORA: ", ".join(sorted(rest))} if rest else {})}
 
@@ -516,6 +516,8 @@ def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
     return {**lora_config_keys(asked), **({WHOLE_TABLES: ", ".join(tables)} if tables else {})}
 
 
+MODEL_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+"""Embeddings and heads by the names that families have for them: what is trained whole beside adapters."""
 TABLES, WHOLE_TABLES = ("embed_tokens", "lm_head"), "whole_tables"
 """What Unsloth trains whole wherever it is named among the targets, in a copy of its own
 (unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model: _redirect_embedding_targets).

@@ -376,3 +376,64 @@ transformers.Trainer(model=model, args=args, train_dataset=None).train()
 def test_fields_of_a_scripts_own_arguments_are_no_strange_keys() -> None:
     reads, _ = recognise_files({"train.py": OWN_CLASS}, ())
     assert (reads["train.py"].unknown, reads["train.py"].request["seq_len"]) == ((), 512)
+
+
+REPLICATED = f"""{HEAD}
+model = AutoModelForCausalLM.from_pretrained("gpt2", torch_dtype=torch.float32)
+model = torch.nn.DataParallel(model).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+rows = tokenizer(texts, truncation=True, max_length=512)
+loader = DataLoader(rows, batch_size=32)
+{LOOP}"""
+
+
+def test_one_process_divides_its_batch_and_the_first_card_gathers(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(REPLICATED)
+    checked = memsheet.check(file, gpus="4xA100-80GB")
+    assert checked.answer
+    assert checked.answer.plan.training.microbatch == 8
+    (moved,) = checked.moved
+    assert (moved.at, moved.low_bytes < 0, moved.high_bytes > 4 * 32 * 512 * 50257) == (
+        "nn.DataParallel",
+        True,
+        True,
+    )
+    of_one = memsheet.check(file, gpus="1xA100-80GB")
+    assert of_one.answer
+    assert of_one.answer.plan.training.microbatch == 32
+    assert not of_one.moved
+
+
+def test_listed_devices_are_as_many_parts_of_a_batch(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(REPLICATED.replace("DataParallel(model)", "DataParallel(model, device_ids=[0, 1])"))
+    checked = memsheet.check(file, gpus="4xA100-80GB")
+    assert checked.answer
+    assert checked.answer.plan.training.microbatch == 16
+
+
+def test_python_alone_makes_the_trainer_replicate_in_one_process(tmp_path: Path) -> None:
+    flags = "--model_name_or_path gpt2 --block_size 512 --per_device_train_batch_size 4 --bf16"
+    for start, told in (
+        ("python", True),
+        ("CUDA_VISIBLE_DEVICES=0,1 python", True),
+        ("torchrun --nproc_per_node 2", False),
+    ):
+        file = tmp_path / "run.sh"
+        file.write_text(f"{start} run_clm.py {flags}\n")
+        checked = memsheet.check(file, gpus="2xA100-80GB")
+        assert checked.answer
+        assert any(one.at == "nn.DataParallel" for one in checked.moved) is told
+
+
+def test_a_script_that_may_be_started_either_way_may_gather(tmp_path: Path) -> None:
+    either = "model = torch.nn.DataParallel(model)\nif rank != -1:\n    model = DDP(model)\n"
+    text = REPLICATED.replace("model = torch.nn.DataParallel(model).cuda()\n", either)
+    (tmp_path / "train.py").write_text(text)
+    alone = memsheet.check(tmp_path / "train.py", gpus="4xA100-80GB")
+    assert alone.answer
+    assert alone.answer.plan.training.microbatch == 32
+    assert [one.at for one in alone.moved] == ["nn.DataParallel"]
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 4 train.py\n")
+    assert not memsheet.check(tmp_path / "run.sh", gpus="4xA100-80GB").moved

@@ -363,7 +363,7 @@ def test_recompute_is_off_only_where_both_switches_are() -> None:
         ({"cutoff_len": 101, "stage": "dpo"}, {"seq_len": 104}), ({"cutoff_len": 101, "stage": "pt"}, {"seq_len": 100}),
         ({"cutoff_len": 101, "stage": "pt", "packing": None}, {"seq_len": 101}), ({"cutoff_len": 101, "stage": "ppo"}, {"seq_len": 101}),
         ({"flash_attn": "disabled"}, {"attention": "eager"}), ({"flash_attn": "fa2"}, {"attention": "flash"}), ({}, {"attention": "sdpa", "microbatch": 8}),
-        ({"finetuning_type": "freeze"}, {"adapter.kind": None}), ({"finetuning_type": "oft"}, {"adapter.kind": "lora"}), ({"finetuning_type": "lora", "lora_target": "q_proj, v_proj"}, {"adapter.targets": ["q_proj", "v_proj"]}),
+        ({"finetuning_type": "freeze"}, {"adapter.kind": "lora"}), ({"finetuning_type": "freeze", "use_llama_pro": True}, {"adapter.kind": None}), ({"finetuning_type": "oft"}, {"adapter.kind": "lora"}), ({"finetuning_type": "lora", "lora_target": "q_proj, v_proj"}, {"adapter.targets": ["q_proj", "v_proj"]}),
         ({"finetuning_type": "lora", "additional_target": "embed_tokens"}, {"adapter.full_modules": ["embed_tokens"]}),
         ({"finetuning_type": "lora", "use_dora": True}, {"adapter.kind": "dora"}), ({"deepspeed": "z.json", "bf16": True}, {"engine": "deepspeed", "?precision.parameters": "bf16"}),
     ],

@@ -255,3 +255,30 @@ def test_rows_that_a_loop_draws_are_its_batch(tmp_path: Path) -> None:
     job = checked.answer.plan.workload
     assert isinstance(job, Training)
     assert (job.microbatch, job.seq_len) == (3, 640)
+
+
+def test_a_decoder_that_tells_labels_apart_has_no_output_matrix(tmp_path: Path) -> None:
+    """Its parameters are those of the causal model but the matrix, and no logits are at its peak."""
+    recipe = (
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B\nmax_length: 512\nper_device_train_batch_size: 1\n"
+    )
+    script = (
+        "from transformers import AutoModelForSequenceClassification\n"
+        "name = 'meta-llama/Meta-Llama-3-8B'\n"
+        "model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=3)\n"
+        "args = TrainingArguments('o', per_device_train_batch_size=1)\n"
+        "Trainer(model=model, args=args).train()\n"
+    )
+    files = {"job.yaml": f"{recipe}center_rewards_coefficient: 0.01\n", "train.py": script}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        found = check_configuration_files(
+            (str(tmp_path / name),), None, {**WHERE, "gpus": "8xH200"}, {"seq_len": 512}
+        )
+        assert found.answer is not None
+        assert found.answer.parameters == 8_030_261_248 - 128_256 * 4_096
+        assert ("labels" in found.doubt) is False
+    (tmp_path / "job.yaml").write_text(f"{recipe}use_peft: false\n")
+    plain = check_configuration_files((str(tmp_path / "job.yaml"),), None, {**WHERE, "gpus": "8xH200"})
+    assert plain.answer is not None
+    assert plain.answer.parameters == 8_030_261_248

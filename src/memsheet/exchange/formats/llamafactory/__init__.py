@@ -20,6 +20,7 @@ from memsheet.exchange.formats.llamafactory.names import (
     UNMODELLED,
     factory_implied_keys,
 )
+from memsheet.exchange.formats.llamafactory.partly import frozen_layer_moves, whole_module_moves
 from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.exchange.shared.config_commands import FACTORY_FILE, OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Moved, Values
@@ -61,6 +62,8 @@ MOST_OF_STATES = 4 + 4 + 8
 def _factory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """Buckets inside, and the states of a tower that stays frozen beside a model that trains whole."""
     yield from inside_moves(DEEPSPEED)(values, asked)
+    yield from whole_module_moves(values, asked)
+    yield from frozen_layer_moves(values, asked)
     tower = asked["@tower_parameters"]
     if tower and values.get("finetuning_type") == "full" and parse_switch(values.get(TOWERS[0], True)):
         why = "the tower is frozen, and the sheet holds gradients and optimizer states of it"

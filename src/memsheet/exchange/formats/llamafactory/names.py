@@ -11,7 +11,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.trainers import parse_switch
+from memsheet.exchange.shared.trainers import comma_separated_names, parse_switch
 
 TRANSFORMERS = find_format("transformers")
 _Z = "zero_optimization"
@@ -65,13 +65,38 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+NORMS = ("norm", "ln_f", "final_layernorm")
+"""Embeddings and heads, and the last norm, by the names that families have for them."""
+OF_FREEZING = 2
+"""Layers that train by themselves (hparams/finetuning_args.py, FreezeArguments: freeze_trainable_layers)."""
+
+
+def trained_layers(values: Values) -> int | None:
+    """How many layers train where the others are frozen, the last of them or the first
+    (hparams/finetuning_args.py:37; model/adapter.py, _setup_freeze_tuning); None where nobody says it
+    plainly.
+    """
+    told = values.get("freeze_trainable_layers", OF_FREEZING)
+    plain = type(told) is int and told != 0 and not parse_switch(values.get("use_llama_pro"))
+    plain = plain and all(name in (*TABLES, *NORMS) for name in extra_modules(values))
+    return abs(told) if plain else None
+
+
+def extra_modules(values: Values) -> list[str]:
+    """Modules outside the layers that train beside them."""
+    told = values.get("freeze_extra_modules")
+    return comma_separated_names(told) if told else []
+
+
 def factory_implied_keys(values: Values) -> dict[str, Any]:
     """Nothing trains where it is not said (transformers' do_train is off); what comes with a fused loss, and
     with packed rows.
     """
     told = values.get("do_train", False)
     found: dict[str, Any] = {"do_train": parse_switch(told)}
-    if values.get("finetuning_type") in ("oft", "freeze"):
+    freezes = values.get("finetuning_type") == "freeze" and trained_layers(values) is None
+    if values.get("finetuning_type") == "oft" or freezes:
         found[OTHER_WAY] = values["finetuning_type"]
     tower, projector = (parse_switch(values.get(at, True)) is False for at in TOWERS)
     if tower or (projector and values.get("finetuning_type", "lora") in ("lora", "oft")):

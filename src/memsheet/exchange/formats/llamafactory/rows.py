@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.formats.llamafactory.names import BNB, LIGER, TRANSFORMERS
+from memsheet.exchange.formats.llamafactory.names import BNB, LIGER, TRANSFORMERS, trained_layers
 from memsheet.exchange.shared.file_format import Key, Values, plan_word
 from memsheet.exchange.shared.trainers import (
     comma_separated_names,
@@ -38,8 +38,14 @@ def by_deepspeed(values: Values) -> bool:
 
 
 def trains_adapter(values: Values) -> bool:
-    """LoRA is what it does where nothing is said (hparams/finetuning_args.py:464)."""
-    return (values.get("finetuning_type") or "lora") in ADAPTED
+    """LoRA is what it does where nothing is said (hparams/finetuning_args.py:464); adapters stand in for
+    layers that train beside frozen ones.
+    """
+    return (values.get("finetuning_type") or "lora") in ADAPTED or _trains_layers(values)
+
+
+def _trains_layers(values: Values) -> bool:
+    return values.get("finetuning_type") == "freeze" and trained_layers(values) is not None
 
 
 def _autocast_dtype(values: Values) -> str:
@@ -154,14 +160,14 @@ def _read_flash_attn(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _read_finetuning_type(value: Any, values: Values) -> Mapping[str, Any]:
-    """LoRA of rank 8 on every linear layer, or the whole model; other ways are told by name beside
-    the sheet of the nearest: OFT's matrices as LoRA's, single layers (freeze) as the whole model.
+    """LoRA of rank 8 on every linear layer, or the whole model; other ways are told by name beside the sheet
+    of the nearest: OFT's matrices as LoRA's, single layers (freeze) as LoRA and what they take more.
     """
-    if value in ("full", "freeze"):
+    if value == "full" or (value == "freeze" and not _trains_layers(values)):
         return {}
     kind = "dora" if parse_switch(values.get("use_dora")) else "lora"
     own = _autocast_dtype(values) if by_deepspeed(values) else "fp32"
-    return {"adapter.kind": kind if value in ADAPTED else value, "adapter.dtype": own}
+    return {"adapter.kind": kind if trains_adapter(values) else value, "adapter.dtype": own}
 
 
 def _of_lora(key: str) -> Any:
