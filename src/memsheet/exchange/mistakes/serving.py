@@ -10,7 +10,7 @@ from math import prod
 
 from memsheet.budget import Answer
 from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
-from memsheet.exchange.mistakes.server_case import FLAGS, server_commands, server_pool_facts
+from memsheet.exchange.mistakes.server_case import FLAGS, is_sized_pool, server_commands, server_pool_facts
 from memsheet.exchange.mistakes.serving_pool import (
     copied_cache,
     fraction_leaves_too_little,
@@ -136,7 +136,7 @@ def _idle_memory(case: Case) -> Iterator[Found]:
     if any(OTHERS in values for _, values, _ in server_commands(case)):
         return
     told, asked = server_pool_facts(case), case.request.get("serving.memory_fraction")
-    if told is None or not isinstance(asked, float) or not answer_fits(case.answer):
+    if told is None or not isinstance(asked, float) or not answer_fits(case.answer) or is_sized_pool(told[1]):
         return
     waiting = bool((told[1].get("capacity") or {}).get("preempts"))
     for name, read in case.of(*USUAL_FRACTIONS):
