@@ -1,5 +1,5 @@
-"""What SGLang's attention backends keep beside the pool: a workspace, and for the graphs of decoding a table of
-where every token of every sequence is. It is made after the pool, from what the fraction leaves.
+"""What SGLang's attention backends keep beside the pool: a workspace, and for the graphs of decoding a table
+of where every token of every sequence is. It is made after the pool, from what the fraction leaves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from memsheet.units import MIB
 AT_STATE = Cited(SGLANG, "v0.5.23 layers/attention: init_cuda_graph_state, and each backend's workspace")
 WORKSPACE, WIDE_WORKSPACE, INTEGERS = 384 * MIB, 512 * MIB, 8 * MIB
 """FlashInfer's (v0.4.3.post4 global_config.py:36, v0.5.23 environ.py:1221), that of families with more
-(v0.4.3.post4 flashinfer_backend.py:104, v0.5.23 :431) and of TensorRT-LLM's kernels (trtllm_mha_backend.py:80),
-and what each of FlashInfer's wrappers has of its own (flashinfer v0.2.5 decode.py, v0.6.2 :739).
+(v0.4.3.post4 flashinfer_backend.py:104, v0.5.23 :431) and of TensorRT-LLM's kernels
+(trtllm_mha_backend.py:80), and what each of FlashInfer's wrappers has of its own (flashinfer v0.2.5
+decode.py, v0.6.2 :739).
 """
 WIDE = frozenset({"qwen2", "qwen3", "mimo", "qwen3_vl", "qwen3_vl_moe"})
 EAGER_WRAPPERS = 4
@@ -72,8 +73,8 @@ def paged_tables(asked: Asked) -> Bytes:
 @formula(
     cites=SGLANG,
     at=(
-        "v0.4.3.post4 layers/attention/flashinfer_backend.py:254, v0.5.23 :1106: a token's place and a mask of "
-        "one byte; a wrapper for each size that is recorded"
+        "v0.4.3.post4 layers/attention/flashinfer_backend.py:254, v0.5.23 :1106: a token's place and a mask "
+        "of one byte; a wrapper for each size that is recorded"
     ),
 )
 def flashinfer_bytes(asked: Asked) -> Bytes:

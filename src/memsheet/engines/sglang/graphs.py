@@ -36,12 +36,22 @@ NEWER_SIZES, DRAFTED_SIZES = (
 arg_groups/cuda_graph_hook.py:502); older ones record no more of either.
 """
 LATENT_CHUNK = 8192
-"""Tokens of the largest chunk that is recorded of latent attention (v0.5.23 arg_groups/memory_hook.py:238)."""
+"""Tokens of the largest chunk that is recorded of latent attention (v0.5.23
+arg_groups/memory_hook.py:238).
+"""
 KEPT = FromCode(
     "sgl-project/sglang", "v0.4.9.post6", "python/sglang/srt/model_executor/cuda_graph_runner.py", 462
 )
 
 
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.5.4.post3 server_args.py:829, v0.5.23 arg_groups/cuda_graph_hook.py:502: those up to the "
+        "largest, and that"
+    ),
+    counts="int",
+)
 def recorded_sizes(largest: int, *, drafts: bool = False) -> int:
     """How many sizes of a decoding step are recorded up to the largest, which is one of them."""
     sizes = DRAFTED_SIZES if drafts else NEWER_SIZES
@@ -65,8 +75,8 @@ def graph_items(
 @formula(
     cites=SGLANG,
     at=(
-        "v0.5.4.post3 model_executor/cuda_graph_runner.py:372, v0.5.23 model_executor/graph_shared_output.py:71: "
-        "fp32 logits of the largest size"
+        "v0.5.4.post3 model_executor/cuda_graph_runner.py:372, v0.5.23 "
+        "model_executor/graph_shared_output.py:71: fp32 logits of the largest size"
     ),
 )
 def shared_logits_bytes(rows: Count, width: Count) -> Count:
@@ -80,6 +90,7 @@ def shared_logits_bytes(rows: Count, width: Count) -> Count:
         "v0.4.3.post4 model_executor/cuda_graph_runner.py:118 and v0.5.23 arg_groups/cuda_graph_hook.py:502: "
         "a whole step of each size; v0.5.23 runner_utils/pool.py: one pool for them and for chunks of prompts"
     ),
+    counts="int",
 )
 def recorded_bytes(
     part: ModelSpec, plan: Plan, release: Release, largest: int, device: Device | None
