@@ -130,8 +130,8 @@ lora-dim lora-dropout lora-r lora-target lora-target-modules make-vocab-size-div
 max-lora-rank max-mamba-cache-size max-new-tokens max-num-batched-tokens max-num-seqs max-position-embeddings
 max-running-requests max-seq-len max-seq-length max-steps max-tokens mem-fraction-static micro-batch-size mixed-precision
 model-draft model-dtype model-max-length moe-expert-capacity-factor moe-pad-expert-input-to-capacity
-moe-router-force-load-balancing moe-token-dispatcher-type n-cpu-moe n-ctx n-gpu-layers num-ctx num-gpu-layers num-prompts
-num-gpu-blocks-override num-speculative-tokens num-train-epochs num-users num-virtual-stages-per-pipeline-rank optim optimizer-cpu-offload
+moe-router-force-load-balancing moe-token-dispatcher-type n-cpu-moe n-ctx n-gpu-layers num-ctx num-gpu-blocks-override num-gpu-layers num-prompts
+num-speculative-tokens num-train-epochs num-users num-virtual-stages-per-pipeline-rank optim optimizer-cpu-offload
 optimizer-name optimizer-type output-len packing page-size parallel per-device-batch-size per-device-eval-batch-size
 per-device-train-batch-size per-gpu-train-batch-size pipeline-model-parallel-size pipeline-parallel pipeline-parallel-degree
 pipeline-parallel-size pp-size prompt-len qlora quantization quantization-method recompute-activations recompute-granularity

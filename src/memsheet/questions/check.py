@@ -350,7 +350,9 @@ def _account_on_own_cards(
     again = _account_job(reads, whole, {**job.ask, "gpus": own}, said)
     if again.answer is None or again.whole.request.get(BATCH) != whole.request.get(BATCH):
         return job
-    told = f"gpus = {own}: as many as the files are for, and {job.ask['gpus']} cannot run it"
+    counted = named_cards(str(job.ask["gpus"]))[0]
+    beside = f", and {job.ask['gpus']} cannot run it" if counted else ""
+    told = f"gpus = {own}: as many as the files are for{beside}"
     return replace(again, whole=replace(again.whole, assumed=(told, *again.whole.assumed)))
 
 

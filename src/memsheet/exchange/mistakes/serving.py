@@ -19,7 +19,7 @@ from memsheet.exchange.mistakes.serving_pool import (
     more_than_the_pool_holds,
 )
 from memsheet.exchange.shared.serve_script import OTHERS
-from memsheet.exchange.shared.visible_cards import CARDS, ELSEWHERE, VISIBLE
+from memsheet.exchange.shared.visible_cards import CARDS, DIRECTIVES, EACH_NODE, ELSEWHERE, VISIBLE
 from memsheet.plan.hardware import BF16_UNITS, FP8_UNITS, eight_bit_cache, is_older_device
 from memsheet.plan.model import Moe
 from memsheet.resolve.length import derived_max_length
@@ -199,7 +199,9 @@ def _more_ranks_than_cards(case: Case) -> Iterator[Found]:
         if several or not isinstance(held, list) or prod(sizes) <= held[0]:
             continue
         count, at = held
-        searches = at == VISIBLE and read.form.name in USUAL_FRACTIONS and bool(read.release)
+        if at == EACH_NODE:  # what joins the nodes may stand elsewhere
+            continue
+        searches = at in (VISIBLE, DIRECTIVES) and read.form.name in USUAL_FRACTIONS and bool(read.release)
         yield Found(
             where=f"{name}: {flags['tp']}",
             says=f"{prod(sizes)} ranks, and {at} gives the process {count} of the cards",
