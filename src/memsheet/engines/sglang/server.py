@@ -234,7 +234,7 @@ def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
     """
     page, asked = (
         plan.cache.page_tokens or 1,
-        given_or(plan.serving.max_sequences, 1) * given_or(plan.serving.max_model_len, 1),
+        plan.serving.cached_sequences * given_or(plan.serving.max_model_len, 1),
     )
     rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
     if not rooms and any(stage.states.bytes.high for stage in stages):

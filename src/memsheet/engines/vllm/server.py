@@ -287,7 +287,7 @@ def _kv_pool_blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> 
 
 
 def _requested_kv_blocks(layout: Layout, plan: Plan, release: Release) -> Count:
-    length, sequences = plan.serving.max_model_len or 1, plan.serving.max_sequences or 1
+    length, sequences = plan.serving.max_model_len or 1, plan.serving.cached_sequences
     return sequences * sequence_blocks(layout, length, release)
 
 

@@ -177,6 +177,10 @@ def _kv_cache_words(plan: Plan) -> str:
     dtype = plan.cache.kv_dtype.name if plan.cache.kv_dtype else ""
     if plan.serving.max_sequences is None or plan.serving.max_model_len is None:
         return dtype
+    if plan.serving.pooled is not None:
+        return _join_nonempty(
+            dtype, f"one sequence of {plan.serving.max_model_len:,} tokens; a card holds more"
+        )
     plural = "s" if plan.serving.max_sequences != 1 else ""
     if engine_of(plan).serving.shares_length:
         return _join_nonempty(
