@@ -76,11 +76,11 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet) ->
                 f"gathered in {plan.precision.compute.name}", dominant_path_words(component, sheet)
             )
         case Component.KV_CACHE:
-            pooled = plan.cache.memory_fraction is not None and answer.cluster is not None
+            if plan.cache.memory_fraction is None or answer.cluster is None:
+                return _kv_cache_words(plan)
             flag = (answer.serving or {}).get("budget", {}).get("pool_flag")
             left = f"as {flag} says" if flag else f"what {plan.cache.memory_fraction:g} of the card leaves"
-            dtype = plan.cache.kv_dtype.name if plan.cache.kv_dtype else ""
-            return _join_nonempty(dtype, left) if pooled else _kv_cache_words(plan)
+            return _join_nonempty(plan.cache.kv_dtype.name if plan.cache.kv_dtype else "", left)
         case Component.BUFFERS if plan.served_adapters is not None:
             return _room_for_adapters(sheet) or dominant_path_words(component, sheet)
         case Component.ALLOCATOR_SLACK:
