@@ -44,7 +44,7 @@ PLAN_FLAGS = [
     "--no-cuda-graphs", "--no-dp-dense", "--no-dp-lm-head", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
     "--precision", "--prompt-tokens", "--shared-prefix-tokens", "--quantize", "--recompute", "--recompute-every", "--recompute-layers", "--recompute-modules",
-    "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--host-weights-gib", "--graph-sequences", "--no-offline-inference", "--offline-inference", "--state-ratio", "--state-slots", "--tp",
+    "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--host-weights-gib", "--kv-blocks", "--kv-cache-bytes", "--graph-sequences", "--no-offline-inference", "--offline-inference", "--state-ratio", "--state-slots", "--tp",
     "--vocab-multiple", "--vpp", "--zero", "--speculative", "--draft-model", "--speculative-tokens", "--draft-tp",
 ]  # fmt: skip
 SERVE_FLAGS = ["--any-precision", "--context", "--tpot", "--ttft", "--users"]
@@ -125,12 +125,12 @@ device-train-microbatch-size disable-cuda-graph distributed-optimizer dp dp-size
 enable-liger-kernel enforce-eager ep-size expert-model-parallel-size expert-parallel-degree expert-parallel-size
 expert-tensor-parallel-size finetuning-type flash-attention flash-attn fp16 fp8 fsdp full-finetuning global-batch-size
 global-train-batch-size gpu-memory-utilization grad-accum-steps gradient-accumulation gradient-accumulation-steps
-gradient-checkpointing hidden-dropout input-len kv-cache-dtype learning-rate liger load-in-4bit load-in-8bit lora lora-alpha
+gradient-checkpointing hidden-dropout input-len kv-cache-dtype kv-cache-memory-bytes learning-rate liger load-in-4bit load-in-8bit lora lora-alpha
 lora-dim lora-dropout lora-r lora-target lora-target-modules make-vocab-size-divisible-by mamba-full-memory-ratio max-length
 max-lora-rank max-mamba-cache-size max-new-tokens max-num-batched-tokens max-num-seqs max-position-embeddings
 max-running-requests max-seq-len max-seq-length max-steps max-tokens mem-fraction-static micro-batch-size mixed-precision
 model-draft model-dtype model-max-length moe-expert-capacity-factor moe-pad-expert-input-to-capacity
-moe-router-force-load-balancing moe-token-dispatcher-type n-cpu-moe n-ctx n-gpu-layers num-ctx num-gpu-layers num-prompts
+moe-router-force-load-balancing moe-token-dispatcher-type n-cpu-moe n-ctx n-gpu-layers num-ctx num-gpu-blocks-override num-gpu-layers num-prompts
 num-speculative-tokens num-train-epochs num-users num-virtual-stages-per-pipeline-rank optim optimizer-cpu-offload
 optimizer-name optimizer-type output-len packing page-size parallel per-device-batch-size per-device-eval-batch-size
 per-device-train-batch-size per-gpu-train-batch-size pipeline-model-parallel-size pipeline-parallel pipeline-parallel-degree

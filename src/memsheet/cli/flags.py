@@ -145,6 +145,16 @@ HELP: dict[str, tuple[str, str, str]] = {
     "state_slots": (SERVING, "N", "Slots of recurrent states (SGLang's max_mamba_cache_size)."),
     "state_ratio": (SERVING, "SHARE", "Bytes of recurrent states for each byte of tokens: 0.9 (SGLang)."),
     "host_weights_gib": (SERVING, "GIB", "GiB of a GPU's layers in host memory (vLLM's cpu_offload_gb)."),
+    "kv_cache_bytes": (
+        SERVING,
+        "BYTES",
+        "Bytes of a GPU's cache, whatever is free (vLLM's kv_cache_memory_bytes).",
+    ),
+    "kv_blocks": (
+        SERVING,
+        "N",
+        "Blocks of a GPU's cache, whatever is free (vLLM's num_gpu_blocks_override).",
+    ),
     "page_tokens": (SERVING, "TOKENS", "Tokens of one page of the cache."),
     "memory_fraction": (SERVING, "SHARE", "Share of the device that the engine may take, 0 to 1."),
     "cuda_graphs": (SERVING, "", "Capture CUDA graphs."),

@@ -173,6 +173,22 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
     return int(sheet.of(Component.CONTEXT, instant=Instant.LOAD).low)
 
 
+def beside_draft(words: str, answer: Answer | None) -> Doubt:
+    """The doubt of a server of whose draft nothing is known. That it does not start stays sure where its
+    weights alone are more than its share of a card: what drafting changes of sequences, graphs and batches
+    may leave a cache more room.
+    """
+    if not words or answer is None or answer.verdict is None or answer.cluster is None:
+        return Doubt(words)
+    sheet, serving = worst_sheet(answer.sheets), answer.serving or {}
+    weights = int(sheet.of(Component.PARAMETERS, instant=Instant.LOAD).low)
+    share = answer.cluster.device.framework_high_bytes * (answer.plan.cache.memory_fraction or 1)
+    if answer.verdict.result is not Result.DOES_NOT_FIT or weights > share or "short_bytes" not in serving:
+        return Doubt(words, int(answer.verdict.device.low))
+    least = int(sheet.of(Component.PARAMETERS, Component.CONTEXT, instant=Instant.LOAD).low)
+    return Doubt(words, least, movable_bytes=max(1, int(serving["short_bytes"].low)))
+
+
 def movable_bytes(answer: Answer, keys: Iterable[str]) -> int:
     """Bytes of weights that keys which are not accounted may take off a GPU."""
     sheet = worst_sheet(answer.sheets)

@@ -97,6 +97,8 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ("llama.cpp", "serving.k_dtype", INFER, _LLAMA, "cache-type-k"),
     ("vllm", "serving.page_tokens", INFER, _VLLM, "block-size"),
     ("vllm", "serving.host_weights_gib", INFER, _VLLM, "cpu-offload-gb"),
+    ("vllm", "serving.kv_cache_bytes", INFER, _VLLM, "kv-cache-memory-bytes"),
+    ("vllm", "serving.kv_blocks", INFER, _VLLM, "num-gpu-blocks-override"),
     ("sglang", "serving.page_tokens", INFER, _SGLANG, "page-size"),
     ("llama.cpp", "serving.gpu_layers", INFER, _LLAMA, "n-gpu-layers num-gpu-layers"),
     ("llama.cpp", "serving.host_experts", INFER, _LLAMA, "n-cpu-moe"),

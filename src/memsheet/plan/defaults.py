@@ -104,7 +104,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (0,), "serving.attn_max_batch": (0,), "serving.fused_moe": (),
-    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "serving.dp_lm_head": (False,), "serving.dp_dense": (False,), "serving.dispatch": ("gather",), "serving.offline_inference": (False,), "serving.graph_sequences": (), "serving.state_slots": (), "serving.state_ratio": (), "serving.host_weights_gib": (0,), "serving.shared_prefix_tokens": (0,), "serving.max_loras": (0,), "serving.max_cpu_loras": (0,), "serving.fully_sharded_loras": (False,), "moe.balanced": (True,), "fp8.skip": ([], ()), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
+    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "serving.dp_lm_head": (False,), "serving.dp_dense": (False,), "serving.dispatch": ("gather",), "serving.offline_inference": (False,), "serving.graph_sequences": (), "serving.state_slots": (), "serving.state_ratio": (), "serving.host_weights_gib": (0,), "serving.kv_cache_bytes": (0,), "serving.kv_blocks": (0,), "serving.shared_prefix_tokens": (0,), "serving.max_loras": (0,), "serving.max_cpu_loras": (0,), "serving.fully_sharded_loras": (False,), "moe.balanced": (True,), "fp8.skip": ([], ()), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
 }  # fmt: skip
 
 DESCRIPTIVE: dict[str, str] = {

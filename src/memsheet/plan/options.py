@@ -119,6 +119,8 @@ class InferOptions(TrainOptions, total=False):
     state_slots: int | None
     state_ratio: float | None
     host_weights_gib: float | None
+    kv_cache_bytes: int | None
+    kv_blocks: int | None
     max_loras: int | None
     max_cpu_loras: int | None
     fully_sharded_loras: bool | None

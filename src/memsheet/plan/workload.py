@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.arith import Count
+from memsheet.arith import Count, given_or
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
 
@@ -39,7 +39,8 @@ class Serving:
     """Lengths in tokens; ``max_sequences`` counts per replica, ``max_batched_tokens`` what one pass computes.
     The first ``shared_prefix_tokens`` of every prompt are the same for all. ``seq_len``: the length as it was
     said by training's word, which the document repeats and nothing else reads. ``phase``: "load" where the
-    weights are loaded and no more.
+    weights are loaded and no more. ``pooled``: sequences that a pool of pages is of where no card says its
+    size; None: as many as may be started.
     """
 
     max_model_len: Count | None = None
@@ -50,6 +51,12 @@ class Serving:
     shared_prefix_tokens: int = 0
     seq_len: int | None = None
     phase: str | None = None
+    pooled: Count | None = None
+
+    @property
+    def cached_sequences(self) -> Count:
+        """Sequences that a pool holds where no card says its size."""
+        return given_or(self.pooled, given_or(self.max_sequences, 1))
 
 
 Workload = Training | Serving

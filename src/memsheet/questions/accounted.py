@@ -123,6 +123,7 @@ def answer_for_model(
     said = (*assumed, *said)
     spec = with_draft_model(spec, request)
     resolved = resolve_request(request, spec, cluster)
+    resolved = resolved if cluster or wanted else _with_one_pooled(resolved)
     said += cluster.device.assumed if cluster else ()
     resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
     raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
@@ -266,6 +267,16 @@ def _expert_routing_notes(
     return routing_notes(spec, plan, cluster, sheets, verdict)
 
 
+def _with_one_pooled(resolved: Resolved) -> Resolved:
+    """A server's pool without a card as one sequence of its longest needs it: a pool is what the card leaves,
+    and how many may start says nothing of its size.
+    """
+    plan = resolved.plan
+    if not isinstance(plan.workload, Serving) or plan.cache.memory_fraction is None:
+        return resolved
+    return replace(resolved, plan=replace(plan, workload=replace(plan.workload, pooled=1)))
+
+
 def _sequence_limit_notes(
     request: Mapping[str, Any], plan: Plan, serving: Mapping[str, Any]
 ) -> Iterator[str]:
@@ -274,7 +285,8 @@ def _sequence_limit_notes(
     """
     limit, word = request.get("serving.max_sequences"), engine_word("serving.max_sequences", plan.engine)
     worst = (serving.get("capacity") or {}).get("worst")
-    if limit and word and worst is not None and int(worst) < int(limit):
+    sized = plan.serving.pooled is None
+    if sized and limit and word and worst is not None and int(worst) < int(limit):
         yield (
             f"{limit:,} sequences are the most that {plan.engine} runs at once (--{word}), and the verdict "
             f"is about one; --sequences {limit} asks for room for all"

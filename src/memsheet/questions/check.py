@@ -20,6 +20,7 @@ from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_fre
 from memsheet.exchange.verdict_doubts import (
     AUTO_LENGTH,
     Doubt,
+    beside_draft,
     both_doubts,
     left_to_script,
     widen_verdict,
@@ -337,7 +338,7 @@ def _account_job(
         fitted = f"{LENGTH} = {length}: the engine takes what fits of the model's, and is sure of as many"
         whole = replace(whole, request={**whole.request, LENGTH: length}, assumed=(fitted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
-    more = Doubt(strange, int(answer.verdict.device.low) if answer and answer.verdict else 0)
+    more = beside_draft(strange, answer)
     return _AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))
 
 
@@ -361,7 +362,9 @@ def _account_on_own_cards(
     again = _account_job(reads, whole, {**job.ask, "gpus": own}, said)
     if again.answer is None or again.whole.request.get(BATCH) != whole.request.get(BATCH):
         return job
-    told = f"gpus = {own}: as many as the files are for, and {job.ask['gpus']} cannot run it"
+    counted = named_cards(str(job.ask["gpus"]))[0]
+    beside = f", and {job.ask['gpus']} cannot run it" if counted else ""
+    told = f"gpus = {own}: as many as the files are for{beside}"
     return replace(again, whole=replace(again.whole, assumed=(told, *again.whole.assumed)))
 
 

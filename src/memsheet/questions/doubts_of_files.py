@@ -242,7 +242,7 @@ def _reason_to_doubt(
         return Doubt(words + further, 0 if further else _resting_states(answer))
     if unsaid := _unsaid_length(reads, answer):
         return Doubt(unsaid + further, 0 if further else _resting_states(answer))
-    if (sized := sized_stand_in(reads)) is not None and answer.model == sized.spec:
+    if (sized := sized_stand_in(reads)) is not None and answer.model.name == sized.spec.name:
         words = (
             f"nothing is known of {served_model(reads)} but the size in its name: the sheet is of "
             f"{sized.words}"

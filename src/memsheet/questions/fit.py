@@ -119,6 +119,8 @@ def pool_words(answer: Answer) -> str:
     sure = "lacks" if short.low > 0 else "may lack"
     missing = format_bytes(int(short.value if short.value > 0 else short.high))
     whom = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
+    if flag := facts["budget"].get("pool_flag"):
+        return f"the cache {sure} {missing}{whom}: {flag} sizes it (max_model_len)"
     share = f"{plan.cache.memory_fraction:g} of the card" if plan.cache.memory_fraction else "the card"
     return (
         f"the cache {sure} {missing}{whom}: {plan.engine} may take {share}, beside which room is of no "

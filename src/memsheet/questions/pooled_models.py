@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.stand_in_server import WHOLE_TEXTS
 from memsheet.plan.model import Head, ModelSpec
 from memsheet.questions.named_models import model_of
 
@@ -30,6 +31,8 @@ def without_output(
     """The model without what makes logits where the files' server pools it, and the files without the flags
     that say so; both as they are of any other.
     """
+    if name is not None and any(read.values.get(WHOLE_TEXTS) for read in reads.values()):
+        return _read_at_once(model_of(name)) or name, dict(reads)
     model = model_of(name) if name is not None and any(map(_looks_for_pooling, reads.values())) else None
     if model is None or model.head.kind != "causal_lm":
         return name, dict(reads)
@@ -39,6 +42,19 @@ def without_output(
     source = replace(model.source, notes=(*model.source.notes, note))
     pooled = replace(model, head=Head(kind="none", width=model.head.width), source=source)
     return pooled, {at: _without_flags(read) for at, read in reads.items()}
+
+
+def _read_at_once(model: ModelSpec | None) -> ModelSpec | None:
+    """A decoder that reads whole texts, as an encoder does: without an output matrix, and without a cache,
+    which nothing would read (huggingface/text-embeddings-inference v1.8 backends/candle/src/models/
+    flash_qwen3.rs, flash_mistral.rs). None of any other model.
+    """
+    if model is None or not any(stack.role == "decoder" for stack in model.stacks) or len(model.stacks) > 1:
+        return None
+    note = "the server reads whole texts at once, and keeps no cache of them"
+    source = replace(model.source, notes=(*model.source.notes, note))
+    stacks = tuple(replace(stack, role="encoder") for stack in model.stacks)
+    return replace(model, stacks=stacks, head=Head(kind="none", width=model.head.width), source=source)
 
 
 def _looks_for_pooling(read: Read) -> bool:

@@ -15,7 +15,7 @@ from memsheet.plan.engine_registry import ONE_GPU, find_engine, pool_servers, ru
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import FLASH_UNITS, is_older_device
 from memsheet.plan.layers import ends_with_table
-from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
+from memsheet.plan.model import Attention, CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.speculative import version_of
 from memsheet.plan.verified_families import NO_SDPA
@@ -113,7 +113,8 @@ def check_decodes(gaps: RequestResolver, engine: Engine, model: ModelSpec | None
     if task != "infer" or model is None or engine.limits.library_modules or not model.stacks:
         return
     decodes = any(stack.role == "decoder" for stack in model.stacks)
-    if not decodes and model.head.kind in POOLED_HEADS and kinds_of(model) <= engine.serving.pooled:
+    pooled = kinds_of(model) <= engine.serving.pooled or _is_causal(model)
+    if not decodes and model.head.kind in POOLED_HEADS and pooled:
         return
     if not decodes:
         reason = (
@@ -122,6 +123,12 @@ def check_decodes(gaps: RequestResolver, engine: Engine, model: ModelSpec | None
             "tokens: serving it there is not modelled"
         )
         gaps.wrong("engine", engine.name, reason, "--engine transformers")
+
+
+def _is_causal(model: ModelSpec) -> bool:
+    """Whether all layers are a decoder's, which a server may read whole texts with."""
+    mixers = [mixer for mixer in model.mixers() if isinstance(mixer, Attention)]
+    return bool(mixers) and all(mixer.causal for mixer in mixers) and not model.towers
 
 
 def check_served_families(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, task: str) -> None:

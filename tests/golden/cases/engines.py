@@ -9,6 +9,7 @@ from golden.symbols import LORAS, TENSOR, Cases, call, first, how, pass_shape, p
 from memsheet.catalog import find_device
 from memsheet.engines.llama_cpp.buffers import Facts as LlamaFacts
 from memsheet.engines.llama_cpp.options import LlamaCppOptions
+from memsheet.engines.sglang.attention_state import Asked
 from memsheet.engines.sglang.facts import release_of as sglang_release
 from memsheet.engines.sglang.pool import Cell
 from memsheet.engines.vllm.facts import release_of
@@ -55,6 +56,18 @@ def held(dtype: object) -> tuple[object, ...]:
     return (replace(TENSOR, dtype=dtype),)
 
 
+SPLITS = Bytes(symbol("fewest_splits"), symbol("splits"), symbol("most_splits"))
+TABLES = Asked(
+    rows=ROWS,
+    length=symbol("length"),
+    sizes=symbol("sizes"),
+    page=1,
+    output=symbol("output"),
+    heads=symbol("heads"),
+    kinds=1,
+    workspace=384 * 2**20,
+    splits=SPLITS,
+)
 CELL = Cell(whole=symbol("whole"), window=symbol("window"), reach=4096)
 SIZE = Bytes(symbol("low"), symbol("value"), symbol("high"))
 PEAK = Peak(pictures=SIZE, resting=SIZE, sampler=SIZE, layer=SIZE)
@@ -116,6 +129,9 @@ SGLANG: dict[str, Callable[[], Cases]] = {
     "sglang.lora._expert_lora_buffers": lambda: {"": call(spec(MOE), serving("sglang", MOE).mesh, LORAS, frozenset({"gate_up_proj", "down_proj"}))},
     "sglang.lora.buffers_of": lambda: {"": call(spec(), serving("sglang").mesh, LORAS)},
     "sglang.lora.routed_bytes": lambda: {"": call(spec(MOE), serving("sglang", MOE), EXPERT_LORAS, TOKENS)},
+    "sglang.attention_state.paged_tables": lambda: {"": call(TABLES)},
+    "sglang.attention_state.flashinfer_bytes": lambda: {"": call(TABLES)},
+    "sglang.attention_state.triton_bytes": lambda: {"": call(TABLES)},
     "sglang.graphs.kept_logits_bytes": lambda: {"160 sequences": call(160, symbol("width"))},
     "sglang.lora.routed_places_bytes": lambda: {"": call(spec(MOE), EXPERT_LORAS, symbol("captured"))},
     "sglang.lora.lora_pool_host_bytes": lambda: {"": call(spec(), adapted("sglang"))},

@@ -130,6 +130,12 @@ REQUESTS, MOST_REQUESTS = 2048, 4096
 """Requests that may run where nobody says: by the pool's tokens, between these (v0.5.23
 mem_cache/kv_cache_configurator.py:3124).
 """
+HALVED_SINCE, ASKED_SINCE = (0, 5, 12), (0, 5, 20)
+"""From when on the table of requests has no more rows than half the tokens and, where a number is asked for,
+no more than there would be without it; from when on half the tokens are the only limit of what is asked for
+(v0.4.3.post4 model_executor/model_runner.py:658 and v0.5.9 model_runner_kv_cache_mixin.py:344 take it as it
+is; v0.5.12 :817; v0.5.23 mem_cache/kv_cache_configurator.py:3120).
+"""
 
 
 ATTENTION_GROUPS = frozenset({

@@ -10,14 +10,18 @@ from typing import Any
 
 from memsheet.arith import given_or, minimum, rounded_down
 from memsheet.engines.sglang.attention_groups import grouped_graphs, grouped_tensors
+from memsheet.engines.sglang.attention_state import attention_items
 from memsheet.engines.sglang.deepep import both_modes_bytes
 from memsheet.engines.sglang.facts import (
+    ASKED_SINCE,
+    HALVED_SINCE,
     MOST_REQUESTS,
     REQUESTS,
     WINDOW_SHARE,
     Release,
     graph_sequences,
     release_of,
+    version_of,
 )
 from memsheet.engines.sglang.free_memory import (
     bytes_left_for_tokens,
@@ -25,7 +29,7 @@ from memsheet.engines.sglang.free_memory import (
     free_before_loading_bytes,
     working_memory_bytes,
 )
-from memsheet.engines.sglang.graphs import kept_logits_items
+from memsheet.engines.sglang.graphs import graph_items, kept_logits_items, recorded_sizes
 from memsheet.engines.sglang.loaded import WAYS, refuses_cut_block
 from memsheet.engines.sglang.log_lines import sglang_log_lines
 from memsheet.engines.sglang.lora import (
@@ -54,7 +58,6 @@ from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_not
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import prefix_draft_items, verified_tokens, with_draft
-from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.loaded import loaded_items
 from memsheet.formulas.serving.recorded_serving import recorded_serving_notes
 from memsheet.formulas.serving.sparse_index import served_bytes_per_token
@@ -96,7 +99,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
         )
     )  # most where others take least
     states = own.states.bytes
-    table = Bytes.exact(table_bytes(_max_running_requests(plan, tokens.value, stages), table_tokens(plan)))
+    table = Bytes.exact(table_bytes(_table_requests(plan, tokens.value, stages), table_tokens(plan)))
     kept = (
         [
             Item(
@@ -180,9 +183,12 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
         else None
     )
     states = states_of(slot_bytes(part, group), room, keeping_of(part, group, release))
+    device = cluster.device if cluster else None
+    sizes = recorded_sizes(int(largest), drafts=plan.speculative is not None)
     graphs = (
-        *graph_items(plan, largest),
+        *graph_items(part, group, release, largest, device),
         *kept_logits_items(part, plan, largest),
+        *attention_items(part, group, release, largest * verified_tokens(plan), sizes, device),
         *grouped_graphs(plan, largest),
         *deepep_items(part, plan, both_modes_bytes),
     )
@@ -228,7 +234,7 @@ def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
     """
     page, asked = (
         plan.cache.page_tokens or 1,
-        given_or(plan.serving.max_sequences, 1) * given_or(plan.serving.max_model_len, 1),
+        plan.serving.cached_sequences * given_or(plan.serving.max_model_len, 1),
     )
     rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
     if not rooms and any(stage.states.bytes.high for stage in stages):
@@ -249,18 +255,28 @@ def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
 
 
-def _max_running_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:
-    """Requests that may run: as the plan says, else by the tokens, at least and at most so many; never more
-    than there are states for.
+def _table_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:
+    """Requests that the table has rows for: as the plan says, as far as the release takes it at its word;
+    else by the tokens, at least and at most so many. Never more than there are states for.
     """
-    asked = plan.serving.max_sequences is not None and plan.serving.max_sequences != MOST_REQUESTS
-    found = (
-        int(plan.serving.max_sequences or 1)
-        if asked
-        else min(max(tokens * 512 // given_or(plan.serving.max_model_len, 1), REQUESTS), MOST_REQUESTS)
-    )
+    number = version_of(plan.engine_version)
+    usual = min(max(tokens * 512 // given_or(plan.serving.max_model_len, 1), REQUESTS), MOST_REQUESTS)
+    halved = min(usual, tokens // 2) if number >= HALVED_SINCE else usual
+    asked = int(plan.serving.max_sequences or MOST_REQUESTS)
+    found = halved
+    if asked != MOST_REQUESTS:
+        most = tokens // 2 if number >= ASKED_SINCE else usual if number >= HALVED_SINCE else asked
+        found = min(asked, most)
     slots = [stage.states.requests.value for stage in stages if stage.states.bytes.high]
-    return min([found, *slots])
+    return max(1, min([found, *slots]))
+
+
+def _max_running_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:
+    """Requests that may run: no more than every second token is one, where nobody says (v0.4.3.post4
+    managers/tp_worker.py:110).
+    """
+    rows = _table_requests(plan, tokens, stages)
+    return rows if plan.serving.max_sequences != MOST_REQUESTS else max(1, min(rows, tokens // 2))
 
 
 def _stages_and_token_pool(

@@ -18,7 +18,7 @@ from memsheet.formulas.serving.drafts import (
     drafted_bytes,
     verified_tokens,
 )
-from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
+from memsheet.formulas.serving.graphs import A_SEQUENCE, KEPT_FREE
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.widest_layer import layer_bytes
 from memsheet.plan.model import ModelSpec
@@ -44,7 +44,7 @@ def draft_worker_items(part: ModelSpec, plan: Plan, largest: Count) -> list[Item
         Item(Component.BUFFERS, f"{PREFIX}buffers", dict.fromkeys(RUNNING, buffers), AT_DRAFT),
     ]
     if plan.options.captures:
-        graphs = Bytes(0, 0, graph_bytes(largest).value)
+        graphs = Bytes(0, 0, A_SEQUENCE * largest)
         items.append(
             Item(Component.CUDA_GRAPHS, f"{PREFIX}captured", dict.fromkeys(RUNNING, graphs), KEPT_FREE)
         )

@@ -58,8 +58,20 @@ def _check_cache(gaps: RequestResolver, found: DType, _: Precision, model: Model
         )
 
 
+GIVEN_POOL_SINCE = (0, 10, 2)
+"""``--kv-cache-memory-bytes`` (v0.10.2 config/cache.py; v0.10.1 has none)."""
+
+
 def _own_options(gaps: RequestResolver) -> VllmOptions:
-    return VllmOptions(host_weights_gib=gaps.get("serving.host_weights_gib", 0, silent=True))
+    given = gaps.get("serving.kv_cache_bytes", 0, silent=True)
+    if given and version_of(gaps.request.get("engine_version")) < GIVEN_POOL_SINCE:
+        reason = "does not exist in that release of vllm"
+        gaps.wrong("serving.kv_cache_bytes", given, reason, "0.10.2 or newer, or --memory-fraction")
+    return VllmOptions(
+        host_weights_gib=gaps.get("serving.host_weights_gib", 0, silent=True),
+        kv_cache_bytes=given,
+        kv_blocks=gaps.get("serving.kv_blocks", 0, silent=True),
+    )
 
 
 RULES = EngineRules(

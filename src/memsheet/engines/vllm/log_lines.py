@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memsheet.engines.vllm.capacity import Pool
+from memsheet.engines.vllm.options import vllm_options
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes
@@ -67,5 +68,6 @@ def start_up(plan: Plan, pool: Pool, weights: Bytes, available: Bytes) -> list[s
         "swapped": SWAP_BYTES // max(1, pool.layout.block_bytes),
         "concurrency": printed.concurrency.format(longest=longest, times=pool.concurrency(longest)),
     }
-    lines = (printed.loaded, printed.cache, *printed.pool)
+    measured = not vllm_options(plan).kv_cache_bytes  # v0.33.0 v1/worker/gpu_worker.py:656
+    lines = (printed.loaded, printed.cache if measured else "", *printed.pool)
     return [line.format(**values) for line in lines if line]

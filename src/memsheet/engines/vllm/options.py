@@ -10,9 +10,14 @@ from memsheet.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions(EngineOptions):
-    """``host_weights_gib``: GiB of a GPU's layers that lie in host memory (``--cpu-offload-gb``)."""
+    """``host_weights_gib``: GiB of a GPU's layers that lie in host memory (``--cpu-offload-gb``).
+    ``kv_cache_bytes``, ``kv_blocks``: the pool of a GPU in bytes (``--kv-cache-memory-bytes``) or in blocks
+    (``--num-gpu-blocks-override``), in place of what the fraction leaves; 0 where nobody says.
+    """
 
     host_weights_gib: float = 0
+    kv_cache_bytes: int = 0
+    kv_blocks: int = 0
 
 
 def vllm_options(plan: Plan) -> VllmOptions:

@@ -18,6 +18,7 @@ from memsheet.engines.vllm.capacity import (
 from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
+from memsheet.engines.vllm.given_pool import checked_bytes, pool_bytes, pool_flag
 from memsheet.engines.vllm.graphs import driver_note, graph_items, largest_recorded
 from memsheet.engines.vllm.host_weights import with_host_weights
 from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of, with_packed_ends
@@ -68,13 +69,14 @@ AT_POOL = Cited(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A rank of one pipeline stage before its pool is made: its items, its pool's layout, and what the
-    fraction leaves for it (None without a card).
+    """A rank of one pipeline stage before its pool is made: its items, its pool's layout, the bytes that
+    are for it, and those that the fraction leaves (None without a card).
     """
 
     items: tuple[Item, ...]
     layout: Layout
     available: Bytes | None
+    left: Bytes | None
     peak: Bytes  # the engine's "peak activation"
     weights: Bytes
 
@@ -167,12 +169,15 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         if item.component is not Component.ALLOCATOR_SLACK or item.path == RESTS
     )
     workspace = sum_byte_ranges(item.largest for item in outside if item.component is Component.WORKSPACES)
+    layout = layout_of(kinds_of(cached, plan, release), release)
+    left = _available_kv_cache_bytes(plan, release, cluster, tensors) if cluster else None
     return Stage(
         items=(*tensors, *unquantized_items(built, plan, held)),
-        layout=layout_of(kinds_of(cached, plan, release), release),
+        layout=layout,
         weights=weights,
         peak=peaks[Instant.PREFILL].total + workspace + sum_byte_ranges(item.largest for item in states),
-        available=_available_kv_cache_bytes(plan, release, cluster, tensors) if cluster else None,
+        available=pool_bytes(plan, layout, left),
+        left=left,
     )
 
 
@@ -282,7 +287,7 @@ def _kv_pool_blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> 
 
 
 def _requested_kv_blocks(layout: Layout, plan: Plan, release: Release) -> Count:
-    length, sequences = plan.serving.max_model_len or 1, plan.serving.max_sequences or 1
+    length, sequences = plan.serving.max_model_len or 1, plan.serving.cached_sequences
     return sequences * sequence_blocks(layout, length, release)
 
 
@@ -376,7 +381,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         return found
     worst = max(stages, key=lambda stage: _kv_shortfall_bytes(stage, plan, pool).value)
     found["short_bytes"] = _kv_shortfall_bytes(worst, plan, pool)
-    found["start_up"] = start_up(plan, pool, stages[0].weights, stages[0].available or NOTHING)
+    found["start_up"] = start_up(plan, pool, stages[0].weights, stages[0].left or NOTHING)
     found["budget"] = _memory_budget_facts(plan, cluster, worst)
     return found
 
@@ -395,13 +400,15 @@ def _kv_shortfall_bytes(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
         sequence_blocks(stage.layout, plan.serving.max_model_len or 1, pool.release, pool.in_flight)
         * stage.layout.block_bytes
     )
-    room = stage.available or NOTHING
+    room = checked_bytes(plan, pool.release, stage.layout, stage.available or NOTHING, stage.left)
     return Bytes(needed - room.high, needed - room.value, needed - room.low)
 
 
 def _memory_budget_facts(plan: Plan, cluster: Cluster, stage: Stage) -> Mapping[str, Any]:
-    """The engine's own sum, in its own words."""
+    """The engine's own sum, in its own words. ``pool_flag``: what sizes the pool in the fraction's place."""
+    sized = {"pool_flag": pool_flag(plan)} if pool_flag(plan) else {}
     return {
+        **sized,
         "memory_fraction": plan.cache.memory_fraction, "requested_bytes": int(cluster.device.framework_bytes * (plan.cache.memory_fraction or 0)),
         "weights": stage.weights, "peak_activation": stage.peak, "kv_cache": stage.available,
     }  # fmt: skip

@@ -80,7 +80,7 @@ KEYS = (
     _server_row("max-prefill-token-num", "serving.max_batched_tokens", usual=8192, source="messages.py, max_prefill_token_num"),
     _server_row("cache-block-seq-len", "serving.page_tokens", usual=64),
     Key(at=beside.FREE_SHARE, out=lambda _: None, back=beside.cache_share, source="messages.py, cache_max_entry_count"),
-    _server_row("quant-policy", back=_read_policy, holds=("0",), instead="a cache of eight bits without its scales"),
+    _server_row("quant-policy", back=_read_policy, holds=("0",), instead="a cache of eight bits without its scales, of which four have room for nearly twice the tokens"),
     _server_row("model-format", back=_read_format, holds=(*STORED, *OWN)),
     _server_row("eager-mode", back=lambda v, _: {"serving.cuda_graphs": False} if v is True else {}),
 )  # fmt: skip

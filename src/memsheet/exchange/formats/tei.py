@@ -38,7 +38,7 @@ def _parse_router(text: str) -> Mapping[str, Any]:
     if "text-embeddings" not in text:
         return {}
     found = serving.parse_server_command(HOW, text, (key.at for key in KEYS))
-    return {**found, beside.ACCOUNTING: NAME} if found else {}
+    return {**found, beside.ACCOUNTING: NAME, beside.WHOLE_TEXTS: True} if found else {}
 
 
 def _router_row(at: str, says: str = "", **more: Any) -> Key:
@@ -63,6 +63,7 @@ otlp-service-name prometheus-port cors-allow-origin
 
 FORMAT: Format = Format(
     name="tei", file="tei.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"--model-id"}), needs={beside.ACCOUNTING: NAME},
-    known=frozenset({"version", *(f"--{name}" for name in _KNOWN.split())}), unmodelled={**serving.OPEN_PLACES}, taken=serving.variable_default_remarks,
-    said={"task": "infer", "engine": "vllm"}, parse=_parse_router,
+    known=frozenset({"version", beside.WHOLE_TEXTS, *(f"--{name}" for name in _KNOWN.split())}), unmodelled={**serving.OPEN_PLACES}, taken=serving.variable_default_remarks,
+    said={"task": "infer", "engine": "vllm", "serving.cuda_graphs": False},  # backends/candle records none
+    parse=_parse_router,
 )  # fmt: skip

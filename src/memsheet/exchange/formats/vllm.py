@@ -299,6 +299,14 @@ KEYS = (
     ),
     Key(at="--block-size", says="serving.page_tokens", source="engine/arg_utils.py:1387, config/cache.py:187"),
     Key(
+        at="--kv-cache-memory-bytes", out=lambda a: a.get("serving.kv_cache_bytes"), back=lambda v, _: {"serving.kv_cache_bytes": v} if v else {},
+        source="engine/arg_utils.py:1395, config/cache.py:374",
+    ),
+    Key(
+        at="--num-gpu-blocks-override", out=lambda a: a.get("serving.kv_blocks"), back=lambda v, _: {"serving.kv_blocks": v} if v else {},
+        source="engine/arg_utils.py:1399, config/cache.py:251",
+    ),
+    Key(
         at=EAGER, out=lambda a: True if a.get("serving.cuda_graphs") is False else None, back=lambda v, _: {"serving.cuda_graphs": v is not True},
         usual=False, source="engine/arg_utils.py:1000, config/model.py:276",
     ),
@@ -349,7 +357,7 @@ video-pruning-method video-pruning-rate watermark-config
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
-    "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "offload-group-size": (0,),
+    "offload-group-size": (0,),
     "runner": ("auto", "generate"), "convert": ("auto", "none"), "enable-dbo": (False,), "enable-eplb": (False,),
     "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "disable-sliding-window": (False,),
     "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn", "FLASH_ATTN_VLLM_V1"),

@@ -32,3 +32,8 @@ def server_pool_facts(case: Case) -> tuple[Answer, Mapping[str, Any]] | None:
     if answer is None or answer.cluster is None or not answer.serving or "short_bytes" not in answer.serving:
         return None
     return answer, answer.serving
+
+
+def is_sized_pool(facts: Mapping[str, Any]) -> bool:
+    """Whether a flag sizes the pool, whatever the fraction of the card is."""
+    return bool(facts.get("budget", {}).get("pool_flag"))

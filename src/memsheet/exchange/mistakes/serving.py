@@ -10,7 +10,7 @@ from math import prod
 
 from memsheet.budget import Answer
 from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
-from memsheet.exchange.mistakes.server_case import FLAGS, server_commands, server_pool_facts
+from memsheet.exchange.mistakes.server_case import FLAGS, is_sized_pool, server_commands, server_pool_facts
 from memsheet.exchange.mistakes.serving_pool import (
     copied_cache,
     fraction_leaves_too_little,
@@ -19,7 +19,7 @@ from memsheet.exchange.mistakes.serving_pool import (
     more_than_the_pool_holds,
 )
 from memsheet.exchange.shared.serve_script import OTHERS
-from memsheet.exchange.shared.visible_cards import CARDS, ELSEWHERE, VISIBLE
+from memsheet.exchange.shared.visible_cards import CARDS, DIRECTIVES, EACH_NODE, ELSEWHERE, VISIBLE
 from memsheet.plan.hardware import BF16_UNITS, FP8_UNITS, eight_bit_cache, is_older_device
 from memsheet.plan.model import Moe
 from memsheet.resolve.length import derived_max_length
@@ -136,7 +136,7 @@ def _idle_memory(case: Case) -> Iterator[Found]:
     if any(OTHERS in values for _, values, _ in server_commands(case)):
         return
     told, asked = server_pool_facts(case), case.request.get("serving.memory_fraction")
-    if told is None or not isinstance(asked, float) or not answer_fits(case.answer):
+    if told is None or not isinstance(asked, float) or not answer_fits(case.answer) or is_sized_pool(told[1]):
         return
     waiting = bool((told[1].get("capacity") or {}).get("preempts"))
     for name, read in case.of(*USUAL_FRACTIONS):
@@ -199,7 +199,9 @@ def _more_ranks_than_cards(case: Case) -> Iterator[Found]:
         if several or not isinstance(held, list) or prod(sizes) <= held[0]:
             continue
         count, at = held
-        searches = at == VISIBLE and read.form.name in USUAL_FRACTIONS and bool(read.release)
+        if at == EACH_NODE:  # what joins the nodes may stand elsewhere
+            continue
+        searches = at in (VISIBLE, DIRECTIVES) and read.form.name in USUAL_FRACTIONS and bool(read.release)
         yield Found(
             where=f"{name}: {flags['tp']}",
             says=f"{prod(sizes)} ranks, and {at} gives the process {count} of the cards",

@@ -10,7 +10,7 @@ from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes.case import Case, Found, answer_fits
-from memsheet.exchange.mistakes.server_case import server_commands, server_pool_facts
+from memsheet.exchange.mistakes.server_case import is_sized_pool, server_commands, server_pool_facts
 from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.layers import has_experts
@@ -73,7 +73,7 @@ def fraction_leaves_too_little(case: Case) -> Iterator[Found]:
     of a range alone.
     """
     told = server_pool_facts(case)
-    if told is None or answer_fits(case.answer):
+    if told is None or answer_fits(case.answer) or is_sized_pool(told[1]):
         return
     answer, facts = told
     assert answer.cluster is not None

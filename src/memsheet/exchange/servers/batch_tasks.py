@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.device_labels import least_cards
@@ -14,12 +14,18 @@ from memsheet.exchange.shared.launched_script import PYTHON, Launch, script_laun
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
 from memsheet.exchange.shared.slurm_environment import submitted_variables
+from memsheet.exchange.shared.visible_cards import DIRECTIVES, EACH_NODE, ELSEWHERE
 
 ACCELERATORS, COUNT = "resources.accelerators", "SKYPILOT_NUM_GPUS_PER_NODE"
 _DIRECTIVE = re.compile(r"^#SBATCH.*\n", re.MULTILINE)
 _TRAINS = re.compile(
     r"train|tune|sft|dpo|ppo|rlhf|(?<![a-z])(?:grpo|rl|lora|distill)(?![a-z])", re.IGNORECASE
 )
+_SEVERAL_NODES = re.compile(
+    r"--(?:nnodes|dist-init-addr|headless|data-parallel-address|master-addr|pipeline-parallel-size|pp-size)\b"
+    r"| -pp\b"
+)
+"""Flags of servers by which processes on several nodes are one, or layers lie on several."""
 _RUN = re.compile(r"^run:", re.MULTILINE)
 _CARDS = re.compile(r"[A-Za-z][\w.-]*:(\d{1,4})")
 
@@ -31,8 +37,31 @@ def batch_servers(_: str, text: str, parse: Callable[[str, str], Any]) -> list[N
         return []
     if any(not _is_client(one) for one in script_launches(text)):
         return []
-    given = (f"export {one}" for one in submitted_variables(_DIRECTIVE.findall(text)))
-    return [NamedServer("sbatch", "\n".join([*given, _DIRECTIVE.sub("", text)]))]
+    variables = submitted_variables(_DIRECTIVE.findall(text))
+    given = (f"export {one}" for one in variables)
+    return [
+        NamedServer(
+            "sbatch",
+            "\n".join([*given, _DIRECTIVE.sub("", text)]),
+            *_job_cards(variables, joined=_joins(text)),
+        )
+    ]
+
+
+def _joins(text: str) -> bool:
+    """Whether a script makes one server of several nodes."""
+    return bool(ELSEWHERE.search(text) or _SEVERAL_NODES.search(text))
+
+
+def _job_cards(variables: Iterable[str], *, joined: bool) -> tuple[int | None, str]:
+    """Cards that a job gives a server, and what says so: those of a node, or of all nodes that are
+    ``joined``; None where directives say no number.
+    """
+    told = {name: int(count) for name, _, count in (one.partition("=") for one in variables)}
+    nodes, on_node = told.get("SLURM_NNODES"), told.get("SLURM_GPUS_ON_NODE")
+    if nodes is None or on_node is None:
+        return None, DIRECTIVES
+    return (on_node * nodes, DIRECTIVES) if joined or nodes == 1 else (on_node, EACH_NODE)
 
 
 def _is_client(launch: Launch) -> bool:

@@ -12,6 +12,10 @@ from memsheet.exchange.shared.file_format import Key, Values
 ACCOUNTING = "accounting"
 """The place of a server's name among the values of its files."""
 STAND_IN_ENGINE = "vLLM"
+WHOLE_TEXTS = "whole texts"
+"""The place among the values of files that says that their server reads whole texts at once, with neither a
+cache nor logits, whatever its model could write.
+"""
 FREE_SHARE = "kv_cache_config.free_gpu_memory_fraction"
 """The place of a share that is given to the cache of what is free beside weights and a batch
 (NVIDIA/TensorRT-LLM 00209af1 llmapi/llm_args.py, KvCacheConfig).

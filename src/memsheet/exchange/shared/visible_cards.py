@@ -11,6 +11,8 @@ CARDS = "cards that it is given"
 """The place of how many there are, and where that is said, among the values of a server's command."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DOCKER = "docker --gpus"
+DIRECTIVES, EACH_NODE = "#SBATCH", "#SBATCH on each node"
+"""Where a batch script says its cards: of a job on one node, and of one of several nodes."""
 ELSEWHERE = re.compile(r"\bray\b|\bRAY_ADDRESS\b", re.IGNORECASE)
 """What may give a server cards beside those of its process."""
 BLOCKS = frozenset({"if", "case", "for", "while", "until", "function", "{"})

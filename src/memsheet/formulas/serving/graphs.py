@@ -1,6 +1,4 @@
-"""CUDA graphs of a server: the pool that all of them work in, what the driver keeps of each, and what an
-engine keeps free for all.
-"""
+"""CUDA graphs of a server: the pool that all of them work in, and what the driver keeps of each."""
 
 from __future__ import annotations
 
@@ -12,41 +10,13 @@ from memsheet.formulas.runtime import MIDDLE_SEGMENT, ROUNDING, SMALL_SEGMENT
 from memsheet.formulas.serving.widest_layer import layer_bytes
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.references import CUDA_GRAPH_NODES, PAGED_SERVER_CODE, SGLANG, formula
-from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
-from memsheet.units import GIB, KIB, MIB
+from memsheet.references import CUDA_GRAPH_NODES, PAGED_SERVER_CODE, formula
+from memsheet.sheet import Bytes, FromCode
+from memsheet.units import KIB, MIB
 
 A_SEQUENCE = 2 * MIB
+"""Of the driver's for all graphs of a size, a sequence of them: what SGLang keeps free (KEPT_FREE)."""
 KEPT_FREE = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/arg_groups/memory_hook.py", 66)
-
-
-def graph_items(plan: Plan, largest: Count) -> list[Item]:
-    """The pool that all captured sizes share and the graphs themselves, of up to ``largest`` sequences."""
-    if not plan.options.captures:
-        return []
-    size = graph_bytes(largest)
-    return [
-        Item(
-            Component.CUDA_GRAPHS,
-            "captured",
-            dict.fromkeys((Instant.PREFILL, Instant.DECODE), size),
-            KEPT_FREE,
-        )
-    ]
-
-
-@formula(
-    cites=SGLANG,
-    at=(
-        "v0.5.23 arg_groups/memory_hook.py:66: 2 MiB a captured sequence are kept free; what graphs take "
-        "is not written down"
-    ),
-)
-def graph_bytes(largest: Count) -> Bytes:
-    """A range for graphs of up to ``largest`` sequences: from nothing to twice that and a GiB for the graphs
-    of all sizes.
-    """
-    return Bytes(0, A_SEQUENCE * largest, 2 * A_SEQUENCE * largest + GIB)
 
 
 KERNEL_BYTES, PARAMETER_BYTES = 64 * KIB, 4 * KIB

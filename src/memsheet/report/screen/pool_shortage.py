@@ -130,6 +130,9 @@ def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterat
     does = "refuses to start" if _is_certain_shortage(answer, short) else "may refuse to start"
     needs, fraction = look.need(int(short.value) + room), f"its fraction of {plan.cache.memory_fraction:g}"
     one = f"one sequence of {tokens:,} tokens needs {needs} of cache"
+    if flag := (answer.serving or {})["budget"].get("pool_flag"):
+        yield f"{program} {does}: {one}, and {flag} gives {look.room(room)}."
+        return
     card = answer.cluster.device.framework_bytes if answer.cluster else 0
     if room >= 0:
         yield f"{program} {does}: {one},"

@@ -27,7 +27,7 @@ def cache_size_phrases(answer: Answer, sheet: Sheet, look: Look) -> Iterator[str
         or plan.serving.phase is not None
     ):
         return
-    if not any(line.startswith(TAKEN) for line in answer.assumed):
+    if plan.serving.pooled is None and not any(line.startswith(TAKEN) for line in answer.assumed):
         return
     each = " a GPU" if int(plan.mesh.gpus) > 1 else ""
     yield f"{look.need(int(sheet.of(Component.PARAMETERS).value), 2)} of weights{each}"

@@ -76,15 +76,11 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet) ->
                 f"gathered in {plan.precision.compute.name}", dominant_path_words(component, sheet)
             )
         case Component.KV_CACHE:
-            pooled = plan.cache.memory_fraction is not None and answer.cluster is not None
-            return (
-                _join_nonempty(
-                    plan.cache.kv_dtype.name if plan.cache.kv_dtype else "",
-                    f"what {plan.cache.memory_fraction:g} of the card leaves",
-                )
-                if pooled
-                else _kv_cache_words(plan)
-            )
+            if plan.cache.memory_fraction is None or answer.cluster is None:
+                return _kv_cache_words(plan)
+            flag = (answer.serving or {}).get("budget", {}).get("pool_flag")
+            left = f"as {flag} says" if flag else f"what {plan.cache.memory_fraction:g} of the card leaves"
+            return _join_nonempty(plan.cache.kv_dtype.name if plan.cache.kv_dtype else "", left)
         case Component.BUFFERS if plan.served_adapters is not None:
             return _room_for_adapters(sheet) or dominant_path_words(component, sheet)
         case Component.ALLOCATOR_SLACK:
@@ -181,6 +177,10 @@ def _kv_cache_words(plan: Plan) -> str:
     dtype = plan.cache.kv_dtype.name if plan.cache.kv_dtype else ""
     if plan.serving.max_sequences is None or plan.serving.max_model_len is None:
         return dtype
+    if plan.serving.pooled is not None:
+        return _join_nonempty(
+            dtype, f"one sequence of {plan.serving.max_model_len:,} tokens; a card holds more"
+        )
     plural = "s" if plan.serving.max_sequences != 1 else ""
     if engine_of(plan).serving.shares_length:
         return _join_nonempty(

@@ -24,7 +24,9 @@ def test_each_size_keeps_its_own_until_all_share_a_buffer() -> None:
     rows = sum((1, 2, 4, 8, *range(16, 161, 8)))
     assert kept_logits_bytes(160, 1) == 4 * rows
     assert kept(engine_version="0.4.6.post5") == 4 * rows * 128256
-    assert kept(engine_version="0.4.9") > 0 == kept(engine_version="0.5.2") == kept()
+    assert kept(engine_version="0.4.9") > kept(engine_version="0.5.4")
+    assert kept(engine_version="0.5.4") == kept() == 4 * 256 * 128256
+    assert kept(engine_version="0.5.4", graph_sequences=16) == 4 * 16 * 128256
     assert kept(engine_version="0.4.6", cuda_graphs=False) == 0
 
 

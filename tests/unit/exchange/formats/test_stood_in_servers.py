@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 import memsheet
+from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING, FREE_SHARE
 from memsheet.questions.recognised_files import PARSERS
+from memsheet.sheet import Component, Instant
 
 FLAGS = "--tp 2 --session-len 8192 --cache-max-entry-count 0.5 --quant-policy 8 --max-batch-size 64"
 SAID = {
@@ -86,3 +88,20 @@ def test_an_encoder_has_no_decode_and_no_cache(tmp_path: Path, capsys: pytest.Ca
     assert "text-embeddings-inference, accounted as vllm" in shown
     for word in ("decode", "sampler", "kv cache", "lm_head", "fp16 cache"):
         assert word not in shown
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-Embedding-8B", "intfloat/e5-mistral-7b-instruct"])
+def test_a_decoder_that_reads_whole_texts_keeps_no_cache(model: str, tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(f"text-embeddings-router --model-id {model} --max-batch-tokens 8192\n")
+    (tmp_path / "b.sh").write_text(f"text-embeddings-router --model-id {model} --max-batch-tokens 32768\n")
+    found = memsheet.check(tmp_path / "a.sh", gpus="1xL4")
+    (few,), (many,) = (
+        one.answer.sheets for one in (found, memsheet.check(tmp_path / "b.sh", gpus="1xL4")) if one.answer
+    )
+    assert found.result is Result.UNCERTAIN  # it is another's accounting
+    assert "refuse" not in " ".join(found.doubt)
+    kinds = {item.component for item in few.items}
+    assert not {Component.KV_CACHE, Component.CUDA_GRAPHS} & kinds
+    low, high = (one.of(Component.TEMPORARIES, instant=Instant.PREFILL).value for one in (few, many))
+    assert 3.9 < high / low < 4.1
+    assert ("but the size in its name" in str(found.doubt)) is ("e5" in model)

@@ -191,8 +191,8 @@ OFF_THE_CARD = (
     '--quantization-config {"a":1}',
 )
 ON_THE_CARD = (
-    '--compilation-config {"cudagraph_mode":"PIECEWISE"}', "--enable-sleep-mode", "--decode-context-parallel-size 2", "--num-gpu-blocks-override 9",
-    "--enable-eplb", "--attention-backend TRITON_ATTN", "--kv-cache-memory-bytes 99", "--max-cudagraph-capture-size 8",
+    '--compilation-config {"cudagraph_mode":"PIECEWISE"}', "--enable-sleep-mode", "--decode-context-parallel-size 2",
+    "--enable-eplb", "--attention-backend TRITON_ATTN", "--max-cudagraph-capture-size 8",
 )  # fmt: skip
 
 

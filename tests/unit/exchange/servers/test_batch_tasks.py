@@ -79,7 +79,8 @@ def test_texts_that_a_script_writes() -> None:
 def test_slurm_gives_its_variables_by_what_the_header_asks_for(directives: str, stages: str) -> None:
     text = f"#!/bin/bash\n#SBATCH {directives}\nvllm serve a/b -tp 8 --pipeline-parallel-size {stages}\n"
     found = read_text("a.sbatch", text, PARSERS)
-    assert (found.request["mesh.pp"], found.unmodelled) == (2, ())
+    short = directives == "--gpus-per-node 2"  # of one node, and 16 ranks
+    assert (found.request["mesh.pp"], len(found.unmodelled)) == (2, short)
 
 
 def test_a_range_of_nodes_gives_none() -> None:
@@ -143,3 +144,24 @@ def test_each_target_that_serves_is_a_server_of_its_own() -> None:
 def test_a_file_names_its_cards_and_of_a_choice_the_least(text: str, card: str | None) -> None:
     found = named_card([text])
     assert (found and found.card) == card
+
+
+CARDS = {
+    "--gpus-per-node=1\n#SBATCH --nodes=1": (LINE, "stops"),
+    "--gres=gpu:a100:1": (LINE, "stops"),
+    "--gpus-per-node=2\n#SBATCH -N 1": (LINE, "fits"),
+    "--gpus=1": (LINE, "fits"),  # on as many nodes as Slurm takes
+    "--nodes=2\n#SBATCH --gpus-per-node=1": (LINE, "uncertain"),
+    "--nodes=2 --gpus-per-node=1": (f"ray start --head\n{LINE}", "fits"),
+    # the named cards are of one node
+    "-N 2 --gpus-per-node=1": (f"srun {LINE} --nnodes 2 --master-addr $HEAD", "uncertain"),
+}
+
+
+@pytest.mark.parametrize("directive", CARDS)
+def test_more_ranks_than_a_job_has_cards_are_told_where_they_are_sure(directive: str, tmp_path: Path) -> None:
+    line, told = CARDS[directive]
+    (tmp_path / "a.sbatch").write_text(f"#!/bin/bash\n#SBATCH {directive}\n{line}\n")
+    found = memsheet.check(str(tmp_path / "a.sbatch"), gpus="H100-80GB")
+    assert found.stops is (told == "stops")
+    assert found.result is (Result.FITS if told == "fits" else Result.UNCERTAIN)

@@ -280,6 +280,30 @@ def test_a_strangers_script_names_nobody_who_is_looked_up(
     assert "/etc/passwd drafts and is no bundled model" in " ".join(said_of_it.split())
 
 
+STRANGE = (
+    "vllm serve meta-llama/Llama-3.1-{} --max-model-len {} --spec-method eagle3 --spec-model a/b "
+    "--spec-tokens 3"
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "says"),
+    [
+        ("8B", 131072, "vllm may refuse to start"),  # the pool lacks room, and the weights do not
+        ("70B", 8192, "vllm refuses to start: the weights alone"),
+    ],
+)
+def test_a_server_whose_draft_is_unknown_is_sure_not_to_start_by_its_weights_alone(
+    size: str, length: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "vllm.sh").write_text(STRANGE.format(size, length))
+    sure = "may" not in says
+    assert main(["check", str(tmp_path / "vllm.sh"), "--gpus", "1xL4"]) == (10 if sure else 11)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert says in shown
+    assert ("refuses to start" in shown) is sure
+
+
 # the screen -------------------------------------------------------------------------------------------------
 
 
