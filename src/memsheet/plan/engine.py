@@ -210,6 +210,7 @@ class Engine:
     whole_in_pipelines: bool = (
         False  # parameters stay gathered from forward to backward where there are several stages
     )
+    reduces_every: bool = False  # its own loop reduces gradients after each micro-batch, but in pipelines
     varies: bool = False  # pads a batch to its longest sample: a maximum of lengths says that they differ
     replays: bool = False  # its step's allocations can be played through the allocator
     usual_loss: Callable[[int, str | None], Loss] | None = (

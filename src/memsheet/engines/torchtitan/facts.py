@@ -162,6 +162,7 @@ ENGINE = Engine(
     policies=frozenset({"op", "layer"}),
     stages=layers_of_stages,
     whole_in_pipelines=True,
+    reduces_every=True,  # torchtitan/trainer.py of b5bcd76c6, whose accumulation leaves FSDP's reduction on
     usual_loss=usual_loss,
     replays=True,
     schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE),

@@ -37,6 +37,7 @@ _DISTRIBUTED = Engine(
     streams_offload=True,  # torchtune/training/_activation_offloading.py, use_streams
     # recipes/configs/llama3_1/70B_lora.yaml names no custom_sharded_layers, 70B_full.yaml does
     roots_frozen_ends=True,
+    reduces_every=True,  # recipes/full_finetune_distributed.py:1024 of bd2a0fc7c, no no_sync around it
     attention=(AttentionKind.SDPA,),
     losses=(Loss.PLAIN, Loss.CHUNKED),
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),

@@ -15,13 +15,14 @@ from memsheet.formulas.sharding.resident_state import Host
 from memsheet.formulas.states.gradients import (
     UNSYNCED,
     accumulates_gradients,
+    reduces_surely_every,
     reduces_surely_last,
 )
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes, step_temporaries
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
 from memsheet.plan.engine import Engine
-from memsheet.plan.plan import GradientSync, Implementation, Plan
+from memsheet.plan.plan import Implementation, Plan
 from memsheet.sheet import Component
 
 C = Component
@@ -85,7 +86,7 @@ def bare_ranges(how: Division, parameters: int, plan: Plan, engine: Engine) -> R
     """
     tensor = bare_parameter_tensor(parameters, plan)
     unknown = accumulates_gradients(plan, engine) and not reduces_surely_last(plan, engine)
-    if how.waiting is None or not unknown or plan.gradient_sync is GradientSync.EVERY:
+    if how.waiting is None or not unknown or reduces_surely_every(plan, engine):
         return {}
     return {UNSYNCED: (0, how.waiting((tensor,), plan))}
 

@@ -22,6 +22,7 @@ from memsheet.formulas.states.gradients import (
     UNSYNCED_NOTE,
     accumulates_gradients,
     master_copy_step_moments,
+    reduces_surely_every,
     reduces_surely_last,
 )
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
@@ -37,7 +38,7 @@ from memsheet.formulas.states.optimizers import (
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import GradientSync, Implementation, OptimizerName, Plan
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.plan.torch_versions import gradients_stay, old_torch_note
 from memsheet.sheet import Component
 
@@ -97,7 +98,7 @@ def _state_on_device(
     """What is there before anything goes to the host. ``shards``: what trains, and how much of it is here."""
     adds, gradients = accumulates_gradients(plan, engine), how.gradients(stage, shards, plan)
     reduces_last = reduces_surely_last(plan, engine)
-    waits = adds and how.waiting is not None and plan.gradient_sync is not GradientSync.EVERY
+    waits = adds and how.waiting is not None and not reduces_surely_every(plan, engine)
     whole = how.waiting(parameters, plan) if waits and how.waiting is not None else 0
     unsynced = {UNSYNCED: (0, whole)} if waits and not reduces_last else {}
     waiting = BytesByPath.of([(UNSYNCED, whole if reduces_last else 0)] if waits else [])

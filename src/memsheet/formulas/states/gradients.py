@@ -35,6 +35,15 @@ def reduces_surely_last(plan: Plan, engine: Engine) -> bool:
     return engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
 
 
+def reduces_surely_every(plan: Plan, engine: Engine) -> bool:
+    """Whether every micro-batch's gradients are reduced: where the plan says so, and where the engine's own
+    loop does.
+    """
+    if plan.gradient_sync is None:
+        return engine.reduces_every and not reduces_surely_last(plan, engine)
+    return plan.gradient_sync is GradientSync.EVERY
+
+
 def unreduced_gradients(resident: BytesByPath) -> BytesByPath:
     """Of gradients between micro-batches, those that no rank has reduced: they go to no host."""
     return BytesByPath.of(pair for pair in resident.held.items() if pair[0] == UNSYNCED)

@@ -361,8 +361,8 @@ def test_a_mesh_knows_its_schedule() -> None:
 
 @pytest.mark.parametrize("group", ["simumax_70b", "simumax_70b_cp", "simumax_dsv2"])
 def test_published_runs_are_within_half_a_percent(group: str) -> None:
-    """Allocated on every rank: mean within 0.5 %, none beyond 1.2 %; reserved inside the range on nine ranks of
-    ten, which is what a range means.
+    """Allocated on every rank: mean within 0.5 %, none beyond 1.2 %; reserved inside the range on nine of
+    ten ranks, which is what a range means.
     """
     from asking import run_case
 
