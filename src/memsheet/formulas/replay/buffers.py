@@ -5,6 +5,7 @@ its place and goes; stages of a pipeline run micro-batches forward ahead of back
 from __future__ import annotations
 
 from itertools import repeat
+from typing import NamedTuple
 
 from memsheet.formulas.replay.order import Run
 from memsheet.formulas.replay.script import Played, play_backward
@@ -20,13 +21,25 @@ AHEAD = 2
 """Micro-batches beyond those that warm a stage up, from which on all are alike."""
 
 
+class Made(NamedTuple):
+    """A parameter that trains, or a part of it."""
+
+    dtype: DType
+    elements: int
+    expert: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return int(self.dtype.nbytes(self.elements))
+
+
 class GradientBuffers(Run):
     """States that lie in buffers and what is cut from them."""
 
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """Of stages of one chunk, whose micro-batches are all alike."""
-        known = isinstance(plan.mesh.gpus, int) and plan.optimizer is not None and plan.routing is None
+        known = isinstance(plan.mesh.gpus, int) and plan.optimizer is not None
         return known and plan.mesh.vpp == 1 and not plan.recompute.stretched and not plan.offload.activations
 
     @property
@@ -34,35 +47,50 @@ class GradientBuffers(Run):
         return True
 
     def prepare(self) -> None:
-        self.kept, self.shards = dict(self.told.kept), self.optimizer_parts()
+        self.kept, self.trained = dict(self.told.kept), self._trained()
+        self.parts = self.optimizer_parts()
 
     def load(self) -> None:
-        """Parameters are made one by one, those that train are moved into their buffer, and the rank's shards
-        copied in fp32 (Megatron-LM 23e00ed core/distributed/param_and_grad_buffer.py:667-790,
-        core/optimizer/distrib_optimizer.py: ``clone().float()``).
+        """Parameters are made one by one, those that train are moved into their buffer, experts' into another,
+        and the rank's parts of them copied in fp32 (Megatron-LM 23e00ed
+        core/distributed/param_and_grad_buffer.py:667-790, core/optimizer/distrib_optimizer.py:
+        ``clone().float()``).
         """
-        buffers, script = self.told.buffers, self.script
+        buffers, script, zero = self.told.buffers, self.script, self.plan.zero
         assert buffers is not None
         frozen = [int(h.dtype.nbytes(h.elements)) for h in self.held() if not h.trains]
         for size in frozen:
             script.take(size)
-        trained = [(dtype, script.take(int(dtype.nbytes(n)))) for dtype, n in self._trained()]
-        if self.plan.zero:
-            script.take(buffers.parameters - sum(frozen))
-        script.take(buffers.gradients)
-        if self.plan.zero:
-            script.give([number for _, number in trained])
-        for dtype, elements in self.shards if buffers.master_weights else ():
-            copy = script.take(int(dtype.nbytes(elements)))
-            self._take_part(buffers.master_weights, elements)
+        made = [(one, script.take(one.bytes)) for one in self.trained]
+        whole = buffers.parameters - sum(frozen)
+        for experts in (False, True):
+            own = [number for one, number in made if one.expert is experts]
+            if not own:
+                continue
+            parameters, gradients = (
+                (self._of_experts(size) if experts else size - self._of_experts(size))
+                for size in (whole, buffers.gradients)
+            )
+            if zero:
+                script.take(parameters)
+            script.take(gradients)
+            script.give(own if zero else ())
+        for one in self.parts if buffers.master_weights else ():
+            copy = script.take(one.bytes)
+            self._take_part(buffers.master_weights, one)
             script.give([copy])
         script.take(self.told.beside)
 
-    def _trained(self) -> list[tuple[DType, int]]:
-        """Dtype and elements of every parameter that trains, as Megatron makes them: a layer's matrices are
-        joined.
+    def _of_experts(self, size: int) -> int:
+        """Of the bytes of all that trains, with what pads them, those of experts."""
+        elements = sum(one.elements for one in self.trained)
+        return size * sum(one.elements for one in self.trained if one.expert) // max(1, elements)
+
+    def _trained(self) -> list[Made]:
+        """Every parameter that trains, as Megatron makes it: a layer's matrices are joined, and each expert
+        has its own.
         """
-        found = list[tuple[DType, int]]()
+        found = list[Made]()
         matrices = self.told.matrices or repeat((), len(self.layers))
         ends = ((self.walk.embeddings, ()), (self.walk.head, ()))
         for group, joined in (ends[0], *zip(self.layers, matrices, strict=True), ends[1]):
@@ -71,28 +99,35 @@ class GradientBuffers(Run):
             own = [h for h in group.parameters if h.trains for _ in range(h.times)]
             linear = [h for h in own if h.role is Role.LINEAR]
             if joined and sum(joined) == sum(int(h.elements) for h in linear):
-                found += [(linear[0].dtype, n) for n in joined]
+                found += [Made(linear[0].dtype, n) for n in joined]
                 own = [h for h in own if h.role is not Role.LINEAR]
-            found += [(h.dtype, int(h.elements)) for h in own]
+            for h in own:
+                expert = h.role in (Role.EXPERT, Role.EXPERT_BIAS)
+                each = int(h.shape[0]) if expert else 1
+                found += [Made(h.dtype, int(h.elements) // each, expert)] * each
         return found
 
-    def optimizer_parts(self) -> list[tuple[DType, int]]:
+    def optimizer_parts(self) -> list[Made]:
         """Of each parameter the part that the rank's optimizer has: the last ones lie first in the buffer,
         which ranks divide evenly, wherever a parameter ends.
         """
-        trained, found, at = self._trained(), list[tuple[DType, int]](), 0
-        size = -(-sum(n for _, n in trained) // int(state_ranks(self.plan.mesh, Role.LINEAR, self.plan.zero)))
-        first = size * self.told.share
-        for dtype, elements in reversed(trained):
-            own = min(at + elements, first + size) - max(at, first)
-            if own > 0:
-                found.append((dtype, own))
-            at += elements
+        found, mesh, zero = list[Made](), self.plan.mesh, self.plan.zero
+        dense = int(state_ranks(mesh, Role.LINEAR, zero))
+        for experts in (False, True):
+            own = [one for one in self.trained if one.expert is experts]
+            ranks = int(state_ranks(mesh, Role.EXPERT, zero)) if experts else dense
+            size, at = -(-sum(one.elements for one in own) // ranks), 0
+            first = size * (self.told.share * ranks // dense)
+            for one in reversed(own):
+                part = min(at + one.elements, first + size) - max(at, first)
+                if part > 0:
+                    found.append(one._replace(elements=part))
+                at += one.elements
         return found
 
-    def _take_part(self, whole: int, elements: int) -> int:
+    def _take_part(self, whole: int, part: Made) -> int:
         """So many elements of all that the rank's optimizer has ``whole`` bytes of."""
-        return self.script.take(whole * elements // max(1, sum(n for _, n in self.shards)))
+        return self.script.take(whole * part.elements // sum(one.elements for one in self.parts))
 
     def part_backward(
         self, played: Played, gradient: int | None, workspace: int = 0
@@ -101,8 +136,11 @@ class GradientBuffers(Run):
         tape, last = played.part.own.tape, dict[str, int]()
         for at, (event, index) in enumerate(tape.backward, 1):
             if event is Event.ALLOC and (path := tape.entries[index].path).endswith("/backward"):
-                last[path.removesuffix("/backward").rpartition(".")[2]] = at
-        takes = [(at, self.kept.pop(name)) for name, at in last.items() if name in self.kept]
+                last[path.removesuffix("/backward")] = at
+        takes = list[tuple[int, int]]()
+        for name in [*self.kept]:
+            ends = [at for path, at in last.items() if f".{path}".endswith(f".{name}")]
+            takes += [(max(ends), self.kept.pop(name))] if ends else []
         return play_backward(
             self.script, played, gradient, adds=True, workspace=workspace, takes=sorted(takes)
         )
@@ -124,5 +162,5 @@ class GradientBuffers(Run):
             for left in self.kept.values():
                 self.script.take(left)
             each = self.told.buffers.moments // MOMENTS
-            self.states = [self._take_part(each, n) for _, n in self.shards for _ in range(MOMENTS)]
+            self.states = [self._take_part(each, one) for one in self.parts for _ in range(MOMENTS)]
         self.script.give([self.script.take(self.told.stepping)])

@@ -153,7 +153,9 @@ def _joined_matrices(model: ModelSpec, plan: Plan) -> tuple[tuple[int, ...], ...
     for block in blocks:
         if id(block) not in found:
             shapes = sorted(layer_matrix_shapes(block, plan), key=lambda one: one[0] != "linear_proj")
-            found[id(block)] = tuple(int(rows * columns) for _, rows, columns in shapes)
+            found[id(block)] = tuple(
+                int(rows * columns) for name, rows, columns in shapes if not name.startswith("experts.")
+            )
     return tuple(found[id(block)] for block in blocks) if len(model.stacks) == 1 else ()
 
 

@@ -12,6 +12,7 @@ from memsheet.formulas.replay.order import Buffers, Told
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.steps import is_equal_step_replayable, script_of_steps
 from memsheet.plan.engine import Sharding
+from memsheet.plan.model import Role
 from small_stage import part, planned, stage
 
 BUFFERED = Sharding.DISTRIBUTED_OPTIMIZER
@@ -63,8 +64,27 @@ def test_shares_are_the_whole_together() -> None:
         GradientBuffers(stage(), planned_stages(4), Lifetimes.RECORDED, replace(TOLD, share=share))
         for share in range(4)
     ]
-    parts = [elements for run in runs for _, elements in run.optimizer_parts()]
-    assert sum(parts) == 12 + 2 * 24 + 40
+    assert sum(one.elements for run in runs for one in run.parts) == 12 + 2 * 24 + 40
+
+
+def test_experts_have_a_buffer_and_ranks_of_their_own() -> None:
+    """Two experts of 12 elements beside 52 others: on four ranks that share experts by twos, each of a pair has
+    one expert's elements, and a quarter of the others.
+    """
+    one = stage(layers=1)
+    layer = one.layers[0].pattern[0]
+    (held,) = layer.parameters
+    expert = replace(held, shape=(2, 4, 3), role=Role.EXPERT)
+    walk = replace(one, layers=(replace(one.layers[0], pattern=(replace(layer, parameters=(expert,)),)),))
+    plan = planned_stages(4)
+    plan = replace(plan, mesh=replace(plan.mesh, ep=2))
+    runs = [GradientBuffers(walk, plan, Lifetimes.RECORDED, replace(TOLD, share=share)) for share in range(4)]
+    parts = [[part.elements for part in run.parts if part.expert] for run in runs]
+    assert parts == [[12], [12], [12], [12]]
+    assert [sum(part.elements for part in run.parts if not part.expert) for run in runs] == [13] * 4
+    runs[0].load()
+    assert words(runs[0].script)[:4] == ["+160", "+48", "+48", "+48"], "each expert is made by itself"
+    assert words(runs[0].script)[4:6] == [f"+{800 - 800 * 24 // 76}", f"+{900 - 900 * 24 // 76}"]
 
 
 def test_a_layers_matrices_are_joined() -> None:
