@@ -63,41 +63,30 @@ STEADY = 4
 """Micro-batches, in numbers of stages, beyond which a step of several chunks says nothing new."""
 
 
-@lru_cache(maxsize=4096)
-def _simulate_interleaved_1f1b(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
-    """Interleaved 1F1B as Megatron-Core runs it (pipeline_parallel/schedules.py of 23e00ed:650-760,
-    1000-1300): 2 (p - r - 1) + (v - 1) p forwards first, then one forward and one backward in turn, in groups
-    of p micro-batches a chunk. Of moments that keep as much of every chunk or less, the one that keeps more
-    is enough.
+def interleaved_order(
+    stages: int, chunks: int, stage: int, microbatches: int
+) -> tuple[tuple[int, bool], ...]:
+    """Which chunk a rank runs, and whether backward, one after another, in interleaved 1F1B as Megatron-Core
+    runs it (pipeline_parallel/schedules.py of 23e00ed:650-760, 1000-1300): 2 (p - r - 1) + (v - 1) p forwards
+    first, then one forward and one backward in turn, in groups of p micro-batches a chunk.
     """
     total, group = microbatches * chunks, stages * chunks
     warm = min(total, 2 * (stages - stage - 1) + (chunks - 1) * stages)
+    order = [(step, False) for step in range(warm)]
+    order += [one for step in range(total - warm) for one in ((warm + step, False), (step, True))]
+    order += [(step, True) for step in range(total - warm, total)]
+    places = [(step % group // stages, backward) for step, backward in order]
+    return tuple((chunks - 1 - place if backward else place, backward) for place, backward in places)
+
+
+@lru_cache(maxsize=4096)
+def _simulate_interleaved_1f1b(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
+    """Of moments that keep as much of every chunk or less, the one that keeps more is enough."""
     kept, found = [0] * chunks, dict[tuple[int, bool], dict[tuple[int, ...], None]]()
-
-    def chunk_of(step: int, *, backward: bool) -> int:
-        place = step % group // stages
-        return chunks - 1 - place if backward else place
-
-    def forward(step: int) -> None:
-        chunk = chunk_of(step, backward=False)
-        found.setdefault((chunk, False), {})[tuple(kept)] = None
-        kept[chunk] += 1
-
-    def backward(step: int) -> None:
-        chunk = chunk_of(step, backward=True)
-        kept[chunk] -= 1
-        found.setdefault((chunk, True), {})[tuple(kept)] = None
-
-    for step in range(warm):
-        forward(step)
-    steady = min(total - warm, 2 * group)  # it repeats from then on
-    for step in range(steady):
-        forward(warm + step)
-        backward(step)
-    for step in range(
-        steady, min(total, group)
-    ):  # where warming up took most of it, some chunks run backward only now
-        backward(step)
+    for chunk, backward in interleaved_order(stages, chunks, stage, microbatches):
+        kept[chunk] -= backward
+        found.setdefault((chunk, backward), {})[tuple(kept)] = None
+        kept[chunk] += not backward
     best = [
         (*place, one)
         for place, moments in found.items()

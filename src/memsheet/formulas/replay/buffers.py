@@ -4,9 +4,12 @@ its place and goes; stages of a pipeline run micro-batches forward ahead of back
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import repeat
 from typing import NamedTuple
 
+from memsheet.arith import round_up
+from memsheet.formulas.pipeline import interleaved_order
 from memsheet.formulas.replay.order import Run
 from memsheet.formulas.replay.script import Played, play_backward
 from memsheet.formulas.sharding.distributed_optimizer import state_ranks
@@ -38,9 +41,9 @@ class GradientBuffers(Run):
 
     @classmethod
     def plays(cls, plan: Plan) -> bool:
-        """Of stages of one chunk, whose micro-batches are all alike."""
+        """Of stages whose micro-batches are all alike."""
         known = isinstance(plan.mesh.gpus, int) and plan.optimizer is not None
-        return known and plan.mesh.vpp == 1 and not plan.recompute.stretched and not plan.offload.activations
+        return known and not plan.recompute.stretched and not plan.offload.activations
 
     @property
     def adds(self) -> bool:
@@ -80,6 +83,16 @@ class GradientBuffers(Run):
             self._take_part(buffers.master_weights, one)
             script.give([copy])
         script.take(self.told.beside)
+
+    def _order(self) -> Iterable[tuple[int, bool]]:
+        mesh, stage, microbatches = self.plan.mesh, self.told.stage, int(self.plan.accumulation)
+        if mesh.vpp > 1:
+            alike = -(-(2 * mesh.pp) // mesh.vpp) + AHEAD * mesh.pp
+            return interleaved_order(mesh.pp, mesh.vpp, stage, min(microbatches, round_up(alike, mesh.pp)))
+        warm = mesh.pp - 1 - stage
+        count = min(microbatches, warm + AHEAD)
+        last = [(0, True)] * min(warm, count)
+        return [(0, False)] * min(warm, count) + [(0, False), (0, True)] * max(0, count - warm) + last
 
     def _of_experts(self, size: int) -> int:
         """Of the bytes of all that trains, with what pads them, those of experts."""
@@ -147,17 +160,15 @@ class GradientBuffers(Run):
 
     def step(self) -> None:
         """One forward and one backward in turn, after as many forwards as stages are behind (Megatron-LM
-        23e00ed core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving).
+        23e00ed core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving); chunks
+        of a stage interleaved.
         """
-        warm = self.plan.mesh.pp - 1 - self.told.stage
-        count = min(int(self.plan.accumulation), warm + AHEAD)
-        waiting: list[tuple[list[Played], Played | None]] = []
-        for number in range(count):
-            waiting.append(self.forward())
-            if number >= warm:
-                self.backward(*waiting.pop(0))
-        for played, loss in waiting:
-            self.backward(played, loss)
+        waiting: dict[int, list[tuple[list[Played], Played | None]]] = {}
+        for chunk, backward in self._order():
+            if backward:
+                self.backward(*waiting[chunk].pop(0), chunk)
+            else:
+                waiting.setdefault(chunk, []).append(self.forward(chunk))
         if not self.states and self.told.buffers is not None:
             for left in self.kept.values():
                 self.script.take(left)

@@ -78,7 +78,7 @@ class Told:
     for itself, where it is not known tensor by tensor; ``stage``: of the pipeline; ``buffers``: what states
     lie in where they are not tensors of their own; ``matrices``: elements of those of each layer, where they
     are joined; ``kept``: bytes that a module's first backward leaves for good, by its name; ``share``: which
-    part of the buffers the rank's optimizer has.
+    part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has several.
     """
 
     beside: int = 0
@@ -91,6 +91,7 @@ class Told:
     matrices: tuple[tuple[int, ...], ...] = ()
     kept: Mapping[str, int] = field(default_factory=dict)
     share: int = 0
+    chunks: tuple[int, ...] = ()
 
 
 class Run:
@@ -205,15 +206,21 @@ class Run:
         self.backward(played, loss)
         self.script.give(inputs)
 
-    def forward(self) -> tuple[list[Played], Played | None]:
+    def layers_of_chunk(self, chunk: int) -> range:
+        """Numbers of the layers of one of the rank's chunks."""
+        chunks = self.told.chunks or (len(self.layers),)
+        return range(sum(chunks[:chunk]), sum(chunks[: chunk + 1]))
+
+    def forward(self, chunk: int = 0) -> tuple[list[Played], Played | None]:
         script, walk, played = self.script, self.walk, list[Played]()
         x: int | None = None
-        if walk.embeddings:
+        if walk.embeddings and chunk == 0:
             self.enter(walk.embeddings, FIRST)
             done, x = play_forward(script, self.part(walk.embeddings.part), None, lingers=True)
             played.append(done)
             self.leave(FIRST)
-        for number, group in enumerate(self.layers):
+        for number in self.layers_of_chunk(chunk):
+            group = self.layers[number]
             self.enter(group, number)
             workspace = 0 if self.multiplied else self.told.workspace
             part = self.part(group.part, self.lifetimes)
@@ -222,7 +229,7 @@ class Run:
             played.append(done)
             self.leave(number)
         loss = None
-        if walk.head and walk.loss:
+        if walk.head and walk.loss and chunk + 1 == (len(self.told.chunks) or 1):
             self.enter(walk.head, LAST)
             done, x = play_forward(script, self.part(walk.head.part), x, lingers=True)
             played.append(done)
@@ -237,7 +244,7 @@ class Run:
             script.give(done.lingering)
         return played, loss
 
-    def backward(self, played: list[Played], loss: Played | None) -> None:
+    def backward(self, played: list[Played], loss: Played | None, chunk: int = 0) -> None:
         script, g = self.script, None
         if loss is not None:
             made, g = self.part_backward(loss, None)
@@ -246,7 +253,7 @@ class Run:
             own, g = self.part_backward(played.pop(), g, workspace)
             self.multiplied = THREADS
             self.take_gradients(LAST, [*made, *own])
-        for number in reversed(range(len(self.layers))):
+        for number in reversed(self.layers_of_chunk(chunk)):
             self.enter_backward(number)
             self.prefetch(number)
             made, g = self.part_backward(played.pop(), g)

@@ -10,7 +10,7 @@ from memsheet.arith import Count
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.pipeline import stage_model
+from memsheet.formulas.pipeline import layers_of_stage, stage_model
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
@@ -56,7 +56,7 @@ def items_with_replayed_slack(
     elif (
         not model.towers and not plan.training.image_tokens and not engine.varies
     ):  # lengths that are all alike are an exception there
-        found = _equal_steps_reserved(items, stage_model(model, plan, stage), plan, engine, cluster, stage)
+        found = _equal_steps_reserved(items, model, plan, engine, cluster, stage)
     if found is None:
         return items, ()
     evidence = lengths.REPLAYED if plan.training.varied else alike.REPLAYED
@@ -110,11 +110,12 @@ def _exceeds_device(items: Sequence[Item], cluster: Cluster) -> bool:
 
 
 def _equal_steps_reserved(
-    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, stage: int
+    items: list[Item], whole: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, stage: int
 ) -> Reserved | None:
     """What is reserved by steps that are all alike."""
     if not alike.is_equal_step_replayable(plan, engine.sharding):
         return None
+    model = stage_model(whole, plan, stage)
     how, shape = run_config_of(plan, engine), plan.training.shape
     code = model_code(engine.layers)
     workspaces = _workspaces(items)
@@ -131,6 +132,7 @@ def _equal_steps_reserved(
         stage=stage,
         matrices=_joined_matrices(model, plan) if buffered else (),
         kept=_kept_by_modules(items) if buffered else {},
+        chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
     ranks = int(state_ranks(plan.mesh, Role.LINEAR, plan.zero)) if buffered else 1
     walk = walk_stage_layers(model, plan, engine, release=False)
@@ -142,6 +144,11 @@ def _equal_steps_reserved(
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)
     return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes, found.rests)
+
+
+def _layers_of_chunks(model: ModelSpec, plan: Plan, stage: int) -> tuple[int, ...]:
+    ends = (layers_of_stage(model.layers, plan, stage, chunk) for chunk in range(plan.mesh.vpp))
+    return tuple(last - first for first, last in ends)
 
 
 def _joined_matrices(model: ModelSpec, plan: Plan) -> tuple[tuple[int, ...], ...]:

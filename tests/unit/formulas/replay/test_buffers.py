@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.formulas.replay.buffers import GradientBuffers
 from memsheet.formulas.replay.order import Buffers, Told
 from memsheet.formulas.replay.script import Lifetimes, Script
-from memsheet.formulas.replay.steps import is_equal_step_replayable, script_of_steps
+from memsheet.formulas.replay.steps import REPLAYED, is_equal_step_replayable, script_of_steps
 from memsheet.plan.engine import Sharding
 from memsheet.plan.model import Role
+from memsheet.sheet import Component
 from small_stage import part, planned, stage
 
 BUFFERED = Sharding.DISTRIBUTED_OPTIMIZER
@@ -137,7 +139,7 @@ def test_a_stage_runs_as_many_micro_batches_ahead_as_stages_are_behind(
     seen: list[str] = []
 
     class Seen(GradientBuffers):
-        def forward(self) -> Any:
+        def forward(self, _: int = 0) -> Any:
             seen.append("f")
             return [], None
 
@@ -146,6 +148,22 @@ def test_a_stage_runs_as_many_micro_batches_ahead_as_stages_are_behind(
 
     Seen(stage(), plan, Lifetimes.RECORDED, told).step()
     assert "".join(seen) == passes
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 4)])
+def test_interleaved_chunks_hold_what_the_sheet_says(pp: int, vpp: int) -> None:
+    """The bytes of a script of chunks in turn are those of the sheet's moments, which come of another walk, so
+    that the reserved bytes are a replay's on every stage.
+    """
+    answer = memsheet.train(
+        "llama-3-8b", gpus="32xH100-80GB", engine="megatron", seq_len=1024, microbatch=1, global_batch=128,
+        pp=pp, vpp=vpp, fix=False,
+    )  # fmt: skip
+    slack = [
+        item for sheet in answer.sheets for item in sheet.items if item.component is Component.ALLOCATOR_SLACK
+    ]
+    assert len(slack) == pp
+    assert all(item.evidence == REPLAYED for item in slack)
 
 
 @pytest.mark.parametrize(
