@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.device_labels import least_cards
+from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.launched_script import PYTHON, Launch, script_launches
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
@@ -68,7 +69,8 @@ def _is_client(launch: Launch) -> bool:
     """Whether a script beside a server may be what asks it: one process of Python, that by its name trains
     nothing.
     """
-    return launch.launcher == PYTHON and not launch.flags and not _TRAINS.search(launch.script)
+    alone = launch.launcher == PYTHON and launch.flags.keys() <= {ONE_PROCESS}
+    return alone and not _TRAINS.search(launch.script)
 
 
 def task_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
