@@ -59,7 +59,8 @@ def items_with_replayed_slack(
         found = _equal_steps_reserved(items, model, plan, engine, cluster, stage)
     if found is None:
         return items, ()
-    evidence = lengths.REPLAYED if plan.training.varied else alike.REPLAYED
+    evenly = alike.REPLAYED if engine.sharding.leaves_tensors else alike.REPLAYED_SHARES
+    evidence = lengths.REPLAYED if plan.training.varied else evenly
     # no more than the range has room for: what is reserved holds them already
     rests = min(found.rests, int(found.bytes.high) - int(found.bytes.value))
     row = replayed_slack_item(found.bytes, allocated, evidence, rests)

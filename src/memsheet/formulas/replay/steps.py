@@ -36,6 +36,11 @@ REPLAYED = Derived(
     "and one that keeps it to its end"
 )
 
+REPLAYED_SHARES = Derived(
+    f"{REPLAYED.why}; besides, what several ranks of the stage reserve, whose parts of the optimizer's states "
+    "end inside other tensors; high: and the largest tensor finds its place taken"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Reserved:

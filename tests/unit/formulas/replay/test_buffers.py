@@ -11,7 +11,7 @@ import memsheet
 from memsheet.formulas.replay.buffers import GradientBuffers
 from memsheet.formulas.replay.order import Buffers, Told
 from memsheet.formulas.replay.script import Lifetimes, Script
-from memsheet.formulas.replay.steps import REPLAYED, is_equal_step_replayable, script_of_steps
+from memsheet.formulas.replay.steps import REPLAYED_SHARES, is_equal_step_replayable, script_of_steps
 from memsheet.plan.engine import Sharding
 from memsheet.plan.model import Role
 from memsheet.sheet import Component
@@ -163,7 +163,7 @@ def test_interleaved_chunks_hold_what_the_sheet_says(pp: int, vpp: int) -> None:
         item for sheet in answer.sheets for item in sheet.items if item.component is Component.ALLOCATOR_SLACK
     ]
     assert len(slack) == pp
-    assert all(item.evidence == REPLAYED for item in slack)
+    assert all(item.evidence == REPLAYED_SHARES for item in slack)
 
 
 @pytest.mark.parametrize(
