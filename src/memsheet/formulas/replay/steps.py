@@ -37,8 +37,8 @@ REPLAYED = Derived(
 )
 
 REPLAYED_SHARES = Derived(
-    f"{REPLAYED.why}; besides, what several ranks of the stage reserve, whose parts of the optimizer's states "
-    "end inside other tensors; high: and the largest tensor finds its place taken"
+    f"{REPLAYED.why}; besides, what several ranks of the stage reserve, whose parts of the optimizer's "
+    "states end inside other tensors; high: and the largest tensor finds its place taken"
 )
 
 

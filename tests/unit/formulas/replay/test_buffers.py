@@ -152,8 +152,8 @@ def test_a_stage_runs_as_many_micro_batches_ahead_as_stages_are_behind(
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 4)])
 def test_interleaved_chunks_hold_what_the_sheet_says(pp: int, vpp: int) -> None:
-    """The bytes of a script of chunks in turn are those of the sheet's moments, which come of another walk, so
-    that the reserved bytes are a replay's on every stage.
+    """The bytes of a script of chunks in turn are those of the sheet's moments, which come of another walk,
+    so that the reserved bytes are a replay's on every stage.
     """
     answer = memsheet.train(
         "llama-3-8b", gpus="32xH100-80GB", engine="megatron", seq_len=1024, microbatch=1, global_batch=128,
