@@ -78,7 +78,8 @@ class Told:
     for itself, where it is not known tensor by tensor; ``stage``: of the pipeline; ``buffers``: what states
     lie in where they are not tensors of their own; ``matrices``: elements of those of each layer, where they
     are joined; ``kept``: bytes that a module's first backward leaves for good, by its name; ``share``: which
-    part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has several.
+    part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has
+    several.
     """
 
     beside: int = 0

@@ -70,8 +70,8 @@ def test_shares_are_the_whole_together() -> None:
 
 
 def test_experts_have_a_buffer_and_ranks_of_their_own() -> None:
-    """Two experts of 12 elements beside 52 others: on four ranks that share experts by twos, each of a pair has
-    one expert's elements, and a quarter of the others.
+    """Two experts of 12 elements beside 52 others: on four ranks that share experts by twos, each of a pair
+    has one expert's elements, and a quarter of the others.
     """
     one = stage(layers=1)
     layer = one.layers[0].pattern[0]
