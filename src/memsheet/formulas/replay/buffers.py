@@ -54,8 +54,8 @@ class GradientBuffers(Run):
         self.parts = self.optimizer_parts()
 
     def load(self) -> None:
-        """Parameters are made one by one, those that train are moved into their buffer, experts' into another,
-        and the rank's parts of them copied in fp32 (Megatron-LM 23e00ed
+        """Parameters are made one by one, those that train are moved into their buffer, experts' into
+        another, and the rank's parts of them copied in fp32 (Megatron-LM 23e00ed
         core/distributed/param_and_grad_buffer.py:667-790, core/optimizer/distrib_optimizer.py:
         ``clone().float()``).
         """
