@@ -35,6 +35,16 @@ class Rotations(Enum):
     __hash__ = object.__hash__
 
 
+class Ties(Enum):
+    """Whether embeddings and head may share a table, and in how many groups it is then."""
+
+    NEVER = "never"
+    APART = "apart"  # one tensor in two groups: each gathers it, and both reduce into it
+    TOGETHER = "together"
+
+    __hash__ = object.__hash__
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
     """What one version does otherwise than another.
@@ -46,7 +56,7 @@ class Version:
     pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's
     table is ``lm_head`` and the loss takes it chunk by chunk unless one asks otherwise. ``compiles_loss``:
     where the model is compiled, so is the loss. ``kinds``: blocks that it has model code for, by the
-    library's names. ``ties``: embeddings and head may share a table, and are one group then.
+    library's names.
     """
 
     ends_in_root: bool
@@ -59,7 +69,7 @@ class Version:
     compiles_loss: bool
     rotations: Rotations = Rotations.SHARED
     kinds: frozenset[str] = frozenset({"llama"})
-    ties: bool = False
+    ties: Ties = Ties.NEVER
 
 
 _END_2024 = Version(
@@ -94,14 +104,14 @@ _NEWEST = Version(
     compiles_loss=True,
     rotations=Rotations.OWN,
     kinds=frozenset({"llama", "qwen3"}),
-    ties=True,
+    ties=Ties.TOGETHER,
 )
 _LAST_TOML = replace(
     _NEWEST,
     fuses_qkv=False,
     chunks_loss=False,
     rotations=Rotations.SHARED,
-    ties=False,
+    ties=Ties.APART,
 )
 VERSIONS: dict[str, Version] = {
     "b5bcd76": _NEWEST,
@@ -120,8 +130,9 @@ models/llama4/infra/parallelize.py:353-427 and models/llama3/infra/parallelize.p
 models/qwen3/model/model.py:156-208 for three projections, fused norms and heads that are not repeated,
 distributed/pipeline_parallel.py:267 for its stages, components/loss.py for its loss. Each layer has a table
 of rotations since 02d24f0 of 2026-06-05 (models/common/rope.py:107, attention.py:902 of COMMIT). A table is
-tied before it is sharded, and the group is one, at distributed/fsdp.py:224-237 of COMMIT; at 238fa99 the two
-groups are made of what is not yet tied (models/qwen3/model/model.py:496-501), which is not modelled.
+in one group at distributed/fsdp.py:224-237 of COMMIT; at 238fa99 embeddings and head are sharded each for
+itself and tied again when they are initialised (models/qwen3/model/model.py:496-501), which torch 2.13 no
+longer runs (_fsdp_state.py:223).
 """
 TESTED = "b5bcd76"
 

@@ -12,7 +12,12 @@ from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run
 from memsheet.formulas.replay.script import GATHERS, REDUCES
 from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping, loss_reduces_table
-from memsheet.formulas.sharding.per_parameter_sizes import dim0_gathered, dim0_shard, mixed_precision_dtype
+from memsheet.formulas.sharding.per_parameter_sizes import (
+    dim0_gathered,
+    dim0_shard,
+    mixed_precision_dtype,
+    shared_tables,
+)
 from memsheet.formulas.states.held import Held
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 
@@ -158,12 +163,12 @@ class GatheredUnits(Run):
     def take_gradients(self, number: int, made: Sequence[int]) -> None:
         if self.root is not None and number == LAST:
             self.waiting = list(made)
-            if self.loss_reduced:
+            if self.loss_reduced and self.root is not None:
                 self.gradients.append(self.script.take(self.root.unit.reduced, REDUCES))
         else:
             waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
             self.reduce(self.placed[number], [*waiting, *made])
-            if self.loss_reduced and number == FIRST:  # added to what the loss left
+            if number == FIRST and (self.loss_reduced or shared_tables(self.walk)):  # added to what is there
                 self.script.give((self.gradients.pop(),))
 
     def end_backward(self) -> None:

@@ -138,6 +138,20 @@ def test_the_loss_leaves_the_tables_gradient_reduced() -> None:
     assert held["root"].at[Instant.BACKWARD].value >= 4 * TABLE / 8
 
 
+def test_a_table_in_two_groups_is_gathered_twice_and_stepped_once() -> None:
+    asked = {"engine_version": LAST_TOML, "recompute": "full"}
+    apart, two = sheet(**tied(**asked)), sheet(**asked)
+    for component, width in (
+        (Component.PARAMETERS, 4),
+        (Component.OPTIMIZER_STATES, 8),
+        (Component.GRADIENTS, 4),
+    ):
+        held = [one.of(component, instant=Instant.OPTIMIZER_STEP).value for one in (two, apart)]
+        assert held[0] - held[1] == pytest.approx(width * TABLE / 8, abs=8)
+    gathered = [one.of(Component.UNSHARDED_PARAMETERS, instant=Instant.LOSS).value for one in (two, apart)]
+    assert gathered[0] == gathered[1]
+
+
 def test_llama_ties_too_where_the_version_does() -> None:
     assert sheet("llama", **tied()).peak.value > 0
 
@@ -149,7 +163,7 @@ def test_llama_ties_too_where_the_version_does() -> None:
     ("options", "field"),
     [
         ({"engine_version": MID_2025}, "model"),
-        (tied(engine_version=LAST_TOML), "model"),
+        (tied(engine_version=MID_2025, kind="llama"), "model"),
         (tied(pp=2, dp_shard=4), "mesh.pp"),
         ({"config": {"attention_bias": True}}, "model"),
         ({"kind": "qwen2"}, "model"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed, ceil_div, maximum
-from memsheet.engines.torchtitan.facts import Rotations, version_of
+from memsheet.engines.torchtitan.facts import Rotations, Ties, Version, version_of
 from memsheet.engines.torchtitan.layers import layers, switches
 from memsheet.engines.torchtitan.layers.loss import CHUNKS, loss_of
 from memsheet.engines.torchtitan.layers.rotations import COSINE_KINDS, rotation_bytes
@@ -78,10 +78,13 @@ def torchtitan_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     version = version_of(plan.engine_version)
     names = {**NAMES, "lm_head": "lm_head"} if version.chunks_loss else NAMES
     embeddings = replace(spec.embeddings, weights=_rename_weights(spec.embeddings.weights, names))
+    head = replace(spec.head, weights=_rename_weights(spec.head.weights, names))
+    if head.tied and version.ties is Ties.APART:
+        head = replace(head, tied=False, weights=(replace(embeddings.weights[0], role=Role.HEAD),))
     return replace(
         spec,
         embeddings=embeddings,
-        head=replace(spec.head, weights=_rename_weights(spec.head.weights, names)),
+        head=head,
         stacks=tuple(_torchtitan_stack(stack, joins=version.fuses_qkv) for stack in spec.stacks),
     )
 
@@ -150,7 +153,7 @@ def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     rules = [
         ("model", spec.name, not known, f"only {_model_names(version.kinds)} modelled of that version", "engine fsdp2 runs the library's models"),
         ("model", spec.name, known and any(w.role is Role.BIAS for b in spec.blocks() for w in b.weights), "has biases, and its layers have none", "engine fsdp2"),
-        ("model", spec.name, tied and not version.ties, "ties embeddings and head, which is not modelled of that version", "engine fsdp2"),
+        ("model", spec.name, tied and not _ties(version, kinds), "ties embeddings and head, which is not modelled of that version", "engine fsdp2"),
         ("mesh.pp", plan.mesh.pp, tied and agreed(plan.mesh.pp > 1), "is not supported there with a tied table (models/common/decoder.py:172)", "pp 1"),
         ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine fsdp2"),
         ("dropout", plan.dropout, plan.dropout > 0, "does not exist in its models", "leave it out"),
@@ -164,6 +167,11 @@ def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         for field, value, holds, reason, hint in rules
         if holds
     ]
+
+
+def _ties(version: Version, kinds: set[str]) -> bool:
+    """Whether the models share a table there: at 238fa99 models/llama3/model/model.py does not."""
+    return version.ties is Ties.TOGETHER or (version.ties is Ties.APART and "llama" not in kinds)
 
 
 def _model_names(kinds: frozenset[str]) -> str:
