@@ -103,7 +103,7 @@ _NEWEST = Version(
     chunks_loss=True,
     compiles_loss=True,
     rotations=Rotations.OWN,
-    kinds=frozenset({"llama", "qwen3"}),
+    kinds=frozenset({"llama", "qwen3", "qwen3_moe"}),
     ties=Ties.TOGETHER,
 )
 _LAST_TOML = replace(
@@ -111,6 +111,7 @@ _LAST_TOML = replace(
     fuses_qkv=False,
     chunks_loss=False,
     rotations=Rotations.SHARED,
+    kinds=frozenset({"llama", "qwen3"}),
     ties=Ties.APART,
 )
 VERSIONS: dict[str, Version] = {

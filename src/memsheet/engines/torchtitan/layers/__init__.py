@@ -8,6 +8,7 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.engines.torchtitan.facts import Rotations, Ties, Version, version_of
 from memsheet.engines.torchtitan.layers import layers, switches
+from memsheet.engines.torchtitan.layers.experts import torchtitan_moe
 from memsheet.engines.torchtitan.layers.loss import CHUNKS, loss_of
 from memsheet.engines.torchtitan.layers.rotations import COSINE_KINDS, rotation_bytes
 from memsheet.errors import Problem
@@ -17,7 +18,7 @@ from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.formulas.tapes.graph import Chosen
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BF16, FP8, DType
-from memsheet.plan.model import Attention, Block, Dense, ModelSpec, Norm, Role, Stack, Weight
+from memsheet.plan.model import Attention, Block, Dense, ModelSpec, Moe, Norm, Role, Stack, Weight
 from memsheet.plan.plan import ContextParallel, Loss, Plan, RecomputeMode
 from memsheet.plan.workload import PassShape
 from memsheet.references import TORCHTITAN, formula
@@ -30,14 +31,16 @@ NAMES = {
     "self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm",
 }  # fmt: skip
 """Module names of the library's Llama and torchtitan's."""
-OPERATIONS = frozenset({Chosen.EVERY_SECOND_PRODUCT, Chosen.ATTENTION, Chosen.REDUCE_SCATTER})
+OPERATIONS = frozenset({Chosen.EVERY_SECOND_PRODUCT, Chosen.ATTENTION, Chosen.REDUCE_SCATTER, Chosen.ROUTING})
 """What the policy ``op`` keeps (torchtitan 9dec370, parallelisms/parallelize_llama.py:214-225, 250-266):
 every second mm from the first on, attention's outputs, reduce-scatters, and the maxima of eight-bit casts,
-which are numbers. Products in eight bits are counted as the mm that they stand for: the policy sees torchao's
+which are numbers; besides, which experts a token goes to (b5bcd76, distributed/activation_checkpoint.py:60).
+Products in eight bits are counted as the mm that they stand for: the policy sees torchao's
 tensors before they become _scaled_mm.
 """
 MODULES = ("op", "layer")
 RECIPES = ("tensorwise", "rowwise")
+ROUTED_KINDS = frozenset({"qwen3_moe"})
 
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
@@ -123,6 +126,8 @@ def _torchtitan_block(block: Block, *, joins: bool) -> Block:
     ff = block.feed_forward
     if isinstance(ff, Dense):
         ff = replace(ff, path=NAMES.get(ff.path, ff.path), weights=_rename_weights(ff.weights))
+    elif isinstance(ff, Moe) and block.kind in ROUTED_KINDS:
+        ff = torchtitan_moe(ff)
     return replace(
         block, mixers=mixers, feed_forward=ff, norms=tuple(_torchtitan_norm(n) for n in block.norms)
     )
@@ -160,7 +165,7 @@ def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("async_tp", True, plan.async_tp and not plan.compile, "needs compile (parallelize_llama.py:58)", "add --compile"),
         ("async_tp", True, plan.async_tp and not agreed(plan.mesh.tp > 1), "overlaps what tensor parallelism sends", "give tp"),
         *(("recompute.modules", m, m not in MODULES, "is no policy of torchtitan", "op, or layer") for m in plan.recompute.modules),
-        *_of_fp8(plan), *_of_mesh(spec, plan),
+        *_of_fp8(plan), *_of_mesh(spec, plan), *(_of_experts(spec, plan) if known else ()),
     ]  # fmt: skip
     return [
         Problem(field=field, value=value, reason=reason, hint=hint)
@@ -175,7 +180,11 @@ def _ties(version: Version, kinds: set[str]) -> bool:
 
 
 def _model_names(kinds: frozenset[str]) -> str:
-    names = [name for kind, name in {"llama": "its Llama", "qwen3": "Qwen3"}.items() if kind in kinds]
+    names = [
+        name
+        for kind, name in {"llama": "its Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3 with experts"}.items()
+        if kind in kinds
+    ]
     return f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'}"
 
 
@@ -212,6 +221,36 @@ def _of_fp8(plan: Plan) -> Iterator[_Rule]:
         bool(other),
         "is not modelled: it swaps all but the head",
         "lm_head",
+    )
+
+
+def _of_experts(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
+    """What is not modelled of layers with experts. Where ranks outnumber them, another dimension is sharded
+    (distributed/fsdp.py:275-283).
+    """
+    experts = [block.feed_forward for block in spec.blocks() if isinstance(block.feed_forward, Moe)]
+    if not experts:
+        return
+    few, mesh = min(ff.experts for ff in experts), plan.mesh
+    why, hint = "is not modelled there with experts", "engine fsdp2, or leave it out"
+    yield "compile", plan.compile, plan.compile, why, hint
+    yield "mesh.tp", mesh.tp, agreed(mesh.tp > 1), why, hint
+    yield "precision.compute", "fp8", plan.precision.compute is FP8, why, hint
+    yield (
+        "model",
+        spec.name,
+        any(ff.shared is not None for ff in experts),
+        "has a shared expert, which is not modelled there",
+        "engine fsdp2",
+    )
+    ranks = mesh.dp_replicate * mesh.sharded
+    more = agreed(ranks > few)
+    yield (
+        "mesh.dp_shard",
+        mesh.dp_shard,
+        more,
+        f"makes more ranks than the {few} experts, which is not modelled",
+        f"at most {few} ranks",
     )
 
 
@@ -290,10 +329,14 @@ def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
     """Values of the axes that a layer's tensors are named by."""
     at, ff, tp = block.mixers[0], block.feed_forward, plan.mesh.tp
     assert isinstance(at, Attention)
-    assert isinstance(ff, Dense)
+    if isinstance(ff, Moe):
+        wide: dict[str, Count] = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate}
+    else:
+        assert isinstance(ff, Dense)
+        wide = {"f": ceil_div(ff.intermediate, tp)}
     return with_products({
         **_sequence_axis_sizes(plan, shape), "h": block.hidden, "a": ceil_div(at.heads, tp), "k": maximum(1, ceil_div(at.kv_heads, tp)), "d": at.head_dim,
-        "f": ceil_div(ff.intermediate, tp),
+        **wide,
     })  # fmt: skip
 
 
@@ -314,7 +357,7 @@ def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
 
 
 CODE = ModelCode(
-    forward=layers.llama_block_forward, embed=layers.tensor_parallel_embedding, head=layers.tensor_parallel_logits, loss=loss_of, loss_input=loss_input, problems=torchtitan_problems,
+    forward=layers.decoder_block_forward, embed=layers.tensor_parallel_embedding, head=layers.tensor_parallel_logits, loss=loss_of, loss_input=loss_input, problems=torchtitan_problems,
     block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, normalise=layers.torchtitan_rms_norm, built=torchtitan_spec, on_rank=on_rank,
     shared=rotation_bytes, plan_numerics=plan_numerics, at_ends=at_ends, stream=layers.STREAM,
 )  # fmt: skip

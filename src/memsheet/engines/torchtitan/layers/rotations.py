@@ -16,7 +16,7 @@ from memsheet.plan.plan import Plan
 from memsheet.plan.workload import PassShape
 from memsheet.sheet import Component
 
-COSINE_KINDS = frozenset({"qwen3"})
+COSINE_KINDS = frozenset({"qwen3", "qwen3_moe"})
 """Blocks whose table is CosSinRoPE's (b5bcd76, models/qwen3/__init__.py:226), twice as wide as ComplexRoPE's."""
 
 
