@@ -184,7 +184,8 @@ def test_assets_of_the_flavors_size_name_the_model(assets: str, flavor: str, mod
 
 
 def test_shipped_functions_of_qwen3_name_their_model() -> None:
-    base = "from torchtitan.models.qwen3.config_registry import qwen3_32b\n\ndef mine():\n    config = qwen3_32b()\n"
+    base = "from torchtitan.models.qwen3.config_registry import qwen3_32b\n\ndef mine():\n"
+    base += "    config = qwen3_32b()\n"
     found = reading(f"{base}    config.training.disable_cuda_graphs = True\n    return config\n")
     wanted = {
         "@model": "Qwen/Qwen3-32B",

@@ -150,7 +150,8 @@ def test_a_name_and_a_flavor_are_a_model(name: str, flavor: str, model: str | No
 
 
 def test_keys_of_the_last_version_with_toml_are_known() -> None:
-    text = "[training]\nseq_len = 512\n[parallelism]\nexpert_parallel_degree = 1\nexpert_tensor_parallel_degree = 1\n"
+    text = "[training]\nseq_len = 512\n[parallelism]\nexpert_parallel_degree = 1\n"
+    text += "expert_tensor_parallel_degree = 1\n"
     found = reading(f'{text}[quantize.linear.float8]\nfilter_fqns = ["output"]\n[debug]\nseed = 1\n')
     assert (found.unknown, found.unmodelled) == ((), ())
     several = reading(text.replace("expert_parallel_degree = 1", "expert_parallel_degree = 8"))

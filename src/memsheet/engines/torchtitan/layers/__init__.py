@@ -17,7 +17,7 @@ from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.formulas.tapes.graph import Chosen
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.plan.dtypes import BF16, FP8, DType
+from memsheet.plan.dtypes import BF16, FP8, FP32, DType
 from memsheet.plan.model import Attention, Block, Dense, ModelSpec, Moe, Norm, Role, Stack, Weight
 from memsheet.plan.plan import ContextParallel, Loss, Plan, RecomputeMode
 from memsheet.plan.workload import PassShape
@@ -236,6 +236,7 @@ def _of_experts(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
     yield "compile", plan.compile, plan.compile, why, hint
     yield "mesh.tp", mesh.tp, agreed(mesh.tp > 1), why, hint
     yield "precision.compute", "fp8", plan.precision.compute is FP8, why, hint
+    yield "precision.compute", "fp32", plan.precision.compute is FP32, why, hint  # their products are in bf16
     yield (
         "model",
         spec.name,

@@ -88,7 +88,9 @@ def _route(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Ten
 
 
 def _in_order_of_experts(r: Recorder, x: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token once for each of its experts, which token it is, and its share (token_dispatcher.py:93-100)."""
+    """Each token once for each of its experts, which token it is, and its share
+    (token_dispatcher.py:93-100).
+    """
     order = r.tensor(f"{PATH}/order", PAIRS, INT64)
     weights = r.apply(
         r.tensor(f"{PATH}/shares", PAIRS, FP32), (shares,), (order,), lambda _: [r.grad(PAIRS, FP32)]

@@ -1,5 +1,5 @@
-"""A layer of torchtitan's decoders (Llama, Qwen3) and its two ends, operation by operation (torchtitan 9dec370,
-models/llama/model.py:87-332).
+"""A layer of torchtitan's decoders (Llama, Qwen3) and its two ends, operation by operation (torchtitan
+9dec370, models/llama/model.py:87-332).
 
 The stream between layers is cut along the sequence over tensor-parallel ranks (``s/t``); attention and
 feed-forward gather it. ``compiled`` layers are what torch.compile makes of the same: elementwise operations

@@ -17,7 +17,8 @@ from memsheet.plan.workload import PassShape
 from memsheet.sheet import Component
 
 COSINE_KINDS = frozenset({"qwen3", "qwen3_moe"})
-"""Blocks whose table is CosSinRoPE's (b5bcd76, models/qwen3/__init__.py:226), twice as wide as ComplexRoPE's."""
+"""Blocks whose table is CosSinRoPE's (b5bcd76, models/qwen3/__init__.py:226), twice as wide as ComplexRoPE's.
+"""
 
 
 def apply_rotary_emb(r: Recorder, q: Tensor, k: Tensor, path: str, how: RunConfig) -> tuple[Tensor, Tensor]:

@@ -213,6 +213,7 @@ def test_llama_ties_too_where_the_version_does() -> None:
         ({"kind": "qwen2"}, "model"),
         (routed(engine_version=LAST_TOML), "model"),
         (routed(compile=True), "compile"),
+        (routed(precision="fp32"), "precision.compute"),
         (routed(tp=2, dp_shard=4), "mesh.tp"),
         (routed(dp_shard=256), "mesh.dp_shard"),
     ],
