@@ -103,7 +103,7 @@ _NEWEST = Version(
     chunks_loss=True,
     compiles_loss=True,
     rotations=Rotations.OWN,
-    kinds=frozenset({"llama", "qwen3", "qwen3_moe"}),
+    kinds=frozenset({"llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"}),
     ties=Ties.TOGETHER,
 )
 _LAST_TOML = replace(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from memsheet import catalog
 from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
@@ -16,6 +17,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Component, Instant, Sheet
 
@@ -114,6 +116,30 @@ def test_a_layer_with_experts_keeps_what_the_real_code_keeps() -> None:
     assert kept(**routed()) - generator == ROUTED_KEPT
     backward = walked(**routed()).layers[0].pattern[0].part.backward.total
     assert backward == ROUTED_BACKWARD + generator
+
+
+LATENT = {"deepseek-v3": (6434227200, 28248802304), "deepseek-v2-lite": (1769373952, 2861138176)}
+"""The same of DeepSeek's last layer, with two sequences of 4,096 tokens."""
+
+
+@pytest.mark.parametrize("name", LATENT)
+def test_a_layer_of_deepseek_keeps_what_the_real_code_keeps(name: str) -> None:
+    spec = read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+    asked = {
+        "engine": "torchtitan",
+        "engine_version": NEWEST,
+        "seq_len": 4096,
+        "microbatch": 2,
+        "dp_shard": 64,
+    }
+    plan = resolve_request({**request_from(asked), "task": "train"}, spec).plan
+    engine = find_engine("torchtitan")
+    assert engine is not None
+    built = model_code(engine.layers).built(spec, plan)
+    assert parameter_count(built) == parameter_count(spec)
+    part = walk_stage_layers(built, plan, engine, release=False).layers[-1].pattern[0].part
+    generator = 16
+    assert (part.retained.total - generator, part.backward.total - generator) == LATENT[name]
 
 
 def test_the_policy_keeps_where_tokens_go_and_no_product_of_the_router() -> None:

@@ -9,16 +9,29 @@ from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.engines.torchtitan.facts import Rotations, Ties, Version, version_of
 from memsheet.engines.torchtitan.layers import layers, switches
 from memsheet.engines.torchtitan.layers.experts import torchtitan_moe
+from memsheet.engines.torchtitan.layers.latent import torchtitan_latent_attention
 from memsheet.engines.torchtitan.layers.loss import CHUNKS, loss_of
 from memsheet.engines.torchtitan.layers.rotations import COSINE_KINDS, rotation_bytes
 from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.model_code.transformers.latent import latent_axes
 from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.formulas.tapes.graph import Chosen
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BF16, FP8, FP32, DType
-from memsheet.plan.model import Attention, Block, Dense, ModelSpec, Moe, Norm, Role, Stack, Weight
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    Dense,
+    LatentAttention,
+    ModelSpec,
+    Moe,
+    Norm,
+    Role,
+    Stack,
+    Weight,
+)
 from memsheet.plan.plan import ContextParallel, Loss, Plan, RecomputeMode
 from memsheet.plan.workload import PassShape
 from memsheet.references import TORCHTITAN, formula
@@ -40,7 +53,11 @@ tensors before they become _scaled_mm.
 """
 MODULES = ("op", "layer")
 RECIPES = ("tensorwise", "rowwise")
-ROUTED_KINDS = frozenset({"qwen3_moe"})
+ROUTED_KINDS = frozenset({"qwen3_moe", "deepseek_v2", "deepseek_v3"})
+NORMED_KINDS = frozenset({"qwen3_moe", "deepseek_v3"})
+"""Blocks whose shares are divided by their sum (models/qwen3/__init__.py:180,
+models/deepseek_v3/__init__.py:571; its smaller ones take :189).
+"""
 
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
@@ -121,7 +138,12 @@ def _torchtitan_norm(norm: Norm) -> Norm:
 
 def _torchtitan_block(block: Block, *, joins: bool) -> Block:
     mixers = tuple(
-        _torchtitan_attention(m, joins=joins) if isinstance(m, Attention) else m for m in block.mixers
+        _torchtitan_attention(m, joins=joins)
+        if isinstance(m, Attention)
+        else torchtitan_latent_attention(m)
+        if isinstance(m, LatentAttention)
+        else m
+        for m in block.mixers
     )
     ff = block.feed_forward
     if isinstance(ff, Dense):
@@ -182,7 +204,12 @@ def _ties(version: Version, kinds: set[str]) -> bool:
 def _model_names(kinds: frozenset[str]) -> str:
     names = [
         name
-        for kind, name in {"llama": "its Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3 with experts"}.items()
+        for kind, name in {
+            "llama": "its Llama",
+            "qwen3": "Qwen3",
+            "qwen3_moe": "Qwen3 with experts",
+            "deepseek_v3": "DeepSeek-V3",
+        }.items()
         if kind in kinds
     ]
     return f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'}"
@@ -232,18 +259,19 @@ def _of_experts(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
     if not experts:
         return
     few, mesh = min(ff.experts for ff in experts), plan.mesh
+    latent = any(isinstance(m, LatentAttention) for m in spec.mixers())
     why, hint = "is not modelled there with experts", "engine fsdp2, or leave it out"
     yield "compile", plan.compile, plan.compile, why, hint
     yield "mesh.tp", mesh.tp, agreed(mesh.tp > 1), why, hint
     yield "precision.compute", "fp8", plan.precision.compute is FP8, why, hint
-    yield "precision.compute", "fp32", plan.precision.compute is FP32, why, hint  # their products are in bf16
     yield (
-        "model",
-        spec.name,
-        any(ff.shared is not None for ff in experts),
-        "has a shared expert, which is not modelled there",
-        "engine fsdp2",
+        "mesh.cp",
+        mesh.cp,
+        latent and agreed(mesh.cp > 1),
+        "is not modelled there with latent attention",
+        hint,
     )
+    yield "precision.compute", "fp32", plan.precision.compute is FP32, why, hint  # their products are in bf16
     ranks = mesh.dp_replicate * mesh.sharded
     more = agreed(ranks > few)
     yield (
@@ -297,8 +325,9 @@ def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
 
 
 def block_numerics(block: Block, _: Plan, __: PassShape, how: RunConfig) -> RunConfig:
-    cosines = {switches.COSINES} if block.kind in COSINE_KINDS else set[str]()
-    return replace(how, attention=AttentionKernel.FUSED, options=how.options | cosines)
+    own = {switches.COSINES: block.kind in COSINE_KINDS, switches.NORMED_SHARES: block.kind in NORMED_KINDS}
+    asked = how.options | {name for name, on in own.items() if on}
+    return replace(how, attention=AttentionKernel.FUSED, options=asked)
 
 
 def on_rank(block: Block, plan: Plan) -> Block:
@@ -329,16 +358,22 @@ def _sequence_axis_sizes(plan: Plan, shape: PassShape) -> dict[str, Count]:
 def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
     """Values of the axes that a layer's tensors are named by."""
     at, ff, tp = block.mixers[0], block.feed_forward, plan.mesh.tp
-    assert isinstance(at, Attention)
+    assert isinstance(at, Attention | LatentAttention)
     if isinstance(ff, Moe):
         wide: dict[str, Count] = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate}
+        wide["f"] = ff.shared.intermediate if ff.shared else 0
     else:
         assert isinstance(ff, Dense)
         wide = {"f": ceil_div(ff.intermediate, tp)}
-    return with_products({
-        **_sequence_axis_sizes(plan, shape), "h": block.hidden, "a": ceil_div(at.heads, tp), "k": maximum(1, ceil_div(at.kv_heads, tp)), "d": at.head_dim,
-        **wide,
-    })  # fmt: skip
+    if isinstance(at, LatentAttention):
+        heads = latent_axes(at)
+    else:
+        heads = {
+            "a": ceil_div(at.heads, tp),
+            "k": maximum(1, ceil_div(at.kv_heads, tp)),
+            "d": at.head_dim,
+        }
+    return with_products({**_sequence_axis_sizes(plan, shape), "h": block.hidden, **heads, **wide})
 
 
 @formula(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.engines.torchtitan.layers.switches import NORMED_SHARES
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Chosen, Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BOOL, FP32, INT32, INT64
-from memsheet.plan.model import Moe, Role, Weight
+from memsheet.plan.model import Dense, Moe, Role, Weight
 
 STATES: Shape = ("b", "s", "h")
 SCORES: Shape = ("b", "s", "e")
@@ -24,8 +25,13 @@ INNER: Shape = (*PAIRS, "i")
 PATH, ROUTER, EXPERTS = "moe", "moe.router.gate", "moe.routed_experts.inner_experts"
 
 
+SHARED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+
+
 def torchtitan_moe(ff: Moe) -> Moe:
-    """The router and three matrices of each expert (moe.py:45-53)."""
+    """The router, three matrices of each expert (moe.py:45-53), a shared expert as one that is wider, and the
+    bias by which the router balances.
+    """
     router = next(w for w in ff.weights if w.role is Role.ROUTER)
     both, down = ff.routed
     half = (both.shape[0], both.shape[1] // 2, both.shape[2])
@@ -33,7 +39,17 @@ def torchtitan_moe(ff: Moe) -> Moe:
     matrices = (
         replace(like, path=f"{EXPERTS}.{name}", shape=shape, cut=None) for name, (like, shape) in made.items()
     )
-    return replace(ff, path=PATH, weights=(*matrices, replace(router, path=f"{ROUTER}.weight")))
+    bias = (replace(w, path=f"{PATH}.expert_bias_E") for w in ff.weights if w.role is Role.BUFFER)
+    weights = (*matrices, replace(router, path=f"{ROUTER}.weight"), *bias)
+    return replace(
+        ff, path=PATH, weights=weights, shared=_torchtitan_shared(ff.shared) if ff.shared else None
+    )
+
+
+def _torchtitan_shared(ff: Dense) -> Dense:
+    path = f"{PATH}.shared_experts"
+    weights = (replace(w, path=f"{path}.{SHARED[w.path.split('.')[-2]]}.weight") for w in ff.weights)
+    return replace(ff, path=path, weights=tuple(weights))
 
 
 def routed_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
@@ -80,9 +96,12 @@ def _route(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Ten
     shares = r.apply(
         r.tensor(f"{ROUTER}/scores", PAIRS, FP32), (scores,), (picked,), lambda _: [r.grad(SCORES, FP32)]
     )
-    one: Shape = (*PAIRS[:-1], 1)
-    total = r.apply(r.tensor(f"{ROUTER}/sum", one, FP32), (shares,), (), lambda _: [r.grad(PAIRS, FP32)])
-    shares = r.scale(r.mul(shares, total, f"{ROUTER}/normed"), f"{ROUTER}/scaled")
+    if NORMED_SHARES in how.options:
+        one: Shape = (*PAIRS[:-1], 1)
+        total = r.apply(r.tensor(f"{ROUTER}/sum", one, FP32), (shares,), (), lambda _: [r.grad(PAIRS, FP32)])
+        shares = r.mul(shares, total, f"{ROUTER}/normed")
+        del total
+    shares = r.scale(shares, f"{ROUTER}/scaled")
     del biased, best
     return shares, picked, scores
 

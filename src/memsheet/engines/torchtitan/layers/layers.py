@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.engines.torchtitan.layers.experts import routed_feed_forward
+from memsheet.engines.torchtitan.layers.latent import latent_attention_forward
 from memsheet.engines.torchtitan.layers.rotations import apply_rotary_emb
 from memsheet.engines.torchtitan.layers.switches import (
     ALL_GATHER,
@@ -29,7 +30,7 @@ from memsheet.formulas.tapes.graph import Chosen, Grad, Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import BOOL, FP8, FP32, INT64, DType
-from memsheet.plan.model import Attention, Block, Dense, Embeddings, Head, Moe, Norm
+from memsheet.plan.model import Attention, Block, Dense, Embeddings, Head, LatentAttention, Moe, Norm
 from memsheet.plan.plan import Loss
 
 STREAM: Shape = ("b", "s/t", "h")
@@ -41,14 +42,19 @@ BOTH: Shape = (2, *HEADS)
 def decoder_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One layer."""
     (at,), ff = block.mixers, block.feed_forward
-    assert isinstance(at, Attention)
-    h = r.add(
-        x,
-        sequence_parallel_attention(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how),
-        "/residual",
-    )
+    assert isinstance(at, Attention | LatentAttention)
+    if isinstance(at, Attention):
+        said = sequence_parallel_attention(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how)
+    else:
+        said = latent_attention_forward(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how)
+    h = r.add(x, said, "/residual")
+    del said
     if isinstance(ff, Moe):
-        said = routed_feed_forward(r, torchtitan_rms_norm(r, h, block.norms[1], how), ff, how)
+        normed = torchtitan_rms_norm(r, h, block.norms[1], how)
+        said = routed_feed_forward(r, normed, ff, how)
+        if ff.shared is not None:
+            said = r.add(said, feed_forward(r, normed, ff.shared, how), f"{ff.path}/sum")
+        del normed
         return r.add(h, said, "/residual")
     assert isinstance(ff, Dense)
     return r.add(h, feed_forward(r, torchtitan_rms_norm(r, h, block.norms[1], how), ff, how), "/residual")

@@ -10,8 +10,9 @@ from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis
 from memsheet.plan.dtypes import FP32
-from memsheet.plan.model import Attention, ModelSpec
+from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import PassShape
 from memsheet.sheet import Component
@@ -30,29 +31,37 @@ def apply_rotary_emb(r: Recorder, q: Tensor, k: Tensor, path: str, how: RunConfi
     if COMPILED in how.options:  # rows are taken where they are read, in one kernel for each
         return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
     dtype = q.dtype
-    rows = _table_rows(r, path, how)
+    rows = table_rows(r, path, how, "d")
     wide = FP32 if rows.dtype is FP32 else dtype
     low = (r.cast(q, wide, path + "/q_fp32"), r.cast(k, wide, path + "/k_fp32"))
-    turned = [_turned(r, x, rows, f"{path}/{name}", how) for x, name in zip(low, "qk", strict=True)]
+    turned = [turned_by(r, x, rows, f"{path}/{name}", how) for x, name in zip(low, "qk", strict=True)]
     return r.cast(turned[0], dtype, path + "/q_rotary"), r.cast(turned[1], dtype, path + "/k_rotary")
 
 
-def _table_rows(r: Recorder, path: str, how: RunConfig) -> Tensor:
-    """The table's rows of a layer's tokens: a view, or as many as tokens where they are taken by position."""
+def table_rows(r: Recorder, path: str, how: RunConfig, width: Axis) -> Tensor:
+    """The table's rows of a layer's tokens, in fp32 as wide as what they turn (cosines and sines twice): a
+    view, or as many as tokens where they are taken by position.
+    """
     low = COSINES in how.options and OWN_ROTATIONS not in how.options
     dtype = how.stream if low else FP32
     if OWN_ROTATIONS in how.options:
-        return r.tensor(path + "/rotary_rows", ("b", "s", 1, "2·d" if COSINES in how.options else "d"), dtype)
+        return r.tensor(
+            path + "/rotary_rows", ("b", "s", 1, "2·d" if COSINES in how.options else width), dtype
+        )
     if low and RING in how.options:  # ranks that share a sequence index the table by position
         return r.tensor(path + "/rotary_rows", ("s", "2·d"), dtype)
     return Tensor(None, ("s", "d"), dtype)
 
 
-def _turned(r: Recorder, x: Tensor, rows: Tensor, path: str, how: RunConfig) -> Tensor:
+def turned_by(r: Recorder, x: Tensor, rows: Tensor, path: str, how: RunConfig) -> Tensor:
     if COSINES not in how.options:
         return r.mul(x, rows, path + "_turned")
     cosine = r.mul(x, rows, path + "_cos")
     return r.add(cosine, r.mul(rotate_half(r, x, path), rows, path + "_sin"), path + "_turned")
+
+
+def _turned_width(at: Attention | LatentAttention) -> int:
+    return at.head_dim if isinstance(at, Attention) else at.qk_rope_head_dim
 
 
 def rotation_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
@@ -64,12 +73,12 @@ def rotation_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig
     """
     way = version_of(plan.engine_version).rotations
     layers = [
-        (2 if block.kind in COSINE_KINDS else 1, at.head_dim, run.count)
+        (2 if block.kind in COSINE_KINDS else 1, _turned_width(at), run.count)
         for stack in spec.stacks
         for run in stack.runs
         for block in run.pattern
         for at in block.mixers
-        if isinstance(at, Attention)
+        if isinstance(at, Attention | LatentAttention)
     ]
     if way is Rotations.OWN:
         sizes = (4 * shape.tokens * wide * dim * count for wide, dim, count in layers)
