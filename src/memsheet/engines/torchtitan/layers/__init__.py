@@ -201,18 +201,14 @@ def _ties(version: Version, kinds: set[str]) -> bool:
     return version.ties is Ties.TOGETHER or (version.ties is Ties.APART and "llama" not in kinds)
 
 
+KNOWN = {
+    "llama": "its Llama", "qwen3": "its Qwen3", "qwen3_moe": "its Qwen3 with experts", "deepseek_v3": "its DeepSeek",
+}  # fmt: skip
+
+
 def _model_names(kinds: frozenset[str]) -> str:
-    names = [
-        name
-        for kind, name in {
-            "llama": "its Llama",
-            "qwen3": "Qwen3",
-            "qwen3_moe": "Qwen3 with experts",
-            "deepseek_v3": "DeepSeek-V3",
-        }.items()
-        if kind in kinds
-    ]
-    return f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'}"
+    *names, last = (name for kind, name in KNOWN.items() if kind in kinds)
+    return f"{', '.join(names)} and {last} are" if names else f"{last} is"
 
 
 _Rule = tuple[str, object, bool, str, str]
