@@ -180,7 +180,7 @@ def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     rules = [
         ("model", spec.name, not known, f"only {_model_names(version.kinds)} modelled of that version", "engine fsdp2 runs the library's models"),
         ("model", spec.name, known and any(w.role is Role.BIAS for b in spec.blocks() for w in b.weights), "has biases, and its layers have none", "engine fsdp2"),
-        ("model", spec.name, tied and not _ties(version, kinds), "ties embeddings and head, which is not modelled of that version", "engine fsdp2"),
+        ("model", spec.name, tied and not _ties_tables(version, kinds), "ties embeddings and head, which is not modelled of that version", "engine fsdp2"),
         ("mesh.pp", plan.mesh.pp, tied and agreed(plan.mesh.pp > 1), "is not supported there with a tied table (models/common/decoder.py:172)", "pp 1"),
         ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine fsdp2"),
         ("dropout", plan.dropout, plan.dropout > 0, "does not exist in its models", "leave it out"),
@@ -196,7 +196,7 @@ def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]
 
 
-def _ties(version: Version, kinds: set[str]) -> bool:
+def _ties_tables(version: Version, kinds: set[str]) -> bool:
     """Whether the models share a table there: at 238fa99 models/llama3/model/model.py does not."""
     return version.ties is Ties.TOGETHER or (version.ties is Ties.APART and "llama" not in kinds)
 

@@ -56,7 +56,7 @@ def routed_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     """What the experts of each token say, weighted and added. What the router made keeps its names until
     then.
     """
-    shares, picked, scores = _route(r, x, ff, how)
+    shares, picked, scores = _route_tokens(r, x, ff, how)
     chosen = r.tensor(f"{PATH}/routing_map", SCORES, BOOL)
     counts = r.tensor(f"{PATH}/counts", ("e",), INT64)
     rows, tokens, weights = _in_order_of_experts(r, x, shares)
@@ -68,12 +68,12 @@ def routed_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     inner = r.mul(inner, _grouped_product(r, rows, up, offsets, INNER, how), f"{EXPERTS}/product")
     said = _grouped_product(r, inner, last, offsets, ROWS, how)
     del inner, offsets
-    out = _combined(r, said, weights, tokens)
+    out = _combined_rows(r, said, weights, tokens)
     del shares, picked, scores, chosen, counts, rows, said
     return out
 
 
-def _route(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
+def _route_tokens(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Shares and numbers of each token's experts, and all scores (moe.py:277-335): the product is in fp32 by
     autocast, which casts the states and the matrix, and no policy keeps it (activation_checkpoint.py:196).
     """
@@ -137,7 +137,7 @@ def _grouped_product(
     )
 
 
-def _combined(r: Recorder, said: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+def _combined_rows(r: Recorder, said: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
     """Rows raised to fp32, times their shares, lowered, and added to zeros in a result of its own
     (token_dispatcher.py:156-168, ops/scatter_add.py).
     """

@@ -40,29 +40,31 @@ def torchtitan_latent_attention(at: LatentAttention) -> LatentAttention:
 def latent_attention_forward(r: Recorder, x: Tensor, at: LatentAttention, how: RunConfig) -> Tensor:
     """Latents and their norms, rotations of what has positions, attention over whole heads, the output."""
     if at.q_lora_rank:
-        queries = _latent_norm(r, _product(r, x, "wq_a", "y", "h", how), "q_norm", "y", at.q_lora_rank, how)
-        queries = _product(r, queries, "wq_b", "a·d", "y", how)
+        queries = _latent_norm(
+            r, _latent_product(r, x, "wq_a", "y", "h", how), "q_norm", "y", at.q_lora_rank, how
+        )
+        queries = _latent_product(r, queries, "wq_b", "a·d", "y", how)
     else:
-        queries = _product(r, x, "wq", "a·d", "h", how)
+        queries = _latent_product(r, x, "wq", "a·d", "h", how)
     still, turning = r.split(r.view(queries, HEADS), (("b", "s", "a", "n"), TURNED))
     del queries
-    both = _product(r, x, "wkv_a", "z+p", "h", how)
+    both = _latent_product(r, x, "wkv_a", "z+p", "h", how)
     latent, key_turning = r.split(both, (("b", "s", "z"), ("b", "s", "p")))
     del both
-    turning, key_turning = _rotated(r, turning, r.view(key_turning, KEYS_TURNED), how)
+    turning, key_turning = _rotated_parts(r, turning, r.view(key_turning, KEYS_TURNED), how)
     q = r.cat((still, turning), HEADS, f"{PATH}/q")
     expanded = _latent_norm(r, latent, "kv_norm", "z", at.kv_lora_rank, how)
-    expanded = r.view(_product(r, expanded, "wkv_b", "a·(n+v)", "z", how), ("b", "s", "a", "n+v"))
+    expanded = r.view(_latent_product(r, expanded, "wkv_b", "a·(n+v)", "z", how), ("b", "s", "a", "n+v"))
     key_still, v = r.split(expanded, (("b", "s", "a", "n"), VALUES))
     k = r.cat((key_still, _for_all_heads(r, key_turning)), HEADS, f"{PATH}/k")
-    out = _attended(r, q, k, v)
+    out = _attended_values(r, q, k, v)
     del q, k, v
-    made = _product(r, r.view(out, ("b", "s", "a·v")), "wo", "h", "a·v", how)
+    made = _latent_product(r, r.view(out, ("b", "s", "a·v")), "wo", "h", "a·v", how)
     del still, turning, latent, key_turning, expanded, key_still, out
     return made
 
 
-def _product(r: Recorder, x: Tensor, name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
+def _latent_product(r: Recorder, x: Tensor, name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
     path = f"{PATH}.{name}"
     return r.linear(x, r.parameter(path, (out, width), how.parameters), out, path)
 
@@ -75,7 +77,7 @@ def _latent_norm(r: Recorder, x: Tensor, name: str, axis: Axis, size: int, how: 
     return r.custom(path, (x, weight), out, (x, weight, rstd))
 
 
-def _rotated(r: Recorder, q: Tensor, k: Tensor, how: RunConfig) -> tuple[Tensor, Tensor]:
+def _rotated_parts(r: Recorder, q: Tensor, k: Tensor, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Complex numbers in fp32 (models/common/rope.py:248-258), lowered again."""
     dtype = q.dtype
     rows = table_rows(r, PATH, how, "p")
@@ -90,7 +92,7 @@ def _for_all_heads(r: Recorder, k: Tensor) -> Tensor:
     return r.apply(Tensor(k.storage, TURNED, dtype), (k,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _attended(r: Recorder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attended_values(r: Recorder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention whose values have a width of their own, and lie in what made them."""
     out = r.result(f"{PATH}/context", VALUES, q.dtype, Chosen.ATTENTION)
     sums = r.result(f"{PATH}/logsumexp", ("b", "a", "s"), FP32, Chosen.ATTENTION)
