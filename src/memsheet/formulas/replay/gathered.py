@@ -16,7 +16,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
     dim0_shard,
     mixed_precision_dtype,
-    shared_tables,
+    tables_in_two_groups,
 )
 from memsheet.formulas.states.held import Held
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
@@ -168,7 +168,9 @@ class GatheredUnits(Run):
         else:
             waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
             self.reduce(self.placed[number], [*waiting, *made])
-            if number == FIRST and (self.loss_reduced or shared_tables(self.walk)):  # added to what is there
+            if number == FIRST and (
+                self.loss_reduced or tables_in_two_groups(self.walk)
+            ):  # added to what is there
                 self.script.give((self.gradients.pop(),))
 
     def end_backward(self) -> None:

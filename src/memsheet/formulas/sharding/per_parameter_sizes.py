@@ -121,7 +121,7 @@ def last_gradient_row(group: Group, plan: Plan) -> tuple[Key, Count]:
 
 def all_sharded_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
     """All sharded gradients as they stand before the optimizer's step."""
-    head, shared = stage.head, shared_tables(stage)
+    head, shared = stage.head, tables_in_two_groups(stage)
     if head and shared:
         head = replace(head, parameters=tuple(h for h in head.parameters if h.path not in shared))
     ends = [
@@ -131,7 +131,7 @@ def all_sharded_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
     return merge_moment([*((1, end) for end in (*ends, _rest_gradients(stage, plan))), *layers])
 
 
-def shared_tables(stage: StageLayers) -> frozenset[str]:
+def tables_in_two_groups(stage: StageLayers) -> frozenset[str]:
     """Tables that embeddings and head have in a group each, one tensor when they are sharded: what the second
     reduces is added to what is there.
     """

@@ -187,7 +187,7 @@ def torchtitan_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("async_tp", True, plan.async_tp and not plan.compile, "needs compile (parallelize_llama.py:58)", "add --compile"),
         ("async_tp", True, plan.async_tp and not agreed(plan.mesh.tp > 1), "overlaps what tensor parallelism sends", "give tp"),
         *(("recompute.modules", m, m not in MODULES, "is no policy of torchtitan", "op, or layer") for m in plan.recompute.modules),
-        *_of_fp8(plan), *_of_mesh(spec, plan), *(_of_experts(spec, plan) if known else ()),
+        *_of_fp8(plan), *_of_mesh(spec, plan), *(_expert_rules(spec, plan) if known else ()),
     ]  # fmt: skip
     return [
         Problem(field=field, value=value, reason=reason, hint=hint)
@@ -247,7 +247,7 @@ def _of_fp8(plan: Plan) -> Iterator[_Rule]:
     )
 
 
-def _of_experts(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
+def _expert_rules(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
     """What is not modelled of layers with experts. Where ranks outnumber them, another dimension is sharded
     (distributed/fsdp.py:275-283).
     """

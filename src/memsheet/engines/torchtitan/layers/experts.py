@@ -56,7 +56,7 @@ def routed_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     """What the experts of each token say, weighted and added. What the router made keeps its names until
     then.
     """
-    shares, picked, scores = _route_tokens(r, x, ff, how)
+    shares, picked, scores = _router_shares(r, x, ff, how)
     chosen = r.tensor(f"{PATH}/routing_map", SCORES, BOOL)
     counts = r.tensor(f"{PATH}/counts", ("e",), INT64)
     rows, tokens, weights = _in_order_of_experts(r, x, shares)
@@ -73,7 +73,7 @@ def routed_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     return out
 
 
-def _route_tokens(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
+def _router_shares(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Shares and numbers of each token's experts, and all scores (moe.py:277-335): the product is in fp32 by
     autocast, which casts the states and the matrix, and no policy keeps it (activation_checkpoint.py:196).
     """
