@@ -125,6 +125,7 @@ class UnitWrapping:
 
     joined: bool = False  # embeddings and head with the root, each with its own table
     last_stays: bool = False  # the last layer is not resharded after its forward
+    loss_reduces: bool = False  # a loss in chunks reduces the head's gradient itself, before backward begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

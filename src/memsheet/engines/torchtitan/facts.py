@@ -5,6 +5,7 @@ read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS
 from memsheet.plan.engine import Engine, Sharding, UnitWrapping
@@ -25,6 +26,25 @@ MID_2025 = "820504e20d1149fbf0b98c567af24c4b0433b22d"
 END_2024 = "9dec370ad26b5f8e9a7333a0e36165018262644b"
 
 
+class Rotations(Enum):
+    """Where a layer has its table of rotations from."""
+
+    SHARED = "shared"  # the model's, handed to each layer
+    OWN = "own"  # its own, of which it takes the rows of its tokens
+
+    __hash__ = object.__hash__
+
+
+class Ties(Enum):
+    """Whether embeddings and head may share a table, and in how many groups it is then."""
+
+    NEVER = "never"
+    APART = "apart"  # one tensor in two groups: each gathers it, and both reduce into it
+    TOGETHER = "together"
+
+    __hash__ = object.__hash__
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
     """What one version does otherwise than another.
@@ -35,7 +55,8 @@ class Version:
     values are repeated for every query head. ``ends_count``: embeddings and head count as a layer each when a
     pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's
     table is ``lm_head`` and the loss takes it chunk by chunk unless one asks otherwise. ``compiles_loss``:
-    where the model is compiled, so is the loss.
+    where the model is compiled, so is the loss. ``kinds``: blocks that it has model code for, by the
+    library's names.
     """
 
     ends_in_root: bool
@@ -46,6 +67,9 @@ class Version:
     fuses_qkv: bool
     chunks_loss: bool
     compiles_loss: bool
+    rotations: Rotations = Rotations.SHARED
+    kinds: frozenset[str] = frozenset({"llama"})
+    ties: Ties = Ties.NEVER
 
 
 _END_2024 = Version(
@@ -78,9 +102,21 @@ _NEWEST = Version(
     fuses_qkv=True,
     chunks_loss=True,
     compiles_loss=True,
+    rotations=Rotations.OWN,
+    kinds=frozenset({"llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"}),
+    ties=Ties.TOGETHER,
+)
+_LAST_TOML = replace(
+    _NEWEST,
+    fuses_qkv=False,
+    chunks_loss=False,
+    rotations=Rotations.SHARED,
+    kinds=frozenset({"llama", "qwen3"}),
+    ties=Ties.APART,
 )
 VERSIONS: dict[str, Version] = {
     "b5bcd76": _NEWEST,
+    "238fa99": _LAST_TOML,
     "820504e": _MID_2025,
     "9dec370": _END_2024,
     "e10cb94": _OCT_2024,
@@ -90,7 +126,14 @@ VERSIONS: dict[str, Version] = {
 train.py:131 for its loss, which e10cb94 of 2024-10-22 compiled with the model, e8977b0 of 2024-12-18 no
 longer, and d1f62be of 2025-02-20 again (components/loss.py:26-31 of MID_2025); parallelize_llama.py:345-367
 of MID_2025; distributed/fsdp.py:238-265, models/common/attention.py:403 and
-distributed/pipeline_parallel.py:357 of COMMIT.
+distributed/pipeline_parallel.py:357 of COMMIT. 238fa99 of 2026-02-23 is the last that reads TOML:
+models/llama4/infra/parallelize.py:353-427 and models/llama3/infra/parallelize.py for its groups,
+models/qwen3/model/model.py:156-208 for three projections, fused norms and heads that are not repeated,
+distributed/pipeline_parallel.py:267 for its stages, components/loss.py for its loss. Each layer has a table
+of rotations since 02d24f0 of 2026-06-05 (models/common/rope.py:107, attention.py:902 of COMMIT). A table is
+in one group at distributed/fsdp.py:224-237 of COMMIT; at 238fa99 embeddings and head are sharded each for
+itself and tied again when they are initialised (models/qwen3/model/model.py:496-501), which torch 2.13 no
+longer runs (_fsdp_state.py:223).
 """
 TESTED = "b5bcd76"
 
@@ -147,7 +190,9 @@ ENGINE = Engine(
     default_zero=3,
     sharding=Sharding.PER_PARAMETER_SHARDS,
     layers="torchtitan",
-    unit_wrapping=lambda name: UnitWrapping(version_of(name).ends_in_root, version_of(name).last_stays),
+    unit_wrapping=lambda name: UnitWrapping(
+        version_of(name).ends_in_root, version_of(name).last_stays, loss_reduces=version_of(name).chunks_loss
+    ),
     models=frozenset({
         "compile", "sequence_parallel", "async_tp", "fp8.recipe", "fp8.all_gather", "fp8.skip",
     }),

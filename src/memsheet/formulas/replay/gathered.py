@@ -11,8 +11,13 @@ from memsheet.arith import Count
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run
 from memsheet.formulas.replay.script import GATHERS, REDUCES
-from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping
-from memsheet.formulas.sharding.per_parameter_sizes import dim0_gathered, dim0_shard, mixed_precision_dtype
+from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping, loss_reduces_table
+from memsheet.formulas.sharding.per_parameter_sizes import (
+    dim0_gathered,
+    dim0_shard,
+    mixed_precision_dtype,
+    tables_in_two_groups,
+)
 from memsheet.formulas.states.held import Held
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 
@@ -70,6 +75,7 @@ class GatheredUnits(Run):
         rooted = wrapped.joined or walk.tied
         root = Placed(_fsdp_unit_bytes(ends, plan), stays=True) if rooted else None
         self.root = root
+        self.loss_reduced = loss_reduces_table(plan, walk)
         self.placed = {
             number: Placed(
                 _fsdp_unit_bytes(group.parameters, plan),
@@ -157,9 +163,15 @@ class GatheredUnits(Run):
     def take_gradients(self, number: int, made: Sequence[int]) -> None:
         if self.root is not None and number == LAST:
             self.waiting = list(made)
+            if self.loss_reduced and self.root is not None:
+                self.gradients.append(self.script.take(self.root.unit.reduced, REDUCES))
         else:
             waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
             self.reduce(self.placed[number], [*waiting, *made])
+            if number == FIRST and (
+                self.loss_reduced or tables_in_two_groups(self.walk)
+            ):  # added to what is there
+                self.script.give((self.gradients.pop(),))
 
     def end_backward(self) -> None:
         if self.reducing is not None:

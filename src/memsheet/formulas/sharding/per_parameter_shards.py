@@ -40,7 +40,7 @@ from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, large
 from memsheet.plan.engine import Engine, UnitWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Loss, Plan
 from memsheet.recording import EMBEDDINGS, HEAD
 from memsheet.sheet import Component
 
@@ -59,6 +59,7 @@ class Groups:
     reduced_rest: Group | None = None  # of which backward makes gradients
     returns_first: Group | None = None  # a last layer that is gathered again before the loss is backward
     comes_back: Group | None = None  # embeddings whose backward begins with the loss
+    loss_reduced: bool = False  # a tied table's gradient of the head is reduced by the loss
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -106,7 +107,9 @@ class Groups:
 
     def _leaves(self, group: Group) -> BytesByPath:
         if self.rooted and group is self.head:
-            return group.gradients
+            table = self.embeddings if self.loss_reduced else None
+            reduced = sharded_gradients(table, self.plan, ROOT) if table else EMPTY
+            return merge_moment([(1, group.gradients), (1, reduced)])
         own = sharded_gradients(group, self.plan, ROOT if group in self.rooted else None)
         return merge_moment([(1, own), (1, self._waiting_rest(group))])
 
@@ -179,7 +182,15 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
         if walk.tied and HEAD in walk.idle_ends and walk.layers and plan.reshard_after_forward
         else None,
         comes_back=walk.embeddings if EMBEDDINGS in walk.idle_ends and not plan.adapter else None,
+        loss_reduced=loss_reduces_table(plan, walk),
     )
+
+
+def loss_reduces_table(plan: Plan, walk: StageLayers) -> bool:
+    """Whether a tied table's gradient of the head is reduced before backward begins, where only that of the
+    look-ups is to come.
+    """
+    return walk.tied and fsdp_wrapping(plan).loss_reduces and plan.loss is Loss.CHUNKED
 
 
 def _root_group(embeddings: Group | None, parameters: tuple[Held, ...]) -> Group | None:
@@ -295,6 +306,8 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
         return _root_leaving(of, group)
     if of.reduced_rest and group is of.embeddings:
         return _rest_leaving(of, group, of.reduced_rest)
+    if of.loss_reduced and group is of.embeddings:
+        return _table_leaving(of, group)
     shard = ceil_div(of.reduced(group)[1], plan.mesh.sharded)
     casts = plan.precision.reduce is not plan.precision.gradients
     own = (
@@ -344,6 +357,26 @@ def _rest_leaving(of: Groups, group: Group, rest: Group) -> BytesByPath:
     waited = of.head.gradients.held.items() if of.head and of.tied else ()
     joined = ((key, -size) for key, size in waited if key[0] is Component.TEMPORARIES)
     return BytesByPath.of([buffer, gone, of.unsharded(group), *group.gradients.held.items(), *joined])
+
+
+def _table_leaving(of: Groups, group: Group) -> BytesByPath:
+    """The end of backward of a tied table of which the loss has reduced the head's gradient: the look-ups' is
+    reduced with the final norm's, and what is left of it is added to what is there. The table is freed
+    before (torch 2.13 _fsdp_param_group.py, post_backward).
+    """
+    size = sum(reduce_input_bytes(each, of.plan) for each in of.rooted if each)
+    buffer = _group_row_key(Component.COMMUNICATION, group, "reduce_scatter"), size
+    freed = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -of.root
+    shard = (
+        _group_row_key(Component.COMMUNICATION, group, "reduced_shard"),
+        ceil_div(size, of.plan.mesh.sharded),
+    )
+    norms = of.head.gradients.held.items() if of.head else ()
+    gone = ((key, -n) for key, n in norms)
+    return largest_moment_rows([
+        [(1, BytesByPath.of([buffer, freed, *group.gradients.held.items()]))],
+        [(1, BytesByPath.of([buffer, freed, shard, *gone]))],
+    ])  # fmt: skip
 
 
 def _root_leaving(of: Groups, group: Group) -> BytesByPath:

@@ -5,6 +5,7 @@ together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
@@ -120,13 +121,25 @@ def last_gradient_row(group: Group, plan: Plan) -> tuple[Key, Count]:
 
 def all_sharded_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
     """All sharded gradients as they stand before the optimizer's step."""
+    head, shared = stage.head, tables_in_two_groups(stage)
+    if head and shared:
+        head = replace(head, parameters=tuple(h for h in head.parameters if h.path not in shared))
     ends = [
-        sharded_gradients(end, plan, ROOT if stage.tied else None)
-        for end in (stage.embeddings, stage.head)
-        if end
+        sharded_gradients(end, plan, ROOT if stage.tied else None) for end in (stage.embeddings, head) if end
     ]
     layers = [(run.count, sharded_gradients(group, plan)) for run in stage.layers for group in run.pattern]
     return merge_moment([*((1, end) for end in (*ends, _rest_gradients(stage, plan))), *layers])
+
+
+def tables_in_two_groups(stage: StageLayers) -> frozenset[str]:
+    """Tables that embeddings and head have in a group each, one tensor when they are sharded: what the second
+    reduces is added to what is there.
+    """
+    first, last = (
+        frozenset(h.path for h in end.parameters) if end else frozenset[str]()
+        for end in (stage.embeddings, stage.head)
+    )
+    return first & last
 
 
 def _rest_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:

@@ -108,7 +108,10 @@ def _all_model_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
         yield from _stack_tensors(stack)
     for tower in spec.towers:
         yield from _vision_tower_weights(tower)
-    yield from _unstacked_tensors(spec.head.weights)
+    tables = {
+        weight.path for weight in spec.embeddings.weights
+    }  # which a head may have in a group of its own
+    yield from _unstacked_tensors(tuple(w for w in spec.head.weights if w.path not in tables))
     yield from _unstacked_tensors(spec.extras)
 
 

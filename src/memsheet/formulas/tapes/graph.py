@@ -33,6 +33,7 @@ class Chosen(Enum):
     EVERY_SECOND_PRODUCT = "every second matrix product"  # the first, the third, ...
     ATTENTION = "attention"
     REDUCE_SCATTER = "reduce-scatter"
+    ROUTING = "routing"  # which experts a token goes to
 
 
 class Storage:

@@ -44,7 +44,7 @@ CHANGES: list[dict[str, Any]] = [
     {"recompute.mode": "none", "recompute.modules": None}, {"async_tp": True, "compile": True}, {"sequence_parallel": False},
     {"mesh.tp": 1, "mesh.cp": 2, "context_parallel_comm": "all_gather", "loss": "plain", "sequence_parallel": False},
     {"optimizer.implementation": "loop"}, {"precision.compute": "fp32"}, {"@model": "llama-3.1-70b"},
-    {"@model": "llama-3.1-405b", "attention": "flash"},
+    {"@model": "llama-3.1-405b", "attention": "flash"}, {"@model": "qwen3-32b"}, {"@model": "qwen3-4b"},
     {"mesh.pp": 2, "mesh.dp_shard": 1, "schedule": "1f1b", "zero": 2, "layers_per_stage": [16, 16]},
 ]  # fmt: skip
 
@@ -166,6 +166,36 @@ def test_its_own_example() -> None:
     assert {key: found.request.get(key) for key in wanted} == wanted
     assert (found.unknown, found.problems) == ((), ())
     assert dict(found.unmodelled) == {"compile.components": UNSET}, "what a condition sets is not known"
+
+
+@pytest.mark.parametrize(
+    ("assets", "flavor", "model"),
+    [
+        ("./assets/hf/Qwen3-0.6B", "0.6B", "Qwen/Qwen3-0.6B"), ("./assets/hf/Qwen3-30B-A3B/", "30B-A3B", "Qwen/Qwen3-30B-A3B"),
+        ("./assets/hf/Llama-3.1-8B", "8B", "meta-llama/Llama-3.1-8B"), ("./assets/hf/Qwen3-8B", "14B", None), ("./tests/assets/tokenizer", "8B", None),
+        ("./assets/hf/Mine-8B", "8B", None),
+    ],
+)  # fmt: skip
+def test_assets_of_the_flavors_size_name_the_model(assets: str, flavor: str, model: str | None) -> None:
+    text = EXAMPLE.replace('"./tests/assets/tokenizer"', repr(assets)).replace(
+        'model_registry("8B"', f"model_registry({flavor!r}"
+    )
+    assert reading(text).request.get("@model") == model
+
+
+def test_shipped_functions_of_qwen3_name_their_model() -> None:
+    base = "from torchtitan.models.qwen3.config_registry import qwen3_32b\n\ndef mine():\n"
+    base += "    config = qwen3_32b()\n"
+    found = reading(f"{base}    config.training.disable_cuda_graphs = True\n    return config\n")
+    wanted = {
+        "@model": "Qwen/Qwen3-32B",
+        "microbatch": 2,
+        "seq_len": 4096,
+        "recompute.mode": "full",
+        "loss": "chunked",
+    }
+    assert {key: found.request.get(key) for key in wanted} == wanted
+    assert dict(found.unmodelled) == {}
 
 
 def test_what_is_not_said_is_not_taken_for_sure() -> None:

@@ -137,9 +137,22 @@ def test_text_that_is_no_configuration_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flavor", "model"),
-    [("llama3", "8B", "meta-llama/Llama-3.1-8B"), ("llama3", "debugmodel", None), ("mine", "8B", None)],
-)
-def test_a_name_and_a_flavor_are_a_model(name: str, flavor: str, model: str | None) -> None:
+    ("name", "flavor", "model", "version"),
+    [
+        ("llama3", "8B", "meta-llama/Llama-3.1-8B", "820504e"), ("llama3", "debugmodel", None, "820504e"), ("mine", "8B", None, "820504e"),
+        ("qwen3", "0.6B", "Qwen/Qwen3-0.6B", "238fa99"), ("qwen3", "debugmodel", None, "238fa99"),
+    ],
+)  # fmt: skip
+def test_a_name_and_a_flavor_are_a_model(name: str, flavor: str, model: str | None, version: str) -> None:
     text = f'[model]\nname = "{name}"\nflavor = "{flavor}"\n[training]\nseq_len = 512\n[parallelism]\n'
     assert reading(text).request.get("@model") == model
+    assert reading(text).request["engine_version"] == version
+
+
+def test_keys_of_the_last_version_with_toml_are_known() -> None:
+    text = "[training]\nseq_len = 512\n[parallelism]\nexpert_parallel_degree = 1\n"
+    text += "expert_tensor_parallel_degree = 1\n"
+    found = reading(f'{text}[quantize.linear.float8]\nfilter_fqns = ["output"]\n[debug]\nseed = 1\n')
+    assert (found.unknown, found.unmodelled) == ((), ())
+    several = reading(text.replace("expert_parallel_degree = 1", "expert_parallel_degree = 8"))
+    assert dict(several.unmodelled) == {"parallelism.expert_parallel_degree": 8}

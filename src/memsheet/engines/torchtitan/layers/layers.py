@@ -1,5 +1,5 @@
-"""A layer of torchtitan's Llama and its two ends, operation by operation (torchtitan 9dec370,
-models/llama/model.py:87-332).
+"""A layer of torchtitan's decoders (Llama, Qwen3) and its two ends, operation by operation (torchtitan
+9dec370, models/llama/model.py:87-332).
 
 The stream between layers is cut along the sequence over tensor-parallel ranks (``s/t``); attention and
 feed-forward gather it. ``compiled`` layers are what torch.compile makes of the same: elementwise operations
@@ -8,34 +8,55 @@ are one kernel each and keep nothing of their own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from memsheet.engines.torchtitan.layers.experts import routed_feed_forward
+from memsheet.engines.torchtitan.layers.latent import latent_attention_forward
+from memsheet.engines.torchtitan.layers.rotations import apply_rotary_emb
+from memsheet.engines.torchtitan.layers.switches import (
+    ALL_GATHER,
+    ASYNC,
+    COMPILED,
+    FP8_GATHERED,
+    FP8_PRODUCTS,
+    FUSED_NORM,
+    REDUCED_HEAD,
+    REPEATS,
+    RING,
+)
 from memsheet.formulas.model_code.transformers.norms import rms_norm
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Chosen, Grad, Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import BOOL, FP8, FP32, INT64, DType
-from memsheet.plan.model import Attention, Block, Dense, Embeddings, Head, Norm
+from memsheet.plan.model import Attention, Block, Dense, Embeddings, Head, LatentAttention, Moe, Norm
 from memsheet.plan.plan import Loss
 
 STREAM: Shape = ("b", "s/t", "h")
 WHOLE: Shape = ("b", "s", "h")
 HEADS: Shape = ("b", "s", "a", "d")
 BOTH: Shape = (2, *HEADS)
-COMPILED, COMPILED_LOSS, FUSED_NORM, REPEATS, FP8_PRODUCTS, FP8_GATHERED, RING, ALL_GATHER, ASYNC = (
-    "compiled", "compiled loss", "fused norm", "repeats kv", "fp8", "fp8 gathered", "ring", "all-gathered kv", "async tp",
-)  # fmt: skip
 
 
-def llama_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
+def decoder_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One layer."""
     (at,), ff = block.mixers, block.feed_forward
-    assert isinstance(at, Attention)
+    assert isinstance(at, Attention | LatentAttention)
+    if isinstance(at, Attention):
+        said = sequence_parallel_attention(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how)
+    else:
+        said = latent_attention_forward(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how)
+    h = r.add(x, said, "/residual")
+    del said
+    if isinstance(ff, Moe):
+        normed = torchtitan_rms_norm(r, h, block.norms[1], how)
+        said = routed_feed_forward(r, normed, ff, how)
+        if ff.shared is not None:
+            said = r.add(said, feed_forward(r, normed, ff.shared, how), f"{ff.path}/sum")
+        del normed
+        return r.add(h, said, "/residual")
     assert isinstance(ff, Dense)
-    h = r.add(
-        x,
-        sequence_parallel_attention(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how),
-        "/residual",
-    )
     return r.add(h, feed_forward(r, torchtitan_rms_norm(r, h, block.norms[1], how), ff, how), "/residual")
 
 
@@ -179,6 +200,10 @@ def sequence_parallel_attention(r: Recorder, x: Tensor, at: Attention, how: RunC
     )
     if COMPILED in how.options:
         del whole
+    if at.qk_norm is not None:  # over each head (b5bcd76, models/common/attention.py:928-931)
+        norms = head_norms(at.qk_norm)
+        q = torchtitan_rms_norm(r, q, norms[0], how)
+        k = torchtitan_rms_norm(r, k, norms[1], how)
     q, k = apply_rotary_emb(r, q, k, at.path, how)
     keys, values = _for_every_head(r, k, at, "/k", how), _for_every_head(r, v, at, "/v", how)
     del k, v
@@ -186,6 +211,11 @@ def sequence_parallel_attention(r: Recorder, x: Tensor, at: Attention, how: RunC
     context = r.view(attend(r, q, keys, values, at.path, how), ("b", "s", "a·d"))
     del q, keys, values
     return reduce_scatter_sequence(r, maybe_fp8_linear(r, context, names[-1], "h", "a·d", how), at.path, how)
+
+
+def head_norms(norm: Norm) -> tuple[Norm, ...]:
+    """The norms of queries and of keys, each a module with a weight of its own."""
+    return tuple(replace(norm, path=w.path.removesuffix(".weight"), weights=(w,)) for w in norm.weights)
 
 
 def _one_by_one(r: Recorder, x: Tensor, names: list[str], how: RunConfig) -> list[Tensor]:
@@ -200,18 +230,6 @@ def _in_one(r: Recorder, x: Tensor, name: str, path: str, how: RunConfig) -> lis
     shapes: tuple[Shape, ...] = tuple(("b", "s", heads, "d") for heads in "akk")
     parts = r.split(maybe_fp8_linear(r, x, name, "(a+2k)·d", "h", how), shapes)
     return [r.copy(parts.pop(0), shape, f"{path}/{part}") for shape, part in zip(shapes, "qkv", strict=True)]
-
-
-def apply_rotary_emb(r: Recorder, q: Tensor, k: Tensor, path: str, how: RunConfig) -> tuple[Tensor, Tensor]:
-    """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again
-    (model.py:87-113).
-    """
-    if COMPILED in how.options:
-        return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
-    dtype = q.dtype
-    wide = [r.cast(q, FP32, path + "/q_fp32"), r.cast(k, FP32, path + "/k_fp32")]
-    turned = [r.scale(wide[0], path + "/q_turned"), r.scale(wide[1], path + "/k_turned")]
-    return r.cast(turned[0], dtype, path + "/q_rotary"), r.cast(turned[1], dtype, path + "/k_rotary")
 
 
 def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: RunConfig) -> Tensor:
@@ -360,6 +378,7 @@ def tensor_parallel_embedding(
     """
     path, dtype = embeddings.weights[0].path, how.parameters
     name = path.removesuffix(".weight")
+    tied = Joined.NO if REDUCED_HEAD in how.options else tied
     if not how.tensor_parallel:
         table = r.parameter(path, ("V0", "h"), dtype, joined=tied)
         return r.apply(
@@ -378,8 +397,8 @@ def tensor_parallel_logits(
     r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str
 ) -> Tensor:
     """Logits: of the rank's share of the vocabulary where the loss takes them so, else of all of it."""
-    name = head.weights[0].path.removesuffix(".weight")
-    weight = r.parameter(name, ("V", "h"), how.parameters)
+    name = (table if head.tied else head.weights[0].path).removesuffix(".weight")
+    weight = r.parameter(name, ("V", "h"), how.parameters, joined=Joined.WAITS if head.tied else Joined.NO)
     whole = all_gather_sequence(r, x, name, how)
     del x
     if loss is Loss.CHUNKED:  # which makes logits itself

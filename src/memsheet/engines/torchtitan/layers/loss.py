@@ -5,7 +5,7 @@ Axes besides those of the layers: ``c`` tokens of a chunk.
 
 from __future__ import annotations
 
-from memsheet.engines.torchtitan.layers.layers import COMPILED_LOSS
+from memsheet.engines.torchtitan.layers.switches import COMPILED_LOSS
 from memsheet.formulas.model_code.transformers.ends import cross_entropy
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor

@@ -13,6 +13,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange.formats.torchtitan.both import (
     MIXED,
+    QWEN3_FLAVORS,
     STEPS,
     is_count_above,
     read_mixed_precision_param,
@@ -35,35 +36,61 @@ BACKENDS = {"sdpa": "flex", "flash": "varlen"}
 """Both keep what the fused kernels keep: queries, keys, values, the output and one number a row. Language
 models have no sdpa (models/common/ config_utils.py:97).
 """
-SHIPPED = "torchtitan.models.llama3.config_registry"
-_LLAMA = {"loss": {CLASS: "ChunkedLossWrapper.Config"}, "optimizer": {CLASS: "default_adamw"}}
+MODULES = {"llama3": "torchtitan.models.llama3", "qwen3": "torchtitan.models.qwen3"}
+_USUAL = {"loss": {CLASS: "ChunkedLossWrapper.Config"}, "optimizer": {CLASS: "default_adamw"}}
+ASSETS = "hf_assets_path"
 
 
-def _shipped_base_config(flavor: str, sequences: int, recompute: str, **parallelism: Any) -> dict[str, Any]:
+def _shipped_base_config(
+    assets: str, sequences: int, recompute: str, *, length: int = 8192, flavor: str = "", **parallelism: Any
+) -> dict[str, Any]:
+    named = flavor or assets.partition("-")[2]
     return {
-        **_LLAMA, T: {"num_tokens_per_microbatch_per_dp_rank": sequences * 8192, "max_context_length": 8192}, AC: {CLASS: f"{recompute}.Config"},
-        MODEL: {CLASS: "model_registry", "flavor": flavor}, P: parallelism,
+        **_USUAL, T: {"num_tokens_per_microbatch_per_dp_rank": sequences * length, "max_context_length": length}, AC: {CLASS: f"{recompute}.Config"},
+        MODEL: {CLASS: "model_registry", "flavor": named}, P: parallelism, ASSETS: f"./assets/hf/{assets}",
     }  # fmt: skip
 
 
+_LLAMAS, _QWENS = (f"{module}.config_registry" for module in MODULES.values())
 BASES = {
-    f"{SHIPPED}.llama3_8b": _shipped_base_config("8B", 1, "SelectiveAC"),
-    f"{SHIPPED}.llama3_70b": _shipped_base_config("70B", 8, "FullAC", tensor_parallel_degree=8),
-    f"{SHIPPED}.llama3_405b": {
-        **_shipped_base_config("405B", 2, "FullAC", tensor_parallel_degree=8), "compile": {"enable": True, "enable_async_tensor_parallel": True},
+    f"{_LLAMAS}.llama3_8b": _shipped_base_config("Llama-3.1-8B", 1, "SelectiveAC", flavor="8B"),
+    f"{_LLAMAS}.llama3_70b": _shipped_base_config("Llama-3.1-70B", 8, "FullAC", flavor="70B", tensor_parallel_degree=8),
+    f"{_LLAMAS}.llama3_405b": {
+        **_shipped_base_config("Llama-3.1-405B", 2, "FullAC", flavor="405B", tensor_parallel_degree=8), "compile": {"enable": True, "enable_async_tensor_parallel": True},
         MODEL: {CLASS: "model_registry", "flavor": "405B", "converters": ["Float8LinearConverter.Config"]},
     },
+    f"{_QWENS}.qwen3_0_6b": _shipped_base_config("Qwen3-0.6B", 4, "SelectiveAC", length=4096),
+    f"{_QWENS}.qwen3_1_7b": _shipped_base_config("Qwen3-1.7B", 4, "SelectiveAC", length=4096),
+    f"{_QWENS}.qwen3_14b": _shipped_base_config("Qwen3-14B", 4, "FullAC", length=4096),
+    f"{_QWENS}.qwen3_32b": _shipped_base_config("Qwen3-32B", 2, "FullAC", length=4096),
+    f"{_QWENS}.qwen3_30b_a3b": _shipped_base_config("Qwen3-30B-A3B", 2, "FullAC", length=4096),
 }  # fmt: skip
-"""What shipped configurations say (models/llama3/config_registry.py:194-355)."""
-MODELS = {
-    "llama-3.1-8b": ("llama3_8b", "8B"),
-    "llama-3.1-70b": ("llama3_70b", "70B"),
-    "llama-3.1-405b": ("llama3_70b", "405B"),
-}
-"""Models that torchtitan ships, the function's name and the flavor (models/llama3/__init__.py:359-365). That
-of 405B converts to fp8, on whatever card it is made (config_registry.py:305-320), so that its sizes are put
-into another.
+"""What shipped configurations say (models/llama3/config_registry.py:194-355, models/qwen3/config_registry.py:
+186-372).
 """
+_OWN = {
+    "0.6B": "qwen3_0_6b",
+    "1.7B": "qwen3_1_7b",
+    "14B": "qwen3_14b",
+    "32B": "qwen3_32b",
+    "30B-A3B": "qwen3_30b_a3b",
+}
+MODELS = {
+    "llama-3.1-8b": ("llama3", "llama3_8b", "Llama-3.1-8B", "8B"),
+    "llama-3.1-70b": ("llama3", "llama3_70b", "Llama-3.1-70B", "70B"),
+    "llama-3.1-405b": ("llama3", "llama3_70b", "Llama-3.1-405B", "405B"),
+    **{
+        f"qwen3-{size.lower()}": ("qwen3", _OWN.get(size, "qwen3_14b"), f"Qwen3-{size}", size)
+        for size in QWEN3_FLAVORS
+    },
+}
+"""Models that torchtitan ships: their folder, the function's name, that of the assets and the flavor
+(models/llama3/__init__.py:359-365, models/qwen3/__init__.py). That of 405B converts to fp8, on whatever card
+it is made (models/llama3/config_registry.py:305-320), so that its sizes are put into another, as are those of
+which there is none.
+"""
+OWNERS = {"Llama": "meta-llama", "Qwen3": "Qwen"}
+"""Whose the models are that torchtitan's assets are named after."""
 YOURS = "base_config"
 FUNCTION, NONE = "function", "None"
 _AC = {"selective": "SelectiveAC", "full": "FullAC"}
@@ -147,8 +174,16 @@ def _read_context_parallel_degree(value: Any, _: Values) -> Mapping[str, Any]:
     return {"mesh.cp": value, **({"context_parallel_comm": "all_gather"} if is_count_above(value, 1) else {})}
 
 
+def _read_assets(value: Any, values: Values) -> Mapping[str, Any]:
+    """The folder of a model's tokenizer and weights, where the flavor is that model's size too."""
+    name, flavor = str(value).rstrip("/").rpartition("/")[2], values.get(f"{MODEL}.flavor")
+    family, _, size = name.partition("-")
+    known = flavor and (size == flavor or size.endswith(f"-{flavor}")) and family in OWNERS
+    return {"@model": f"{OWNERS[family]}/{name}"} if known else {}
+
+
 def _model_flavor(asked: Values) -> Any:
-    return MODELS[asked["@model"]][1] if asked.get("@model") in MODELS else None
+    return MODELS[asked["@model"]][3] if asked.get("@model") in MODELS else None
 
 
 def _attention_backend(asked: Values) -> Any:
@@ -212,8 +247,8 @@ def _compose_trainer_config(values: Values, asked: Values) -> str:
         "from torchtitan.models.common.config_utils import decoder_vocab_size",
         *(
             (
-                f"from {SHIPPED} import {named[0]} as base",
-                "from torchtitan.models.llama3 import model_registry",
+                f"from {MODULES[named[0]]}.config_registry import {named[1]} as base",
+                f"from {MODULES[named[0]]} import model_registry",
             )
             if named
             else ()
@@ -232,7 +267,7 @@ def _compose_trainer_config(values: Values, asked: Values) -> str:
     ]
     lines = ["config = base()  # data, tokenizer and learning rate are its own"]
     if named:
-        lines.append(f'config.hf_assets_path = "./assets/hf/Llama-3.1-{values[f"{MODEL}.flavor"]}"')
+        lines.append(f'config.hf_assets_path = "./assets/hf/{named[2]}"')
         lines.append(
             f'config.model_spec = model_registry("{values[f"{MODEL}.flavor"]}", '
             f'attn_backend="{values[f"{MODEL}.attn_backend"]}")'
@@ -282,6 +317,7 @@ def _config_switch_row(at: str, key: str, line: int) -> Key:
 
 
 KEYS = (
+    Key(at=ASSETS, out=lambda _: None, back=_read_assets, source="models/qwen3/config_registry.py:278"),
     Key(at=f"{MODEL}.flavor", out=_model_flavor, back=lambda *_: {"?attention": "sdpa"}, source="models/llama3/__init__.py:369-371: flex"),
     Key(
         at=f"{MODEL}.attn_backend", out=_attention_backend, source="models/llama3/__init__.py:371",
@@ -345,7 +381,7 @@ FORMAT = Format(
         "loss.num_chunks": (8,), BASE: tuple(BASES),
     },
     known=frozenset({
-        FUNCTION, "hf_assets_path", "dump_folder", MODEL, *(f"{table}.*" for table in (
+        FUNCTION, "dump_folder", MODEL, *(f"{table}.*" for table in (
             "profiler", "metrics", "tokenizer", "dataloader", "lr_scheduler", "checkpoint", "comm", "validator", "debug",
         )), "profiler", "metrics", "tokenizer", "dataloader", "lr_scheduler", "checkpoint", "comm", "validator", "debug", "override", "override.class",
         *(f"{table}.{CLASS}" for table in (T, P, "compile", MODEL)), "compile.backend", "loss.loss_fn", "loss.global_vocab_size", "optimizer.lr",

@@ -10,6 +10,8 @@ from typing import Any
 from memsheet.exchange.shared.file_format import Values, plan_word
 
 MIXED = {"bfloat16": "bf16", "float32": "fp32"}
+QWEN3_FLAVORS = ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+"""Sizes of Qwen3 that torchtitan ships, by the names that the hub has for them, too."""
 STEPS = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
 PP = "parallelism.pipeline_parallel_degree"
 

@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange.formats.torchtitan.both import (
     MIXED,
+    QWEN3_FLAVORS,
     STEPS,
     is_count_above,
     read_mixed_precision_param,
@@ -131,13 +132,22 @@ def _toml_switch_row(at: str, key: str, line: int) -> Key:
     )
 
 
-MODELS = {("llama3", size): f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")}
-"""Sizes that a name and a flavor stand for (820504e torchtitan/models/llama3/__init__.py, llama3_configs)."""
+LAST = "238fa99"
+MODELS = {
+    **{("llama3", size): f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
+    **{("qwen3", size): f"Qwen/Qwen3-{size}" for size in QWEN3_FLAVORS},
+}
+"""Sizes that a name and a flavor stand for (820504e torchtitan/models/llama3/__init__.py, llama3_configs;
+238fa99, the last that reads TOML, torchtitan/models/qwen3/__init__.py:32-191).
+"""
 
 
 def _read_model_flavor(value: Any, values: Values) -> Mapping[str, Any]:
-    named = MODELS.get((str(values.get("model.name")), str(value)))
-    return {"@model": named} if named else {}
+    """The model; one that there was not yet in mid 2025 is of the last version with TOML."""
+    name = str(values.get("model.name"))
+    named = MODELS.get((name, str(value)))
+    later = {"engine_version": LAST} if name == "qwen3" else {}
+    return {**({"@model": named} if named else {}), **later}
 
 
 KEYS = (
@@ -194,12 +204,15 @@ FORMAT = Format(
         f"{P}.pipeline_parallel_layers_per_stage": (), f"{P}.pipeline_parallel_schedule_csv": ("",),
         f"{P}.enable_compiled_autograd": (False,), "fault_tolerance.enable": (False,), "experimental.custom_import": ("",),
         "experimental.custom_args_module": ("",), "compile.components": (["model", "loss"],), f"{T}.mixed_precision_reduce": ("float32",),
+        f"{T}.dtype": ("float32",), f"{P}.expert_parallel_degree": (1,), f"{P}.pipeline_parallel_first_stage_less_layers": (1,),
+        f"{P}.pipeline_parallel_last_stage_less_layers": (1,), f"{P}.module_fqns_per_model_part": (),
     },
     known=frozenset({
         *(f"{table}.*" for table in (
-            "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "float8", "mx", "memory_estimation", "fault_tolerance",
+            "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "float8", "mx", "memory_estimation", "fault_tolerance", "quantize", "debug",
+            "validation",
         )),
-        "compile.backend", *(f"model.{name}" for name in ("name", "tokenizer_path", "hf_assets_path", "print_after_conversion")),
+        "compile.backend", f"{P}.expert_tensor_parallel_degree", f"{P}.expert_parallel_comm_backend", f"{P}.context_parallel_load_balancer", *(f"model.{name}" for name in ("name", "tokenizer_path", "hf_assets_path", "print_after_conversion")),
         *(f"optimizer.{name}" for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
         *(f"{T}.{name}" for name in ("dataset", "dataset_path", "max_norm", "steps", "gc_freq", "gc_debug", "seed", "deterministic")),
     }),

@@ -90,10 +90,10 @@ def _apply_cos_sin(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own:
 
 
 def _turned_sine(r: Recorder, x: Tensor, table: Tensor, path: str) -> Tensor:
-    return r.mul(_rotate_half(r, x, path), table, path + "/sin")
+    return r.mul(rotate_half(r, x, path), table, path + "/sin")
 
 
-def _rotate_half(r: Recorder, x: Tensor, path: str) -> Tensor:
+def rotate_half(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Two halves of a head (or its odd and even elements) change places, one of them negated."""
     last = x.shape[-1]
     half = (*x.shape[:-1], last // 2 if isinstance(last, int) else f"{last}/2")
