@@ -125,6 +125,7 @@ class UnitWrapping:
 
     joined: bool = False  # embeddings and head with the root, each with its own table
     last_stays: bool = False  # the last layer is not resharded after its forward
+    loss_outside: bool = False  # the loss is taken of what the root's forward has returned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
