@@ -4,13 +4,9 @@ the loss's tape, which has both the logits of the model's forward and what comes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from memsheet.arith import Count, at_least, where
-from memsheet.formulas.sharding.per_parameter_sizes import dim0_gathered, mixed_precision_dtype
-from memsheet.formulas.states.held import tensors_on_rank
-from memsheet.formulas.states.params import stack_prefix
-from memsheet.plan.model import ModelSpec, Role, Weight
+from memsheet.arith import Count
+from memsheet.engines.shared.gathered_units import all_gather_bytes, last_layer_parameters, unit_parameters
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Plan
 from memsheet.references import TORCH_FSDP2, formula
 
@@ -35,21 +31,8 @@ def buffers_at_loss(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     if not stack.runs:
         return {STILL: 0, AGAIN: 0, AHEAD: 0}
     if spec.head.tied or plan.adapter is not None:
-        layer = stack.runs[-1].pattern[-1].weights
-        size = _all_gather_bytes(layer, f"{stack_prefix(stack)}.", plan)
+        size = all_gather_bytes(last_layer_parameters(spec, plan), plan)
         return {STILL: size, AGAIN: 0, AHEAD: size if frees else 0}
     norms = (w for norm in stack.final_norms for w in norm.weights)
-    size = _all_gather_bytes((*spec.head.weights, *norms), "", plan)
+    size = all_gather_bytes(unit_parameters((*spec.head.weights, *norms), "", plan), plan)
     return {STILL: size, AGAIN: size if frees and plan.loss is Loss.CHUNKED else 0, AHEAD: 0}
-
-
-def _all_gather_bytes(weights: Iterable[Weight], prefix: str, plan: Plan) -> Count:
-    """A rank alone gathers nothing."""
-    ranks = plan.mesh.sharded
-    whole = sum(
-        mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, ranks))
-        for weight in weights
-        if weight.role is not Role.BUFFER
-        for h in tensors_on_rank(prefix + weight.path, weight, 1, plan)
-    )
-    return where(at_least(ranks, 2), whole, 0)
