@@ -11,6 +11,7 @@ from memsheet.formulas.states.held import Held, tensors_on_rank
 from memsheet.formulas.states.params import stack_prefix
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan
+from memsheet.references import TORCH_FSDP1, TORCH_FSDP2, formula
 
 
 def last_layer_parameters(spec: ModelSpec, plan: Plan) -> tuple[Held, ...]:
@@ -29,6 +30,7 @@ def unit_parameters(weights: Iterable[Weight], prefix: str, plan: Plan) -> tuple
     )
 
 
+@formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:328-360: one output of all parameters, each padded")
 def all_gather_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """The buffer that shards of single parameters arrive in. A rank alone gathers nothing."""
     ranks = plan.mesh.sharded
@@ -36,6 +38,10 @@ def all_gather_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     return where(at_least(ranks, 2), whole, 0)
 
 
+@formula(
+    cites=TORCH_FSDP1,
+    at="_flat_param.py, _alloc_padded_unsharded_flat_param: gathered whole in the low dtype",
+)
 def flat_unit_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """A flat parameter gathered whole; nothing on a rank alone."""
     return where(at_least(plan.mesh.sharded, 2), gathered_bytes(parameters, plan), 0)

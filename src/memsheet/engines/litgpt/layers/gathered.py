@@ -1,5 +1,5 @@
-"""What is gathered on several GPUs while litgpt's loss is taken and run backward, in bytes: axes of the loss's
-tape, which has the output layer of the model's forward, too.
+"""What is gathered on several GPUs while litgpt's loss is taken and run backward, in bytes: axes of the
+loss's tape, which has the output layer of the model's forward, too.
 
 Blocks are FullyShardedDataParallel's units (finetune/full.py:108-115), or fully_shard's groups where LoRA
 trains (finetune/lora.py:522 of v0.5.11).

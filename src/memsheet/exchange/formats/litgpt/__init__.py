@@ -1,8 +1,9 @@
 """litgpt's YAML (``litgpt finetune_lora --config lora.yaml``) and commands, through Lightning Fabric.
 
-In bf16 its own layers are accounted, with FSDP or fully_shard around them on several GPUs; those of a program
-that compiles them, or under autocast, are the library's, which is told. Lines are of Lightning-AI/litgpt at 2685705, under litgpt; of Lightning-AI/pytorch-lightning at
-7f0c343 where Fabric decides.
+In bf16 its own layers are accounted, with FSDP or fully_shard around them on several GPUs; those of a
+program that compiles them, or under autocast, are the library's, which is told. Lines are of
+Lightning-AI/litgpt at 2685705, under litgpt; of Lightning-AI/pytorch-lightning at 7f0c343 where Fabric
+decides.
 """
 
 from __future__ import annotations
