@@ -121,7 +121,8 @@ def _loss_moments(step: Step) -> Iterator[Moment]:
             (1, around.forward(_last_group(walk), walk.head)),
         ]
         left = [(1, walk.head.part.retained), (1, walk.head.part.cached)]
-        yield [*cached, *left, (1, walk.loss.forward), (1, around.forward(_last_group(walk), walk.head))]
+        still = around.at_loss(walk.head) if around.at_loss else around.forward(_last_group(walk), walk.head)
+        yield [*cached, *left, (1, walk.loss.forward), (1, still)]
 
 
 def _inside_forward(step: Step) -> Moment:

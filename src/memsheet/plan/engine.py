@@ -111,12 +111,14 @@ class FlatWrapping:
     """How parameters are flattened unit by unit. ``prefetches``: the unit before is gathered while one runs
     backward (BACKWARD_PRE), not after it (BACKWARD_POST). ``keeps_outputs``: the trainer names what the model
     returned until its next forward is over. ``table_apart``: a tied table is a unit of its own, gathered for
-    embeddings, then for the head and from there through backward.
+    embeddings, then for the head and from there through backward. ``loss_outside``: the loss is taken of what
+    the root's forward has returned, and its tape has what is gathered when backward comes to that.
     """
 
     prefetches: bool = True  # FullyShardedDataParallel's default (fully_sharded_data_parallel.py:404)
     keeps_outputs: bool = False
     table_apart: bool = False
+    loss_outside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,11 @@ class UnitWrapping:
 
     joined: bool = False  # embeddings and head with the root, each with its own table
     last_stays: bool = False  # the last layer is not resharded after its forward
+<<<<<<< HEAD
     loss_reduces: bool = False  # a loss in chunks reduces the head's gradient itself, before backward begins
+=======
+    loss_outside: bool = False  # the loss is taken of what the root's forward has returned
+>>>>>>> cb3937d261e473dcb6f315c349dd678df22f7fdd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +207,7 @@ class Engine:
     ] = ()  # how its ranks share a sequence where ``cp`` may exceed 1; the first is the default
     losses: tuple[Loss, ...] = (Loss.PLAIN, Loss.FUSED)
     recompute: tuple[RecomputeMode, ...] = (RecomputeMode.NONE, RecomputeMode.FULL)
+    usual_recompute: RecomputeMode = RecomputeMode.NONE  # where nobody says
     schedules: tuple[Schedule, ...] = ()
     policies: frozenset[str] = (
         frozenset()
@@ -212,6 +219,7 @@ class Engine:
         False  # parameters stay gathered from forward to backward where there are several stages
     )
     reduces_every: bool = False  # its own loop reduces gradients after each micro-batch, but in pipelines
+    reduces_last: bool = False  # and its own loop does so with a step's last alone
     varies: bool = False  # pads a batch to its longest sample: a maximum of lengths says that they differ
     replays: bool = False  # its step's allocations can be played through the allocator
     usual_loss: Callable[[int, str | None], Loss] | None = (
@@ -262,6 +270,7 @@ class Engine:
         False  # fully_shard leaves embeddings and head to the root where an adapter trains
     )
     alone: Engine | None = None  # its facts on one GPU, where they are others
+    adapted: Engine | None = None  # and on several where an adapter trains
     flat_wrapping: FlatWrapping = FlatWrapping()  # where parameters are flattened
     unit_wrapping: Callable[[str | None], UnitWrapping] = lambda _: UnitWrapping()  # of a version, where not
     runner: Runner | None = None  # how its real step is run here; None is not at all

@@ -116,14 +116,14 @@ def sharding_counterpart(engine: Engine) -> str | None:
 
 
 def engine_of(plan: Plan) -> Engine:
-    """The engine of a whole plan, with its facts of one GPU where it has others there."""
+    """The engine of a whole plan, with its facts of one GPU, or of an adapter on several, where it has others
+    there.
+    """
     engine = find_engine(plan.engine)
     assert engine is not None
-    return (
-        engine.alone
-        if engine.alone is not None and isinstance(plan.mesh.gpus, int) and plan.mesh.gpus == 1
-        else engine
-    )
+    if engine.alone is not None and isinstance(plan.mesh.gpus, int) and plan.mesh.gpus == 1:
+        return engine.alone
+    return engine.adapted if engine.adapted is not None and plan.adapter is not None else engine
 
 
 def runs_on_ranks(plan: Plan) -> bool:

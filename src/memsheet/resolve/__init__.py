@@ -304,7 +304,10 @@ def _resolve_engine(
         gaps.wrong("engine", name, f"is not modelled for {task} yet", f"modelled: {', '.join(known)}")
         raise_if_problems(gaps.problems)
     assert engine is not None
-    return engine.alone if engine.alone is not None and not several else engine
+    if engine.alone is not None and not several:
+        return engine.alone
+    adapts = any(gaps.request.get(f"adapter.{key}") is not None for key in ("rank", "kind"))
+    return engine.adapted if engine.adapted is not None and adapts and task == "train" else engine
 
 
 SERVERS_KEYS = (

@@ -29,8 +29,9 @@ def recompute_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None)
             f"asks for recompute {implied.value}, which is not modelled for {engine.name} yet",
             hint,
         )
+    usual = engine.usual_recompute if implied is RecomputeMode.NONE else implied
     mode = gaps.choice(
-        "recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer"
+        "recompute.mode", usual, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer"
     )
     layers = model.layers if model else None
     if mode not in engine.recompute and gaps.request.get("recompute.mode") is None:

@@ -16,12 +16,12 @@ from memsheet.formulas.states.params import parameter_count
 QV, ALPHA = ["q_proj", "v_proj"], "stabilityai/stablelm-base-alpha-3b"
 L3 = "meta-llama/Meta-Llama-3-8B"
 READINGS: dict[str, dict[str, Any]] = {
-    "lg-llama-3-8b-full.yaml": {"@model": L3, "engine": "fsdp1", "zero": 3, "@gpus": 4, "microbatch": 4, "@accumulation": 4, "seq_len": 512, "recompute.mode": "full", "precision.moments": "bf16", "optimizer.implementation": "foreach"},
+    "lg-llama-3-8b-full.yaml": {"@model": L3, "engine": "litgpt", "zero": None, "@gpus": 4, "microbatch": 4, "@accumulation": 4, "seq_len": 512, "recompute.mode": "full", "precision.moments": "bf16", "optimizer.implementation": "foreach"},
     "lg-llama-3-8b-lora.yaml": {"@model": L3, "engine": "litgpt", "@gpus": 1, "microbatch": 1, "@accumulation": 8, "adapter.rank": 32, "adapter.targets": QV, "adapter.dtype": "bf16", "loss": "chunked", "quantization.weights": None},
     "lg-llama-3-8b-qlora.yaml": {"@model": L3, "engine": "litgpt", "microbatch": 2, "@accumulation": 4, "quantization.weights": "nf4", "quantization.double_quant": False, "optimizer.name": "paged_adamw", "seq_len_kind": "maximum"},
     "lg-gemma-2b-lora.yaml": {"@model": "google/gemma-2b", "@gpus": 1, "microbatch": 2, "@accumulation": 3, "adapter.rank": 8, "adapter.targets": ["all"]},
     "lg-falcon-7b-qlora.yaml": {"@model": "tiiuae/falcon-7b", "adapter.rank": 32, "adapter.targets": QV, "adapter.dropout": 0.05, "quantization.weights": "nf4"},
-    "lg-stablelm-3b-full.yaml": {"@model": ALPHA, "engine": "fsdp1", "@gpus": 2, "microbatch": 1, "@accumulation": 4, "adapter.rank": None},
+    "lg-stablelm-3b-full.yaml": {"@model": ALPHA, "engine": "litgpt", "@gpus": 2, "microbatch": 1, "@accumulation": 4, "adapter.rank": None},
     "lg-pretrain-tinystories.yaml": {"engine": "fsdp1", "@gpus": None, "microbatch": 128, "seq_len": 256, "seq_len_kind": None, "precision.parameters": "fp32", "precision.compute": "bf16", "precision.reduce": "bf16", "compile": True, "optimizer.implementation": "fused", "recompute.mode": None},
     "lg-pretrain-microllama.yaml": {"@model": "micro-llama-300M", "microbatch": 12, "@accumulation": 1, "seq_len": 2048},
     "lg-pretrain-debug.yaml": {"@model": "pythia-14m", "microbatch": 5, "@accumulation": 3, "seq_len": None},

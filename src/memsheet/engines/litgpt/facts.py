@@ -1,5 +1,5 @@
-"""litgpt's finetuning scripts on one GPU, through Lightning Fabric in bf16-true; four-bit bases by
-bitsandbytes.
+"""litgpt's finetuning scripts through Lightning Fabric in bf16-true: on one GPU, with four-bit bases by
+bitsandbytes; on several under FullyShardedDataParallel, or fully_shard where LoRA trains.
 
 Read at 0f021f3a (18 January 2024), when its table of resources was measured anew on the adapters' scripts of
 that commit; the table's heading kept the older commit, 8641822. Between the two RMSNorm began to raise its
@@ -8,11 +8,13 @@ input to fp32 (6178c7c).
 
 from __future__ import annotations
 
-from memsheet.engines.shared.whole_tensors import WHOLE_TENSORS
-from memsheet.plan.engine import Engine, PlanArrays, Sharding
+from dataclasses import replace
+
+from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
+from memsheet.plan.engine import Engine, FlatWrapping, PlanArrays, Sharding, UnitWrapping
 from memsheet.plan.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
 from memsheet.plan.serving_facts import ServingFacts
-from memsheet.references import LITGPT, TORCH_OPTIM
+from memsheet.references import LITGPT, TORCH_FSDP1, TORCH_FSDP2, TORCH_OPTIM
 from memsheet.sheet import Cited, Evidence, FromCode
 
 COMMIT = "0f021f3ad8cd8d6fe30b0ef721a7a0e2dac15898"
@@ -24,7 +26,7 @@ def _litgpt_source(file: str, line: int) -> Evidence:
     return FromCode("Lightning-AI/litgpt", COMMIT, file, line)
 
 
-ENGINE = Engine(
+_SINGLE = Engine(
     name="litgpt",
     tested="0f021f3 (torch 2.2, bitsandbytes 0.41.0)",
     tasks=("train", "infer"),
@@ -68,3 +70,51 @@ ENGINE = Engine(
         "optimizer": Cited(TORCH_OPTIM),
     },
 )
+
+# Fabric's strategies: units are blocks (finetune/full.py:63-70), every rank's loop waits for a step's last
+# micro-batch (:154, fabric/strategies/fsdp.py, no_backward_sync), and blocks are recomputed (:66)
+_FLAT = replace(
+    _SINGLE,
+    axes=("dp_replicate", "dp_shard"),
+    zero=(3,),
+    default_zero=3,
+    replays=False,
+    sharding=Sharding.FLAT_SHARDS,
+    flat_wrapping=FlatWrapping(loss_outside=True),  # finetune/full.py:155-158
+    models=frozenset({"gradient_sync"}),
+    reduces_last=True,
+    recompute=(RecomputeMode.NONE, RecomputeMode.FULL),
+    usual_recompute=RecomputeMode.FULL,
+    optimizers=(OptimizerName.ADAMW,),
+    implementations={},
+    evidence={
+        **_SINGLE.evidence,
+        "strategy": _litgpt_source("finetune/full.py", 64),
+        "precision": FromCode(
+            "Lightning-AI/pytorch-lightning", FABRIC, "src/lightning/fabric/plugins/precision/fsdp.py", 74
+        ),
+        "sharding": Cited(
+            TORCH_FSDP1, "_flat_param.py: one flat parameter a unit, padded to the number of ranks"
+        ),
+        "communication": Cited(TORCH_FSDP1, "_runtime_utils.py: _reduce_grad"),
+    },
+)
+
+# LoRA on several GPUs: before v0.5.11 a part of every flat parameter was trained
+_ADAPTED = replace(
+    _FLAT,
+    tested="0.5.11 (torch 2.7)",
+    axes=("dp_shard",),
+    sharding=Sharding.PER_PARAMETER_SHARDS,
+    roots_frozen_ends=True,  # finetune/lora.py:528-536: blocks, then the model
+    unit_wrapping=lambda _: UnitWrapping(loss_outside=True),
+    adapters=(AdapterKind.LORA,),
+    implementations=SHARDED_TENSORS,
+    evidence={
+        **_SINGLE.evidence,
+        "strategy": FromCode("Lightning-AI/litgpt", "v0.5.11", "litgpt/finetune/lora.py", 518),
+        "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),
+    },
+)
+
+ENGINE = replace(_FLAT, alone=_SINGLE, adapted=_ADAPTED)

@@ -101,9 +101,9 @@ class Units:
 
     def holds(self, group: Group) -> BytesByPath:
         """From the start of backward, which the root begins, the last layer is gathered ahead. Logits are the
-        loss's own by then.
+        loss's own by then. A loss outside of the root begins without it.
         """
-        if group is not self.head:
+        if group is not self.head or self.wrapping.loss_outside:
             return EMPTY
         ahead = BytesByPath.of([self.whole(self.last if self.wrapping.prefetches else None)])
         return merge_moment([(1, ahead), (-1, self.named)])

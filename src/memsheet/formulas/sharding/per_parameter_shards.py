@@ -59,7 +59,11 @@ class Groups:
     reduced_rest: Group | None = None  # of which backward makes gradients
     returns_first: Group | None = None  # a last layer that is gathered again before the loss is backward
     comes_back: Group | None = None  # embeddings whose backward begins with the loss
+<<<<<<< HEAD
     loss_reduced: bool = False  # a tied table's gradient of the head is reduced by the loss
+=======
+    gathers_pieces: bool = False  # a head of its own is gathered for each piece of the logits, by the loss
+>>>>>>> cb3937d261e473dcb6f315c349dd678df22f7fdd
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -182,7 +186,11 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
         if walk.tied and HEAD in walk.idle_ends and walk.layers and plan.reshard_after_forward
         else None,
         comes_back=walk.embeddings if EMBEDDINGS in walk.idle_ends and not plan.adapter else None,
+<<<<<<< HEAD
         loss_reduced=loss_reduces_table(plan, walk),
+=======
+        gathers_pieces=wrapped.loss_outside and plan.loss is Loss.CHUNKED,
+>>>>>>> cb3937d261e473dcb6f315c349dd678df22f7fdd
     )
 
 
@@ -210,6 +218,7 @@ def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> Shar
         through=through,
         entering=partial(_pre_forward_all_gather, of),
         forward=cache(partial(_forward_unsharded, of)),
+        at_loss=partial(_unsharded_at_loss, of) if fsdp_wrapping(plan).loss_outside else None,
         holds=cache(partial(_unsharded_past_forward, of)),
         backward=cache(partial(_backward_unsharded, of)),
         leaving=cache(partial(_reduce_scatter_peak, of)),
@@ -259,12 +268,19 @@ def _unsharded_last_layer(of: Groups, group: Group) -> list[tuple[Key, Count]]:
     return [of.unsharded(of.last)] if of.last is not None and group is of.head else []
 
 
+def _unsharded_at_loss(of: Groups, head: Group) -> BytesByPath:
+    """A loss of what the root has returned finds no gathered buffer any more (_fsdp_state.py of torch 2.5 and
+    2.13, _post_forward).
+    """
+    return _unsharded_past_forward(of, head)
+
+
 def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
     """Of the head it is what there is when the loss is backward. A group of which a module never runs is done
     when the model is (torch 2.13 _fsdp_state.py, _force_complete_incomplete_states): its backward begins with
     the loss, and the layer before comes then.
     """
-    if not (of.keeps or group is of.head or group is of.comes_back):
+    if not (of.keeps or group is of.comes_back or (group is of.head and not of.gathers_pieces)):
         return EMPTY
     ahead = [of.arrived(of.returns_first)] if of.returns_first and group is of.head else []
     return BytesByPath.of([of.unsharded(group), *_unsharded_last_layer(of, group), *ahead])

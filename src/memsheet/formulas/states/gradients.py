@@ -27,10 +27,11 @@ def accumulates_gradients(plan: Plan, engine: Engine) -> bool:
 
 
 def reduces_surely_last(plan: Plan, engine: Engine) -> bool:
-    """Whether only a step's last micro-batch reduces gradients: where the plan says so, and in some pipelines
-    (torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync).
+    """Whether only a step's last micro-batch reduces gradients: where the plan says so or nobody does and the
+    engine's own loop waits, and in some pipelines (torch 2.13 distributed/pipelining/stage.py,
+    backward_maybe_with_nosync).
     """
-    if plan.gradient_sync is GradientSync.LAST:
+    if plan.gradient_sync is GradientSync.LAST or (plan.gradient_sync is None and engine.reduces_last):
         return agreed(plan.accumulation > 1)
     return engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
 

@@ -1,4 +1,4 @@
-"""litgpt's finetuning on one GPU.
+"""litgpt's finetuning on one GPU and on several.
 
 The bytes of ``TRACED`` are what litgpt's own model code (Lightning-AI/litgpt 0f021f3a, lit_gpt/lora.py,
 adapter.py, adapter_v2.py) allocates at the high-water mark of backward, recorded on fake CUDA tensors under
@@ -200,6 +200,61 @@ def test_paged_states_of_small_matrices_are_in_fp32_on_the_card() -> None:
 def test_queries_and_values_are_the_default_whatever_a_family_calls_its_layers() -> None:
     without = {key: value for key, value in LORA.items() if key != "adapter.targets"}
     assert _sheet("gpt_neox", **without).peak == _sheet("gpt_neox", **LORA).peak
+
+
+SEVERAL: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    ({}, {"mesh.dp_shard": 8}, 257_240_868),
+    ({"vocab_size": 40_000, "num_hidden_layers": 1}, {"mesh.dp_shard": 8, "microbatch": 1, "seq_len": 8}, 565_525_388),
+    ({}, {"mesh.dp_shard": 7, "microbatch": 1, "seq_len": 256, "recompute.mode": "none"}, 241_850_188),
+    ({}, {"mesh.dp_shard": 8, "global_batch": 32}, 378_762_020),
+    ({}, {"mesh.dp_shard": 8, **LORA, "loss": "chunked"}, 194_220_324),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("over", "options", "traced"), SEVERAL)
+def test_a_rank_s_backward_holds_what_the_real_code_allocates(
+    over: dict[str, Any], options: dict[str, Any], traced: int
+) -> None:
+    """Blocks of the same code under FullyShardedDataParallel, and with LoRA under fully_shard, as its scripts
+    start them: recomputed, and reduced with a step's last micro-batch alone.
+    """
+    sizes = {"num_hidden_layers": 4, "intermediate_size": 2816, "num_key_value_heads": 4, **over}
+    found = _sheet("llama", sizes, **{"microbatch": 2, "seq_len": 512, **FULL, **options})
+    assert found.at(Instant.BACKWARD).value == pytest.approx(traced, rel=3e-5)
+
+
+def test_gradients_wait_whole_for_a_step_s_last_micro_batch() -> None:
+    """As they do unasked; a plan may say that they do not."""
+    several = {"mesh.dp_shard": 8, "microbatch": 1, "global_batch": 16, **FULL}
+    own, last, every = (
+        _sheet("llama", **several, **more)
+        for more in ({}, {"gradient_sync": "last"}, {"gradient_sync": "every"})
+    )
+    assert own.peak == last.peak
+    assert own.peak.value > every.peak.value
+
+
+def test_one_gpu_keeps_what_its_layers_make() -> None:
+    assert _sheet("llama", **FULL).of(Component.UNSHARDED_PARAMETERS, instant=Instant.BACKWARD).value == 0
+
+
+SEVERAL_REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {**LORA, **NF4}, "one GPU alone"),
+    ({}, {**LORA, "engine_version": "0.5.10"}, "part of every flat parameter"),
+    ({}, V1, "llama-adapter"),
+    ({}, {**FULL, "compile": True}, "compile"),
+    ({"model_type": "gemma", "head_dim": 64}, LORA, "engine fsdp2"),
+    ({"model_type": "gemma", "head_dim": 64}, FULL, "engine fsdp1"),
+]
+
+
+@pytest.mark.parametrize(("over", "options", "why"), SEVERAL_REFUSED)
+def test_what_it_does_not_do_on_several_gpus_is_refused_by_name(
+    over: dict[str, Any], options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        _sheet("llama", over, **{"microbatch": 1, "mesh.dp_shard": 8, **options})
+    assert why in " ".join(f"{one} {one.hint}" for one in error.value.problems)
 
 
 REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [

@@ -87,6 +87,62 @@ def test_the_first_layer_is_gathered_beside_the_root_s_buffer() -> None:
     assert found.at(Instant.FORWARD).value == pytest.approx(133_183_984, rel=1e-4)
 
 
+# one table for embeddings and head: the peaks of backward of llama3_2 and lora_llama3_2
+# (torchtune.models.llama3_2 of 0.4.0, torch 2.13) on one device, then over 8 ranks whose root has the table
+WIDE = {"vocab_size": 40_000, "tie_word_embeddings": True}
+TIED = [
+    (WIDE, {}, 771_635_460),
+    (WIDE, {"loss": "plain"}, 955_955_460),
+    (WIDE, {"loss": "plain", "seq_len": 64}, 763_158_788),
+    (WIDE, {**LORA, "microbatch": 1}, 258_744_544),
+    (WIDE, {**ALONE, "seq_len": 64}, 405_891_728),
+    (WIDE, {"mesh.dp_shard": 8}, 483_491_332),
+    (WIDE, {"mesh.dp_shard": 8, "loss": "plain"}, 645_262_852),
+    (WIDE, {"mesh.dp_shard": 8, **LORA}, 317_023_712),
+    ({"tie_word_embeddings": True}, {"mesh.dp_shard": 8}, 207_697_948),
+]
+
+
+@pytest.mark.parametrize(("over", "asked", "traced"), TIED)
+def test_a_tied_table_is_accounted_as_its_own_code_runs(
+    over: dict[str, Any], asked: dict[str, Any], traced: int
+) -> None:
+    found = sheet(over, **asked)
+    inputs = found.of(Component.INPUTS, instant=Instant.BACKWARD).value
+    assert found.at(Instant.BACKWARD).value - inputs == pytest.approx(traced, rel=3e-5)
+
+
+@pytest.mark.parametrize("asked", [{}, ALONE, LORA, {"mesh.dp_shard": 8}])
+def test_a_tied_model_has_one_table_less(asked: dict[str, Any]) -> None:
+    """Parameters and optimizer states of an untied one, less those of a table."""
+    table, ranks = 2 * 8000 * 1024, asked.get("mesh.dp_shard", 1)
+    one, two = (sheet({"tie_word_embeddings": tied}, **asked) for tied in (True, False))
+    moments = 0 if asked in (ALONE, LORA) else 2 * table + 4  # AdamW's, and its step
+    for component, less in ((Component.PARAMETERS, table), (Component.OPTIMIZER_STATES, moments)):
+        sizes = [each.of(component, instant=Instant.FORWARD).value for each in (one, two)]
+        assert sizes[1] - sizes[0] == pytest.approx(less / ranks, abs=4)
+
+
+# peaks of forward and loss, over 8 ranks: a loss of what the root returned finds no gathered buffer, and a
+# head of its own is gathered for every piece
+LOSSES = [
+    (WIDE, {}, 419_999_276),
+    (WIDE, LORA, 378_472_936),
+    ({"vocab_size": 40_000}, {}, 421_817_856),
+    ({"vocab_size": 40_000}, {"seq_len": 16}, 336_374_912),
+]
+
+
+@pytest.mark.parametrize(("over", "asked", "traced"), LOSSES)
+def test_a_rank_s_loss_is_that_of_its_own_code(
+    over: dict[str, Any], asked: dict[str, Any], traced: int
+) -> None:
+    found = sheet(over, **asked, **{"mesh.dp_shard": 8})
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(
+        traced, rel=1e-4
+    )
+
+
 @pytest.mark.parametrize("adapter", [{}, LORA])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_compiled_layers_need_less(adapter: dict[str, Any], recompute: str) -> None:

@@ -30,7 +30,10 @@ def reading(text: str, name: str = "config.yaml") -> Read:
         ("litgpt finetune_lora meta-llama/Llama-2-7b-hf", {"@model": "meta-llama/Llama-2-7b-hf", "engine": "transformers", "precision.name": "bf16-autocast", "adapter.rank": 8, "microbatch": 1, "@accumulation": 16, "@gpus": 1}),
         ("litgpt finetune lora --checkpoint_dir checkpoints/a/b --lora_r 4 --precision bf16-true", {"@model": "a/b", "adapter.rank": 4, "engine": "litgpt"}),
         ("litgpt finetune_full a/b --devices 4 --train.micro_batch_size 4 --precision 32-true", {"engine": "fsdp1", "precision.parameters": "fp32", "@gpus": 4, "@accumulation": 1}),
-        ("litgpt finetune_lora a/b --devices 2 --num_nodes 2 --precision bf16-true", {"engine": "fsdp2", "recompute.mode": "full", "@gpus": 4, "@nodes": 2}),
+        ("litgpt finetune_lora a/b --devices 2 --num_nodes 2 --precision bf16-true", {"engine": "litgpt", "loss": "chunked", "recompute.mode": "full", "@gpus": 4, "@nodes": 2}),
+        ("litgpt finetune_lora a/b --devices 2 --precision bf16-mixed", {"engine": "fsdp2", "recompute.mode": "full"}),
+        ("litgpt finetune_adapter a/b --devices 2 --precision bf16-true", {"engine": "fsdp1", "adapter.kind": "llama-adapter"}),
+        ("litgpt finetune_full a/b --devices 8 --precision bf16-true", {"engine": "litgpt", "loss": None, "recompute.mode": "full"}),
         ("litgpt finetune_adapter_v2 a/b --precision bf16-true", {"adapter.kind": "llama-adapter-v2", "engine": "litgpt", "adapter.rank": None}),
         ("litgpt pretrain pythia-160m --train.max_seq_length 1024 --devices 8 --num_nodes 2", {"@model": "pythia-160m", "mesh.dp_replicate": 2, "@accumulation": 8, "microbatch": 4}),
         ("litgpt finetune_lora a/b --quantize bnb.nf4-dq --precision bf16-true --optimizer AdamW", {"quantization.double_quant": True, "optimizer.name": "paged_adamw"}),
@@ -98,7 +101,7 @@ def test_an_embedding_made_anew_beside_a_quantized_base_is_weighed(tmp_path: Pat
     ("more", "told"),
     [
         ("devices: 2\nquantize: bnb.nf4\nlora_r: 8\n", "$.quantize"),
-        ("devices: 2\n", "activations"),
+        ("devices: auto\n", "activations"),
         ("lora_r: 8\nlora_head: true\n", "lora_head"),
     ],
 )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.engines.litgpt.layers.block import litgpt_block_forward
 from memsheet.engines.litgpt.layers.built import is_built, litgpt_spec, unbuildable_reasons
+from memsheet.engines.litgpt.layers.gathered import buffers_at_loss
 from memsheet.engines.litgpt.layers.loss import (
     LM_HEAD_CHUNK,
     SCALED,
@@ -38,12 +39,14 @@ from memsheet.sheet import Component
 
 def litgpt_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What litgpt has no model for, and what its scripts do not do."""
+    several = plan.mesh.gpus > 1
+    other = "transformers" if not several else "fsdp2" if plan.adapter else "fsdp1"
     found = [
         Problem(
             field="model",
             value=spec.name,
             reason=f"is no model of litgpt's: {why}",
-            hint="engine transformers",
+            hint=f"engine {other}",
         )
         for why in (() if is_built(spec) else unbuildable_reasons(spec, plan))
     ]
@@ -70,7 +73,18 @@ def litgpt_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
             "(finetune/full.py:155)"
         )
         found.append(Problem(field="loss", value=plan.loss.value, reason=reason, hint="plain"))
-    if plan.quantization is not None and (bits := plan.quantization.weights.name) not in (
+    if several and plan.adapter is not None and _trains_flat_parts(plan.engine_version):
+        reason = "trains a part of every flat parameter with LoRA on several GPUs, which is not modelled"
+        found.append(
+            Problem(field="engine_version", value=plan.engine_version, reason=reason, hint="0.5.11 or later")
+        )
+    if several and plan.quantization is not None:
+        reason = "is for one GPU alone in litgpt (finetune/lora.py:153-157 of v0.5.11)"
+        value = plan.quantization.weights.name
+        found.append(
+            Problem(field="quantization.weights", value=value, reason=reason, hint="one GPU, or leave it out")
+        )
+    elif plan.quantization is not None and (bits := plan.quantization.weights.name) not in (
         "nf4",
         "nf4-single",
     ):
@@ -80,6 +94,12 @@ def litgpt_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
             )
         )
     return found
+
+
+def _trains_flat_parts(version: str | None) -> bool:
+    """Before v0.5.11, whose LoRA is sharded by fully_shard (finetune/lora.py:157 of 5ac69b06)."""
+    numbers = [int(n) for n in (version or "").split(" ")[0].split(".") if n.isdigit()]
+    return len(numbers) > 1 and tuple(numbers) < (0, 5, 11)
 
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
@@ -114,7 +134,7 @@ def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     before = (ceil_div(shape.tokens, chunk) - 1) * chunk
     return {
         "b": shape.sequences, "s": shape.tokens, "h": spec.hidden, "V": vocab, "V0": vocab, "c": shape.sequences * chunk,
-        "s0": shape.tokens - before, "s1": before,
+        "s0": shape.tokens - before, "s1": before, **buffers_at_loss(spec, plan),
     }  # fmt: skip
 
 

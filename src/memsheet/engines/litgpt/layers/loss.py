@@ -3,18 +3,20 @@ lit_gpt/lora.py:528-530, utils.py:229-270).
 
 Finetuning splits the last hidden states into chunks of 128 positions: the output layer and the cross-entropy
 run chunk by chunk, but the logits of all chunks are a list that the training loop names. Training all weights
-has one chunk. Axes: ``c`` tokens of a chunk; ``s0`` positions of the last one, ``s1`` of those before.
+has one chunk. Axes: ``c`` tokens of a chunk; ``s0`` positions of the last one, ``s1`` of those before; the
+bytes of ``gathered.py``.
 """
 
 from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.engines.litgpt.layers.block import dequantized_weight
+from memsheet.engines.litgpt.layers.gathered import AHEAD, STILL
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.dtypes import FP32, INT8, DType
 from memsheet.plan.model import Head
 from memsheet.plan.plan import Loss
 from memsheet.references import LITGPT, formula
@@ -55,13 +57,14 @@ def chunked_loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str)
     )
     low, shape, input_needed = x.dtype, x.shape, how.trains or how.quantized
     taken, inner = dequantized_weight(r, WEIGHT, low, "lm_head") if how.quantized else None, list[Tensor]()
+    still = r.tensor(f"lm_head/{STILL}", (STILL,), INT8)
     logits = r.tensor("lm_head/output", LOGITS, low)
     del taken
     if scale is not None:
         inner = [r.tensor("lm_head/shifted", ("b", part, "V"), low) for part in ("s1", "s0")]
         del logits
         logits = r.tensor("lm_head/output", LOGITS, low)
-    del logits
+    del logits, still
     kept = [
         r.tensor("loss/log_softmax", LOGITS, FP32),
         *([Tensor(x.storage, x.shape, low)] if input_needed else []),
@@ -95,7 +98,7 @@ def _through_head(
     """Gradients of the hidden states, chunk by chunk until they are joined, and of what trains in the output
     layer.
     """
-    low = arrived[0].dtype
+    low, ahead = arrived[0].dtype, r.grad((AHEAD,), INT8, f"lm_head/{AHEAD}")
     own: list[Grad | None] = []
     if inner:
         scaled, pieces = r.grad(CHUNK, low, "lm_head/gradient"), r.grad(CHUNK, low, "lm_head/gradient")
@@ -110,5 +113,5 @@ def _through_head(
     inner.clear()
     pieces_of_all = r.grad(shape, low, "loss/gradient")
     joined = r.grad(shape, low, "loss/gradient")
-    del pieces_of_all
+    del pieces_of_all, ahead
     return [joined, total, *own]

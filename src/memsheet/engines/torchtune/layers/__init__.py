@@ -11,6 +11,7 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed, ceil_div
 from memsheet.engines.torchtune.layers import compiled as torchtune_compiled
 from memsheet.engines.torchtune.layers import layers as torchtune_layers
+from memsheet.engines.torchtune.layers.gathered import buffers_at_loss
 from memsheet.engines.torchtune.layers.layers import COMPILED
 from memsheet.engines.torchtune.layers.loss import (
     PIECES,
@@ -93,7 +94,6 @@ def torchtune_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     rules: list[tuple[str, object, bool, str, str]] = [
         ("model", spec.name, bool(kinds), f"is built of {', '.join(kinds)} blocks, which are not modelled of torchtune", "engine transformers"),
         ("model", spec.name, not kinds and not plain, "has parts that torchtune's decoders do not have", "engine transformers"),
-        ("model", spec.name, spec.head.tied, "ties embeddings and head, which is not modelled of torchtune", "engine transformers"),
         ("engine_version", plan.engine_version, _other_recipes(plan.engine_version), OTHER_RECIPES, "0.3 or later"),
         ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),
         ("offload.activations", True, plan.offload.activations and none, "is modelled of recomputed layers alone", "add --recompute full"),
@@ -137,7 +137,8 @@ def block_numerics(_: Block, __: Plan, ___: PassShape, how: RunConfig) -> RunCon
 @formula(cites=TORCHTUNE_MODEL, at="modules/transformer.py:400-420: the sequence in eight pieces")
 def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     pieces = PIECES if plan.loss is Loss.CHUNKED else 1
-    return {**whole_ends(spec, plan, shape), "c": ceil_div(shape.tokens, pieces)}
+    sizes = {**whole_ends(spec, plan, shape), "c": ceil_div(shape.tokens, pieces)}
+    return {**sizes, **buffers_at_loss(spec, plan)}
 
 
 def spec_with_rope_cache(spec: ModelSpec, _: Plan) -> ModelSpec:

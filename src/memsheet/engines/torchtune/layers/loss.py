@@ -3,17 +3,18 @@ all of it at once.
 
 torchtune 0.4, modules/transformer.py:400-420 (chunked_output), modules/loss/ce_chunked_output_loss.py,
 recipes/full_finetune_single_device.py (_loss_step). Axes besides those of ``ends.py``: ``c`` positions of one
-piece.
+piece, and the bytes of ``gathered.py``.
 """
 
 from __future__ import annotations
 
+from memsheet.engines.torchtune.layers.gathered import AGAIN, AHEAD, STILL
 from memsheet.engines.torchtune.layers.layers import COMPILED
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
+from memsheet.formulas.tapes.graph import Grad, Joined, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.dtypes import FP32, INT8, DType
 from memsheet.plan.plan import Loss
 
 PIECES = 8
@@ -29,8 +30,18 @@ def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "h"), how.stream, "loss/input"
 
 
+OWN_TABLE = "lm_head"
+"""The parameter of a head that shares none."""
+
+
 def lm_head_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
-    weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
+    """From hidden states to the loss. TiedLinear (modules/tied_linear.py:48-60) multiplies by the embeddings'
+    own parameter, so that its gradient waits for that of the look-ups: the one of all logits is a transposed
+    view.
+    """
+    waits = table != OWN_TABLE and loss is Loss.PLAIN
+    joined = Joined.WAITS if waits else Joined.NO
+    weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains, joined=joined)
     return (
         _chunked_logits_loss(r, x, weight, how) if loss is Loss.CHUNKED else _full_logits_loss(r, x, weight)
     )
@@ -38,7 +49,9 @@ def lm_head_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, ta
 
 def _full_logits_loss(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
     """Logits raised to fp32 in the model's forward, and the library's loss over all of them."""
+    still = r.tensor(f"lm_head/{STILL}", (STILL,), INT8)
     logits = r.cast(r.linear(x, weight, "V", "lm_head"), FP32, "loss/fp32")
+    del still
     logged = r.unary(logits, "loss/log_softmax", saves="output")
     shape = logits.shape
     del logits
@@ -54,14 +67,17 @@ def _chunked_logits_loss(r: Recorder, x: Tensor, weight: Tensor, how: RunConfig)
     """
     dtype, compiled, trains = x.dtype, COMPILED in how.options, weight.needs_grad
     copies, logits = list[Storage | None](), list[Storage | None]()
+    still = r.tensor(f"lm_head/{STILL}", (STILL,), INT8)
     for _ in range(PIECES):
+        whole = _gathered_head(r)
         rows = r.tensor("lm_head/rows", ("b", "c", "h"), dtype) if how.several else None
         logits.append(r.tensor("lm_head/output", PIECE, dtype).storage)
         if trains and rows is not None:
             copies.append(rows.storage)
-        del rows
+        del rows, whole
     x_shape, saved = x.shape, (Tensor(x.storage, x.shape, dtype),) if trains and not how.several else ()
     x.storage = None  # the model's forward has returned
+    del still
     kept = logits if compiled else _log_softmaxes(r)
     if not compiled:
         logits.clear()
@@ -71,6 +87,14 @@ def _chunked_logits_loss(r: Recorder, x: Tensor, weight: Tensor, how: RunConfig)
         return _products_back(r, steps, copies, (x_shape, dtype), trains=trains)
 
     return r.apply(r.tensor("loss/value", (1,), FP32), (x, weight), saved, backward)
+
+
+def _gathered_head(r: Recorder) -> Grad:
+    """A head of its own as a piece finds it, after its buffer was there beside the one before."""
+    buffer = r.grad((AGAIN,), INT8, f"lm_head/{AGAIN}")
+    whole = r.grad((AGAIN,), INT8, f"lm_head/{AGAIN}")
+    del buffer
+    return whole
 
 
 def _log_softmaxes(r: Recorder) -> list[Storage | None]:
@@ -107,7 +131,9 @@ def _products_back(
     """
     (shape, dtype), total, pieces = given, None, list[Grad]()
     steps.reverse()
+    ahead = r.grad((AHEAD,), INT8, f"lm_head/{AHEAD}")
     while steps:
+        head = _gathered_head(r)
         product = r.grad(("V", "h"), dtype, "lm_head/grad_weight") if trains else None
         pieces.append(r.grad(("b", "c", "h"), dtype, "lm_head/grad_rows"))
         steps.pop()
@@ -119,7 +145,8 @@ def _products_back(
             else None
         )
         total = summed or total or product
-        del product, summed
+        del product, summed, head
     whole = r.grad(shape, dtype, "loss/cat")
     pieces.clear()
+    del ahead
     return [whole, total]

@@ -1,8 +1,9 @@
 """litgpt's YAML (``litgpt finetune_lora --config lora.yaml``) and commands, through Lightning Fabric.
 
-On one GPU in bf16 its own layers are accounted; on several, FSDP or fully_shard around the library's, which
-is told. Lines are of Lightning-AI/litgpt at 2685705, under litgpt; of Lightning-AI/pytorch-lightning at
-7f0c343 where Fabric decides.
+In bf16 its own layers are accounted, with FSDP or fully_shard around them on several GPUs; those of a
+program that compiles them, or under autocast, are the library's, which is told. Lines are of
+Lightning-AI/litgpt at 2685705, under litgpt; of Lightning-AI/pytorch-lightning at 7f0c343 where Fabric
+decides.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ KEYS = (
 )  # fmt: skip
 
 FORMAT = Format(
-    name="litgpt", file="litgpt.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=frozenset({"checkpoint_dir", "model_name", METHOD}),
+    name="litgpt", gradient_sync="last", file="litgpt.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=frozenset({"checkpoint_dir", "model_name", METHOD}),
     parse=parse_litgpt_text, absent=_left_to_litgpt, refers=(CONFIG,), model=litgpt_described_config, moves=_stable_embedding_bytes, on_ranks=_step_on_ranks, own_processes=True, program_known=lambda _: False,
     unmodelled={ACTIVATIONS: (), DATA: (), SEVERAL: (), TIED: (False,), "lora_head": (False,), "optimizer.init_args.momentum": (0,)},
     known=frozenset({

@@ -61,8 +61,12 @@ def is_divided(values: Values) -> bool:
 
 
 def runs_own_layers(values: Values) -> bool:
-    """Whether litgpt's own layers are accounted: on one GPU, all in bf16."""
-    return not is_divided(values) and str(values.get("precision")) == "bf16-true"
+    """Whether litgpt's own layers are accounted: all in bf16, on one GPU, or on so many that are said, where
+    all weights are trained or LoRA.
+    """
+    ranks, method = fabric_rank_count(values), method_of(values)
+    accounted = ranks == 1 or (ranks is not None and method in (FULL, LORA) and not values.get("quantize"))
+    return accounted and str(values.get("precision")) == "bf16-true"
 
 
 def read_litgpt_engine(_: Any, values: Values) -> Mapping[str, Any]:
@@ -74,6 +78,8 @@ def read_litgpt_engine(_: Any, values: Values) -> Mapping[str, Any]:
     compiled = {"compile": True} if method == PRETRAIN else {}
     if not is_divided(values):
         return {"engine": "litgpt" if runs_own_layers(values) else "transformers", **compiled}
+    if runs_own_layers(values):
+        return {"engine": "litgpt", "recompute.mode": "full"}
     if method == PRETRAIN:
         nodes = positive_count(values.get("num_nodes")) or 1
         replicas = {"mesh.dp_replicate": nodes} if nodes > 1 else {}
