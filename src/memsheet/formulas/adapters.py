@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.packed_linear import add_in_place
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
@@ -16,7 +15,8 @@ from memsheet.plan.plan import AdapterKind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
     """The adapter of one layer: ``width`` to ``out`` under ``name``. ``kept``: the dtype of the frozen
-    weight; ``quantized``: it is dequantized for use; ``dropout``: the branch drops what it is given.
+    weight; ``quantized``: it is dequantized for use, and
+    the branch is cast in place of the sum; ``dropout``: the branch drops what it is given.
     """
 
     kind: AdapterKind
@@ -27,7 +27,7 @@ class Branch:
     kept: DType
     dropout: bool
     quantized: bool
-    in_place: bool = False  # the branch is added to the layer's own result (gptq.py:40-65)
+    scales_low: bool = False  # the branch is scaled when it has the base's dtype (awq.py:76-84)
 
 
 def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
@@ -39,7 +39,14 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
     if at.kind is AdapterKind.DORA:
         return _with_direction(r, x, base, at)
     x = r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)
-    return _add_adapter_branch(r, base, r.scale(_low_rank(r, x, at), f"{at.name}/lora_scaled"), at)
+    return _add_adapter_branch(r, base, _scaled_low_rank(r, x, base[0].dtype, at), at)
+
+
+def _scaled_low_rank(r: Recorder, x: Tensor, lower: DType, at: Branch) -> Tensor:
+    branch = _low_rank(r, x, at)
+    if at.scales_low and r.compute is None:
+        branch = r.cast(branch, lower, f"{at.name}/lora_cast")
+    return r.scale(branch, f"{at.name}/lora_scaled")
 
 
 def _low_rank(r: Recorder, x: Tensor, at: Branch) -> Tensor:
@@ -60,8 +67,6 @@ def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Bra
     lower = base[0].dtype
     if at.quantized:
         branch = branch if r.compute is not None else r.cast(branch, lower, f"{at.name}/lora_cast")
-        if at.in_place:
-            return add_in_place(r, base.pop(), branch)
         return r.add(base.pop(), branch, f"{at.name}/output")
     total = r.add(base.pop(), branch, f"{at.name}/output")
     del branch

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from memsheet.formulas.adapters import Branch, with_adapter
 from memsheet.formulas.int8 import int8_linear
-from memsheet.formulas.packed_linear import unpacked_linear
+from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -160,7 +160,8 @@ class Stored:
 
     linear: QuantizedLinear
     clones: bool = False  # it is cloned first
-    in_place: bool = False  # it is added to as it stands
+    sums_wide: bool = False  # the sum is cast, and not the branch
+    scales_low: bool = False  # the branch is cast, then scaled
     holds: bool = False  # layers hold what a checkpoint does not drop
 
 
@@ -169,7 +170,8 @@ STORED = {
         linear=Recorder.dequantized_linear, clones=True
     ),  # peft 0.21.2 tuners/lora/bnb.py:529-534
     "int8": Stored(linear=int8_linear, holds=True),  # the same file, 237-282
-    "gptq": Stored(linear=unpacked_linear, in_place=True),  # gptq.py:40-65
+    "gptq": Stored(linear=unpacked_linear, sums_wide=True),  # gptq.py:73-104
+    "awq": Stored(linear=gemm_linear, scales_low=True),  # awq.py:58-87
 }
 
 
@@ -210,8 +212,8 @@ def record_linear(
             dtype=how.adapter_dtype,
             kept=how.parameters,
             dropout=how.adapter_dropout,
-            quantized=how.quantized and weight.role is Role.LINEAR,
-            in_place=how.quantized and STORED[how.stored].in_place,
+            quantized=how.quantized and weight.role is Role.LINEAR and not STORED[how.stored].sums_wide,
+            scales_low=how.quantized and STORED[how.stored].scales_low,
         )
         return with_adapter(r, x, base, branch)
     return result

@@ -46,11 +46,14 @@ QUANTIZED = {
     "gptq-int4": dtypes.GPTQ_INT4, "gptq-int8": dtypes.GPTQ_INT8,
 }  # fmt: skip
 DOUBLED = ("nf4", "fp4")  # whose scales may be quantized again
-LORA_ALONE = ("int8", "gptq-int4")  # trained beside by adapters of one kind
+PACKED = ("gptq-int4", "gptq-int8", "awq-int4")  # buffers of modules that gptqmodel puts in the layers' place
+LORA_ALONE = ("int8", *PACKED)  # trained beside by adapters of one kind
 TRAINABLE_QUANTIZED = (*DOUBLED, *LORA_ALONE)
-STORED_TRAINABLE = (*DOUBLED, "nf4-single", "fp4-double", "int8")
-"""Formats of bitsandbytes that can be trained beside, as a checkpoint names them: by whether their scales are
-quantized again.
+STORED_TRAINABLE = {
+    "bitsandbytes": (*DOUBLED, "nf4-single", "fp4-double", "int8"), "gptq": PACKED, "awq": PACKED,
+}  # fmt: skip
+"""Formats that can be trained beside, by the method that a checkpoint names: those of bitsandbytes by whether
+their scales are quantized again.
 """
 OUTLIER_COLUMNS = 7
 """Columns of a layer's input that LLM.int8() multiplies unquantized: no more in any model up to 13 billion

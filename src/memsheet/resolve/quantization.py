@@ -45,6 +45,9 @@ def quantization_of(
         return None
     if task == "train" and model is not None and model.quantization is not None and not dequantized:
         _check_stored(gaps, model.quantization, adapter, model.source)
+    if task == "train" and name is None and model is not None and model.quantization is not None:
+        if model.quantization.weights in LORA_ALONE:
+            _check_lora_alone(gaps, model.quantization.weights, engine, adapter)
     if name is None:
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
     in_files = name.startswith("gguf:")
@@ -61,15 +64,8 @@ def quantization_of(
     if task == "train" and name not in TRAINABLE_QUANTIZED:
         hint = f"modelled: {', '.join(TRAINABLE_QUANTIZED)}"
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
-    if (
-        task == "train"
-        and name in LORA_ALONE
-        and adapter is not None
-        and adapter.kind is not AdapterKind.LORA
-    ):
-        gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
-    if task == "train" and name == "int8":
-        _check_rows(gaps, name, engine)
+    if task == "train" and name in LORA_ALONE:
+        _check_lora_alone(gaps, name, engine, adapter)
     if task == "train" and adapter is None:
         gaps.wrong(
             "quantization.weights",
@@ -134,7 +130,7 @@ def _check_stored(
     """
     stored = of.weights
     base = f", {source.base}" if source.base else ""
-    if stored not in STORED_TRAINABLE or (stored in LORA_ALONE and of.method != "bitsandbytes"):
+    if stored not in STORED_TRAINABLE.get(of.method, ()):
         gaps.wrong(
             "quantization_config",
             stored,
@@ -150,10 +146,13 @@ def _check_stored(
         )
 
 
-def _check_rows(gaps: RequestResolver, name: str, engine: Engine) -> None:
+def _check_lora_alone(gaps: RequestResolver, name: str, engine: Engine, adapter: Adapter | None) -> None:
     """LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the
-    parameter, no part of it (bitsandbytes 95f9af3, nn/modules.py:719-748).
+    parameter, no part of it (bitsandbytes 95f9af3, nn/modules.py:719-748). Packed weights are buffers, which
+    nothing divides (ModelCloud/GPTQModel f4c327a1 gptqmodel/nn_modules/qlinear/__init__.py).
     """
+    if adapter is not None and adapter.kind is not AdapterKind.LORA:
+        gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
     if engine.layers is not None or engine.sharding.gathers:
         gaps.wrong(
             "quantization.weights",

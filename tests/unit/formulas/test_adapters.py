@@ -153,6 +153,44 @@ def test_a_plan_with_an_adapter_reads_back(request_: dict[str, Any]) -> None:
     assert resolve_document(plan_document(plan), spec) == plan
 
 
+# ---- over packed integers ----------------------------------------------------------------------------------
+
+MATRICES = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * NARROW + 3 * HIDDEN * 512  # of a layer
+
+
+def packed(weights: str, **request: Any) -> Sheet:
+    return sheet(adapter__targets=["o_proj"], adapter__dtype="bf16", quantization__weights=weights, **request)
+
+
+def saved_forward(held: Sheet) -> int:
+    return held.of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+
+
+def test_gptq_keeps_every_unpacked_weight_and_awq_the_input_of_every_layer() -> None:
+    """peft 0.21.2 over gptqmodel: a plain product saves its weight; AWQ's function saves its input, of which
+    keys, queries and values share one, gate and up another. A second layer counts, the first's input needs
+    no gradient.
+    """
+    four_bits = saved_forward(packed("nf4"))
+    more = [saved_forward(packed(weights)) - four_bits for weights in ("gptq-int4", "awq-int4")]
+    assert 2 * (LAYERS - 1) * MATRICES <= more[0] <= 2 * LAYERS * MATRICES
+    # o_proj's input is the adapter's as well; down_proj's is the product that mul does not save
+    assert (LAYERS - 1) * 128 * (2 * HIDDEN + 512) * 2 <= more[1] <= LAYERS * 128 * (2 * HIDDEN + 512) * 2
+
+
+def test_awq_sums_parts_for_few_tokens_and_repeats_its_weight_for_every_sequence() -> None:
+    one, many = (packed("awq-int4", microbatch=batch, seq_len=8) for batch in (1, 64))
+    assert many.at(Instant.BACKWARD).value - one.at(Instant.BACKWARD).value > 63 * HIDDEN * 512 * 2
+    few, whole = (packed("awq-int4", seq_len=length, recompute__mode="full") for length in (1024, 1025))
+    assert few.at(Instant.FORWARD).value - whole.at(Instant.FORWARD).value > 7 * 1024 * 512 * 4
+
+
+@pytest.mark.parametrize("weights", ["gptq-int4", "gptq-int8", "awq-int4"])
+def test_packed_weights_are_buffers_that_nothing_divides(weights: str) -> None:
+    with pytest.raises(InputError, match="is not modelled for fsdp2"):
+        memsheet.train(TINY, gpus="2xH100-80GB", plan={**LORA, "engine": "fsdp2", "quantization.weights": weights})
+
+
 # ---- projections that some code joins ----------------------------------------------------------------------
 
 

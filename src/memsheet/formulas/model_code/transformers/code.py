@@ -53,6 +53,7 @@ from memsheet.formulas.model_code.transformers.shared_tables import (
     shared_tables,
 )
 from memsheet.formulas.numerics import RunConfig, casts_arguments
+from memsheet.formulas.packed_linear import awq_axes
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan, RecomputeMode
@@ -84,6 +85,7 @@ def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
         **experts, **(_attention_axes(at, plan, shape) if isinstance(at, Attention) else mixer_axes(at, shape.tokens)),
         "b": shape.sequences, "s": shape.tokens, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
         "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-shape.tokens // 32) * 32,
+        **awq_axes(shape.sequences * shape.tokens),
     })  # fmt: skip
 
 
