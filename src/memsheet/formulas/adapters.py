@@ -8,6 +8,7 @@ from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
 from memsheet.frozen import dataclass
+from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.plan import AdapterKind
 
@@ -71,6 +72,26 @@ def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Bra
     total = r.add(base.pop(), branch, f"{at.name}/output")
     del branch
     return r.cast(total, lower, f"{at.name}/output")
+
+
+# ---- IA3 ---------------------------------------------------------------------------------------------------
+
+
+def scales_inputs(name: str) -> bool:
+    """Whether IA3 scales what a layer is given, and not what it makes (peft tuners/ia3/model.py:185-193)."""
+    return name in IA3_INPUTS
+
+
+def with_factors(r: Recorder, x: Tensor, at: Axis, dtype: DType, name: str) -> Tensor:
+    """What enters or leaves a layer times its factors, which makes both the factors' dtype and is cast back
+    (tuners/ia3/layer.py Linear.forward): the product saves what it scales.
+    """
+    back = x.dtype
+    factors = r.parameter(f"{name}.ia3_l", (at,), dtype)
+    factors = r.scale(factors, f"{name}/ia3_factors")  # 1 times the vector
+    if scales_inputs(name.rpartition(".")[2]):
+        x = r.cast(x, dtype, f"{name}/ia3_input")
+    return r.cast(r.mul(x, factors, f"{name}/ia3"), back, f"{name}/ia3_output")
 
 
 # ---- DoRA --------------------------------------------------------------------------------------------------

@@ -86,6 +86,15 @@ LORA_TARGETS = {
     "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "xlm-roberta": ("query", "value"), "t5": ("q", "v"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmo2", "granite", "starcoder2", "smollm3", "stablelm"), ("q_proj", "v_proj")),
 }  # fmt: skip
+# peft's TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING, and of the second mapping what is scaled on its way in
+# (0.21.2 utils/constants.py:197-225, 249-277)
+IA3_TARGETS = {
+    **dict.fromkeys(("llama", "mistral"), ("k_proj", "v_proj", "down_proj")), "opt": ("q_proj", "k_proj", "fc2"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj", "down_proj")),
+    "gptj": ("q_proj", "v_proj", "fc_out"), "phi": ("q_proj", "v_proj", "fc2"),
+    **dict.fromkeys(("gpt_neox", "falcon"), ("query_key_value", "dense_4h_to_h")), "t5": ("k", "v", "wo"),
+}  # fmt: skip
+IA3_INPUTS = ("down_proj", "fc2", "fc_out", "dense_4h_to_h", "wo")
 # transformers 5 stacks routed experts; peft takes their old names for the stacks, and no longer for dense or
 # shared layers of that name (peft 0.21.2 utils/transformers_weight_conversion.py:330-352, transformers 5.23.0
 # conversion_mapping.py:44-74)
@@ -147,7 +156,8 @@ SERVED_ADAPTERS = (
     "serving.max_cpu_loras",
 )
 """Keys of adapters that a server keeps room for."""
-PROMPTED = ("llama-adapter", "llama-adapter-v2")  # kinds of adapters that have no rank
+PROMPTED = ("llama-adapter", "llama-adapter-v2")
+RANKLESS = (*PROMPTED, "ia3")  # kinds of adapters that have no rank
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 

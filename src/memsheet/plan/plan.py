@@ -87,6 +87,7 @@ class AdapterKind(Enum):
     LORA_FA = "lora-fa"  # of which only the second matrix is trained
     LLAMA_ADAPTER = "llama-adapter"  # prompts that the last layers attend to
     LLAMA_ADAPTER_V2 = "llama-adapter-v2"  # and norms, scales and biases of every linear layer
+    IA3 = "ia3"  # a factor for each output of a layer, or for each input of one of the feed-forward
 
     @property
     def prompts(self) -> bool:

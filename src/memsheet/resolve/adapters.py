@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.plan.adapter_targets import targets_of
-from memsheet.plan.defaults import PROMPTED
+from memsheet.plan.defaults import RANKLESS
 from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
@@ -14,7 +14,7 @@ from memsheet.plan.plan import Adapter, AdapterKind
 def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -> Adapter | None:
     """The adapter that is asked for: matrices of some rank, or prompts."""
     rank, asked = gaps.request.get("adapter.rank"), gaps.request.get("adapter.kind")
-    if rank is None and asked not in PROMPTED:
+    if rank is None and asked not in RANKLESS:
         return None
     kind = gaps.choice("adapter.kind", AdapterKind.LORA, engine.adapters, engine.name, silent=True)
     dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
@@ -24,10 +24,14 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     for key in ("adapter.prompt_length", "adapter.start_layer"):
         if gaps.request.get(key) is not None:
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
+    if kind is AdapterKind.IA3:
+        for key in ("adapter.rank", "adapter.dropout"):
+            if gaps.request.get(key):
+                gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
     return Adapter(
         kind=kind,
         rank=rank or 0,
-        targets=targets_of(gaps, model, engine),
+        targets=targets_of(gaps, model, engine, kind),
         dtype=dtype,
         full_modules=_full_modules(gaps, model),
         dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),

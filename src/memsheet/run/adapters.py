@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers.pytorch_utils import Conv1D
 
 from memsheet.errors import input_error
+from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import AdapterKind, Plan, Quantization, RecomputeMode
 from memsheet.run.dtypes import torch_dtype
@@ -63,6 +64,8 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     recomputes = plan.recompute.mode is not RecomputeMode.NONE
     if recomputes:
         model.enable_input_require_grads()  # type: ignore[operator]
+    if plan.adapter.kind is AdapterKind.IA3:
+        return _scaled(model, plan)
     rank = int(plan.adapter.rank)
     config = LoraConfig(
         r=rank,
@@ -98,6 +101,23 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     ):  # as peft's own function does it (optimizers/lorafa.py create_lorafa_optimizer)
         for name, parameter in adapted.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
+    return adapted
+
+
+def _scaled(model: nn.Module, plan: Plan) -> nn.Module:
+    """The model with IA3's factors, in the base's dtype or raised to fp32."""
+    from peft import IA3Config, get_peft_model
+
+    assert plan.adapter is not None
+    if plan.quantization is not None:
+        raise input_error("adapter.kind", "ia3", "is not run over quantized weights", "lora")
+    config = IA3Config(
+        target_modules=list(plan.adapter.targets),
+        feedforward_modules=[name for name in plan.adapter.targets if name in IA3_INPUTS],
+        task_type=_task_type(model),
+    )
+    raised = plan.adapter.dtype is not plan.precision.parameters
+    adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=raised)
     return adapted
 
 

@@ -22,6 +22,7 @@ TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False,
 }  # fmt: skip
+IA3: dict[str, Any] = {"adapter.kind": "ia3", "adapter.rank": None, "adapter.targets": None}
 RANK, HIDDEN, NARROW, LAYERS = 8, 256, 64, 3  # keys and values are NARROW wide
 LORA = {
     "adapter.rank": RANK,
@@ -276,6 +277,7 @@ def test_every_kind_of_adapter_has_a_name() -> None:
         "lora-fa",
         "llama-adapter",
         "llama-adapter-v2",
+        "ia3",
     }
 
 
@@ -285,6 +287,7 @@ def test_every_kind_of_adapter_has_a_name() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
+        *({**IA3, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16"}, {"adapter.targets": ["q_proj", "up_proj"]})),
         {"adapter.kind": "dora"}, {"adapter.kind": "dora", "adapter.dropout": 0.1}, {"adapter.kind": "dora", "recompute.mode": "full"},
         {"adapter.kind": "dora", "precision.name": "bf16-autocast"}, {"adapter.kind": "lora-fa"}, {"adapter.kind": "lora-fa", "optimizer.name": "lora-fa"},
         {"adapter.full_modules": ["embed_tokens", "lm_head"], "adapter.dtype": "bf16"}, {"adapter.full_modules": ["lm_head"], "recompute.mode": "full"},
