@@ -157,7 +157,7 @@ SERVED_ADAPTERS = (
 )
 """Keys of adapters that a server keeps room for."""
 PROMPTED = ("llama-adapter", "llama-adapter-v2")
-RANKLESS = (*PROMPTED, "ia3")  # kinds of adapters that have no rank
+RANKLESS = (*PROMPTED, "ia3", "prompt-tuning")  # kinds of adapters that have no rank
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 

@@ -89,9 +89,16 @@ class AdapterKind(Enum):
     LLAMA_ADAPTER_V2 = "llama-adapter-v2"  # and norms, scales and biases of every linear layer
     IA3 = "ia3"  # a factor for each output of a layer, or for each input of one of the feed-forward
 
+    PROMPT_TUNING = "prompt-tuning"  # learned tokens before every sequence
+
     @property
     def prompts(self) -> bool:
         """Whether it has prompts in place of matrices of some rank."""
+        return self.layered or self is AdapterKind.PROMPT_TUNING
+
+    @property
+    def layered(self) -> bool:
+        """Whether its prompts are of single layers, from one on."""
         return self in (AdapterKind.LLAMA_ADAPTER, AdapterKind.LLAMA_ADAPTER_V2)
 
 
@@ -201,6 +208,7 @@ class Adapter:
     ``full_modules`` are trained whole.
 
     A llama-adapter has no rank: ``prompt_length`` learned positions for each layer from ``start_layer`` on.
+    Prompt tuning has that many tokens before every sequence, and no targets.
     """
 
     rank: Count

@@ -64,8 +64,8 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     recomputes = plan.recompute.mode is not RecomputeMode.NONE
     if recomputes:
         model.enable_input_require_grads()  # type: ignore[operator]
-    if plan.adapter.kind is AdapterKind.IA3:
-        return _scaled(model, plan)
+    if plan.adapter.kind in (AdapterKind.IA3, AdapterKind.PROMPT_TUNING):
+        return _without_rank(model, plan)
     rank = int(plan.adapter.rank)
     config = LoraConfig(
         r=rank,
@@ -104,17 +104,23 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     return adapted
 
 
-def _scaled(model: nn.Module, plan: Plan) -> nn.Module:
-    """The model with IA3's factors, in the base's dtype or raised to fp32."""
-    from peft import IA3Config, get_peft_model
+def _without_rank(model: nn.Module, plan: Plan) -> nn.Module:
+    """The model with IA3's factors, in the base's dtype or raised to fp32, or with a prompt's tokens."""
+    from peft import IA3Config, PromptTuningConfig, get_peft_model
 
     assert plan.adapter is not None
     if plan.quantization is not None:
-        raise input_error("adapter.kind", "ia3", "is not run over quantized weights", "lora")
-    config = IA3Config(
-        target_modules=list(plan.adapter.targets),
-        feedforward_modules=[name for name in plan.adapter.targets if name in IA3_INPUTS],
-        task_type=_task_type(model),
+        raise input_error(
+            "adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora"
+        )
+    config = (
+        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=plan.adapter.prompt_length)
+        if plan.adapter.kind is AdapterKind.PROMPT_TUNING
+        else IA3Config(
+            target_modules=list(plan.adapter.targets),
+            feedforward_modules=[name for name in plan.adapter.targets if name in IA3_INPUTS],
+            task_type=_task_type(model),
+        )
     )
     raised = plan.adapter.dtype is not plan.precision.parameters
     adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=raised)

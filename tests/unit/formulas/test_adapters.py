@@ -23,6 +23,7 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False,
 }  # fmt: skip
 IA3: dict[str, Any] = {"adapter.kind": "ia3", "adapter.rank": None, "adapter.targets": None}
+PROMPT: dict[str, Any] = {**IA3, "adapter.kind": "prompt-tuning", "adapter.prompt_length": 20}
 RANK, HIDDEN, NARROW, LAYERS = 8, 256, 64, 3  # keys and values are NARROW wide
 LORA = {
     "adapter.rank": RANK,
@@ -278,6 +279,7 @@ def test_every_kind_of_adapter_has_a_name() -> None:
         "llama-adapter",
         "llama-adapter-v2",
         "ia3",
+        "prompt-tuning",
     }
 
 
@@ -287,6 +289,7 @@ def test_every_kind_of_adapter_has_a_name() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
+        *({**PROMPT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"microbatch": 1, "attention": "eager"})),
         *({**IA3, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16"}, {"adapter.targets": ["q_proj", "up_proj"]})),
         {"adapter.kind": "dora"}, {"adapter.kind": "dora", "adapter.dropout": 0.1}, {"adapter.kind": "dora", "recompute.mode": "full"},
         {"adapter.kind": "dora", "precision.name": "bf16-autocast"}, {"adapter.kind": "lora-fa"}, {"adapter.kind": "lora-fa", "optimizer.name": "lora-fa"},

@@ -155,6 +155,8 @@ def _parameter_dtype_words(plan: Plan) -> str:
 def _with_adapter(base: str, adapter: Adapter) -> str:
     if adapter.kind is AdapterKind.IA3:
         return f"frozen {base} base, {adapter.dtype.name} factors"
+    if adapter.kind is AdapterKind.PROMPT_TUNING:
+        return f"frozen {base} base, {adapter.prompt_length} tokens before every sequence in {adapter.dtype.name}"
     size = f"{adapter.prompt_length} prompts a layer" if adapter.kind.prompts else f"rank {adapter.rank}"
     return f"frozen {base} base, {adapter.dtype.name} adapters of {size}"
 
