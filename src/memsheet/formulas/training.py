@@ -122,7 +122,13 @@ def _loss_moments(step: Step) -> Iterator[Moment]:
         ]
         left = [(1, walk.head.part.retained), (1, walk.head.part.cached)]
         handed = _handed_from_outside(step)
-        yield [*cached, *left, *handed, (1, walk.loss.forward), (1, around.forward(_last_group(walk), walk.head))]
+        yield [
+            *cached,
+            *left,
+            *handed,
+            (1, walk.loss.forward),
+            (1, around.forward(_last_group(walk), walk.head)),
+        ]
 
 
 def _inside_forward(step: Step) -> Moment:

@@ -45,7 +45,9 @@ def targets_of(
     if targets is None and kind is AdapterKind.IA3:
         targets = IA3_TARGETS.get(model.model_type if model else "", ())
         if not targets:
-            gaps.wrong("adapter.targets", None, "is missing; peft has no default for ia3", "for example k_proj")
+            gaps.wrong(
+                "adapter.targets", None, "is missing; peft has no default for ia3", "for example k_proj"
+            )
         else:
             gaps.assumed.append(f"adapter.targets = {','.join(targets)} (peft's default for ia3)")
     if targets is None:

@@ -61,7 +61,13 @@ def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind:
     """Learned tokens before every sequence, in fp32 whatever the base is in (peft 0.21.2
     tuners/prompt_tuning/model.py:67-100).
     """
-    unread = ("adapter.rank", "adapter.dropout", "adapter.full_modules", "adapter.targets", "adapter.start_layer")
+    unread = (
+        "adapter.rank",
+        "adapter.dropout",
+        "adapter.full_modules",
+        "adapter.targets",
+        "adapter.start_layer",
+    )
     for key in unread:
         if gaps.request.get(key):
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")

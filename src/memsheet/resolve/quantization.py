@@ -45,9 +45,9 @@ def quantization_of(
         return None
     if task == "train" and model is not None and model.quantization is not None and not dequantized:
         _check_stored(gaps, model.quantization, adapter, model.source)
-    if task == "train" and name is None and model is not None and model.quantization is not None:
-        if model.quantization.weights in LORA_ALONE:
-            _check_lora_alone(gaps, model.quantization.weights, engine, adapter)
+    stored = model.quantization.weights if model is not None and model.quantization is not None else None
+    if task == "train" and name is None and stored in LORA_ALONE:
+        _check_lora_alone(gaps, stored, engine, adapter)
     if name is None:
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
     in_files = name.startswith("gguf:")

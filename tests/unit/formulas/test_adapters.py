@@ -190,7 +190,9 @@ def test_awq_sums_parts_for_few_tokens_and_repeats_its_weight_for_every_sequence
 @pytest.mark.parametrize("weights", ["gptq-int4", "gptq-int8", "awq-int4"])
 def test_packed_weights_are_buffers_that_nothing_divides(weights: str) -> None:
     with pytest.raises(InputError, match="is not modelled for fsdp2"):
-        memsheet.train(TINY, gpus="2xH100-80GB", plan={**LORA, "engine": "fsdp2", "quantization.weights": weights})
+        memsheet.train(
+            TINY, gpus="2xH100-80GB", plan={**LORA, "engine": "fsdp2", "quantization.weights": weights}
+        )
 
 
 # ---- projections that some code joins ----------------------------------------------------------------------

@@ -48,8 +48,8 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.model_code.transformers.plan_problems import transformers_problems
 from memsheet.formulas.model_code.transformers.prompts import (
-    prompt_axes,
     named_by_wrapper,
+    prompt_axes,
     spec_with_prompts,
 )
 from memsheet.formulas.model_code.transformers.shared_tables import (

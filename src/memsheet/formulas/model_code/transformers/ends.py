@@ -47,9 +47,7 @@ def input_embeddings(
     if of_pictures(embeddings):
         return embed_pictures(r, embeddings, how), ()
     tables = [table for table in embeddings.weights if not is_prompt(table)]
-    first, *others = sorted(
-        tables, key=lambda table: (table is not tables[0], KINDS not in table.path)
-    )
+    first, *others = sorted(tables, key=lambda table: (table is not tables[0], KINDS not in table.path))
     prompted = len(tables) < len(embeddings.weights)
     x = _look_up(r, first.path, "V0", how, "b", tied=tied, tokens="ids" if prompted else "s")
     if how.asks_grad:
