@@ -40,6 +40,8 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
     if at.kind is AdapterKind.DORA:
         return _with_direction(r, x, base, at)
     x = r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)
+    if at.kind is AdapterKind.VERA:
+        return _add_adapter_branch(r, base, _between_vectors(r, x, at), at)
     return _add_adapter_branch(r, base, _scaled_low_rank(r, x, base[0].dtype, at), at)
 
 
@@ -72,6 +74,20 @@ def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Bra
     total = r.add(base.pop(), branch, f"{at.name}/output")
     del branch
     return r.cast(total, lower, f"{at.name}/output")
+
+
+def _between_vectors(r: Recorder, x: Tensor, at: Branch) -> Tensor:
+    """``b * B(d * A(x))`` (tuners/vera/layer.py Linear.forward): the matrices are slices of the two that all
+    layers share and nothing trains; each product with a vector saves what it scales.
+    """
+    down, up = (
+        r.parameter(f"{at.name}.{name}", shape, at.dtype, trains=False)
+        for name, shape in (("vera_A", ("r", at.width)), ("vera_B", (at.out, "r")))
+    )
+    inner = r.parameter(f"{at.name}.vera_lambda_d", ("r",), at.dtype)
+    outer = r.parameter(f"{at.name}.vera_lambda_b", (at.out,), at.dtype)
+    low = r.mul(r.linear(x, down, "r", f"{at.name}.vera_A"), inner, f"{at.name}/vera_inner")
+    return r.mul(r.linear(low, up, at.out, f"{at.name}.vera_B"), outer, f"{at.name}/vera_outer")
 
 
 # ---- IA3 ---------------------------------------------------------------------------------------------------

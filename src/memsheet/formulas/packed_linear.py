@@ -9,6 +9,7 @@ from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
 from memsheet.plan.dtypes import FP32, INT8, INT32
+from memsheet.references import GPTQMODEL, formula
 
 
 def unpacked_linear(
@@ -41,6 +42,7 @@ kernel (gemm_awq.py:47-62).
 """
 
 
+@formula(cites=GPTQMODEL, at="gemm_awq.py AwqGemmFn: FULL_DEQUANT_MATMUL_THRESHOLD, split_k_iters")
 def awq_axes(tokens: Count) -> dict[str, Count]:
     """Whether the weight is dequantized whole for the product of so many tokens, else its partial sums."""
     whole = at_least(tokens, WHOLE_ABOVE + 1)

@@ -89,6 +89,7 @@ class AdapterKind(Enum):
     LLAMA_ADAPTER_V2 = "llama-adapter-v2"  # and norms, scales and biases of every linear layer
     IA3 = "ia3"  # a factor for each output of a layer, or for each input of one of the feed-forward
 
+    VERA = "vera"  # vectors around two matrices of some rank that all layers share and nothing trains
     PROMPT_TUNING = "prompt-tuning"  # learned tokens before every sequence
 
     @property

@@ -23,6 +23,9 @@ from memsheet.plan.plan import Adapter, AdapterKind, Plan, Quantization
 from memsheet.plan.workload import Training
 from memsheet.resolve.serving import missing_compute_capability
 
+OVER_PACKED = (AdapterKind.LORA, AdapterKind.PROMPT_TUNING)
+OVER_FOUR_BITS = (*OVER_PACKED, AdapterKind.DORA, AdapterKind.LORA_FA)
+"""Kinds of adapters that are modelled beside quantized layers."""
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 
 
@@ -46,8 +49,8 @@ def quantization_of(
     if task == "train" and model is not None and model.quantization is not None and not dequantized:
         _check_stored(gaps, model.quantization, adapter, model.source)
     stored = model.quantization.weights if model is not None and model.quantization is not None else None
-    if task == "train" and name is None and stored in LORA_ALONE:
-        _check_lora_alone(gaps, stored, engine, adapter)
+    if task == "train" and name is None and stored is not None:
+        _check_beside(gaps, stored, engine, adapter)
     if name is None:
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
     in_files = name.startswith("gguf:")
@@ -64,8 +67,8 @@ def quantization_of(
     if task == "train" and name not in TRAINABLE_QUANTIZED:
         hint = f"modelled: {', '.join(TRAINABLE_QUANTIZED)}"
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
-    if task == "train" and name in LORA_ALONE:
-        _check_lora_alone(gaps, name, engine, adapter)
+    if task == "train":
+        _check_beside(gaps, name, engine, adapter)
     if task == "train" and adapter is None:
         gaps.wrong(
             "quantization.weights",
@@ -146,14 +149,15 @@ def _check_stored(
         )
 
 
-def _check_lora_alone(gaps: RequestResolver, name: str, engine: Engine, adapter: Adapter | None) -> None:
-    """LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the
+def _check_beside(gaps: RequestResolver, name: str, engine: Engine, adapter: Adapter | None) -> None:
+    """Methods whose layers peft writes anew for bitsandbytes are not modelled over it. LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the
     parameter, no part of it (bitsandbytes 95f9af3, nn/modules.py:719-748). Packed weights are buffers, which
     nothing divides (ModelCloud/GPTQModel f4c327a1 gptqmodel/nn_modules/qlinear/__init__.py).
     """
-    if adapter is not None and adapter.kind is not AdapterKind.LORA:
+    alone = name in LORA_ALONE
+    if adapter is not None and adapter.kind not in (OVER_PACKED if alone else OVER_FOUR_BITS):
         gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
-    if engine.layers is not None or engine.sharding.gathers:
+    if alone and (engine.layers is not None or engine.sharding.gathers):
         gaps.wrong(
             "quantization.weights",
             name,

@@ -64,8 +64,8 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     recomputes = plan.recompute.mode is not RecomputeMode.NONE
     if recomputes:
         model.enable_input_require_grads()  # type: ignore[operator]
-    if plan.adapter.kind in (AdapterKind.IA3, AdapterKind.PROMPT_TUNING):
-        return _without_rank(model, plan)
+    if plan.adapter.kind in (AdapterKind.IA3, AdapterKind.VERA, AdapterKind.PROMPT_TUNING):
+        return _other_method(model, plan)
     rank = int(plan.adapter.rank)
     config = LoraConfig(
         r=rank,
@@ -104,24 +104,25 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     return adapted
 
 
-def _without_rank(model: nn.Module, plan: Plan) -> nn.Module:
-    """The model with IA3's factors, in the base's dtype or raised to fp32, or with a prompt's tokens."""
-    from peft import IA3Config, PromptTuningConfig, get_peft_model
+def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
+    """The model with IA3's or VeRA's vectors, in the base's dtype or raised to fp32, or a prompt's tokens."""
+    from peft import IA3Config, PeftConfig, PromptTuningConfig, VeraConfig, get_peft_model
 
     assert plan.adapter is not None
     if plan.quantization is not None:
         raise input_error(
             "adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora"
         )
-    config = (
-        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=plan.adapter.prompt_length)
-        if plan.adapter.kind is AdapterKind.PROMPT_TUNING
-        else IA3Config(
-            target_modules=list(plan.adapter.targets),
-            feedforward_modules=[name for name in plan.adapter.targets if name in IA3_INPUTS],
-            task_type=_task_type(model),
-        )
-    )
+    task, targets = _task_type(model), list(plan.adapter.targets)
+    config: PeftConfig
+    if plan.adapter.kind is AdapterKind.PROMPT_TUNING:
+        config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=plan.adapter.prompt_length)
+    elif plan.adapter.kind is AdapterKind.VERA:
+        rank, dropout = int(plan.adapter.rank), plan.adapter.dropout
+        config = VeraConfig(r=rank, target_modules=targets, vera_dropout=dropout, task_type=task)
+    else:
+        inputs = [name for name in targets if name in IA3_INPUTS]
+        config = IA3Config(target_modules=targets, feedforward_modules=inputs, task_type=task)
     raised = plan.adapter.dtype is not plan.precision.parameters
     adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=raised)
     return adapted

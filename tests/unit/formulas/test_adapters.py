@@ -281,6 +281,7 @@ def test_every_kind_of_adapter_has_a_name() -> None:
         "llama-adapter",
         "llama-adapter-v2",
         "ia3",
+        "vera",
         "prompt-tuning",
     }
 
@@ -291,6 +292,7 @@ def test_every_kind_of_adapter_has_a_name() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
+        *({"adapter.kind": "vera", **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.dropout": 0.1})),
         *({**PROMPT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"microbatch": 1, "attention": "eager"})),
         *({**IA3, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16"}, {"adapter.targets": ["q_proj", "up_proj"]})),
         {"adapter.kind": "dora"}, {"adapter.kind": "dora", "adapter.dropout": 0.1}, {"adapter.kind": "dora", "recompute.mode": "full"},

@@ -59,6 +59,7 @@ ENGINE = Engine(
         AdapterKind.DORA,
         AdapterKind.LORA_FA,
         AdapterKind.IA3,
+        AdapterKind.VERA,
         AdapterKind.PROMPT_TUNING,
     ),
     takes_remainder=True,

@@ -14,7 +14,7 @@ from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
-from memsheet.exchange.shared.peft_configs import IA3, LORA, PROMPT, trains_beside
+from memsheet.exchange.shared.peft_configs import IA3, LORA, PROMPT, VERA, trains_beside
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
@@ -425,7 +425,7 @@ FORMAT = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
-        **{f"{SCRIPT}.{name}": () for name in (LORA, IA3, PROMPT, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (LORA, IA3, VERA, PROMPT, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),

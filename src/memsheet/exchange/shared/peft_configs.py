@@ -11,11 +11,11 @@ from memsheet.exchange.shared.python_values import CLASS
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.defaults import IA3_INPUTS
 
-LORA, IA3, PROMPT = "LoraConfig", "IA3Config", "PromptTuningConfig"
-KINDS = {IA3: "ia3", PROMPT: "prompt-tuning", "PrefixTuningConfig": "prefix-tuning", "PromptEncoderConfig": "p-tuning"} | {
+LORA, IA3, VERA, PROMPT = "LoraConfig", "IA3Config", "VeraConfig", "PromptTuningConfig"
+KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", "PrefixTuningConfig": "prefix-tuning", "PromptEncoderConfig": "p-tuning"} | {
     f"{name}Config": name.lower() for name in (
         "AdaLora", "AdaptionPrompt", "BOFT", "C3A", "FourierFT", "HRA", "LNTuning", "LoHa", "LoKr", "MultitaskPromptTuning", "OFT",
-        "RandLora", "Shira", "TrainableTokens", "VBLoRA", "Vera", "XLora",
+        "RandLora", "Shira", "TrainableTokens", "VBLoRA", "XLora",
     )
 }  # fmt: skip
 """Configurations besides LoRA's, and what a plan calls their kind (peft 0.21.2 __init__.py)."""
@@ -74,6 +74,11 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
             *({"target_modules"} if listed else {}),
             *({"feedforward_modules"} if as_known else {}),
         }
+    elif name == VERA:
+        made |= lora_config_keys({"r": 256, "lora_dropout": held.get("vera_dropout", 0.0), **held})
+        made.pop(LORA, None)
+        rest -= _OF_VERA
+        rest -= {"target_modules"} if "lora_targets" in made else set()
     elif name == PROMPT:
         made |= {"prompt_length": held.get("num_virtual_tokens", UNSET)}
         rest -= _OF_PROMPTS
@@ -84,6 +89,7 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, **({name: ", ".join(named)} if named else {})}
 
 
+_OF_VERA = {"r", "vera_dropout", "d_initial", "save_projection", "projection_prng_key", "init_weights"}
 _OF_PROMPTS = {
     "num_virtual_tokens",
     "prompt_tuning_init",

@@ -152,6 +152,10 @@ def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) 
         elements = shape[1] if module.rpartition(".")[2] in IA3_INPUTS else shape[0]
         yield Held(f"{module}.ia3_l", (elements,), dtype, True, Role.LINEAR, times)
         return
+    if kind is AdapterKind.VERA:
+        yield Held(f"{module}.vera_lambda_d", (rank,), dtype, True, Role.LINEAR, times)
+        yield Held(f"{module}.vera_lambda_b", (shape[0],), dtype, True, Role.LINEAR, times)
+        return
     yield Held(
         f"{module}.lora_A.weight",
         (rank, shape[1]),

@@ -156,7 +156,8 @@ def _with_adapter(base: str, adapter: Adapter) -> str:
     if adapter.kind is AdapterKind.IA3:
         return f"frozen {base} base, {adapter.dtype.name} factors"
     if adapter.kind is AdapterKind.PROMPT_TUNING:
-        return f"frozen {base} base, {adapter.prompt_length} tokens before every sequence in {adapter.dtype.name}"
+        learned = f"{adapter.prompt_length} {adapter.dtype.name} tokens"
+        return f"frozen {base} base, {learned} before every sequence"
     size = f"{adapter.prompt_length} prompts a layer" if adapter.kind.prompts else f"rank {adapter.rank}"
     return f"frozen {base} base, {adapter.dtype.name} adapters of {size}"
 

@@ -51,6 +51,7 @@ from memsheet.formulas.model_code.transformers.prompts import (
     named_by_wrapper,
     prompt_axes,
     spec_with_prompts,
+    spec_with_shared_matrices,
 )
 from memsheet.formulas.model_code.transformers.shared_tables import (
     keeps_masks,
@@ -133,7 +134,7 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with a pooler as a part of the head that takes what it makes, and with projections joined as
     the plan names them.
     """
-    spec = spec_with_prompts(spec_with_fused_qkv(spec, plan), plan)
+    spec = spec_with_shared_matrices(spec_with_prompts(spec_with_fused_qkv(spec, plan), plan), plan)
     spec = spec_with_fp32_stream(spec)
     job = plan.workload if isinstance(plan.workload, Training) else None
     if job and spec.model_type in VISION and spec.towers and agreed(job.image_tokens > 0):

@@ -1,4 +1,5 @@
-"""Learned tokens that peft puts before every sequence of a causal model (peft 0.21.2 peft_model.py
+"""What peft adds to a whole model and not to a layer: learned tokens before every sequence of a causal model,
+and the matrices that VeRA's layers share (peft 0.21.2 peft_model.py
 PeftModelForCausalLM.forward, PeftModel.get_prompt).
 """
 
@@ -15,16 +16,19 @@ from memsheet.plan.dtypes import INT64
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import AdapterKind, Plan
 from memsheet.plan.workload import PassShape, Training
+from memsheet.references import PEFT, formula
 from memsheet.sheet import Component
 
 ENCODER = "prompt_encoder"
 
 
-def prompt_tokens(plan: Plan) -> int:
+@formula(cites=PEFT, at="config.py PromptLearningConfig: num_virtual_tokens")
+def prompt_tokens(plan: Plan) -> Count:
     """Learned tokens before every sequence."""
     return plan.workload.prompt_tokens if isinstance(plan.workload, Training) else 0
 
 
+@formula(cites=PEFT, at="peft_model.py PeftModelForCausalLM.forward: prompts before what ids look up")
 def prompt_axes(plan: Plan, shape: PassShape) -> dict[str, Count]:
     """The prompt's tokens, and those of a sequence that are looked up by their ids."""
     return {"prompt": prompt_tokens(plan), "ids": shape.tokens - prompt_tokens(plan)}
@@ -34,9 +38,32 @@ def spec_with_prompts(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with a table of prompts, where the plan trains one."""
     if not prompt_tokens(plan):
         return spec
-    shape = (prompt_tokens(plan), spec.hidden)
+    shape = (int(prompt_tokens(plan)), spec.hidden)
     table = Weight(path=f"{ENCODER}.embedding.weight", shape=shape, role=Role.EMBEDDING, adapter=True)
     return replace(spec, embeddings=replace(spec.embeddings, weights=(*spec.embeddings.weights, table)))
+
+
+def spec_with_shared_matrices(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model with the two matrices that VeRA's layers share, as wide as the widest of them (tuners/vera
+    model.py _find_dim).
+    """
+    adapter = plan.adapter
+    if adapter is None or adapter.kind is not AdapterKind.VERA:
+        return spec
+    linears = [
+        weight.shape[::-1] if weight.transposed else weight.shape
+        for block in spec.blocks()
+        for weight in block.weights
+        if weight.role is Role.LINEAR
+        and weight.path.endswith(".weight")
+        and weight.path.split(".")[-2] in adapter.targets
+    ]
+    rank, (out, width) = int(adapter.rank), map(max, zip(*linears, strict=True))
+    made = (("vera_A", (rank, width)), ("vera_B", (out, rank)))
+    extras = (
+        Weight(path=path, shape=shape, role=Role.BUFFER, dtype=adapter.dtype.name) for path, shape in made
+    )
+    return replace(spec, extras=(*spec.extras, *extras))
 
 
 def is_prompt(weight: Weight) -> bool:
