@@ -86,8 +86,8 @@ LORA_TARGETS = {
     "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "xlm-roberta": ("query", "value"), "t5": ("q", "v"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmo2", "granite", "starcoder2", "smollm3", "stablelm"), ("q_proj", "v_proj")),
 }  # fmt: skip
-# peft's TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING, and of its second mapping what is scaled on its way
-# in (0.21.2 utils/constants.py:197-225, 249-277)
+# peft's TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING, and of its second mapping what is scaled on its
+# way in (0.21.2 utils/constants.py:197-225, 249-277)
 IA3_TARGETS = {
     **dict.fromkeys(("llama", "mistral"), ("k_proj", "v_proj", "down_proj")), "opt": ("q_proj", "k_proj", "fc2"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj", "down_proj")),

@@ -24,8 +24,8 @@ from memsheet.plan.workload import Training
 from memsheet.resolve.serving import missing_compute_capability
 
 OVER_PACKED = (AdapterKind.LORA, AdapterKind.PROMPT_TUNING)
-OVER_FOUR_BITS = (*OVER_PACKED, AdapterKind.DORA, AdapterKind.LORA_FA)
-"""Kinds of adapters that are modelled beside quantized layers."""
+OVER_NONE = (AdapterKind.IA3, AdapterKind.VERA)
+"""Kinds of adapters that are modelled beside quantized layers that have no others, and beside none."""
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 
 
@@ -150,12 +150,13 @@ def _check_stored(
 
 
 def _check_beside(gaps: RequestResolver, name: str, engine: Engine, adapter: Adapter | None) -> None:
-    """Methods whose layers peft writes anew for bitsandbytes are not modelled over it. LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the
-    parameter, no part of it (bitsandbytes 95f9af3, nn/modules.py:719-748). Packed weights are buffers, which
-    nothing divides (ModelCloud/GPTQModel f4c327a1 gptqmodel/nn_modules/qlinear/__init__.py).
+    """The kinds of adapters and the engines that are modelled beside a format. LLM.int8() is in transformers'
+    models, on weights that are whole: a row's scale is an attribute of the parameter, no part of it
+    (bitsandbytes 95f9af3, nn/modules.py:719-748). Packed weights are buffers, which nothing divides
+    (ModelCloud/GPTQModel f4c327a1 gptqmodel/nn_modules/qlinear/__init__.py).
     """
     alone = name in LORA_ALONE
-    if adapter is not None and adapter.kind not in (OVER_PACKED if alone else OVER_FOUR_BITS):
+    if adapter is not None and (adapter.kind in OVER_NONE or (alone and adapter.kind not in OVER_PACKED)):
         gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
     if alone and (engine.layers is not None or engine.sharding.gathers):
         gaps.wrong(
