@@ -9,6 +9,7 @@ from memsheet.plan.defaults import (
     FIXED_BLOCK,
     GROUPED,
     LORA_ALONE,
+    PACKED,
     QUANTIZED,
     STORED_TRAINABLE,
     TRAINABLE_QUANTIZED,
@@ -18,6 +19,7 @@ from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import GGUF_SERVER, pool_servers, rules_of
 from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.layers import has_experts
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Plan, Quantization
 from memsheet.plan.workload import Training
@@ -50,7 +52,7 @@ def quantization_of(
         _check_stored(gaps, model.quantization, adapter, model.source)
     stored = model.quantization.weights if model is not None and model.quantization is not None else None
     if task == "train" and name is None and stored is not None:
-        _check_beside(gaps, stored, engine, adapter)
+        _check_beside(gaps, stored, engine, adapter, model)
     if name is None:
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
     in_files = name.startswith("gguf:")
@@ -68,7 +70,7 @@ def quantization_of(
         hint = f"modelled: {', '.join(TRAINABLE_QUANTIZED)}"
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
     if task == "train":
-        _check_beside(gaps, name, engine, adapter)
+        _check_beside(gaps, name, engine, adapter, model)
     if task == "train" and adapter is None:
         gaps.wrong(
             "quantization.weights",
@@ -149,13 +151,22 @@ def _check_stored(
         )
 
 
-def _check_beside(gaps: RequestResolver, name: str, engine: Engine, adapter: Adapter | None) -> None:
+def _check_beside(
+    gaps: RequestResolver, name: str, engine: Engine, adapter: Adapter | None, model: ModelSpec | None
+) -> None:
     """The kinds of adapters and the engines that are modelled beside a format. LLM.int8() is in transformers'
     models, on weights that are whole: a row's scale is an attribute of the parameter, no part of it
     (bitsandbytes 95f9af3, nn/modules.py:719-748). Packed weights are buffers, which nothing divides
     (ModelCloud/GPTQModel f4c327a1 gptqmodel/nn_modules/qlinear/__init__.py).
     """
     alone = name in LORA_ALONE
+    if name in PACKED and model is not None and has_experts(model):
+        gaps.wrong(
+            "quantization.weights",
+            name,
+            "is not modelled for training beside routed experts, which are stacked and no linear layers",
+            "nf4",
+        )
     if adapter is not None and (adapter.kind in OVER_NONE or (alone and adapter.kind not in OVER_PACKED)):
         gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
     if alone and (engine.layers is not None or engine.sharding.gathers):
