@@ -126,6 +126,12 @@ def test_an_input_that_trains_makes_the_first_layer_hand_a_gradient_back() -> No
         ({"adapter.full_modules": ["q_proj"]}, "trained whole"),
         ({"adapter.kind": "dora", "quantization.weights": "gptq-int4"}, "not modelled over gptq-int4"),
         ({"adapter.targets": ["qkv_proj", "q_proj"]}, "names no linear layer"),
+        ({**IA3, "quantization.weights": "nf4"}, "not modelled over nf4"),
+        ({"adapter.kind": "vera", "quantization.weights": "awq-int4"}, "not modelled over awq-int4"),
+        ({**IA3, "adapter.rank": 8}, "no meaning for ia3"),
+        ({**PROMPT, "adapter.prompt_length": None}, "peft has no default"),
+        ({**PROMPT, "adapter.dtype": "bf16"}, "not what peft makes prompts in"),
+        ({"precision.moments": "int8"}, "is not how adamw keeps them"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(request_: dict[str, Any], words: str) -> None:
@@ -147,7 +153,7 @@ def test_tied_embeddings_are_not_trained_whole() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [{}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
+    [{}, IA3, PROMPT, {"adapter.kind": "vera"}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
 )  # fmt: skip
 def test_a_plan_with_an_adapter_reads_back(request_: dict[str, Any]) -> None:
     spec = read_hf_config(TINY, name="tiny")
@@ -193,6 +199,41 @@ def test_packed_weights_are_buffers_that_nothing_divides(weights: str) -> None:
         memsheet.train(
             TINY, gpus="2xH100-80GB", plan={**LORA, "engine": "fsdp2", "quantization.weights": weights}
         )
+
+
+def test_packed_experts_are_refused() -> None:
+    with pytest.raises(InputError, match="routed experts"):
+        memsheet.train("mixtral-8x7b", plan={**LORA, "quantization.weights": "gptq-int4"})
+
+
+# ---- other methods -----------------------------------------------------------------------------------------
+
+
+def test_other_methods_train_few_vectors_or_a_prompt() -> None:
+    assert trained(sheet(**dotted(IA3))) == LAYERS * (NARROW + NARROW + 512)
+    assert trained(sheet(**dotted(PROMPT))) == 20 * HIDDEN
+    assert trained(sheet(adapter__kind="vera")) == LAYERS * (2 * RANK + HIDDEN + NARROW)
+
+
+def test_the_matrices_of_vera_are_there_once() -> None:
+    held = sheet(adapter__kind="vera").of(Component.BUFFERS, instant=Instant.LOAD).value
+    plain = sheet().of(Component.BUFFERS, instant=Instant.LOAD).value
+    assert held - plain == 2 * RANK * HIDDEN * 4
+
+
+def test_a_prompt_is_before_every_sequence() -> None:
+    shorter, longer = (saved_forward(sheet(**dotted({**PROMPT, **how}))) for how in ({}, {"seq_len": 148}))
+    nothing = saved_forward(sheet(**dotted({**PROMPT, "adapter.prompt_length": 1, "seq_len": 147})))
+    assert shorter == nothing < longer
+
+
+def test_eight_bit_moments_may_be_said_beside_adapters() -> None:
+    said = {"optimizer.name": "paged_adamw_8bit", "quantization.weights": "nf4", "adapter.rank": 64}
+    assert sheet(**dotted({**said, "precision.moments": "int8"})).peak == sheet(**dotted(said)).peak
+
+
+def dotted(request: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace(".", "__"): value for key, value in request.items()}
 
 
 # ---- projections that some code joins ----------------------------------------------------------------------
