@@ -98,6 +98,8 @@ GGML = Reference(
 LLAMA_CPP = Reference(
     "llama.cpp", "ggml-org/llama.cpp 00395eb2 src; ikawrakow/ik_llama.cpp 8db70379 src/llama.cpp"
 )
+PEFT = Reference("peft 0.21.2", "huggingface/peft 0.21.2 src/peft")
+GPTQMODEL = Reference("GPT-QModel 7.3", "ModelCloud/GPTQModel f4c327a1 gptqmodel/nn_modules/qlinear")
 AUTOAWQ = Reference("AutoAWQ 0.1.6", "casper-hansen/AutoAWQ 8110e028 awq/modules")
 GPT_FAST = Reference("gpt-fast", "meta-pytorch/gpt-fast 6ecad9b5 model.py, quantize.py, tp.py, generate.py")
 PAGED_SERVER_TITLE = "vLLM"

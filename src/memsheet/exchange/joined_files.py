@@ -221,12 +221,16 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
         for other in others
         if other is not own  # which has it in its own rows
     )
-    left: tuple[str, ...] = LOADED if raised and own.request.get("adapter.rank") is None else ()
+    left: tuple[str, ...] = LOADED if raised and not _trains_adapters(own.request) else ()
     cast = any(other.request["engine"] == "deepspeed" for other in others)
     left += ADAPTERS if cast else ()
     said = {key: held for key, held in own.request.items() if key not in left}
     said |= _sixteen_bits_of_deepspeed(said, others)
     return {**said, "loss": "fused"} if said.get("loss") == IN_PIECES else said
+
+
+def _trains_adapters(said: Mapping[str, Any]) -> bool:
+    return any(said.get(key) is not None for key in ("adapter.rank", "adapter.kind"))
 
 
 def _sixteen_bits_of_deepspeed(said: Mapping[str, Any], others: Sequence[Read]) -> Mapping[str, Any]:
@@ -237,7 +241,7 @@ def _sixteen_bits_of_deepspeed(said: Mapping[str, Any], others: Sequence[Read]) 
     width = said.get("precision.compute")
     silent = not any("precision.parameters" in other.request for other in others)
     engines = {other.request.get("engine") for other in others}
-    if engines != {"deepspeed"} or not silent or width not in ("bf16", "fp16") or said.get("adapter.rank"):
+    if engines != {"deepspeed"} or not silent or width not in ("bf16", "fp16") or _trains_adapters(said):
         return {}
     return with_master(width)
 
@@ -275,7 +279,7 @@ def _is_key_said(key: str, request: Mapping[str, Any]) -> bool:
     if key == "precision.name":
         return any(other.startswith("precision.") for other in request)
     return key in request or (
-        key.startswith("precision.") and ("precision.name" in request or "adapter.rank" in request)
+        key.startswith("precision.") and ("precision.name" in request or _trains_adapters(request))
     )
 
 

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.packed_linear import add_in_place
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
 from memsheet.frozen import dataclass
+from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.plan import AdapterKind
 
@@ -16,7 +16,8 @@ from memsheet.plan.plan import AdapterKind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
     """The adapter of one layer: ``width`` to ``out`` under ``name``. ``kept``: the dtype of the frozen
-    weight; ``quantized``: it is dequantized for use; ``dropout``: the branch drops what it is given.
+    weight; ``quantized``: it is dequantized for use, and
+    the branch is cast in place of the sum; ``dropout``: the branch drops what it is given.
     """
 
     kind: AdapterKind
@@ -27,7 +28,7 @@ class Branch:
     kept: DType
     dropout: bool
     quantized: bool
-    in_place: bool = False  # the branch is added to the layer's own result (gptq.py:40-65)
+    scales_low: bool = False  # the branch is scaled when it has the base's dtype (awq.py:76-84)
 
 
 def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
@@ -39,7 +40,16 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
     if at.kind is AdapterKind.DORA:
         return _with_direction(r, x, base, at)
     x = r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)
-    return _add_adapter_branch(r, base, r.scale(_low_rank(r, x, at), f"{at.name}/lora_scaled"), at)
+    if at.kind is AdapterKind.VERA:
+        return _add_adapter_branch(r, base, _between_vectors(r, x, at), at)
+    return _add_adapter_branch(r, base, _scaled_low_rank(r, x, base[0].dtype, at), at)
+
+
+def _scaled_low_rank(r: Recorder, x: Tensor, lower: DType, at: Branch) -> Tensor:
+    branch = _low_rank(r, x, at)
+    if at.scales_low and r.compute is None:
+        branch = r.cast(branch, lower, f"{at.name}/lora_cast")
+    return r.scale(branch, f"{at.name}/lora_scaled")
 
 
 def _low_rank(r: Recorder, x: Tensor, at: Branch) -> Tensor:
@@ -60,12 +70,44 @@ def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Bra
     lower = base[0].dtype
     if at.quantized:
         branch = branch if r.compute is not None else r.cast(branch, lower, f"{at.name}/lora_cast")
-        if at.in_place:
-            return add_in_place(r, base.pop(), branch)
         return r.add(base.pop(), branch, f"{at.name}/output")
     total = r.add(base.pop(), branch, f"{at.name}/output")
     del branch
     return r.cast(total, lower, f"{at.name}/output")
+
+
+def _between_vectors(r: Recorder, x: Tensor, at: Branch) -> Tensor:
+    """``b * B(d * A(x))`` (tuners/vera/layer.py Linear.forward): the matrices are slices of the two that all
+    layers share and nothing trains; each product with a vector saves what it scales.
+    """
+    down, up = (
+        r.parameter(f"{at.name}.{name}", shape, at.dtype, trains=False)
+        for name, shape in (("vera_A", ("r", at.width)), ("vera_B", (at.out, "r")))
+    )
+    inner = r.parameter(f"{at.name}.vera_lambda_d", ("r",), at.dtype)
+    outer = r.parameter(f"{at.name}.vera_lambda_b", (at.out,), at.dtype)
+    low = r.mul(r.linear(x, down, "r", f"{at.name}.vera_A"), inner, f"{at.name}/vera_inner")
+    return r.mul(r.linear(low, up, at.out, f"{at.name}.vera_B"), outer, f"{at.name}/vera_outer")
+
+
+# ---- IA3 ---------------------------------------------------------------------------------------------------
+
+
+def scales_inputs(name: str) -> bool:
+    """Whether IA3 scales what a layer is given, and not what it makes (peft tuners/ia3/model.py:185-193)."""
+    return name in IA3_INPUTS
+
+
+def with_factors(r: Recorder, x: Tensor, at: Axis, dtype: DType, name: str) -> Tensor:
+    """What enters or leaves a layer times its factors, which makes both the factors' dtype and is cast back
+    (tuners/ia3/layer.py Linear.forward): the product saves what it scales.
+    """
+    back = x.dtype
+    factors = r.parameter(f"{name}.ia3_l", (at,), dtype)
+    factors = r.scale(factors, f"{name}/ia3_factors")  # 1 times the vector
+    if scales_inputs(name.rpartition(".")[2]):
+        x = r.cast(x, dtype, f"{name}/ia3_input")
+    return r.cast(r.mul(x, factors, f"{name}/ia3"), back, f"{name}/ia3_output")
 
 
 # ---- DoRA --------------------------------------------------------------------------------------------------

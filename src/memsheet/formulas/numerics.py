@@ -6,9 +6,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
-from memsheet.formulas.adapters import Branch, with_adapter
+from memsheet.formulas.adapters import Branch, scales_inputs, with_adapter, with_factors
 from memsheet.formulas.int8 import int8_linear
-from memsheet.formulas.packed_linear import unpacked_linear
+from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -160,7 +160,8 @@ class Stored:
 
     linear: QuantizedLinear
     clones: bool = False  # it is cloned first
-    in_place: bool = False  # it is added to as it stands
+    sums_wide: bool = False  # the sum is cast, and not the branch
+    scales_low: bool = False  # the branch is cast, then scaled
     holds: bool = False  # layers hold what a checkpoint does not drop
 
 
@@ -169,7 +170,8 @@ STORED = {
         linear=Recorder.dequantized_linear, clones=True
     ),  # peft 0.21.2 tuners/lora/bnb.py:529-534
     "int8": Stored(linear=int8_linear, holds=True),  # the same file, 237-282
-    "gptq": Stored(linear=unpacked_linear, in_place=True),  # gptq.py:40-65
+    "gptq": Stored(linear=unpacked_linear, sums_wide=True),  # gptq.py:73-104
+    "awq": Stored(linear=gemm_linear, scales_low=True),  # awq.py:58-87
 }
 
 
@@ -186,6 +188,11 @@ def record_linear(
 ) -> Tensor:
     """The linear layer ``name`` of a block, with its LoRA branch where it carries one."""
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
+    last = name.rsplit(".", 1)[-1]
+    dtype = how.adapter_dtype if last in how.adapter_targets else None
+    scaled = how.adapter_kind is AdapterKind.IA3 and dtype is not None
+    if scaled and dtype and scales_inputs(last):
+        x = with_factors(r, x, width, dtype, name)
     low = record_parameter(r, bias, how, f"{name}.bias") if bias else None
     if how.quantized and weight.role is Role.LINEAR:
         result = STORED[how.stored].linear(r, x, (out, width), out, name, bias=low)
@@ -197,7 +204,9 @@ def record_linear(
         )
         if how.tensor_parallel and weight.cut == 1:
             result = r.reduced(result, f"{name}/all_reduce")
-    if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:
+    if scaled and dtype:
+        return result if scales_inputs(last) else with_factors(r, result, out, dtype, name)
+    if dtype is not None:
         if how.quantized and STORED[how.stored].clones:
             result = r.copy(result, result.shape, f"{name}/output")
         base = [result]
@@ -207,11 +216,11 @@ def record_linear(
             name=name,
             out=out,
             width=width,
-            dtype=how.adapter_dtype,
+            dtype=dtype,
             kept=how.parameters,
             dropout=how.adapter_dropout,
-            quantized=how.quantized and weight.role is Role.LINEAR,
-            in_place=how.quantized and STORED[how.stored].in_place,
+            quantized=how.quantized and weight.role is Role.LINEAR and not STORED[how.stored].sums_wide,
+            scales_low=how.quantized and STORED[how.stored].scales_low,
         )
         return with_adapter(r, x, base, branch)
     return result

@@ -121,8 +121,19 @@ def _loss_moments(step: Step) -> Iterator[Moment]:
             (1, around.forward(_last_group(walk), walk.head)),
         ]
         left = [(1, walk.head.part.retained), (1, walk.head.part.cached)]
+<<<<<<< HEAD
         still = around.at_loss(walk.head) if around.at_loss else around.forward(_last_group(walk), walk.head)
         yield [*cached, *left, (1, walk.loss.forward), (1, still)]
+=======
+        handed = _handed_from_outside(step)
+        yield [
+            *cached,
+            *left,
+            *handed,
+            (1, walk.loss.forward),
+            (1, around.forward(_last_group(walk), walk.head)),
+        ]
+>>>>>>> 546b9dbae2ecc17e30e58916b2e893f65a4e6bb4
 
 
 def _inside_forward(step: Step) -> Moment:
@@ -130,7 +141,7 @@ def _inside_forward(step: Step) -> Moment:
     made after it and are larger.
     """
     if step.plan.loss is Loss.PLAIN or not step.walk.layers:
-        return []
+        return _handed_from_outside(step)
     named = [
         kept
         for kept, still in ((step.masks, step.kept_masks), (step.shared, step.kept_tables))
@@ -142,6 +153,15 @@ def _inside_forward(step: Step) -> Moment:
         *embedding_output(step, last, 1, 0),
         *tower_resident_tensors(step, last),
     ]
+
+
+def _handed_from_outside(step: Step) -> Moment:
+    """The embeddings' output where a wrapper around the model made it, and names it until the loss is there
+    (peft 0.21.2 peft_model.py, PeftModelForCausalLM.forward).
+    """
+    if not step.plan.training.prompt_tokens or not step.walk.layers:
+        return []
+    return [*embedding_output(step, len(step.walk.layers) - 1, 1, 0)]
 
 
 def _last_group(walk: StageLayers) -> Group | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memsheet.plan.defaults import FUSED_TARGETS, LORA_TARGETS, STACKED_EXPERTS
+from memsheet.plan.defaults import FUSED_TARGETS, IA3_TARGETS, LORA_TARGETS, STACKED_EXPERTS
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts, linear_names
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
+from memsheet.plan.plan import AdapterKind
 from memsheet.plan.target_patterns import is_pattern, taken_layers
 
 ATTENTION = re.compile("attn|attention", re.IGNORECASE)
@@ -33,11 +34,22 @@ stack is one (lora_target); ms-swift and axolotl find them likewise.
 """
 
 
-def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -> tuple[str, ...]:
+def targets_of(
+    gaps: RequestResolver, model: ModelSpec | None, engine: Engine, kind: AdapterKind = AdapterKind.LORA
+) -> tuple[str, ...]:
+    """Last names of the layers that carry adapters, as they are asked for, else by default."""
     targets = gaps.request.get("adapter.targets")
     if targets is None and engine.usual_targets:
         gaps.assumed.append(f"adapter.targets = {','.join(engine.usual_targets)} ({engine.name}'s default)")
         return engine.usual_targets
+    if targets is None and kind is AdapterKind.IA3:
+        targets = IA3_TARGETS.get(model.model_type if model else "", ())
+        if not targets:
+            gaps.wrong(
+                "adapter.targets", None, "is missing; peft has no default for ia3", "for example k_proj"
+            )
+        else:
+            gaps.assumed.append(f"adapter.targets = {','.join(targets)} (peft's default for ia3)")
     if targets is None:
         found = LORA_TARGETS.get(model.model_type) if model else None
         if found is not None:

@@ -15,7 +15,7 @@ from memsheet.plan.defaults import (
     NEEDS_RANK,
     NEEDS_WEIGHTS,
     PRECISION_DTYPES,
-    PROMPTED,
+    RANKLESS,
 )
 from memsheet.plan.dtypes import FP8, MXFP8, dtype_named
 from memsheet.plan.engine import Engine
@@ -34,7 +34,7 @@ SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three na
 
 def contradiction_problems(request: Request, task: str) -> Iterator[Problem]:
     """Every problem of two keys that cannot both be meant, and of sizes and dtypes that no job has."""
-    if request.get("adapter.kind") not in PROMPTED:
+    if request.get("adapter.kind") not in RANKLESS:
         yield from _orphan_key_problems(
             request,
             "adapter.rank",

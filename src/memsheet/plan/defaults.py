@@ -46,11 +46,14 @@ QUANTIZED = {
     "gptq-int4": dtypes.GPTQ_INT4, "gptq-int8": dtypes.GPTQ_INT8,
 }  # fmt: skip
 DOUBLED = ("nf4", "fp4")  # whose scales may be quantized again
-LORA_ALONE = ("int8", "gptq-int4")  # trained beside by adapters of one kind
+PACKED = ("gptq-int4", "gptq-int8", "awq-int4")  # buffers of modules that gptqmodel puts in the layers' place
+LORA_ALONE = ("int8", *PACKED)  # trained beside by adapters of one kind
 TRAINABLE_QUANTIZED = (*DOUBLED, *LORA_ALONE)
-STORED_TRAINABLE = (*DOUBLED, "nf4-single", "fp4-double", "int8")
-"""Formats of bitsandbytes that can be trained beside, as a checkpoint names them: by whether their scales are
-quantized again.
+STORED_TRAINABLE = {
+    "bitsandbytes": (*DOUBLED, "nf4-single", "fp4-double", "int8"), "gptq": PACKED, "awq": PACKED,
+}  # fmt: skip
+"""Formats that can be trained beside, by the method that a checkpoint names: those of bitsandbytes by whether
+their scales are quantized again.
 """
 OUTLIER_COLUMNS = 7
 """Columns of a layer's input that LLM.int8() multiplies unquantized: no more in any model up to 13 billion
@@ -83,6 +86,15 @@ LORA_TARGETS = {
     "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "xlm-roberta": ("query", "value"), "t5": ("q", "v"),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmo2", "granite", "starcoder2", "smollm3", "stablelm"), ("q_proj", "v_proj")),
 }  # fmt: skip
+# peft's TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING, and of its second mapping what is scaled on its
+# way in (0.21.2 utils/constants.py:197-225, 249-277)
+IA3_TARGETS = {
+    **dict.fromkeys(("llama", "mistral"), ("k_proj", "v_proj", "down_proj")), "opt": ("q_proj", "k_proj", "fc2"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj", "down_proj")),
+    "gptj": ("q_proj", "v_proj", "fc_out"), "phi": ("q_proj", "v_proj", "fc2"),
+    **dict.fromkeys(("gpt_neox", "falcon"), ("query_key_value", "dense_4h_to_h")), "t5": ("k", "v", "wo"),
+}  # fmt: skip
+IA3_INPUTS = ("down_proj", "fc2", "fc_out", "dense_4h_to_h", "wo")
 # transformers 5 stacks routed experts; peft takes their old names for the stacks, and no longer for dense or
 # shared layers of that name (peft 0.21.2 utils/transformers_weight_conversion.py:330-352, transformers 5.23.0
 # conversion_mapping.py:44-74)
@@ -144,7 +156,8 @@ SERVED_ADAPTERS = (
     "serving.max_cpu_loras",
 )
 """Keys of adapters that a server keeps room for."""
-PROMPTED = ("llama-adapter", "llama-adapter-v2")  # kinds of adapters that have no rank
+PROMPTED = ("llama-adapter", "llama-adapter-v2")
+RANKLESS = (*PROMPTED, "ia3", "prompt-tuning")  # kinds of adapters that have no rank
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 

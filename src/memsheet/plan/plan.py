@@ -87,10 +87,19 @@ class AdapterKind(Enum):
     LORA_FA = "lora-fa"  # of which only the second matrix is trained
     LLAMA_ADAPTER = "llama-adapter"  # prompts that the last layers attend to
     LLAMA_ADAPTER_V2 = "llama-adapter-v2"  # and norms, scales and biases of every linear layer
+    IA3 = "ia3"  # a factor for each output of a layer, or for each input of one of the feed-forward
+
+    VERA = "vera"  # vectors around two matrices of some rank that all layers share and nothing trains
+    PROMPT_TUNING = "prompt-tuning"  # learned tokens before every sequence
 
     @property
     def prompts(self) -> bool:
         """Whether it has prompts in place of matrices of some rank."""
+        return self.layered or self is AdapterKind.PROMPT_TUNING
+
+    @property
+    def layered(self) -> bool:
+        """Whether its prompts are of single layers, from one on."""
         return self in (AdapterKind.LLAMA_ADAPTER, AdapterKind.LLAMA_ADAPTER_V2)
 
 
@@ -200,6 +209,7 @@ class Adapter:
     ``full_modules`` are trained whole.
 
     A llama-adapter has no rank: ``prompt_length`` learned positions for each layer from ``start_layer`` on.
+    Prompt tuning has that many tokens before every sequence, and no targets.
     """
 
     rank: Count

@@ -164,7 +164,7 @@ STAND_INS = (
     StandIn("zero", r"does not exist in fsdp1", _named_engine),
     StandIn("model", r"is no model of|is not built of|is not modelled of", _named_engine),
     StandIn("adapter.targets", "takes the routed experts|its adapter never runs", _named_targets),
-    StandIn("adapter.kind", "is none of", _plain_adapter),
+    StandIn("adapter.kind", "is none of|is not modelled|is not recorded", _plain_adapter),
     StandIn("precision.reduce", r"is not how \S+ reduces", lambda *_: {"precision.reduce": None}),
     StandIn("adapter.rank", "has room for no rank by itself", lambda *_: {"adapter.rank": USUAL_RANK}),
     StandIn("adapter.rank", "part of a flat parameter", _per_parameter_shards),

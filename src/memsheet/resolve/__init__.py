@@ -28,6 +28,7 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import (
+    AdapterKind,
     Loss,
     Offload,
     Plan,
@@ -123,6 +124,8 @@ def _resolve_for_engine(
     schedule = schedule_of(gaps, engine, mesh, task)
     layers_per_stage = layers_per_stage_of(gaps, engine, mesh, model)
     training = training_of(gaps, engine, mesh, model, task)
+    if training is not None and adapter is not None and adapter.kind is AdapterKind.PROMPT_TUNING:
+        training = replace(training, prompt_tokens=adapter.prompt_length)
     plan = Plan(
         engine=engine.name,
         engine_version=engine_version,

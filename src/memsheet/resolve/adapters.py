@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memsheet.plan.adapter_targets import targets_of
-from memsheet.plan.defaults import PROMPTED
-from memsheet.plan.dtypes import DType, dtype_named
+from memsheet.plan.defaults import RANKLESS
+from memsheet.plan.dtypes import FP32, DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
@@ -14,9 +14,11 @@ from memsheet.plan.plan import Adapter, AdapterKind
 def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -> Adapter | None:
     """The adapter that is asked for: matrices of some rank, or prompts."""
     rank, asked = gaps.request.get("adapter.rank"), gaps.request.get("adapter.kind")
-    if rank is None and asked not in PROMPTED:
+    if rank is None and asked not in RANKLESS:
         return None
     kind = gaps.choice("adapter.kind", AdapterKind.LORA, engine.adapters, engine.name, silent=True)
+    if kind is AdapterKind.PROMPT_TUNING:
+        return _resolve_prompt_tuning(gaps, model, kind)
     dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
     assert dtype is not None
     if kind.prompts:
@@ -24,10 +26,14 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     for key in ("adapter.prompt_length", "adapter.start_layer"):
         if gaps.request.get(key) is not None:
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
+    if kind is AdapterKind.IA3:
+        for key in ("adapter.rank", "adapter.dropout"):
+            if gaps.request.get(key):
+                gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
     return Adapter(
         kind=kind,
         rank=rank or 0,
-        targets=targets_of(gaps, model, engine),
+        targets=targets_of(gaps, model, engine, kind),
         dtype=dtype,
         full_modules=_full_modules(gaps, model),
         dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),
@@ -49,6 +55,30 @@ def _resolve_prompt_adapter(gaps: RequestResolver, kind: AdapterKind, dtype: DTy
         gaps.assumed.append(f"adapter.start_layer = {start}")
     targets = tuple(gaps.request.get("adapter.targets") or ())
     return Adapter(kind=kind, rank=0, targets=targets, dtype=dtype, prompt_length=length, start_layer=start)
+
+
+def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind: AdapterKind) -> Adapter:
+    """Learned tokens before every sequence, in fp32 whatever the base is in (peft 0.21.2
+    tuners/prompt_tuning/model.py:67-100).
+    """
+    unread = (
+        "adapter.rank",
+        "adapter.dropout",
+        "adapter.full_modules",
+        "adapter.targets",
+        "adapter.start_layer",
+    )
+    for key in unread:
+        if gaps.request.get(key):
+            gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
+    if (dtype := gaps.request.get("adapter.dtype")) and dtype_named(dtype) is not FP32:
+        gaps.wrong("adapter.dtype", dtype, "is not what peft makes prompts in", "fp32")
+    length = gaps.request.get("adapter.prompt_length")
+    if length is None:
+        gaps.wrong("adapter.prompt_length", None, "is missing; peft has no default", "for example 20")
+    if model is not None and (model.towers or len(model.stacks) > 1 or model.head.kind != "causal_lm"):
+        gaps.wrong("adapter.kind", kind.value, f"is not modelled for {model.name}", "lora")
+    return Adapter(kind=kind, rank=0, targets=(), dtype=FP32, prompt_length=length or 1)
 
 
 def _full_modules(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:

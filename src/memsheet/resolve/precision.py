@@ -208,7 +208,7 @@ def _of_adapters(gaps: RequestResolver, found: Precision, adapter: Adapter, engi
         if (
             given is not None
             and dtype_named(given) is not adapter.dtype
-            and not (key == "moments" and _in_fp32(gaps, given))
+            and not (key == "moments" and _of_optimizer(gaps, given))
         ):
             hint = "give adapter.dtype, or leave it out"
             gaps.wrong(
@@ -231,10 +231,12 @@ def _of_adapters(gaps: RequestResolver, found: Precision, adapter: Adapter, engi
     )
 
 
-def _in_fp32(gaps: RequestResolver, given: str) -> bool:
-    """Whether moments are said to be what some kernels keep them in whatever trains
-    (``formulas.optimizers``).
+def _of_optimizer(gaps: RequestResolver, given: str) -> bool:
+    """Whether moments are said to be what an optimizer or its kernels keep them in whatever trains
+    (``formulas.optimizers``); ``check_moments`` knows which keep eight bits.
     """
+    if dtype_named(given) is dtypes.INT8:
+        return True
     return dtype_named(given) is FP32 and gaps.request.get("optimizer.implementation") in (
         Implementation.BNB.value,
         Implementation.APEX.value,

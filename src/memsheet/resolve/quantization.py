@@ -9,6 +9,7 @@ from memsheet.plan.defaults import (
     FIXED_BLOCK,
     GROUPED,
     LORA_ALONE,
+    PACKED,
     QUANTIZED,
     STORED_TRAINABLE,
     TRAINABLE_QUANTIZED,
@@ -18,11 +19,15 @@ from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import GGUF_SERVER, pool_servers, rules_of
 from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.layers import has_experts
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Plan, Quantization
 from memsheet.plan.workload import Training
 from memsheet.resolve.serving import missing_compute_capability
 
+OVER_PACKED = (AdapterKind.LORA, AdapterKind.PROMPT_TUNING)
+OVER_NONE = (AdapterKind.IA3, AdapterKind.VERA)
+"""Kinds of adapters that are modelled beside quantized layers that have no others, and beside none."""
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 
 
@@ -45,6 +50,9 @@ def quantization_of(
         return None
     if task == "train" and model is not None and model.quantization is not None and not dequantized:
         _check_stored(gaps, model.quantization, adapter, model.source)
+    stored = model.quantization.weights if model is not None and model.quantization is not None else None
+    if task == "train" and name is None and stored is not None:
+        _check_beside(gaps, stored, engine, adapter, model)
     if name is None:
         return _stored_quantization(gaps, model, engine, cluster if task == "infer" else None)
     in_files = name.startswith("gguf:")
@@ -61,15 +69,8 @@ def quantization_of(
     if task == "train" and name not in TRAINABLE_QUANTIZED:
         hint = f"modelled: {', '.join(TRAINABLE_QUANTIZED)}"
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
-    if (
-        task == "train"
-        and name in LORA_ALONE
-        and adapter is not None
-        and adapter.kind is not AdapterKind.LORA
-    ):
-        gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
-    if task == "train" and name == "int8":
-        _check_rows(gaps, name, engine)
+    if task == "train":
+        _check_beside(gaps, name, engine, adapter, model)
     if task == "train" and adapter is None:
         gaps.wrong(
             "quantization.weights",
@@ -134,7 +135,7 @@ def _check_stored(
     """
     stored = of.weights
     base = f", {source.base}" if source.base else ""
-    if stored not in STORED_TRAINABLE or (stored in LORA_ALONE and of.method != "bitsandbytes"):
+    if stored not in STORED_TRAINABLE.get(of.method, ()):
         gaps.wrong(
             "quantization_config",
             stored,
@@ -150,11 +151,25 @@ def _check_stored(
         )
 
 
-def _check_rows(gaps: RequestResolver, name: str, engine: Engine) -> None:
-    """LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the
-    parameter, no part of it (bitsandbytes 95f9af3, nn/modules.py:719-748).
+def _check_beside(
+    gaps: RequestResolver, name: str, engine: Engine, adapter: Adapter | None, model: ModelSpec | None
+) -> None:
+    """The kinds of adapters and the engines that are modelled beside a format. LLM.int8() is in transformers'
+    models, on weights that are whole: a row's scale is an attribute of the parameter, no part of it
+    (bitsandbytes 95f9af3, nn/modules.py:719-748). Packed weights are buffers, which nothing divides
+    (ModelCloud/GPTQModel f4c327a1 gptqmodel/nn_modules/qlinear/__init__.py).
     """
-    if engine.layers is not None or engine.sharding.gathers:
+    alone = name in LORA_ALONE
+    if name in PACKED and model is not None and has_experts(model):
+        gaps.wrong(
+            "quantization.weights",
+            name,
+            "is not modelled for training beside routed experts, which are stacked and no linear layers",
+            "nf4",
+        )
+    if adapter is not None and (adapter.kind in OVER_NONE or (alone and adapter.kind not in OVER_PACKED)):
+        gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
+    if alone and (engine.layers is not None or engine.sharding.gathers):
         gaps.wrong(
             "quantization.weights",
             name,

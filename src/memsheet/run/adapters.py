@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers.pytorch_utils import Conv1D
 
 from memsheet.errors import input_error
+from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import AdapterKind, Plan, Quantization, RecomputeMode
 from memsheet.run.dtypes import torch_dtype
@@ -63,6 +64,8 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     recomputes = plan.recompute.mode is not RecomputeMode.NONE
     if recomputes:
         model.enable_input_require_grads()  # type: ignore[operator]
+    if plan.adapter.kind in (AdapterKind.IA3, AdapterKind.VERA, AdapterKind.PROMPT_TUNING):
+        return _other_method(model, plan)
     rank = int(plan.adapter.rank)
     config = LoraConfig(
         r=rank,
@@ -98,6 +101,30 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     ):  # as peft's own function does it (optimizers/lorafa.py create_lorafa_optimizer)
         for name, parameter in adapted.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
+    return adapted
+
+
+def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
+    """The model with IA3's or VeRA's vectors, in the base's dtype or raised to fp32, or a prompt's tokens."""
+    from peft import IA3Config, PeftConfig, PromptTuningConfig, VeraConfig, get_peft_model
+
+    assert plan.adapter is not None
+    if plan.quantization is not None:
+        raise input_error(
+            "adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora"
+        )
+    task, targets = _task_type(model), list(plan.adapter.targets)
+    config: PeftConfig
+    if plan.adapter.kind is AdapterKind.PROMPT_TUNING:
+        config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=plan.adapter.prompt_length)
+    elif plan.adapter.kind is AdapterKind.VERA:
+        rank, dropout = int(plan.adapter.rank), plan.adapter.dropout
+        config = VeraConfig(r=rank, target_modules=targets, vera_dropout=dropout, task_type=task)
+    else:
+        inputs = [name for name in targets if name in IA3_INPUTS]
+        config = IA3Config(target_modules=targets, feedforward_modules=inputs, task_type=task)
+    raised = plan.adapter.dtype is not plan.precision.parameters
+    adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=raised)
     return adapted
 
 

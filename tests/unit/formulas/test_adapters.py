@@ -22,6 +22,8 @@ TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False,
 }  # fmt: skip
+IA3: dict[str, Any] = {"adapter.kind": "ia3", "adapter.rank": None, "adapter.targets": None}
+PROMPT: dict[str, Any] = {**IA3, "adapter.kind": "prompt-tuning", "adapter.prompt_length": 20}
 RANK, HIDDEN, NARROW, LAYERS = 8, 256, 64, 3  # keys and values are NARROW wide
 LORA = {
     "adapter.rank": RANK,
@@ -124,6 +126,12 @@ def test_an_input_that_trains_makes_the_first_layer_hand_a_gradient_back() -> No
         ({"adapter.full_modules": ["q_proj"]}, "trained whole"),
         ({"adapter.kind": "dora", "quantization.weights": "gptq-int4"}, "not modelled over gptq-int4"),
         ({"adapter.targets": ["qkv_proj", "q_proj"]}, "names no linear layer"),
+        ({**IA3, "quantization.weights": "nf4"}, "not modelled over nf4"),
+        ({"adapter.kind": "vera", "quantization.weights": "awq-int4"}, "not modelled over awq-int4"),
+        ({**IA3, "adapter.rank": 8}, "no meaning for ia3"),
+        ({**PROMPT, "adapter.prompt_length": None}, "peft has no default"),
+        ({**PROMPT, "adapter.dtype": "bf16"}, "not what peft makes prompts in"),
+        ({"precision.moments": "int8"}, "is not how adamw keeps them"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(request_: dict[str, Any], words: str) -> None:
@@ -145,12 +153,87 @@ def test_tied_embeddings_are_not_trained_whole() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [{}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
+    [{}, IA3, PROMPT, {"adapter.kind": "vera"}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
 )  # fmt: skip
 def test_a_plan_with_an_adapter_reads_back(request_: dict[str, Any]) -> None:
     spec = read_hf_config(TINY, name="tiny")
     plan = resolve_request({**LORA, **request_}, spec).plan
     assert resolve_document(plan_document(plan), spec) == plan
+
+
+# ---- over packed integers ----------------------------------------------------------------------------------
+
+MATRICES = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * NARROW + 3 * HIDDEN * 512  # of a layer
+
+
+def packed(weights: str, **request: Any) -> Sheet:
+    return sheet(adapter__targets=["o_proj"], adapter__dtype="bf16", quantization__weights=weights, **request)
+
+
+def saved_forward(held: Sheet) -> int:
+    return held.of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+
+
+def test_gptq_keeps_every_unpacked_weight_and_awq_the_input_of_every_layer() -> None:
+    """peft 0.21.2 over gptqmodel: a plain product saves its weight; AWQ's function saves its input, of which
+    keys, queries and values share one, gate and up another. A second layer counts, the first's input needs
+    no gradient.
+    """
+    four_bits = saved_forward(packed("nf4"))
+    more = [saved_forward(packed(weights)) - four_bits for weights in ("gptq-int4", "awq-int4")]
+    assert 2 * (LAYERS - 1) * MATRICES <= more[0] <= 2 * LAYERS * MATRICES
+    # o_proj's input is the adapter's as well; down_proj's is the product that mul does not save
+    assert (LAYERS - 1) * 128 * (2 * HIDDEN + 512) * 2 <= more[1] <= LAYERS * 128 * (2 * HIDDEN + 512) * 2
+
+
+def test_awq_sums_parts_for_few_tokens_and_repeats_its_weight_for_every_sequence() -> None:
+    one, many = (packed("awq-int4", microbatch=batch, seq_len=8) for batch in (1, 64))
+    assert many.at(Instant.BACKWARD).value - one.at(Instant.BACKWARD).value > 63 * HIDDEN * 512 * 2
+    few, whole = (packed("awq-int4", seq_len=length, recompute__mode="full") for length in (1024, 1025))
+    assert few.at(Instant.FORWARD).value - whole.at(Instant.FORWARD).value > 7 * 1024 * 512 * 4
+
+
+@pytest.mark.parametrize("weights", ["gptq-int4", "gptq-int8", "awq-int4"])
+def test_packed_weights_are_buffers_that_nothing_divides(weights: str) -> None:
+    with pytest.raises(InputError, match="is not modelled for fsdp2"):
+        memsheet.train(
+            TINY, gpus="2xH100-80GB", plan={**LORA, "engine": "fsdp2", "quantization.weights": weights}
+        )
+
+
+def test_packed_experts_are_refused() -> None:
+    with pytest.raises(InputError, match="routed experts"):
+        memsheet.train("mixtral-8x7b", plan={**LORA, "quantization.weights": "gptq-int4"})
+
+
+# ---- other methods -----------------------------------------------------------------------------------------
+
+
+def test_other_methods_train_few_vectors_or_a_prompt() -> None:
+    assert trained(sheet(**dotted(IA3))) == LAYERS * (NARROW + NARROW + 512)
+    assert trained(sheet(**dotted(PROMPT))) == 20 * HIDDEN
+    assert trained(sheet(adapter__kind="vera")) == LAYERS * (2 * RANK + HIDDEN + NARROW)
+
+
+def test_the_matrices_of_vera_are_there_once() -> None:
+    held = sheet(adapter__kind="vera").of(Component.BUFFERS, instant=Instant.LOAD).value
+    plain = sheet().of(Component.BUFFERS, instant=Instant.LOAD).value
+    assert held - plain == 2 * RANK * HIDDEN * 4
+
+
+def test_a_prompt_is_before_every_sequence() -> None:
+    shorter, longer = (saved_forward(sheet(**dotted({**PROMPT, **how}))) for how in ({}, {"seq_len": 148}))
+    nothing = saved_forward(sheet(**dotted({**PROMPT, "adapter.prompt_length": 1, "seq_len": 147})))
+    assert shorter == nothing < longer
+
+
+def test_eight_bit_moments_may_be_said_beside_adapters() -> None:
+    said = {"optimizer.name": "paged_adamw_8bit", "quantization.weights": "nf4", "adapter.rank": 64}
+    assert sheet(**dotted({**said, "precision.moments": "int8"})).peak == sheet(**dotted(said)).peak
+
+
+def dotted(request: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace(".", "__"): value for key, value in request.items()}
 
 
 # ---- projections that some code joins ----------------------------------------------------------------------
@@ -238,6 +321,9 @@ def test_every_kind_of_adapter_has_a_name() -> None:
         "lora-fa",
         "llama-adapter",
         "llama-adapter-v2",
+        "ia3",
+        "vera",
+        "prompt-tuning",
     }
 
 
@@ -247,6 +333,9 @@ def test_every_kind_of_adapter_has_a_name() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
+        *({"adapter.kind": "vera", **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.dropout": 0.1})),
+        *({**PROMPT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"microbatch": 1, "attention": "eager"})),
+        *({**IA3, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16"}, {"adapter.targets": ["q_proj", "up_proj"]})),
         {"adapter.kind": "dora"}, {"adapter.kind": "dora", "adapter.dropout": 0.1}, {"adapter.kind": "dora", "recompute.mode": "full"},
         {"adapter.kind": "dora", "precision.name": "bf16-autocast"}, {"adapter.kind": "lora-fa"}, {"adapter.kind": "lora-fa", "optimizer.name": "lora-fa"},
         {"adapter.full_modules": ["embed_tokens", "lm_head"], "adapter.dtype": "bf16"}, {"adapter.full_modules": ["lm_head"], "recompute.mode": "full"},

@@ -95,12 +95,20 @@ def test_the_base_stands_in_for_a_checkpoint_that_somebody_quantized(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "g.yml").write_text(
-        AXOLOTL.replace("meta-llama/Llama-3.1-8B", "TheBloke/Llama-2-7B-GPTQ") + LORA + "gptq: true\n"
+        AXOLOTL.replace("meta-llama/Llama-3.1-8B", "nvidia/Llama-3.1-8B-Instruct-NVFP4") + LORA
     )
     main(["check", str(tmp_path / "g.yml"), "--gpus", "8xH100-80GB", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["result"] == "uncertain"
-    assert "of model = llama-2-7b, of quantization.weights = nf4" in found["doubt"]
+    assert "of model = llama-3.1-8b, of quantization.weights = nf4" in found["doubt"]
+
+
+@pytest.mark.parametrize(("name", "weights"), [("GPTQ", "gptq-int4"), ("AWQ", "awq-int4")])
+def test_a_packed_checkpoint_is_taken_as_it_is_stored(tmp_path: Path, name: str, weights: str) -> None:
+    text = AXOLOTL.replace("meta-llama/Llama-3.1-8B", f"TheBloke/Llama-2-7B-{name}")
+    (tmp_path / "g.yml").write_text(text + LORA + "gptq: true\n")
+    answer = memsheet.check(tmp_path / "g.yml", gpus="1xA100-80GB").answer
+    assert any(line.startswith(f"quantization.weights = {weights} (by its name)") for line in answer.assumed)
 
 
 def test_a_target_whose_adapter_never_runs_is_left_out(

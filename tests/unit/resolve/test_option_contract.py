@@ -51,7 +51,7 @@ def refused(request: Mapping[str, Any], spec: ModelSpec | None = None, gpus: int
 
 def stored(weights: str) -> ModelSpec:
     return replace(
-        model(), quantization=StoredQuantization(method="test", weights=weights, skip=("lm_head",))
+        model(), quantization=StoredQuantization(method="bitsandbytes", weights=weights, skip=("lm_head",))
     )
 
 

@@ -14,6 +14,7 @@ from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
+from memsheet.exchange.shared.peft_configs import IA3, LORA, PROMPT, VERA, trains_beside
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
@@ -22,7 +23,6 @@ from memsheet.exchange.shared.trainer_script import (
     BITS,
     COLOCATED,
     DEFAULTS,
-    LORA,
     MAPS,
     OWN_LAYERS,
     SCRIPT,
@@ -122,7 +122,7 @@ def read_model_dtype(value: Any, values: Values) -> Mapping[str, Any]:
     if values.get("deepspeed") or values.get(f"{SCRIPT}.quantized") or str(value) == UNSAID:
         return {}
     mixed = next((width for width in ("bf16", "fp16") if values.get(width) is True), "")
-    if values.get(f"{SCRIPT}.lora_rank"):
+    if trains_beside(values):
         return {"precision.parameters": word, "precision.compute": mixed or word}
     if mixed and _is_fsdp_sharded(values):
         return {}
@@ -149,7 +149,7 @@ def _pieces_of_unsloth(values: Values, asked: Values) -> Moved:
     tokens, vocab = asked["@tokens"], asked["@vocab"]
     eighth = -(-tokens // EIGHTHS) * vocab
     most = min(tokens * vocab, MOST_OF_A_PIECE // 4) * (MADE + CAST)
-    head = 0 if values.get(f"{SCRIPT}.lora_rank") else 2 * vocab * asked["@hidden"]
+    head = 0 if trains_beside(values) else 2 * vocab * asked["@hidden"]
     why = (
         "Unsloth compiles the loss, in pieces of at most half the free memory and 4 GiB; the sheet is of an "
         "eighth of the tokens, not compiled"
@@ -323,6 +323,8 @@ KEYS = (
             ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"), ("lora_targets", "adapter.targets", "peft tuners/lora/config.py, target_modules"),
             ("lora_full_modules", "adapter.full_modules", "peft tuners/lora/config.py, modules_to_save"),
             ("lora_dropout", "adapter.dropout", "peft tuners/lora/config.py, lora_dropout"),
+            ("adapter_kind", "adapter.kind", "peft mapping.py, PEFT_TYPE_TO_CONFIG_MAPPING"),
+            ("prompt_length", "adapter.prompt_length", "peft config.py, PromptLearningConfig.num_virtual_tokens"),
             ("adapter_dtype", "adapter.dtype", "huggingface/trl f2cd577 trl/trainer/sft_trainer.py:1127-1130"),
             ("quantized", "quantization.weights", "utils/quantization_config.py, bnb_4bit_quant_type"),
             ("double_quant", "quantization.double_quant", "utils/quantization_config.py, bnb_4bit_use_double_quant"),
@@ -423,7 +425,7 @@ FORMAT = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
-        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (LORA, IA3, VERA, PROMPT, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),

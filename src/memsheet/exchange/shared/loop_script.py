@@ -21,6 +21,7 @@ from memsheet.exchange.shared.generation_script import (
 )
 from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
+from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
@@ -38,14 +39,12 @@ from memsheet.exchange.shared.trainer_script import (
     BITS,
     LIGER,
     LOADS,
-    LORA,
     PREPARES,
     RECOMPUTE,
     SCRIPT,
     UNSAID,
     bitsandbytes_keys,
     from_pretrained_keys,
-    lora_config_keys,
 )
 
 LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
@@ -101,7 +100,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         loading.pop("model", None)
     said = {**loading, **built, **_adapter_keys(module, told), **others}
     said |= own_loss_key(module) if steps else {}
-    said |= frozen_key(module) if steps and "lora_rank" not in said else {}
+    said |= frozen_key(module) if steps and not ADAPTED & said.keys() else {}
     if any(named_calls(module, ASKS_BF16)):
         said[ASKS_CARD] = True
     made = {
@@ -179,10 +178,16 @@ def _adapter_keys(module: Module, told: Callable[[str], Told | None]) -> dict[st
     """Adapters and fewer bits, unless a flag switches them off."""
     made: dict[str, Any] = {}
     if not _is_off(told("lora")):
-        for held in _local_calls(module, LORA):
-            made |= lora_config_keys(
-                {at: one for at, one in held.items() if one != UNSET or at == "target_modules"}
+        made |= peft_config_keys(
+            lambda *names: (
+                {
+                    at: one
+                    for at, one in held.items()
+                    if one != UNSET or at in ("target_modules", "num_virtual_tokens")
+                }
+                for held in _local_calls(module, *names)
             )
+        )
     if not _is_off(told("4bit")) and not _is_off(told("8bit")):
         for held in _local_calls(module, BITS):
             made |= bitsandbytes_keys(held)

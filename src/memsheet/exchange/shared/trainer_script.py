@@ -17,6 +17,13 @@ from memsheet.exchange.shared.colocated_server import trl_colocated_share, unslo
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.model_casts import model_casts
+from memsheet.exchange.shared.peft_configs import (
+    ADAPTED,
+    OURS,
+    WITHOUT_BYTES,
+    lora_config_keys,
+    peft_config_keys,
+)
 from memsheet.exchange.shared.python_config import (
     LINE,
     SCOPE,
@@ -94,32 +101,17 @@ TRAINERS = (
     SFT_TRAINER,
     *(f"{name}Trainer" for name in METHODS.values()),
 )
-LORA, BITS = "LoraConfig", "BitsAndBytesConfig"
+BITS = "BitsAndBytesConfig"
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 """The second before peft 0.10 (src/peft/utils/other.py)."""
 WIDTHS = ("load_in_4bit", "load_in_8bit")
-WITHOUT_BYTES = (
-    "lora_alpha",
-    "bias",
-    "task_type",
-    "inference_mode",
-    "use_rslora",
-    "init_lora_weights",
-    "fan_in_fan_out",
-    "revision",
-    "auto_mapping",
-    "base_model_name_or_path",
-    "bnb_4bit_compute_dtype",
-)
-NOTHING: tuple[Any, ...] = (None, False, [], {})
-"""Values of an argument that ask for nothing (peft tuners/lora/config.py: what they default to)."""
 PARSERS = ("HfArgumentParser", "TrlParser")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
 OWN_FIELDS = "own_fields"
 """Fields of a script's own class of arguments, which takes them whether the library knows them or not."""
-SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
+SCRIPT = "script"
 MODEL_FLAG = "$.model"
 """Until its place is known: the flag whose default the model's name is."""
 INLINE = "deepspeed"
@@ -187,8 +179,7 @@ def arguments_of(
         if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER))
         else {}
     )
-    for held in named_calls(module, (LORA,), local=True):
-        beside |= lora_config_keys(held)
+    beside |= peft_config_keys(lambda *names: named_calls(module, names, local=True))
     for held in named_calls(module, (BITS,), local=True):
         beside |= bitsandbytes_keys(held)
     if any(named_calls(module, ASKS_BF16)):
@@ -199,7 +190,7 @@ def arguments_of(
         beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
     else:
         beside |= own_loss_key(module)
-    beside |= {} if "lora_rank" in beside else frozen_key(module)
+    beside |= {} if ADAPTED & beside.keys() else frozen_key(module)
     if not unsloth and (cast := next(model_casts(module), None)) is not None:
         beside["dtype"] = cast
     if unsloth and not {"bf16", "fp16"} & last.keys():
@@ -370,30 +361,6 @@ def _older_trainer_keys(module: Module) -> dict[str, Any]:
     return {**({"method": method} if method else {}), **trainer_length(given, method)}
 
 
-def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
-    """LoRA of chosen modules: what of it a plan says, and the names of the rest (peft
-    tuners/lora/config.py).
-    """
-    targets = held.get("target_modules")
-    targets = [ALL_LINEAR] if targets == ALL_LINEAR else targets
-    listed = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
-    saved = held.get("modules_to_save")
-    whole = isinstance(saved, list) and bool(saved) and all(name in MODEL_TABLES for name in saved)
-    read = (*(("target_modules",) if listed else ()), *(("modules_to_save",) if whole else ()))
-    rest = [
-        name
-        for name in held
-        if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *read) and held[name] not in NOTHING
-    ]
-    made = {
-        "lora_rank": held.get("r", 8),
-        "lora_dropout": held.get("lora_dropout", 0.0),
-        **({"lora_targets": targets} if listed else {}),
-        **({"lora_full_modules": saved} if whole else {}),
-    }
-    return {**made, **({LORA: ", ".join(sorted(rest))} if rest else {})}
-
-
 def bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     """A model that is loaded in four or eight bits (transformers utils/quantization_config.py); the rest by
     name.
@@ -516,8 +483,6 @@ def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
     return {**lora_config_keys(asked), **({WHOLE_TABLES: ", ".join(tables)} if tables else {})}
 
 
-MODEL_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
-"""Embeddings and heads by the names that families have for them: what is trained whole beside adapters."""
 TABLES, WHOLE_TABLES = ("embed_tokens", "lm_head"), "whole_tables"
 """What Unsloth trains whole wherever it is named among the targets, in a copy of its own
 (unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model: _redirect_embedding_targets).

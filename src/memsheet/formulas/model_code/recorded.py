@@ -102,9 +102,12 @@ def axes(_: Any, __: Plan, shape: PassShape) -> dict[str, Count]:
     return {"b": shape.sequences, "s": shape.tokens}
 
 
+NOT_RECORDED = (AdapterKind.IA3, AdapterKind.VERA, AdapterKind.PROMPT_TUNING)
+
+
 def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What a plan asks for that a recording of one device does not hold."""
-    again, mesh = plan.recompute, plan.mesh
+    again, mesh, kind = plan.recompute, plan.mesh, plan.adapter.kind if plan.adapter else None
     runs = "`memsheet trace` runs it"
     reasons = [
         ("mesh.tp", mesh.tp, "cuts layers, of which a recording holds none", agreed(mesh.tp > 1), runs),
@@ -113,6 +116,7 @@ def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("recompute.mode", again.mode.value, "of modules is not recorded", again.mode is RecomputeMode.SELECTIVE, "--recompute full or none"),
         ("attention", plan.attention.value, "is not modelled of recorded layers", plan.attention is AttentionKind.XFORMERS, "sdpa"),
         ("image_tokens", plan.training.image_tokens, "are not run: a record is of text alone", not agreed(plan.training.image_tokens == 0), "leave it out"),
+        ("adapter.kind", kind.value if kind else None, "is not recorded", kind in NOT_RECORDED, "lora"),
         ("offload.activations", True, "is not recorded", plan.offload.activations, "leave it out"),
     ]  # fmt: skip
     return [

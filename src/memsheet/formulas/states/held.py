@@ -12,6 +12,7 @@ from functools import lru_cache
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
+from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import (
     BF16,
     FP4_BNB,
@@ -141,12 +142,20 @@ def _latent_paths(spec: ModelSpec) -> frozenset[str]:
     cites=LORA,
     at=(
         "section 4.1: W + B A with A of rank x in and B of out x rank; DoRA adds a magnitude a row, "
-        "LoRA-FA trains B alone"
+        "LoRA-FA trains B alone; IA3 has a factor for each output or input (arXiv:2205.05638, 3.3)"
     ),
 )
 def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[Held]:
     assert plan.adapter is not None
     module, rank, dtype, kind = module_of(path), plan.adapter.rank, plan.adapter.dtype, plan.adapter.kind
+    if kind is AdapterKind.IA3:
+        elements = shape[1] if module.rpartition(".")[2] in IA3_INPUTS else shape[0]
+        yield Held(f"{module}.ia3_l", (elements,), dtype, True, Role.LINEAR, times)
+        return
+    if kind is AdapterKind.VERA:
+        yield Held(f"{module}.vera_lambda_d", (rank,), dtype, True, Role.LINEAR, times)
+        yield Held(f"{module}.vera_lambda_b", (shape[0],), dtype, True, Role.LINEAR, times)
+        return
     yield Held(
         f"{module}.lora_A.weight",
         (rank, shape[1]),

@@ -136,7 +136,7 @@ def memory_pass(
 )
 def attention_of(shop: TrainTiming, op: Operator) -> Iterator[OperatorTime]:
     plan, kernels, mixer = shop.plan, shop.kernels, op.module
-    length, cp = plan.training.seq_len, plan.mesh.cp
+    length, cp = plan.training.length, plan.mesh.cp
     causal = getattr(mixer, "causal", not isinstance(mixer, CrossAttention))
     span = mean_attended_keys(mixer, 0, length) if causal else length * 1.0  # type: ignore[arg-type]
     sequences = plan.training.microbatch / cp / shop.tp
@@ -181,7 +181,7 @@ def _ring_merge_operator(shop: TrainTiming, elements: Real) -> OperatorTime:
 
 def _eager_attention_operators(shop: TrainTiming, op: Operator, flops: Real) -> Iterator[OperatorTime]:
     """Two products over all scores, masked ones too, and the passes of a softmax between them."""
-    length, heads = shop.plan.training.seq_len, op.module.heads  # type: ignore[union-attr]
+    length, heads = shop.plan.training.length, op.module.heads  # type: ignore[union-attr]
     pairs = shop.plan.training.microbatch / shop.plan.mesh.cp / shop.tp * length * length
     speed = shop.rates.product_flops(shop.kernels.plain, length, op.flops / heads / 4)
     whole = pairs * op.flops

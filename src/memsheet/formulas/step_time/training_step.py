@@ -141,7 +141,7 @@ def shop_of(plan: Plan, engine: Engine, rates: Rates, overlap: Overlap) -> Train
         plan=plan,
         rates=rates,
         kernels=kernels_of(plan, engine),
-        tokens=plan.training.microbatch * 1.0 * plan.training.seq_len / plan.mesh.cp,
+        tokens=plan.training.microbatch * 1.0 * plan.training.length / plan.mesh.cp,
         trains=plan.adapter is None,
         hides=overlap is Overlap.ALL,
         call_s=CALL_S[overlap],

@@ -8,7 +8,7 @@ from memsheet.arith import Count
 from memsheet.plan.engine_options import option_keys
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Plan, Speculative, SpeculativeMethod
+from memsheet.plan.plan import Adapter, AdapterKind, Plan, Speculative, SpeculativeMethod
 from memsheet.plan.workload import Training
 from memsheet.units import format_count
 
@@ -74,11 +74,16 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
         yield f"global batch {plan.training.global_batch}"
     yield f"recompute {plan.recompute.mode.value}"
     if plan.adapter:
-        yield f"{plan.adapter.kind.value} " + (
-            f"of {plan.adapter.prompt_length}" if plan.adapter.kind.prompts else f"rank {plan.adapter.rank}"
-        )
+        yield _adapter_phrase(plan.adapter)
     if plan.loss.value != "plain":
         yield f"{plan.loss.value} loss"
+
+
+def _adapter_phrase(adapter: Adapter) -> str:
+    kind = adapter.kind.value
+    if adapter.kind is AdapterKind.IA3:
+        return kind
+    return f"{kind} of {adapter.prompt_length}" if adapter.kind.prompts else f"{kind} rank {adapter.rank}"
 
 
 def _serving_choice_phrases(plan: Plan, *, writes: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ from memsheet.errors import printable_line
 from memsheet.formulas.states.gradients import reduces_surely_last
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.names import SHORT
-from memsheet.plan.plan import Adapter, GradientSync, OptimizerName, Plan, RecomputeMode
+from memsheet.plan.plan import Adapter, AdapterKind, GradientSync, OptimizerName, Plan, RecomputeMode
 from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 
 SHARDED_FROM = {
@@ -153,6 +153,11 @@ def _parameter_dtype_words(plan: Plan) -> str:
 
 
 def _with_adapter(base: str, adapter: Adapter) -> str:
+    if adapter.kind is AdapterKind.IA3:
+        return f"frozen {base} base, {adapter.dtype.name} factors"
+    if adapter.kind is AdapterKind.PROMPT_TUNING:
+        learned = f"{adapter.prompt_length} {adapter.dtype.name} tokens"
+        return f"frozen {base} base, {learned} before every sequence"
     size = f"{adapter.prompt_length} prompts a layer" if adapter.kind.prompts else f"rank {adapter.rank}"
     return f"frozen {base} base, {adapter.dtype.name} adapters of {size}"
 

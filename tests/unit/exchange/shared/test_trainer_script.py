@@ -61,7 +61,10 @@ def test_arguments_of_a_script() -> None:
         ("config = LoraConfig(target_modules='all-linear')", "adapter.targets", ["all-linear"]), ("apply_liger_kernel_to_llama()", "loss", "fused"),
         ("config = LoraConfig(target_modules=['q_proj', 'v_proj'])", "adapter.targets", ["q_proj", "v_proj"]), ("config = LoraConfig()", "adapter.rank", 8),
         ("q = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')", "quantization.weights", "nf4"),
-        ("q = BitsAndBytesConfig(load_in_8bit=True)", "quantization.weights", "int8"),
+        ("q = BitsAndBytesConfig(load_in_8bit=True)", "quantization.weights", "int8"), ("config = LoraConfig(use_dora=True)", "adapter.kind", "dora"),
+        ("config = IA3Config(task_type='CAUSAL_LM')", "adapter.kind", "ia3"), ("config = VeraConfig(r=256)", "adapter.kind", "vera"),
+        ("config = IA3Config(target_modules=['k_proj', 'down_proj'], feedforward_modules=['down_proj'])", "adapter.targets", ["k_proj", "down_proj"]),
+        ("config = PromptTuningConfig(num_virtual_tokens=20, prompt_tuning_init='TEXT')", "adapter.prompt_length", 20),
         ("m = AutoModelForCausalLM.from_pretrained(x, attn_implementation='flash_attention_2')", "attention", "flash"),
         ("m = AutoModelForCausalLM.from_pretrained(x, torch_dtype=torch.bfloat16)", "precision.moments", "bf16"),
     ],
@@ -75,10 +78,11 @@ def test_what_a_script_says_beside_its_arguments(line: str, key: str, value: Any
 @pytest.mark.parametrize(
     ("line", "at"),
     [
-        ("config = LoraConfig(r=8, use_dora=True)", "script.LoraConfig"), ("config = LoraConfig(target_modules=chosen)", "script.LoraConfig"),
+        ("config = LoraConfig(r=8, use_rslora=True, layers_pattern='h')", "script.LoraConfig"), ("config = LoraConfig(target_modules=chosen)", "script.LoraConfig"),
         ("q = BitsAndBytesConfig(load_in_4bit=flag)", "script.BitsAndBytesConfig"),
         ("m = AutoModelForCausalLM.from_pretrained(x, torch_dtype=half)", "script.dtype"),
-        ("config = LoraConfig(r=rank)", "script.lora_rank"),
+        ("config = LoraConfig(r=rank)", "script.lora_rank"), ("config = PromptTuningConfig(num_virtual_tokens=tokens)", "script.prompt_length"),
+        ("config = IA3Config(target_modules=['k_proj', 'up_proj'], feedforward_modules=['up_proj'])", "script.IA3Config"),
     ],
 )  # fmt: skip
 def test_what_is_not_accounted_is_told(line: str, at: str) -> None:

@@ -60,7 +60,7 @@ def litgpt_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
                 hint="adapter.dropout does",
             )
         )
-    if adapter is not None and adapter.kind.prompts and agreed(adapter.start_layer >= layers):
+    if adapter is not None and adapter.kind.layered and agreed(adapter.start_layer >= layers):
         reason = f"leaves none of {layers} layers for the prompts"
         found.append(
             Problem(

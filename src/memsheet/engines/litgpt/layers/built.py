@@ -198,7 +198,7 @@ def _litgpt_block(block: Block, plan: Plan, number: int) -> Block:
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     adapter, on = plan.adapter, enabled_lora_targets(block, plan.adapter)
-    prompts = adapter is not None and adapter.kind.prompts and number >= adapter.start_layer
+    prompts = adapter is not None and adapter.kind.layered and number >= adapter.start_layer
     kind = AFTER
     if adapter is not None and adapter.kind is AdapterKind.LLAMA_ADAPTER and number <= adapter.start_layer:
         kind = FIRST if prompts else BEFORE

@@ -65,7 +65,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm", "liger_swiglu", "liger_glu_activation",
         "liger_cross_entropy", "liger_use_token_scaling", "cut_cross_entropy", "chunked_cross_entropy", "flash_attn_cross_entropy", "flash_attn_fuse_mlp",
         "flash_optimum", "use_eaft", "tiled_mlp", "layer_offloading", "fused_attn_kernel", "gemma4_hybrid_attn_impl", "scaling_softmax",
-        "use_kernels", "use_onebitllms", "quantize_moe_experts", "llama4_linearized_experts", "gptq", "merge_lora", "relora",
+        "use_kernels", "use_onebitllms", "quantize_moe_experts", "llama4_linearized_experts", "merge_lora", "relora",
         "freeze_mm_modules", "embeddings_skip_upcast", "shrink_embeddings", "resize_token_embeddings_to_32x", "lora_on_cpu",
         "reward_model", "process_reward_model", "fp8", "fp8_enable_fsdp_float8_all_gather", "fp32_norms", "deepcompile",
         "ddp_find_unused_parameters", "auto_find_batch_size", "dense_mixer", "kd_trainer", "flash_attn_d512", "do_causal_lm_eval", "generate_samples",
@@ -152,6 +152,7 @@ def axolotl_preferences(values: Values) -> Preferences | None:
 
 
 KNOWN = frozenset({
+    "gptq",  # a stored format is the checkpoint's own, which the library's loader reads (loaders/model.py)
     # data, words and rows of the dataset: their lengths are bounded by sequence_len
     "datasets", "test_datasets", "pretraining_dataset", "pretraining_dataset.*", "shuffle_merged_datasets", "shuffle_before_merging_datasets",
     "dataset_prepared_path", "dataset_shard_num", "dataset_shard_idx", "skip_prepare_dataset", "num_dataset_shards_to_save",

@@ -47,12 +47,19 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
 )
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.model_code.transformers.plan_problems import transformers_problems
+from memsheet.formulas.model_code.transformers.prompts import (
+    named_by_wrapper,
+    prompt_axes,
+    spec_with_prompts,
+    spec_with_shared_matrices,
+)
 from memsheet.formulas.model_code.transformers.shared_tables import (
     keeps_masks,
     mask_and_rotary_bytes,
     shared_tables,
 )
 from memsheet.formulas.numerics import RunConfig, casts_arguments
+from memsheet.formulas.packed_linear import awq_axes
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan, RecomputeMode
@@ -84,6 +91,7 @@ def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
         **experts, **(_attention_axes(at, plan, shape) if isinstance(at, Attention) else mixer_axes(at, shape.tokens)),
         "b": shape.sequences, "s": shape.tokens, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
         "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-shape.tokens // 32) * 32,
+        **awq_axes(shape.sequences * shape.tokens),
     })  # fmt: skip
 
 
@@ -117,7 +125,7 @@ def on_rank(block: Block, plan: Plan) -> Block:
 def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     tokens = shape.sequences * shape.tokens
     return {
-        "b": shape.sequences, "s": shape.tokens, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
+        "b": shape.sequences, "s": shape.tokens, **prompt_axes(plan, shape), "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
         "n": spec.head.width, "s-1": shape.tokens - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
 
@@ -126,7 +134,7 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with a pooler as a part of the head that takes what it makes, and with projections joined as
     the plan names them.
     """
-    spec = spec_with_fused_qkv(spec, plan)
+    spec = spec_with_shared_matrices(spec_with_prompts(spec_with_fused_qkv(spec, plan), plan), plan)
     spec = spec_with_fp32_stream(spec)
     job = plan.workload if isinstance(plan.workload, Training) else None
     if job and spec.model_type in VISION and spec.towers and agreed(job.image_tokens > 0):
@@ -161,5 +169,5 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
 CODE = ModelCode(
     built=transformers_spec, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
     forward=decoder_block_forward, embed=input_embeddings, head=logits_or_states, loss=head_output_loss, loss_input=loss_input, problems=transformers_problems, block_numerics=block_numerics,
-    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, inside=weights_of_units_inside, any_kernel=True,
+    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, inside=weights_of_units_inside, any_kernel=True, until_loss=named_by_wrapper,
 )  # fmt: skip

@@ -23,6 +23,7 @@ from memsheet.formulas.model_code.transformers.pictures import (
     of_pictures,
     picture_classes,
 )
+from memsheet.formulas.model_code.transformers.prompts import is_prompt, with_prompt
 from memsheet.formulas.numerics import RunConfig, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -45,20 +46,21 @@ def input_embeddings(
     """
     if of_pictures(embeddings):
         return embed_pictures(r, embeddings, how), ()
-    first, *others = sorted(
-        embeddings.weights, key=lambda table: (table is not embeddings.weights[0], KINDS not in table.path)
-    )
-    x = _look_up(r, first.path, "V0", how, "b", tied=tied)
+    tables = [table for table in embeddings.weights if not is_prompt(table)]
+    first, *others = sorted(tables, key=lambda table: (table is not tables[0], KINDS not in table.path))
+    prompted = len(tables) < len(embeddings.weights)
+    x = _look_up(r, first.path, "V0", how, "b", tied=tied, tokens="ids" if prompted else "s")
     if how.asks_grad:
         x.node = x.node or Node(
             0, "", (), [], [x.storage], lambda _: []
         )  # where gradients are added up names the tensor
+    x = with_prompt(r, x, how) if prompted else x
     rows = [
         _look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1)
         for table in others
     ]
     own_module = ".embeddings." in f".{first.path}"  # forgets its look-ups when it returns
-    named = (x, *rows) if rows and not own_module else ()
+    named = (*(() if prompted else (x,)), *rows) if rows and not own_module else ()
     for row in rows:
         x = r.add(x, row, "embeddings/sum")
     if embeddings.scaled:
@@ -69,7 +71,14 @@ def input_embeddings(
 
 
 def _look_up(
-    r: Recorder, path: str, rows: Axis, how: RunConfig, sequences: Axis, *, tied: Joined = Joined.NO
+    r: Recorder,
+    path: str,
+    rows: Axis,
+    how: RunConfig,
+    sequences: Axis,
+    *,
+    tied: Joined = Joined.NO,
+    tokens: Axis = "s",
 ) -> Tensor:
     """Rows of a table. ``tied``: how its gradient joins the head's, which waits."""
     dtype = how.parameters
@@ -78,7 +87,7 @@ def _look_up(
         return _look_up_cut(r, name, how)
     table = vocabulary_table(r, path, (rows, "h"), how, joined=tied)
     return r.apply(
-        r.tensor(f"{name}/output", (sequences, "s", "h"), dtype),
+        r.tensor(f"{name}/output", (sequences, tokens, "h"), dtype),
         (table,),
         (),
         lambda _: [r.grad((rows, "h"), dtype)],

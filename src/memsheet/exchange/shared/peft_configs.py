@@ -1,0 +1,130 @@
+"""What a script's objects of peft's configuration classes say of what it trains beside a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.python_config import LINE, SCOPE, WHOLE
+from memsheet.exchange.shared.python_values import CLASS
+from memsheet.plan.adapter_targets import ALL_LINEAR
+from memsheet.plan.defaults import IA3_INPUTS
+
+LORA, IA3, VERA, PROMPT = "LoraConfig", "IA3Config", "VeraConfig", "PromptTuningConfig"
+KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", "PrefixTuningConfig": "prefix-tuning", "PromptEncoderConfig": "p-tuning"} | {
+    f"{name}Config": name.lower() for name in (
+        "AdaLora", "AdaptionPrompt", "BOFT", "C3A", "FourierFT", "HRA", "LNTuning", "LoHa", "LoKr", "MultitaskPromptTuning", "OFT",
+        "RandLora", "Shira", "TrainableTokens", "VBLoRA", "XLora",
+    )
+}  # fmt: skip
+"""Configurations besides LoRA's, and what a plan calls their kind (peft 0.21.2 __init__.py)."""
+OTHERS = tuple(KINDS)
+ADAPTED = frozenset({"lora_rank", "adapter_kind"})
+"""Keys that say that adapters train."""
+OURS = (CLASS, LINE, SCOPE, WHOLE)
+WITHOUT_BYTES = (
+    "lora_alpha",
+    "bias",
+    "task_type",
+    "inference_mode",
+    "use_rslora",
+    "init_lora_weights",
+    "fan_in_fan_out",
+    "revision",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bnb_4bit_compute_dtype",
+)
+NOTHING: tuple[Any, ...] = (None, False, [], {})
+"""Values of an argument that ask for nothing (peft tuners/lora/config.py: what they default to)."""
+MODEL_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+"""Embeddings and heads by the names that families have for them: what is trained whole beside adapters."""
+
+
+def trains_beside(values: Mapping[str, Any]) -> bool:
+    """Whether a script trains adapters, by the keys that it is read as."""
+    return any(values.get(f"script.{key}") for key in ADAPTED)
+
+
+def peft_config_keys(calls: Callable[..., Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
+    """What the last LoRA of a script says, else what another method does. ``calls``: objects of classes, by
+    their names.
+    """
+    made: dict[str, Any] = {}
+    for held in calls(LORA):
+        made |= lora_config_keys(held)
+    for held in () if made else calls(*OTHERS):
+        made |= _other_method_keys(held)
+    return made
+
+
+def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
+    """IA3's layers or a prompt's tokens; of what no plan has, its name."""
+    name, rest = held[CLASS], set(held) - {*OURS, *WITHOUT_BYTES}
+    made: dict[str, Any] = {"adapter_kind": KINDS[name]}
+    targets = held.get("target_modules")
+    if name == IA3:
+        listed = isinstance(targets, list) and all(isinstance(one, str) for one in targets)
+        inputs = [one for one in targets or () if one in IA3_INPUTS] if listed else None
+        as_known = sorted(held.get("feedforward_modules") or ()) == sorted(inputs or ())
+        made |= {"lora_targets": targets} if listed else {}
+        rest -= {
+            "init_ia3_weights",
+            *({"target_modules"} if listed else {}),
+            *({"feedforward_modules"} if as_known else {}),
+        }
+    elif name == VERA:
+        made |= lora_config_keys({"r": 256, "lora_dropout": held.get("vera_dropout", 0.0), **held})
+        made.pop(LORA, None)
+        rest -= _OF_VERA
+        rest -= {"target_modules"} if "lora_targets" in made else set()
+    elif name == PROMPT:
+        made |= {"prompt_length": held.get("num_virtual_tokens", UNSET)}
+        rest -= _OF_PROMPTS
+        rest -= {"num_transformer_submodules"} if held.get("num_transformer_submodules") == 1 else set()
+    else:
+        rest = set()  # the kind is refused by its name
+    named = [at for at in sorted(rest) if held[at] not in NOTHING]
+    return {**made, **({name: ", ".join(named)} if named else {})}
+
+
+_OF_VERA = {"r", "vera_dropout", "d_initial", "save_projection", "projection_prng_key", "init_weights"}
+_OF_PROMPTS = {
+    "num_virtual_tokens",
+    "prompt_tuning_init",
+    "prompt_tuning_init_text",
+    "tokenizer_name_or_path",
+    "tokenizer_kwargs",
+}
+"""Arguments of a prompt that change no byte of a step, and its length."""
+
+
+def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
+    """LoRA of chosen modules: what of it a plan says, and the names of the rest (peft
+    tuners/lora/config.py).
+    """
+    targets = held.get("target_modules")
+    targets = [ALL_LINEAR] if targets == ALL_LINEAR else targets
+    listed = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
+    saved = held.get("modules_to_save")
+    whole = isinstance(saved, list) and bool(saved) and all(name in MODEL_TABLES for name in saved)
+    dora = held.get("use_dora") is True
+    read = (
+        *(("use_dora",) if dora else ()),
+        *(("target_modules",) if listed else ()),
+        *(("modules_to_save",) if whole else ()),
+    )
+    rest = [
+        name
+        for name in held
+        if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *read) and held[name] not in NOTHING
+    ]
+    made = {
+        "lora_rank": held.get("r", 8),
+        **({"adapter_kind": "dora"} if dora else {}),
+        "lora_dropout": held.get("lora_dropout", 0.0),
+        **({"lora_targets": targets} if listed else {}),
+        **({"lora_full_modules": saved} if whole else {}),
+    }
+    return {**made, **({LORA: ", ".join(sorted(rest))} if rest else {})}

@@ -1,0 +1,106 @@
+"""What peft adds to a whole model and not to a layer: learned tokens before every sequence of a causal model,
+and the matrices that VeRA's layers share (peft 0.21.2 peft_model.py
+PeftModelForCausalLM.forward, PeftModel.get_prompt).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count
+from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
+from memsheet.formulas.tapes.graph import Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.plan.dtypes import INT64
+from memsheet.plan.model import ModelSpec, Role, Weight
+from memsheet.plan.plan import AdapterKind, Plan
+from memsheet.plan.workload import PassShape, Training
+from memsheet.references import PEFT, formula
+from memsheet.sheet import Component
+
+ENCODER = "prompt_encoder"
+
+
+@formula(cites=PEFT, at="config.py PromptLearningConfig: num_virtual_tokens")
+def prompt_tokens(plan: Plan) -> Count:
+    """Learned tokens before every sequence."""
+    return plan.workload.prompt_tokens if isinstance(plan.workload, Training) else 0
+
+
+@formula(cites=PEFT, at="peft_model.py PeftModelForCausalLM.forward: prompts before what ids look up")
+def prompt_axes(plan: Plan, shape: PassShape) -> dict[str, Count]:
+    """The prompt's tokens, and those of a sequence that are looked up by their ids."""
+    return {"prompt": prompt_tokens(plan), "ids": shape.tokens - prompt_tokens(plan)}
+
+
+def spec_with_prompts(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model with a table of prompts, where the plan trains one."""
+    if not prompt_tokens(plan):
+        return spec
+    shape = (int(prompt_tokens(plan)), spec.hidden)
+    table = Weight(path=f"{ENCODER}.embedding.weight", shape=shape, role=Role.EMBEDDING, adapter=True)
+    return replace(spec, embeddings=replace(spec.embeddings, weights=(*spec.embeddings.weights, table)))
+
+
+def spec_with_shared_matrices(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model with the two matrices that VeRA's layers share, as wide as the widest of them (tuners/vera
+    model.py _find_dim).
+    """
+    adapter = plan.adapter
+    if adapter is None or adapter.kind is not AdapterKind.VERA:
+        return spec
+    linears = [
+        weight.shape[::-1] if weight.transposed else weight.shape
+        for block in spec.blocks()
+        for weight in block.weights
+        if weight.role is Role.LINEAR
+        and weight.path.endswith(".weight")
+        and weight.path.split(".")[-2] in adapter.targets
+    ]
+    rank, (out, width) = int(adapter.rank), map(max, zip(*linears, strict=True))
+    made = (("vera_A", (rank, width)), ("vera_B", (out, rank)))
+    extras = (
+        Weight(path=path, shape=shape, role=Role.BUFFER, dtype=adapter.dtype.name) for path, shape in made
+    )
+    return replace(spec, extras=(*spec.extras, *extras))
+
+
+def is_prompt(weight: Weight) -> bool:
+    """Whether a table of embeddings is the prompt's."""
+    return weight.path.startswith(ENCODER)
+
+
+def with_prompt(r: Recorder, x: Tensor, how: RunConfig) -> Tensor:
+    """The prompt, looked up once and repeated for every sequence in its own dtype, before what was looked up
+    of the ids.
+    """
+    assert how.adapter_kind is AdapterKind.PROMPT_TUNING
+    assert how.adapter_dtype is not None
+    dtype, one = how.adapter_dtype, (1, "prompt", "h")
+    table = r.parameter(f"{ENCODER}.embedding", ("prompt", "h"), dtype)
+    rows = r.apply(
+        r.tensor(f"{ENCODER}/output", one, dtype), (table,), (), lambda _: [r.grad(("prompt", "h"), dtype)]
+    )
+    each = r.tensor(f"{ENCODER}/repeated", ("b", "prompt", "h"), dtype)
+    each = r.apply(each, (rows,), (), lambda _: [r.grad(one, dtype)])
+    low = r.cast(each, x.dtype, f"{ENCODER}/cast")
+    return r.cat((low, x), ("b", "s", "h"), f"{ENCODER}/joined")
+
+
+def named_by_wrapper(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
+    """What peft's forward names until the model's returns with the loss: the prompt as it was joined, and the
+    labels with those of the prompt before them, which no loss counts.
+    """
+    if not prompt_tokens(plan):
+        return EMPTY
+    prompt = how.parameters.nbytes(shape.sequences * prompt_tokens(plan) * spec.hidden)
+    joined = how.parameters.nbytes(shape.sequences * shape.tokens * spec.hidden)
+    held = [
+        ((Component.TEMPORARIES, f"{ENCODER}/cast"), prompt),
+        ((Component.INPUTS, "labels"), INT64.nbytes(shape.sequences * shape.tokens)),
+    ]
+    goes_on = len([table for table in spec.embeddings.weights if not is_prompt(table)]) == 1
+    return BytesByPath.of(
+        held if goes_on else [*held, ((Component.TEMPORARIES, f"{ENCODER}/joined"), joined)]
+    )
