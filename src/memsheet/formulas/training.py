@@ -121,19 +121,8 @@ def _loss_moments(step: Step) -> Iterator[Moment]:
             (1, around.forward(_last_group(walk), walk.head)),
         ]
         left = [(1, walk.head.part.retained), (1, walk.head.part.cached)]
-<<<<<<< HEAD
         still = around.at_loss(walk.head) if around.at_loss else around.forward(_last_group(walk), walk.head)
-        yield [*cached, *left, (1, walk.loss.forward), (1, still)]
-=======
-        handed = _handed_from_outside(step)
-        yield [
-            *cached,
-            *left,
-            *handed,
-            (1, walk.loss.forward),
-            (1, around.forward(_last_group(walk), walk.head)),
-        ]
->>>>>>> 546b9dbae2ecc17e30e58916b2e893f65a4e6bb4
+        yield [*cached, *left, *_handed_from_outside(step), (1, walk.loss.forward), (1, still)]
 
 
 def _inside_forward(step: Step) -> Moment:

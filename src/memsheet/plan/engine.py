@@ -127,11 +127,8 @@ class UnitWrapping:
 
     joined: bool = False  # embeddings and head with the root, each with its own table
     last_stays: bool = False  # the last layer is not resharded after its forward
-<<<<<<< HEAD
     loss_reduces: bool = False  # a loss in chunks reduces the head's gradient itself, before backward begins
-=======
     loss_outside: bool = False  # the loss is taken of what the root's forward has returned
->>>>>>> cb3937d261e473dcb6f315c349dd678df22f7fdd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,11 +59,8 @@ class Groups:
     reduced_rest: Group | None = None  # of which backward makes gradients
     returns_first: Group | None = None  # a last layer that is gathered again before the loss is backward
     comes_back: Group | None = None  # embeddings whose backward begins with the loss
-<<<<<<< HEAD
     loss_reduced: bool = False  # a tied table's gradient of the head is reduced by the loss
-=======
     gathers_pieces: bool = False  # a head of its own is gathered for each piece of the logits, by the loss
->>>>>>> cb3937d261e473dcb6f315c349dd678df22f7fdd
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -186,11 +183,8 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
         if walk.tied and HEAD in walk.idle_ends and walk.layers and plan.reshard_after_forward
         else None,
         comes_back=walk.embeddings if EMBEDDINGS in walk.idle_ends and not plan.adapter else None,
-<<<<<<< HEAD
         loss_reduced=loss_reduces_table(plan, walk),
-=======
         gathers_pieces=wrapped.loss_outside and plan.loss is Loss.CHUNKED,
->>>>>>> cb3937d261e473dcb6f315c349dd678df22f7fdd
     )
 
 
