@@ -15,30 +15,24 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import AdapterKind, Plan
-from memsheet.plan.workload import PassShape, Training
+from memsheet.plan.workload import PassShape
 from memsheet.references import PEFT, formula
 from memsheet.sheet import Component
 
 ENCODER = "prompt_encoder"
 
 
-@formula(cites=PEFT, at="config.py PromptLearningConfig: num_virtual_tokens")
-def prompt_tokens(plan: Plan) -> Count:
-    """Learned tokens before every sequence."""
-    return plan.workload.prompt_tokens if isinstance(plan.workload, Training) else 0
-
-
 @formula(cites=PEFT, at="peft_model.py PeftModelForCausalLM.forward: prompts before what ids look up")
 def prompt_axes(plan: Plan, shape: PassShape) -> dict[str, Count]:
     """The prompt's tokens, and those of a sequence that are looked up by their ids."""
-    return {"prompt": prompt_tokens(plan), "ids": shape.tokens - prompt_tokens(plan)}
+    return {"prompt": plan.prompt_tokens, "ids": shape.tokens - plan.prompt_tokens}
 
 
 def spec_with_prompts(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with a table of prompts, where the plan trains one."""
-    if not prompt_tokens(plan):
+    if not plan.prompt_tokens:
         return spec
-    shape = (int(prompt_tokens(plan)), spec.hidden)
+    shape = (plan.prompt_tokens, spec.hidden)
     table = Weight(path=f"{ENCODER}.embedding.weight", shape=shape, role=Role.EMBEDDING, adapter=True)
     return replace(spec, embeddings=replace(spec.embeddings, weights=(*spec.embeddings.weights, table)))
 
@@ -92,9 +86,9 @@ def named_by_wrapper(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConf
     """What peft's forward names until the model's returns with the loss: the prompt as it was joined, and the
     labels with those of the prompt before them, which no loss counts.
     """
-    if not prompt_tokens(plan):
+    if not plan.prompt_tokens:
         return EMPTY
-    prompt = how.parameters.nbytes(shape.sequences * prompt_tokens(plan) * spec.hidden)
+    prompt = how.parameters.nbytes(shape.sequences * plan.prompt_tokens * spec.hidden)
     joined = how.parameters.nbytes(shape.sequences * shape.tokens * spec.hidden)
     held = [
         ((Component.TEMPORARIES, f"{ENCODER}/cast"), prompt),
