@@ -72,15 +72,7 @@ def _entry_sizes(tape: Tape, axes: Axes) -> list[Count]:
 def with_products(axes: dict[str, Count]) -> dict[str, Count]:
     """The axes and the products of them that shapes name."""
     a, k, d, f = (axes.get(name, 1) for name in "akdf")
-    return {
-        **axes,
-        "a·d": a * d,
-        "k·d": k * d,
-        "(a+2k)·d": (a + 2 * k) * d,
-        "d/2": d // 2,
-        "2·d": 2 * d,
-        "2·f": 2 * f,
-    }
+    return {**axes, "a·d": a * d, "k·d": k * d, "(a+2k)·d": (a + 2 * k) * d, "d/2": d // 2, "2·f": 2 * f}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -369,7 +369,8 @@ def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
             "k": maximum(1, ceil_div(at.kv_heads, tp)),
             "d": at.head_dim,
         }
-    return with_products({**_sequence_axis_sizes(plan, shape), "h": block.hidden, **heads, **wide})
+    found = with_products({**_sequence_axis_sizes(plan, shape), "h": block.hidden, **heads, **wide})
+    return {**found, "2·d": 2 * found["d"]}
 
 
 @formula(
