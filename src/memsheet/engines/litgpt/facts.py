@@ -75,7 +75,7 @@ _SINGLE = Engine(
 # micro-batch (:154, fabric/strategies/fsdp.py, no_backward_sync), and blocks are recomputed (:66)
 _FLAT = replace(
     _SINGLE,
-    axes=("dp_replicate", "dp_shard"),
+    axes=("dp_shard",),  # replicas of shards are its pretraining's alone, which compiles its layers
     zero=(3,),
     default_zero=3,
     replays=False,
@@ -104,7 +104,6 @@ _FLAT = replace(
 _ADAPTED = replace(
     _FLAT,
     tested="0.5.11 (torch 2.7)",
-    axes=("dp_shard",),
     sharding=Sharding.PER_PARAMETER_SHARDS,
     roots_frozen_ends=True,  # finetune/lora.py:528-536: blocks, then the model
     unit_wrapping=lambda _: UnitWrapping(loss_outside=True),

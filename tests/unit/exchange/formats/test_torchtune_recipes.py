@@ -75,6 +75,14 @@ def test_models_whose_layers_are_written_down_are_torchtunes(text: str) -> None:
     assert not reading(text).unmodelled
 
 
+@pytest.mark.parametrize(
+    "builder", ["llama3_2.llama3_2_1b", "qwen2_5.lora_qwen2_5_1_5b_base", "qwen2.qwen2_0_5b"]
+)
+def test_models_with_a_tied_table_are_torchtunes(builder: str) -> None:
+    found = reading(FULL.replace("llama3_1.llama3_1_8b", builder))
+    assert found.request["engine"] == "torchtune"
+
+
 UNWRITTEN = FULL.replace("llama3_1.llama3_1_8b", "qwen3.qwen3_8b_instruct").replace(
     "Meta-Llama-3.1-8B-Instruct", "Qwen3-8B"
 )

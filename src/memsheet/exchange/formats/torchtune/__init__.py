@@ -43,8 +43,7 @@ IN_BACKWARD = "optimizer_in_bwd (on several ranks)"
 LENGTH, DATA = "tokenizer.max_seq_len", "lengths of samples"
 ADAPTED = re.compile(r"\.q?lora_\w+$")
 WRITTEN = re.compile(
-    r"torchtune\.models\.(?:(?:llama2|llama3|llama3_1|llama3_3|code_llama2)\.\w+"
-    r"|qwen2(?:_5)?\.\w+_(?:7|14|32|72)b\w*)"
+    r"torchtune\.models\.(?:llama2|llama3|llama3_1|llama3_2|llama3_3|code_llama2|qwen2|qwen2_5)\.\w+"
 )
 """Builders of models whose layers are written down (memsheet/engines/torchtune/layers)."""
 OPTIMIZERS = {
