@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import NamedTuple
 
-from memsheet.arith import round_up
-from memsheet.formulas.pipeline import interleaved_order
+from memsheet.formulas.pipeline import STEADY, interleaved_order
 from memsheet.formulas.replay.order import Run
 from memsheet.formulas.replay.script import Played, play_backward
 from memsheet.formulas.sharding.distributed_optimizer import state_ranks
@@ -52,6 +51,7 @@ class GradientBuffers(Run):
     def prepare(self) -> None:
         self.kept, self.trained = dict(self.told.kept), self._trained()
         self.parts = self.optimizer_parts()
+        self.elements = sum(one.elements for one in self.parts)  # that the rank's optimizer has
 
     def load(self) -> None:
         """Parameters are made one by one, those that train are moved into their buffer, experts' into
@@ -87,8 +87,7 @@ class GradientBuffers(Run):
     def _order(self) -> Iterable[tuple[int, bool]]:
         mesh, stage, microbatches = self.plan.mesh, self.told.stage, int(self.plan.accumulation)
         if mesh.vpp > 1:
-            alike = -(-(2 * mesh.pp) // mesh.vpp) + AHEAD * mesh.pp
-            return interleaved_order(mesh.pp, mesh.vpp, stage, min(microbatches, round_up(alike, mesh.pp)))
+            return interleaved_order(mesh.pp, mesh.vpp, stage, min(microbatches, STEADY * mesh.pp))
         warm = mesh.pp - 1 - stage
         count = min(microbatches, warm + AHEAD)
         last = [(0, True)] * min(warm, count)
@@ -140,14 +139,14 @@ class GradientBuffers(Run):
 
     def _take_part(self, whole: int, part: Made) -> int:
         """So many elements of all that the rank's optimizer has ``whole`` bytes of."""
-        return self.script.take(whole * part.elements // sum(one.elements for one in self.parts))
+        return self.script.take(whole * part.elements // self.elements)
 
     def part_backward(
         self, played: Played, gradient: int | None, workspace: int = 0
     ) -> tuple[list[int], int | None]:
         """With what a matrix's first backward leaves for good, once the gradient of its input is made."""
         tape, last = played.part.own.tape, dict[str, int]()
-        for at, (event, index) in enumerate(tape.backward, 1):
+        for at, (event, index) in enumerate(tape.backward if self.kept else (), 1):
             if event is Event.ALLOC and (path := tape.entries[index].path).endswith("/backward"):
                 last[path.removesuffix("/backward")] = at
         takes = list[tuple[int, int]]()
@@ -172,6 +171,7 @@ class GradientBuffers(Run):
         if not self.states and self.told.buffers is not None:
             for left in self.kept.values():
                 self.script.take(left)
+            self.kept.clear()
             each = self.told.buffers.moments // MOMENTS
             self.states = [self._take_part(each, one) for one in self.parts for _ in range(MOMENTS)]
         self.script.give([self.script.take(self.told.stepping)])

@@ -103,8 +103,8 @@ def replay_within_room(script: Script, start: int, settings: Settings, room: int
     found = _replayed.pop(key, None) or replay_script(script, start, settings)
     assert found is not None
     _replayed[key] = found
-    if len(_replayed) > REMEMBERED:
-        _replayed.pop(next(iter(_replayed)), None)
+    for oldest in list(_replayed)[:-REMEMBERED]:
+        _replayed.pop(oldest, None)
     if room is None or found.ever <= room:
         return found
     return replay_script(script, start, settings, room) or found
@@ -171,7 +171,7 @@ def steady_reserved_bytes(
         ranks, _ = script_of_steps(walk, plan, expected, replace(told, share=share), sharding)
         most = replay_within_room(ranks, start, settings, rooms[1]).most
         low, high = min(low, most), max(high, most)
-    if others or told.buffers:
+    if told.buffers:
         high += script.largest(start)
     if (
         room and high <= room.low

@@ -212,7 +212,8 @@ def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> Shar
         through=through,
         entering=partial(_pre_forward_all_gather, of),
         forward=cache(partial(_forward_unsharded, of)),
-        at_loss=partial(_unsharded_at_loss, of) if fsdp_wrapping(plan).loss_outside else None,
+        # a loss outside finds no gathered buffer any more (torch 2.5 and 2.13 _fsdp_state.py, _post_forward)
+        at_loss=partial(_unsharded_past_forward, of) if fsdp_wrapping(plan).loss_outside else None,
         holds=cache(partial(_unsharded_past_forward, of)),
         backward=cache(partial(_backward_unsharded, of)),
         leaving=cache(partial(_reduce_scatter_peak, of)),
@@ -260,13 +261,6 @@ def _forward_unsharded(of: Groups, before: Group | None, group: Group) -> BytesB
 def _unsharded_last_layer(of: Groups, group: Group) -> list[tuple[Key, Count]]:
     """A last layer that is still gathered when the head runs."""
     return [of.unsharded(of.last)] if of.last is not None and group is of.head else []
-
-
-def _unsharded_at_loss(of: Groups, head: Group) -> BytesByPath:
-    """A loss of what the root has returned finds no gathered buffer any more (_fsdp_state.py of torch 2.5 and
-    2.13, _post_forward).
-    """
-    return _unsharded_past_forward(of, head)
 
 
 def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
