@@ -20,6 +20,7 @@ from memsheet.plan.plan import (
     AdapterKind,
     AttentionKind,
     ContextParallel,
+    GradientSync,
     Implementation,
     Loss,
     Mesh,
@@ -215,8 +216,7 @@ class Engine:
     whole_in_pipelines: bool = (
         False  # parameters stay gathered from forward to backward where there are several stages
     )
-    reduces_every: bool = False  # its own loop reduces gradients after each micro-batch, but in pipelines
-    reduces_last: bool = False  # and its own loop does so with a step's last alone
+    gradient_sync: GradientSync | None = None  # of its own loop; None leaves it open
     varies: bool = False  # pads a batch to its longest sample: a maximum of lengths says that they differ
     replays: bool = False  # its step's allocations can be played through the allocator
     usual_loss: Callable[[int, str | None], Loss] | None = (

@@ -12,7 +12,15 @@ from dataclasses import replace
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
 from memsheet.plan.engine import Engine, FlatWrapping, PlanArrays, Sharding, UnitWrapping
-from memsheet.plan.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
+from memsheet.plan.plan import (
+    AdapterKind,
+    AttentionKind,
+    GradientSync,
+    Implementation,
+    Loss,
+    OptimizerName,
+    RecomputeMode,
+)
 from memsheet.plan.serving_facts import ServingFacts
 from memsheet.references import LITGPT, TORCH_FSDP1, TORCH_FSDP2, TORCH_OPTIM
 from memsheet.sheet import Cited, Evidence, FromCode
@@ -82,7 +90,7 @@ _FLAT = replace(
     sharding=Sharding.FLAT_SHARDS,
     flat_wrapping=FlatWrapping(loss_outside=True),  # finetune/full.py:155-158
     models=frozenset({"gradient_sync"}),
-    reduces_last=True,
+    gradient_sync=GradientSync.LAST,
     recompute=(RecomputeMode.NONE, RecomputeMode.FULL),
     usual_recompute=RecomputeMode.FULL,
     optimizers=(OptimizerName.ADAMW,),

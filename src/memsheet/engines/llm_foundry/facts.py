@@ -5,7 +5,7 @@ mosaicml 0.22.0).
 from __future__ import annotations
 
 from memsheet.plan.engine import Engine, FlatWrapping, LayerKernels, Sharding
-from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
+from memsheet.plan.plan import AttentionKind, GradientSync, Implementation, Loss, OptimizerName
 from memsheet.references import LLM_FOUNDRY, TORCH_FSDP1, TORCH_OPTIM
 from memsheet.sheet import Cited, FromCode
 
@@ -26,7 +26,7 @@ ENGINE = Engine(
         table_apart=True,  # mosaicml/llm-foundry 5f39606 llmfoundry/models/mpt/modeling_mpt.py:714-718
         keeps_outputs=True,  # state.outputs, for metrics (composer/trainer/trainer.py:2815, 2562)
     ),
-    reduces_every=True,  # mosaicml/composer 029483a composer/trainer/dist_strategy.py:64, DDP alone waits
+    gradient_sync=GradientSync.EVERY,  # composer 029483a trainer/dist_strategy.py:64: DDP alone waits
     default_precision="fsdp2-mixed",
     precisions=("fp32", "fsdp2-mixed"),
     autocast=False,  # units are gathered in the low dtype, so that autocast finds nothing to cast

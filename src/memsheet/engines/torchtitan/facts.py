@@ -12,6 +12,7 @@ from memsheet.plan.engine import Engine, Sharding, UnitWrapping
 from memsheet.plan.plan import (
     AttentionKind,
     ContextParallel,
+    GradientSync,
     Implementation,
     Loss,
     OptimizerName,
@@ -207,7 +208,7 @@ ENGINE = Engine(
     policies=frozenset({"op", "layer"}),
     stages=layers_of_stages,
     whole_in_pipelines=True,
-    reduces_every=True,  # torchtitan/trainer.py of b5bcd76c6, whose accumulation leaves FSDP's reduction on
+    gradient_sync=GradientSync.EVERY,  # b5bcd76c6 torchtitan/trainer.py leaves it on
     usual_loss=usual_loss,
     replays=True,
     schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE),

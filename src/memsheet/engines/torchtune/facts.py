@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
 from memsheet.plan.engine import Engine, PlanArrays, Sharding, UnitWrapping
-from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
+from memsheet.plan.plan import AttentionKind, GradientSync, Implementation, Loss, OptimizerName
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TORCHTUNE_MODEL
 from memsheet.sheet import Cited, FromCode
 
@@ -38,7 +38,7 @@ _DISTRIBUTED = Engine(
     # recipes/configs/llama3_1/70B_lora.yaml names no custom_sharded_layers, 70B_full.yaml does
     roots_frozen_ends=True,
     unit_wrapping=lambda _: UnitWrapping(loss_outside=True),  # recipes/full_finetune_distributed.py:683-700
-    reduces_every=True,  # recipes/full_finetune_distributed.py:1024 of bd2a0fc7c, no no_sync around it
+    gradient_sync=GradientSync.EVERY,  # bd2a0fc7c recipes/full_finetune_distributed.py:1024
     attention=(AttentionKind.SDPA,),
     losses=(Loss.PLAIN, Loss.CHUNKED),
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),

@@ -31,7 +31,7 @@ def reduces_surely_last(plan: Plan, engine: Engine) -> bool:
     engine's own loop waits, and in some pipelines (torch 2.13 distributed/pipelining/stage.py,
     backward_maybe_with_nosync).
     """
-    if plan.gradient_sync is GradientSync.LAST or (plan.gradient_sync is None and engine.reduces_last):
+    if (plan.gradient_sync or engine.gradient_sync) is GradientSync.LAST:
         return agreed(plan.accumulation > 1)
     return engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
 
@@ -41,7 +41,7 @@ def reduces_surely_every(plan: Plan, engine: Engine) -> bool:
     loop does.
     """
     if plan.gradient_sync is None:
-        return engine.reduces_every and not reduces_surely_last(plan, engine)
+        return engine.gradient_sync is GradientSync.EVERY and not reduces_surely_last(plan, engine)
     return plan.gradient_sync is GradientSync.EVERY
 
 
