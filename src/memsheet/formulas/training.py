@@ -148,7 +148,7 @@ def _handed_from_outside(step: Step) -> Moment:
     """The embeddings' output where a wrapper around the model made it, and names it until the loss is there
     (peft 0.21.2 peft_model.py, PeftModelForCausalLM.forward).
     """
-    if not step.plan.training.prompt_tokens or not step.walk.layers:
+    if not step.plan.training.virtual_tokens or not step.walk.layers:
         return []
     return [*embedding_output(step, len(step.walk.layers) - 1, 1, 0)]
 

@@ -386,11 +386,11 @@ class Plan:
         return self.workload
 
     @property
-    def prompt_tokens(self) -> int:
+    def virtual_tokens(self) -> int:
         """Learned tokens that an adapter puts before every sequence (peft 0.21.2 config.py
         PromptLearningConfig.num_virtual_tokens).
         """
-        return self.workload.prompt_tokens if isinstance(self.workload, Training) else 0
+        return self.workload.virtual_tokens if isinstance(self.workload, Training) else 0
 
     @property
     def accumulation(self) -> Count:

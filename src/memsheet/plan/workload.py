@@ -20,7 +20,7 @@ class Training:
     """A micro-batch is ``microbatch`` sequences of ``seq_len`` tokens, of which pictures take
     ``image_tokens``. A step has a ``global_batch`` of sequences, None for one micro-batch on each
     data-parallel rank; ``varied``: seq_len is the longest of lengths that differ from step to step.
-    ``prompt_tokens``: learned ones that an adapter puts before every sequence.
+    ``virtual_tokens``: learned ones that an adapter puts before every sequence.
     """
 
     microbatch: Count
@@ -28,12 +28,12 @@ class Training:
     global_batch: Count | None = None
     image_tokens: Count = 0
     varied: bool = False
-    prompt_tokens: int = 0
+    virtual_tokens: int = 0
 
     @property
     def length(self) -> Count:
         """Tokens of a sequence in the layers."""
-        return self.seq_len + self.prompt_tokens
+        return self.seq_len + self.virtual_tokens
 
     @property
     def shape(self) -> PassShape:

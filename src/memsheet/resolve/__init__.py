@@ -125,7 +125,7 @@ def _resolve_for_engine(
     layers_per_stage = layers_per_stage_of(gaps, engine, mesh, model)
     training = training_of(gaps, engine, mesh, model, task)
     if training is not None and adapter is not None and adapter.kind is AdapterKind.PROMPT_TUNING:
-        training = replace(training, prompt_tokens=adapter.prompt_length)
+        training = replace(training, virtual_tokens=adapter.prompt_length)
     plan = Plan(
         engine=engine.name,
         engine_version=engine_version,

@@ -398,6 +398,10 @@ def test_a_cut_through_a_block_is_refused_of_names_and_flags(asked: dict[str, st
     assert memsheet.infer(**question, ep=4).verdict is not None
 
 
+# Whose frozen integers an adapter may be trained over.
+TRAINED_UNDER_AN_ADAPTER = {"Qwen/Qwen3-8B-AWQ"}
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -410,8 +414,13 @@ def test_a_cut_through_a_block_is_refused_of_names_and_flags(asked: dict[str, st
 )
 def test_a_form_that_cannot_be_trained_names_the_model_that_can(name: str) -> None:
     with pytest.raises(InputError) as caught:
-        memsheet.train(name, seq_len=128, lora_rank=8)
+        memsheet.train(name, seq_len=128, **({} if name in TRAINED_UNDER_AN_ADAPTER else {"lora_rank": 8}))
     assert "base model, qwen3-8b" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(TRAINED_UNDER_AN_ADAPTER))
+def test_frozen_integers_are_trained_under_an_adapter(name: str) -> None:
+    assert memsheet.train(name, seq_len=128, lora_rank=8, gpus="1xH100-80GB").verdict is not None
 
 
 @pytest.mark.parametrize(

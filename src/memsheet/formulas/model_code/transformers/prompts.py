@@ -25,14 +25,14 @@ ENCODER = "prompt_encoder"
 @formula(cites=PEFT, at="peft_model.py PeftModelForCausalLM.forward: prompts before what ids look up")
 def prompt_axes(plan: Plan, shape: PassShape) -> dict[str, Count]:
     """The prompt's tokens, and those of a sequence that are looked up by their ids."""
-    return {"prompt": plan.prompt_tokens, "ids": shape.tokens - plan.prompt_tokens}
+    return {"prompt": plan.virtual_tokens, "ids": shape.tokens - plan.virtual_tokens}
 
 
 def spec_with_prompts(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with a table of prompts, where the plan trains one."""
-    if not plan.prompt_tokens:
+    if not plan.virtual_tokens:
         return spec
-    shape = (plan.prompt_tokens, spec.hidden)
+    shape = (plan.virtual_tokens, spec.hidden)
     table = Weight(path=f"{ENCODER}.embedding.weight", shape=shape, role=Role.EMBEDDING, adapter=True)
     return replace(spec, embeddings=replace(spec.embeddings, weights=(*spec.embeddings.weights, table)))
 
@@ -86,9 +86,9 @@ def named_by_wrapper(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConf
     """What peft's forward names until the model's returns with the loss: the prompt as it was joined, and the
     labels with those of the prompt before them, which no loss counts.
     """
-    if not plan.prompt_tokens:
+    if not plan.virtual_tokens:
         return EMPTY
-    prompt = how.parameters.nbytes(shape.sequences * plan.prompt_tokens * spec.hidden)
+    prompt = how.parameters.nbytes(shape.sequences * plan.virtual_tokens * spec.hidden)
     joined = how.parameters.nbytes(shape.sequences * shape.tokens * spec.hidden)
     held = [
         ((Component.TEMPORARIES, f"{ENCODER}/cast"), prompt),
