@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from strategies import law
 
 from memsheet.allocator import Replay, Settings, replay_timeline, settings_from, smallest_capacity, with_slack
-from memsheet.allocator.caching import allocate_block, free_block
+from memsheet.allocator.caching import allocate_block, free_block, play_requests
 from memsheet.allocator.consistency import allocator_inconsistencies, segment_blocks
 from memsheet.allocator.memory import release_all
+from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
 from memsheet.allocator.settings import block_bytes, segment_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.errors import InputError
@@ -183,6 +184,32 @@ def test_a_replay_is_what_its_steps_were(timeline: Timeline, how: Settings, sque
         assert found.fragmentation_bytes == curve[full][0] - curve[full][1]
     if found.died:
         assert (found.died.at, found.died.storage) == (len(curve), timeline.events[len(curve)])
+
+
+PLAIN = [how for how in map(settings_from, (*KINDS, COLLECTING)) if has_plain_segments(how)]
+
+
+def test_segments_are_plain_where_blocks_are_alike() -> None:
+    assert [settings_from(words) for words in ("", KINDS[4], KINDS[6])] == PLAIN
+
+
+@law(300)
+@given(timelines, st.sampled_from(PLAIN), squeezes, st.integers(0, 80))
+def test_one_loop_does_what_calls_do(
+    timeline: Timeline, how: Settings, squeeze: int | None, cut: int
+) -> None:
+    capacity, ends = tight(timeline, how, squeeze), []
+    for play in (play_requests, play_plain_segments):
+        allocator = Allocator(how, capacity)
+        sizes = [(one.stream, block_bytes(one.bytes, how)) for one in timeline.storages]
+        requests, blocks = [(allocator.pool(*one), one[1]) for one in sizes], [None] * len(sizes)
+        before = play(allocator, timeline.events[:cut], requests, blocks)
+        after = before and play(allocator, timeline.events[cut:], requests, blocks)
+        keys = [pool.keys for pool in allocator.every_pool()]
+        ends.append((before, after, keys, allocator.reserved, allocator.retries))
+        if after:
+            assert allocator_inconsistencies(allocator) == []
+    assert ends[0] == ends[1]
 
 
 @law(100)

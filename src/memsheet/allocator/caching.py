@@ -7,6 +7,7 @@ c10/cuda/CUDACachingAllocator.cpp.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 
 from memsheet.allocator.blocks import ADDRESS_BITS, BUSY, UNMAPPED, Block, Pool, put_back, split_block
 from memsheet.allocator.memory import grow_pool
@@ -35,6 +36,31 @@ def free_block(allocator: Allocator, block: Block, until: int | None = None) -> 
         put_back(block, allocator.clock)
     else:
         allocator.pending.append((until, block))
+
+
+def play_requests(
+    allocator: Allocator,
+    events: Iterable[int],
+    requests: Sequence[tuple[Pool, int]],
+    blocks: list[Block | None],
+) -> tuple[int, int] | None:
+    """The most bytes reserved and the most in blocks that are in use while ``events`` are played: ``n`` makes
+    request ``n`` (a pool and bytes, rounded; nothing for 0), ``~n`` releases it. None where memory runs out.
+    ``blocks``: the block of each request that is alive.
+    """
+    most, most_held = allocator.reserved, allocator.allocated
+    for event in events:
+        if event < 0:
+            if (gone := blocks[~event]) is not None:
+                free_block(allocator, gone)
+            continue
+        pool, size = requests[event]
+        if size:
+            blocks[event] = block = allocate_block(allocator, pool, size)
+            if block is None:
+                return None
+            most, most_held = max(most, allocator.reserved), max(most_held, allocator.allocated)
+    return most, most_held
 
 
 def _find_free_block(allocator: Allocator, pool: Pool, size: int) -> Block | None:

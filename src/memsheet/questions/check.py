@@ -165,12 +165,14 @@ def check_configuration_files(
         checked = check_on({"gpus": own.gpus, **RANKS_OPEN})
         return replace(checked, assumed=(own.words, *checked.assumed))
     return with_common_cards(
-        check_on({}), lambda gpus: check_on({"gpus": gpus, "cures": False, **RANKS_OPEN})
+        check_on({}), lambda gpus: check_on({"gpus": gpus, **VERDICT_ALONE, **RANKS_OPEN})
     )
 
 
 RANKS_OPEN: Mapping[str, Any] = {"ranks_open": True}
 """Of a question whose cards nobody named: how many there are is still open."""
+VERDICT_ALONE: Mapping[str, Any] = {"cures": False, "verdict_alone": True}
+"""Of a question that is about a verdict: no cures, and of mistakes only what may change it."""
 
 
 def _named_ranks(question: Mapping[str, Any]) -> Mapping[str, int]:
@@ -215,7 +217,8 @@ def _check_job(
     kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
     if not kept and own and own != str(gpus):
         job = _account_on_own_cards(files_read.reads, job, own, {**planned, **flags})
-    checked = _judge_job(files_read, job, {**flags, **_named_ranks(question)})
+    flags = {**flags, **_named_ranks(question)}
+    checked = _judge_job(files_read, job, flags, verdict_alone=question.get("verdict_alone", False))
     return replace(
         checked,
         why_not=(*unreadable, *checked.why_not),
@@ -368,7 +371,9 @@ def _account_on_own_cards(
     return replace(again, whole=replace(again.whole, assumed=(told, *again.whole.assumed)))
 
 
-def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -> Checked:
+def _judge_job(
+    files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any], *, verdict_alone: bool
+) -> Checked:
     """The sheet with what the files say beyond it, and their mistakes."""
     answer, whole, reads = job.answer, job.whole, files.reads
     at_length = {**whole.request, **_length_taken(answer)}
@@ -381,7 +386,7 @@ def _judge_job(files: _JobFiles, job: _AccountedJob, flags: Mapping[str, Any]) -
         bundled=bundled_name,
         ask=_memoize_answers(lambda changes: _answer_with_changes(job.ask, at_length, changes)),
     )
-    mistakes = find_mistakes(case)
+    mistakes = find_mistakes(case, beyond_alone=verdict_alone)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     doubt = both_doubts(doubt, length_doubt(answer))

@@ -183,7 +183,7 @@ def bytes_beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
     return tuple(
         Moved(at=found.where, why=rule.id, low_bytes=0, high_bytes=found.saves_bytes)
         for rule, found in mistakes
-        if found.beyond and found.saves_bytes
+        if rule.beyond and found.saves_bytes
     )
 
 

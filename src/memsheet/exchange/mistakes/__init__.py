@@ -31,9 +31,12 @@ SHARE_WORTH_TELLING = 20
 """A cure is told where it frees at least one in so many bytes of a rank."""
 
 
-def find_mistakes(case: Case) -> tuple[tuple[Rule, Found], ...]:
-    """Every mistake that is found, those that stop the job first, then by what the cure frees."""
+def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule, Found], ...]:
+    """Every mistake that is found, those that stop the job first, then by what the cure frees.
+    ``beyond_alone``: only those whose bytes are not in the sheet, which a verdict needs.
+    """
     rules = SERVED if case.request.get("task") == "infer" else TRAINING
+    rules = tuple(rule for rule in rules if rule.beyond or not beyond_alone)
     whole = not case.together.script and not absent_files(case.reads)
     found = [
         (rule, _with_saved_bytes(case, one if rule.any_reader else _without_unsure_stop(case, one)))

@@ -52,9 +52,8 @@ TRAINERS = ("transformers", "trl")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a
-    server's; ``beyond``: the bytes that the cure frees are not in the sheet, so that they may keep a job from
-    fitting that the sheet says fits; ``answer_fits``: how the sheet fits with other changes (``fitting``,
-    else those of the cure), "without" say.
+    server's; ``fits``: how the sheet fits with other changes (``fitting``, else those of the cure),
+    "without" say.
     """
 
     where: str
@@ -63,7 +62,6 @@ class Found:
     changes: Mapping[str, Any] = field(default_factory=dict)
     saves_bytes: int | None = None
     gains_bytes: int | None = None
-    beyond: bool = False
     stops: bool = False
     fits: str = ""
     fitting: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +85,9 @@ class Found:
 class Rule:
     """``looks`` yields what it finds; ``only_if_saves``: said only where the cure frees a part worth telling;
     ``only_if_whole``: where nothing is left to a script or to a file that is not there, as the finding says
-    that another plan fits; ``any_reader``: its stops are sure whichever program reads the file.
+    that another plan fits; ``any_reader``: its stops are sure whichever program reads the file; ``beyond``:
+    the bytes that its cure frees are not in the sheet, so that they may keep a job from fitting that the
+    sheet says fits.
     """
 
     id: str
@@ -96,6 +96,7 @@ class Rule:
     only_if_saves: bool = False
     only_if_whole: bool = False
     any_reader: bool = False
+    beyond: bool = False
 
 
 SERVERS = {"vllm": "vLLM ", "sglang": "SGLang "}

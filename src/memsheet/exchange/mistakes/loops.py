@@ -159,7 +159,7 @@ def _whole_units(case: Case) -> Iterator[Found]:
             else "fully_shard(layer) for each layer first"
         )
         yield Found(
-            where=f"{name}:{held[LINE]}: {held[CLASS]}", cure=cure, saves_bytes=size or None, beyond=True,
+            where=f"{name}:{held[LINE]}: {held[CLASS]}", cure=cure, saves_bytes=size or None,
             says="wraps the model as one unit: all of its parameters are gathered at once, and freed after the step",
         )  # fmt: skip
 
@@ -190,6 +190,6 @@ LOOPS = (
     Rule(id="clip-before-unscale", source=f"{_AMP}: gradient clipping", looks=_found_in_loops(_scaled_clipping)),
     Rule(id="undivided-loss", source=f"{_AMP}: gradient accumulation", looks=_found_in_loops(_undivided_loss)),
     Rule(id="kept-graphs", source="pytorch/pytorch v2.9.0 docs/source/notes/faq.rst: don't accumulate history across your training loop", looks=_found_in_loops(_kept_graphs)),
-    Rule(id="one-unit", source="pytorch/pytorch v2.9.0 torch/distributed/fsdp/fully_sharded_data_parallel.py: auto_wrap_policy", looks=_whole_units),
+    Rule(id="one-unit", source="pytorch/pytorch v2.9.0 torch/distributed/fsdp/fully_sharded_data_parallel.py: auto_wrap_policy", looks=_whole_units, beyond=True),
     Rule(id="whole-state-on-card", source="pytorch/pytorch v2.9.0 torch/distributed/fsdp/api.py: FullStateDictConfig", looks=_found_in_loops(_whole_saves)),
 )  # fmt: skip

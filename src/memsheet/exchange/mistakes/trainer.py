@@ -71,7 +71,6 @@ def _large_evaluation(case: Case) -> Iterator[Found]:
             yield Found(
                 where=f"{name}: per_device_eval_batch_size",
                 saves_bytes=more,
-                beyond=True,
                 says=(
                     f"{told}: its logits alone take {format_bytes(_logits_bytes(case, batch))}, more "
                     "than training's activations"
@@ -301,13 +300,12 @@ def _older_spelling(case: Case) -> Iterator[Found]:
                 ),
                 cure="quantization_method: bnb",
                 saves_bytes=more if more > 0 else None,
-                beyond=True,
             )
 
 
 _T, _A = "transformers 5.23.0", "accelerate 1.15.0"
 TRAINER = (
-    Rule(id="large-evaluation", source=f"{_T} training_args.py:438, 1128; loss/loss_utils.py:61", looks=_large_evaluation),
+    Rule(id="large-evaluation", source=f"{_T} training_args.py:438, 1128; loss/loss_utils.py:61", looks=_large_evaluation, beyond=True),
     Rule(id="predictions-on-gpu", source=f"{_T} training_args.py:450, trainer.py:3038; huggingface/transformers issue 7232", looks=_predictions_stay),
     Rule(id="empties-cache", source=f"{_T} training_args.py:352; huggingface/transformers issue 31372", looks=_frequent_cache_emptying),
     Rule(id="finds-batch", source=f"{_T} trainer.py:898-906; accelerate 1.15.0 utils/memory.py:167", looks=_finds_batch),
@@ -320,5 +318,5 @@ TRAINER = (
     Rule(id="every-rank-builds", source=f"{_A} commands/launch.py:466", looks=_inits_everywhere),
     Rule(id="whole-checkpoint", source=f"{_A} utils/dataclasses.py:2058", looks=_saves_whole),
     Rule(id="list-by-list-optimizer", source="torch 2.13 optim/optimizer.py:252-257", looks=_one_by_one, only_if_saves=True),
-    Rule(id="older-spelling", source="hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/model/model_utils/quantization.py:177-229", looks=_older_spelling),
+    Rule(id="older-spelling", source="hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/model/model_utils/quantization.py:177-229", looks=_older_spelling, beyond=True),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
+from itertools import accumulate, islice
 
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
@@ -64,11 +65,9 @@ class Script:
 
     def live_peak(self, start: int) -> int:
         """The most bytes asked for and not released, from event ``start`` on."""
-        live = most = 0
-        for at, event in enumerate(self.events):
-            live += self.sizes[event] if event >= 0 else -self.sizes[~event]
-            most = max(most, live) if at >= start else most
-        return most
+        sizes = self.sizes
+        live = accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in self.events])
+        return max(islice(live, start, None), default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

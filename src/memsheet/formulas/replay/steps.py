@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
-from memsheet.allocator.caching import allocate_block, free_block
+from memsheet.allocator.caching import play_requests
+from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.groups import StageLayers
@@ -73,26 +74,20 @@ def replay_script(
     bytes.
     """
     allocator = Allocator(settings, capacity)
-    blocks: list[Block | None] = [None] * len(script.sizes)
-    most = held = in_blocks = before = 0
     rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
-    sizes, streams, pool = [rounded[size] for size in script.sizes], script.streams, allocator.pool
-    for at, event in enumerate(script.events):
-        if event >= 0:
-            size = sizes[event]
-            if size:
-                blocks[event] = block = allocate_block(allocator, pool(streams[event], size), size)
-                if block is None:
-                    return None
-                most = max(most, allocator.reserved)
-                held += block.size
-                in_blocks = max(in_blocks, held)
-        elif (gone := blocks[~event]) is not None:
-            held -= gone.size
-            free_block(allocator, gone)
-        if at == start:  # what was reserved before, and has gone back, does not count
-            before, most, in_blocks = most, allocator.reserved, held
-    return Replayed(most, allocator.retries > 0, in_blocks, max(before, most))
+    kinds = {
+        (stream, size): (allocator.pool(stream, rounded[size]), rounded[size])
+        for stream, size in set(zip(script.streams, script.sizes, strict=True))
+    }
+    requests = [kinds[kind] for kind in zip(script.streams, script.sizes, strict=True)]
+    play = play_plain_segments if has_plain_segments(settings) else play_requests
+    blocks: list[Block | None] = [None] * len(requests)
+    before = play(allocator, script.events[: start + 1], requests, blocks)
+    steady = before and play(allocator, script.events[start + 1 :], requests, blocks)
+    if before is None or steady is None:
+        return None
+    most, in_blocks = steady  # what was reserved before, and has gone back, does not count
+    return Replayed(most, allocator.retries > 0, in_blocks, max(before[0], most))
 
 
 def replay_within_room(script: Script, start: int, settings: Settings, room: int | None) -> Replayed:

@@ -1,0 +1,99 @@
+"""Requests and releases of a whole script in one loop, where segments are plain: what ``allocate_block`` and
+``free_block`` do, without a call for each of hundreds of thousands.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+from memsheet.allocator.blocks import ADDRESS_BITS, BUSY, FREE, Block, Pool
+from memsheet.allocator.memory import grow_pool
+from memsheet.allocator.settings import Settings
+from memsheet.allocator.state import Allocator
+
+
+def has_plain_segments(settings: Settings) -> bool:
+    """Whether every free block serves whatever it is large enough for, and none goes back before memory is
+    short.
+    """
+    return not (
+        settings.expandable_segments
+        or settings.max_split_size_bytes is not None
+        or settings.garbage_collection_threshold is not None
+    )
+
+
+def play_plain_segments(  # noqa: PLR0915 one loop without calls
+    allocator: Allocator,
+    events: Iterable[int],
+    requests: Sequence[tuple[Pool, int]],
+    blocks: list[Block | None],
+) -> tuple[int, int] | None:
+    """The most bytes reserved and the most in blocks that are in use while ``events`` are played: ``n`` makes
+    request ``n`` (a pool and bytes, rounded; nothing for 0), ``~n`` releases it. None where memory runs out.
+
+    ``blocks``: the block of each request that is alive. None of them is another stream's, too.
+    """
+    held = most_held = allocator.allocated
+    most = allocator.reserved
+    for event in events:
+        if event >= 0:
+            pool, size = requests[event]
+            if not size:
+                continue
+            keys, free = pool.keys, pool.blocks
+            at = bisect_left(keys, size << ADDRESS_BITS)
+            if at < len(keys):
+                block = free.pop(keys.pop(at))
+                block.state = BUSY
+            else:
+                grown = grow_pool(allocator, pool, size)
+                if grown is None:
+                    return None
+                block, most = grown, max(most, allocator.reserved)
+            over = block.size - size
+            if over > pool.keeps:
+                block.size = size
+                rest = Block(pool, block.address + size, over)
+                rest.state, rest.before, rest.after = FREE, block, block.after
+                if rest.after is not None:
+                    rest.after.before = rest
+                block.after = rest
+                rest.key = key = over << ADDRESS_BITS | rest.address
+                insort(keys, key)
+                free[key] = rest
+                held += size
+            else:
+                held += block.size
+            if held > most_held:  # noqa: PLR1730 max() is a call
+                most_held = held
+            blocks[event] = block
+            continue
+        gone = blocks[~event]
+        if gone is None:
+            continue
+        held -= gone.size
+        keys, free = gone.pool.keys, gone.pool.blocks
+        after, before = gone.after, gone.before
+        if after is not None and after.state == FREE:
+            key = after.key
+            del free[key], keys[bisect_left(keys, key)]
+            gone.size += after.size
+            gone.after = beyond = after.after
+            if beyond is not None:
+                beyond.before = gone
+        if before is not None and before.state == FREE:
+            key = before.key
+            del free[key], keys[bisect_left(keys, key)]
+            before.size += gone.size
+            before.after = beyond = gone.after
+            if beyond is not None:
+                beyond.before = before
+            gone = before
+        gone.state = FREE
+        gone.key = key = gone.size << ADDRESS_BITS | gone.address
+        insort(keys, key)
+        free[key] = gone
+    allocator.allocated = held
+    return most, most_held
