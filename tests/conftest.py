@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from importlib import import_module
 
 import pytest
@@ -34,8 +35,80 @@ the others waiting.
 """
 
 
+SWEEPS = {
+    "test_adapters.py::test_every_instant_is_that_of_pefts_own_code": 4,
+    "test_amplifiers.py::test_it_costs_next_to_nothing": 29,
+    "test_block_operators.py::test_every_matrix_is_multiplied_once": 5,
+    "test_cards.py::test_every_device_answers_train_and_infer_where_an_engine_runs_on_it": 4,
+    "test_claims_of_fit.py::test_no_finding_on_others_files_is_surer_than_the_verdict": 5,
+    "test_cli_solve.py::test_the_exit_code_says_whether_anything_fits": 4,
+    "test_defaults.py::test_a_model_and_a_card_are_enough": 4,
+    "test_documented_code.py::test_the_code_of_a_page_runs": 4,
+    "test_ends.py::test_where_nobody_reads_there_is_no_traceback": 6,
+    "test_engine_nobody_named.py::test_nothing_is_refused_that_a_candidate_would_answer": 6,
+    "test_every_flag_every_engine.py::test_no_engine_ignores_an_option": 7,
+    "test_every_optimizer.py::test_every_optimizer_of_a_model_with_a_tower": 4,
+    "test_exchange_laws.py::test_what_is_written_reads_back_as_the_plan": 9,
+    "test_exchange_mutations.py::test_any_value_anywhere": 3,
+    "test_families.py::test_a_step_has_the_traced_high_water_marks": 11,
+    "test_fix_as_printed.py::test_a_fix_holds_when_its_flags_are_added": 4,
+    "test_fuzzing.py::test_every_key_of_every_format_takes_or_refuses_anything": 6,
+    "test_library_code.py::test_a_record_is_served_as_its_reader_has_it": 5,
+    "test_library_defaults.py::test_what_is_solved_is_what_train_says_with_the_librarys_doubt": 4,
+    "test_lint_laws.py::test_what_is_written_is_never_refused": 3,
+    "test_lint_training.py::test_a_rule_finds_its_mistake_and_no_other": 9,
+    "test_lint_training.py::test_mistakes_without_a_length_are_those_at_the_sheets_own": 4,
+    "test_lint_training.py::test_what_the_engine_refuses_stops": 8,
+    "test_models_by_name.py::test_a_word_that_may_stand_for_other_shapes_is_none": 4,
+    "test_models_by_name.py::test_every_copy_of_every_model_has_its_shapes": 3,
+    "test_option_contract.py::test_every_key_changes_the_sheet_or_is_refused": 4,
+    "test_plan_pictures.py::test_no_word_lies_on_another_or_leaves_the_page": 4,
+    "test_plans_report.py::test_the_screen_keeps_its_width_and_says_the_verdict_first": 7,
+    "test_planted_errors.py::test_a_planted_error_is_named": 11,
+    "test_program_releases.py::test_a_file_that_its_authors_run_is_not_said_to_stop": 23,
+    "test_program_releases.py::test_a_key_that_nobody_knows_is_a_remark_where_no_release_is_said": 21,
+    "test_published_plans.py::test_a_published_plan_fits_and_ours_is_at_least_as_fast": 3,
+    "test_record.py::test_a_recording_says_what_the_layers_that_are_written_down_say": 6,
+    "test_recorded_ends.py::test_a_record_says_at_the_peak_what_a_trace_says": 4,
+    "test_routing_notes.py::test_changes_are_tried_whatever_is_recomputed_already": 3,
+    "test_routing_notes.py::test_three_figures_in_order": 4,
+    "test_safe_path.py::test_a_command_imports_nothing_from_its_folder": 8,
+    "test_script_models.py::test_weights_of_unknown_dtype_are_fp32_at_their_most": 19,
+    "test_search_optimum.py::test_the_same_optimum_as_trying_every_plan": 6,
+    "test_solve.py::test_the_longest_sequence_fits_and_the_next_one_does_not": 2,
+    "test_solve_as_answered.py::test_solve_says_what_train_says": 5,
+    "test_techniques_accumulation.py::test_every_instant_is_as_predicted": 4,
+    "test_techniques_in_backward.py::test_every_instant_is_as_predicted": 5,
+    "test_techniques_lora.py::test_every_instant_is_as_predicted": 8,
+    "test_techniques_loss.py::test_a_loss_falls": 4,
+    "test_techniques_loss.py::test_every_instant_is_as_predicted": 8,
+    "test_techniques_recompute.py::test_what_it_saves_is_what_is_predicted": 5,
+    "test_torchtune.py::test_a_rank_s_loss_is_that_of_its_own_code": 4,
+    "test_trainer_script.py::test_a_base_that_is_prepared_is_recomputed_and_may_be_wider": 4,
+    "test_training_readings.py::test_each_gives_a_sheet_that_accounts_for_every_key": 4,
+    "test_typed_ways.py::test_a_way_to_fit_can_be_typed_as_it_is_printed": 4,
+    "test_typed_ways.py::test_what_helps_a_librarys_job_is_sure_to_fit_with_what_the_library_holds_besides": 5,
+    "test_unfilled_places.py::test_a_directive_that_is_to_be_filled_in_is_not_known": 7,
+    "test_verdict_floor.py::test_no_file_leaves_a_range_above_the_card_unsure": 44,
+    "test_ways_to_fit.py::test_shared_memory_is_offered_once": 4,
+}
+"""Tests with many like cases, of which ``make test`` runs one in so many and ``make test-slow`` the others:
+each takes two seconds or so of a quick run.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In this order on every worker; the rest stays as it was found."""
+    """Long files first, in this order on every worker; the rest stays as it was found. Of sweeps, all but a
+    spread of their quick cases are slow.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = f"{item.path.name}::{item.name.partition('[')[0]}"
+        if name in SWEEPS and item.get_closest_marker("slow") is None:
+            if seen[name] % SWEEPS[name]:
+                item.add_marker(pytest.mark.slow)
+            seen[name] += 1
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 

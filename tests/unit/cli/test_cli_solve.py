@@ -100,6 +100,7 @@ def test_bad_input_is_told_on_stderr_and_is_two(capsys, arguments, said):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_change_that_helps_is_named(capsys):
     _, out, _ = ask(capsys, "seq-len", "llama-3-8b", "--gpus", "1xA100-80GB")
     told = " ".join(out.partition("To fit  ")[2].split("\n\n")[0].split())

@@ -48,6 +48,7 @@ def test_families_trace_or_say_why_not(cases):
         assert cases[name]["seconds"] < 5  # nobody waits for Python over the tokens
 
 
+@pytest.mark.slow
 def test_the_parameters_that_are_counted_are_those_that_are_there(cases):
     for name, case in cases.items():
         if "refused" not in case and "4" not in name.split():  # adapters are no parameters of the model's

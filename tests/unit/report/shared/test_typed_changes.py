@@ -10,7 +10,6 @@ import pytest
 
 from memsheet.cli import main
 from memsheet.plan.aliases import ALIASES, TRAIN
-from slow_cases import first_quick
 
 SIZES = {"microbatch": ("64", "48"), "global_batch": ("64",), "recompute.mode": ("none",), "zero": ("1", "2"), "loss": ("plain",), "adapter.rank": ("8",),
          "quantization.weights": ("int8",), "optimizer.name": ("adamw",), "attention": ("sdpa",), "@accumulation": ("2",)}  # fmt: skip
@@ -41,7 +40,8 @@ def as_changed(line: list[str], said: str) -> list[str]:
     return [*left, *shlex.split(new)]
 
 
-@pytest.mark.parametrize("seed", first_quick((3, 0, 1, 2), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 0, 1, 2])
 def test_a_change_can_be_typed_as_it_is_printed(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     rng, met = random.Random(seed), 0
     for _ in range(25):

@@ -207,6 +207,7 @@ def test_a_saving_taken_back_is_faster_and_lacks_what_it_saved():
         assert one.missing_bytes == max(0, need - budget_of(on(8, "A100-80GB")).capacity_bytes)
 
 
+@pytest.mark.slow
 def test_where_the_cluster_strains_other_ways_are_told():
     found = advised("llama-3-70b", 8, "A100-80GB", 2048, 32)
     assert found.strained

@@ -118,6 +118,7 @@ def test_a_record_says_what_a_trace_says(config, targets):
     assert int(told.allocated.value) == pytest.approx(int(seen.allocated.value), rel=NO_MORE_THAN)
 
 
+@pytest.mark.slow
 def test_a_record_adapts_what_a_reader_adapts_where_nobody_says():
     """Its softmax attention, called a mixer like all layers; a trace asks the reader that servers use."""
     config = {

@@ -98,6 +98,7 @@ def test_what_its_own_code_raises_is_told_as_its_own():
             ask(GPT1, **EIGHT)
 
 
+@pytest.mark.slow
 def test_buffers_are_stored_as_the_parameters_are():
     """And a trace that takes eager, because there is no other attention, is of all that was asked."""
     told, seen = (ask(GPT1, **EIGHT, precision="bf16-pure") for ask in (memsheet.train, memsheet.trace))
