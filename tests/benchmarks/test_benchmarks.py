@@ -148,6 +148,7 @@ def test_a_model_nobody_knows_is_refused_too():
     )
 
 
+@pytest.mark.slow
 def test_no_published_case_crashes_the_harness():
     """A defect of memsheet would come back as a refusal that says so; engines that are written later only
     change which cases run.

@@ -91,6 +91,7 @@ GPT1 = {"model_type": "openai-gpt", "n_layer": 2, "n_embd": 64, "n_head": 2, "vo
 EIGHT = {"gpus": "8xH200", "engine": "fsdp2", "microbatch": 2, "seq_len": 64}
 
 
+@pytest.mark.slow
 def test_what_its_own_code_raises_is_told_as_its_own():
     """Buffers in fp32 meet values in bf16: the library's layers run so neither on record nor in a trace."""
     for ask in (memsheet.train, memsheet.trace):
