@@ -28,7 +28,8 @@ settings.load_profile("memsheet")
 LONG = (
     "test_agreement", "test_against_cpu", "test_trace_distributed", "test_measure_ranks", "test_safe_path", "test_run_ranks", "test_verify",
     "test_trace", "test_solve_as_answered", "test_search_optimum", "test_ways_to_fit", "test_typed_ways", "test_techniques_offload",
-    "test_ends", "test_trace_families", "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers",
+    "test_ends", "test_trace_families", "test_wild_configs", "test_plans_report", "test_models_by_name", "test_solve", "test_lint_training",
+     "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers",
 )  # fmt: skip
 """Files that take longest, which begin first: files are shared out whole, and one that began last would keep
 the others waiting.
@@ -90,7 +91,7 @@ SWEEPS = {
     "test_picture.py::test_no_word_lies_on_another_or_leaves_the_page": 2,
     "test_plan_infer.py::test_a_line_to_run_asks_for_the_users_and_is_answered_as_the_plan_is": 3,
     "test_plan_pictures.py::test_no_word_lies_on_another_or_leaves_the_page": 4,
-    "test_plans_report.py::test_the_screen_keeps_its_width_and_says_the_verdict_first": 7,
+    "test_plans_report.py::test_the_screen_keeps_its_width_and_says_the_verdict_first": 8,
     "test_planted_errors.py::test_a_planted_error_is_named": 11,
     "test_preference_jobs.py::test_both_sequences_of_a_pair_are_counted": 3,
     "test_program_releases.py::test_a_file_that_its_authors_run_is_not_said_to_stop": 23,
@@ -120,7 +121,7 @@ SWEEPS = {
     "test_trainer_script.py::test_a_base_that_is_prepared_is_recomputed_and_may_be_wider": 4,
     "test_training_readings.py::test_each_gives_a_sheet_that_accounts_for_every_key": 4,
     "test_typed_ways.py::test_a_way_to_fit_can_be_typed_as_it_is_printed": 4,
-    "test_typed_ways.py::test_what_helps_a_librarys_job_is_sure_to_fit_with_what_the_library_holds_besides": 5,  # noqa: E501
+    "test_typed_ways.py::test_what_helps_a_librarys_job_fits_with_what_it_holds_besides": 5,
     "test_undominated_plans.py::test_one_gpu_divides_nothing": 3,
     "test_unfilled_places.py::test_a_directive_that_is_to_be_filled_in_is_not_known": 7,
     "test_unsure_plans.py::test_the_exit_code_is_the_searchs_own": 2,

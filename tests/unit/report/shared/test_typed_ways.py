@@ -171,7 +171,7 @@ LIBRARIES = ("trl", "axolotl", "unsloth", "llama-factory", "hf")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_helps_a_librarys_job_is_sure_to_fit_with_what_the_library_holds_besides(
+def test_what_helps_a_librarys_job_fits_with_what_it_holds_besides(
     library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a library holds beside the sheet is weighed in each change as it is in the answer to the line that
