@@ -35,8 +35,8 @@ def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule
     """Every mistake that is found, those that stop the job first, then by what the cure frees.
     ``beyond_alone``: only those whose bytes are not in the sheet, which a verdict needs.
     """
-    rules = SERVED if case.request.get("task") == "infer" else TRAINING
-    rules = tuple(rule for rule in rules if rule.beyond or not beyond_alone)
+    known: tuple[Rule, ...] = SERVED if case.request.get("task") == "infer" else TRAINING
+    rules = [rule for rule in known if rule.beyond or not beyond_alone]
     whole = not case.together.script and not absent_files(case.reads)
     found = [
         (rule, _with_saved_bytes(case, one if rule.any_reader else _without_unsure_stop(case, one)))
