@@ -41,7 +41,7 @@ def as_changed(line: list[str], said: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [3, 0, 1, 2])
+@pytest.mark.parametrize("seed", [3, 0])
 def test_a_change_can_be_typed_as_it_is_printed(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     rng, met = random.Random(seed), 0
     for _ in range(25):
