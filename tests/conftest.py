@@ -121,7 +121,6 @@ SWEEPS = {
     "test_trainer_script.py::test_a_base_that_is_prepared_is_recomputed_and_may_be_wider": 4,
     "test_training_readings.py::test_each_gives_a_sheet_that_accounts_for_every_key": 4,
     "test_typed_ways.py::test_a_way_to_fit_can_be_typed_as_it_is_printed": 4,
-    "test_typed_ways.py::test_what_helps_a_librarys_job_fits_with_what_it_holds_besides": 5,
     "test_undominated_plans.py::test_one_gpu_divides_nothing": 3,
     "test_unfilled_places.py::test_a_directive_that_is_to_be_filled_in_is_not_known": 7,
     "test_unsure_plans.py::test_the_exit_code_is_the_searchs_own": 2,

@@ -385,6 +385,7 @@ def test_a_folder_that_is_none_and_json_on_the_terminal_are_refused(tmp_path):
     check_picture_flags(drawing(show="front", picture=str(tmp_path / "a.svg")), json=True)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_drawn(ranking, tmp_path):
     look = Look(width=80)
     assert draw_pictures(ranking, STEPS, drawing(), look) == ""

@@ -170,6 +170,7 @@ def test_what_solving_offers_can_be_typed_as_it_is_printed(
 LIBRARIES = ("trl", "axolotl", "unsloth", "llama-factory", "hf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_what_helps_a_librarys_job_fits_with_what_it_holds_besides(
     library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,8 @@ def recorded(kind):
     return config, replace(found, make=make)
 
 
-@pytest.mark.parametrize("kind", [*PLAIN, *(pytest.param(kind, marks=pytest.mark.slow) for kind in LOOPS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*PLAIN, *LOOPS])
 def test_code_that_loops_is_a_function_of_whole_turns(kind):
     config, _ = recorded(kind)
     key = json.dumps({"precision": "bf16-pure", "attention": "sdpa", "several": True})
