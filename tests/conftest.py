@@ -29,7 +29,7 @@ LONG = (
     "test_agreement", "test_against_cpu", "test_trace_distributed", "test_measure_ranks", "test_safe_path", "test_run_ranks", "test_verify",
     "test_trace", "test_solve_as_answered", "test_search_optimum", "test_ways_to_fit", "test_typed_ways", "test_techniques_offload",
     "test_ends", "test_trace_families", "test_wild_configs", "test_plans_report", "test_models_by_name", "test_solve", "test_lint_training",
-     "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers",
+    "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers",
 )  # fmt: skip
 """Files that take longest, which begin first: files are shared out whole, and one that began last would keep
 the others waiting.
@@ -119,7 +119,6 @@ SWEEPS = {
     "test_torchtune.py::test_a_rank_s_loss_is_that_of_its_own_code": 4,
     "test_trainer_rules.py::test_a_mistake_of_the_trainers_arguments_is_one_of_trls": 2,
     "test_trainer_script.py::test_a_base_that_is_prepared_is_recomputed_and_may_be_wider": 4,
-    "test_training_readings.py::test_each_gives_a_sheet_that_accounts_for_every_key": 4,
     "test_typed_ways.py::test_a_way_to_fit_can_be_typed_as_it_is_printed": 4,
     "test_undominated_plans.py::test_one_gpu_divides_nothing": 3,
     "test_unfilled_places.py::test_a_directive_that_is_to_be_filled_in_is_not_known": 7,
@@ -129,7 +128,6 @@ SWEEPS = {
     "test_ways_to_fit.py::test_every_way_fits_when_it_is_asked": 2,
     "test_ways_to_fit.py::test_layers_on_the_card_are_as_many_as_fit": 2,
     "test_ways_to_fit.py::test_shared_memory_is_offered_once": 4,
-    "test_wild_configs.py::test_what_runs_is_not_told_that_it_does_not_start": 3,
 }
 """Tests with many like cases, of which ``make test`` runs one in so many and ``make test-slow`` the others:
 each takes two seconds or so of a quick run.

@@ -30,10 +30,8 @@ def play_plain_segments(  # noqa: PLR0915 one loop without calls
     requests: Sequence[tuple[Pool, int]],
     blocks: list[Block | None],
 ) -> tuple[int, int] | None:
-    """The most bytes reserved and the most in blocks that are in use while ``events`` are played: ``n`` makes
-    request ``n`` (a pool and bytes, rounded; nothing for 0), ``~n`` releases it. None where memory runs out.
-
-    ``blocks``: the block of each request that is alive. None of them is another stream's, too.
+    """As ``caching.play_requests``, which says what it takes and returns. No block is another stream's, too,
+    and ages are not kept: nothing is collected by age.
     """
     held = most_held = allocator.allocated
     most = allocator.reserved
