@@ -27,31 +27,42 @@ def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
     """The changes that make a job fit, or what a server lacks and what makes room in it; nothing where all is
     well.
     """
-    verdict, serving = answer.verdict, answer.serving or {}
-    if decides := deciding_notes(answer):
-        yield labelled_row(
-            "What decides",
-            "bold",
-            ("\n".join(f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in decides),),
-            look,
-        )
+    verdict = answer.verdict
+    if decides := deciding_lines(answer):
+        yield labelled_row("What decides", "bold", ("\n".join(decides),), look)
     if verdict is not None and verdict.cheapest_fix is not None:
         yield fix_rows(verdict.cheapest_fix, answer, look)
     elif answer.ways_to_fit:
         yield ways_table(answer.ways_to_fit, look, answer.plan.task)
-    elif verdict is not None and _in_vain(verdict, answer):
-        yield labelled_row("What helps", "bold", (in_vain_words(verdict),), look)
-    short = serving.get("short_bytes")
+    elif words := nothing_helps_words(answer):
+        yield labelled_row("What helps", "bold", (words,), look)
+    if lines := room_lines(answer, look):
+        from rich.text import Text
+
+        yield Text("\n".join(lines))
+
+
+def deciding_lines(answer: Answer) -> list[str]:
+    """What expert routing decides."""
+    return [f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in deciding_notes(answer)]
+
+
+def nothing_helps_words(answer: Answer) -> str:
+    """That changes were looked for and none helps; nothing elsewhere."""
+    verdict = answer.verdict
+    return in_vain_words(verdict) if verdict is not None and _in_vain(verdict, answer) else ""
+
+
+def room_lines(answer: Answer, look: Look) -> list[str]:
+    """What a server lacks, and what makes room in it."""
+    short = (answer.serving or {}).get("short_bytes")
     lines = [
         *prompt_lines(answer, look),
         *(refused_lines(answer, look) if short is not None and short.high > 0 else ()),
     ]
     if short is None or short.value <= 0:
         lines += asked_lines(answer, look)
-    if lines:
-        from rich.text import Text
-
-        yield Text("\n".join(lines))
+    return lines
 
 
 def _in_vain(verdict: Verdict, answer: Answer) -> bool:
@@ -69,6 +80,23 @@ def _has_room(verdict: Verdict, answer: Answer) -> bool:
     )
 
 
+def fix_title(fix: Fix, answer: Answer) -> str:
+    """What a list of changes is."""
+    together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
+    sure = answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN
+    fits = "is sure to fit" if sure else "fits"
+    if len(fix.changes) == 1:
+        return f"The cheapest change that {fits}"
+    return f"The shortest list found that {fits}: {together} changes together"
+
+
+def change_cells(fix: Fix, look: Look) -> Iterator[tuple[str, str, str]]:
+    """Of each change what it is, the expected need before and after it, and what it costs."""
+    for change in fix.changes:
+        steps = f"{look.cell(change.before_bytes)} → {look.cell(change.after_bytes)} {look.unit}"
+        yield printable_line(change.words), steps, printable_line(change.needs)
+
+
 def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     """The changes one after another, each with the expected need before and after it, and the flags that make
     them.
@@ -77,40 +105,23 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    alone = len(fix.changes) == 1
-    together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
-    fits = (
-        "is sure to fit"
-        if answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN
-        else "fits"
-    )
-    title = (
-        f"The cheapest change that {fits}"
-        if alone
-        else f"The shortest list found that {fits}: {together} changes together"
-    )
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("change", overflow="fold")
     table.add_column("before", justify="right", no_wrap=True)
     table.add_column("needs", overflow="fold")
-    for number, change in enumerate(fix.changes, start=1):
-        steps = f"{look.cell(change.before_bytes)} → {look.cell(change.after_bytes)} {look.unit}"
-        table.add_row(
-            "→" if alone else f"{number}",
-            Text(printable_line(change.words)),
-            steps,
-            Text(printable_line(change.needs), "dim"),
-        )
+    for number, (words, steps, needs) in enumerate(change_cells(fix, look), start=1):
+        mark = "→" if len(fix.changes) == 1 else f"{number}"
+        table.add_row(mark, Text(words), steps, Text(needs, "dim"))
     return Group(
-        Text(title, "bold"),
+        Text(fix_title(fix, answer), "bold"),
         table,
-        Text(_memory_after_fix(fix, answer, look)),
+        Text(memory_after_fix(fix, answer, look)),
         Text(change_line(changed_keys(fix), look, answer.plan.task)),
     )
 
 
-def _memory_after_fix(fix: Fix, answer: Answer, look: Look) -> str:
+def memory_after_fix(fix: Fix, answer: Answer, look: Look) -> str:
     after = f"then {look.need(fix.device.value, look.digits)} a GPU{size_range_suffix(fix.device, look)}"
     if answer.cluster:
         after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value, look.digits)} free"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import printable_line
@@ -70,7 +70,8 @@ def render_answer(answer: Answer, look: Look, curve: RenderableType | None = Non
 def _answer_sections(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator[RenderableType]:
     sheet = deciding_sheet(answer)
     look = look_with_exact_digits(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
-    yield _answer_headline(answer, sheet, look)
+    died = out_of_memory_headline(answer, look)
+    yield died or labelled_row(*answer_headline(answer, sheet, look), look)
     yield from what_to_change(answer, look)
     yield question_summary(answer, look)
     if answer.ladder:
@@ -98,30 +99,29 @@ def _answer_sections(answer: Answer, look: Look, curve: RenderableType | None) -
         yield from (_all_items_table(each, answer, look) for each in answer.sheets)
     if answer.assumed:
         yield labelled_row("Assumed", "bold", map(one_line, answer.assumed), look, between="; ")
-    if notes := tuple(_answer_note_lines(answer, look)):
+    if notes := tuple(answer_note_lines(answer, look)):
         yield labelled_row("Notes", "bold", ("\n".join(notes),), look)
 
 
-def _answer_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+class Headline(NamedTuple):
+    """The verdict in a word, and the phrases beside it."""
+
+    word: str
+    style: str
+    phrases: tuple[str, ...]
+
+
+def answer_headline(answer: Answer, sheet: Sheet, look: Look) -> Headline:
+    """What comes of an answer, in a word and phrases, whoever shows it."""
     verdict, cluster = answer.verdict, answer.cluster
-    if (died := out_of_memory_headline(answer, look)) is not None:
-        return died
     if verdict is None or cluster is None:
         if shorter := tuple(cache_size_phrases(answer, sheet, look)):
-            return labelled_row(sheet.witness.value.upper(), "bold", shorter, look)
+            return Headline(sheet.witness.value.upper(), "bold", shorter)
         peak = sheet.allocated
         tensors = f"{look.need(peak.value, look.digits)} of tensors{size_range_suffix(peak, look)}"
-        return labelled_row(
-            sheet.witness.value.upper(),
-            "bold",
-            (
-                tensors,
-                _deciding_rank_phrase(answer, sheet),
-                _peak_instant_phrase(sheet),
-                *measured_speed_phrases(answer),
-            ),
-            look,
-        )
+        where = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet))
+        phrases = (tensors, *where, *measured_speed_phrases(answer))
+        return Headline(sheet.witness.value.upper(), "bold", phrases)
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         alone = "STATES" if answer.plan.task == "train" else "WEIGHTS"
@@ -138,12 +138,8 @@ def _answer_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType
     if deciding_notes(answer):
         left = f"expert routing decides · {left}"
     last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
-    return labelled_row(
-        word,
-        style,
-        (*host, *request_end(answer), *need_and_room(cluster.device, verdict, look), left, *last),
-        look,
-    )
+    needs = need_and_room(cluster.device, verdict, look)
+    return Headline(word, style, (*host, *request_end(answer), *needs, left, *last))
 
 
 def deciding_sheet(answer: Answer) -> Sheet:
@@ -172,20 +168,29 @@ def question_summary(answer: Answer, look: Look) -> Text:
     """The question in one line: model, hardware, and every choice that matters."""
     from rich.text import Text
 
-    plan, model = answer.plan, answer.model
     if step := step_of(answer):
         return Text.assemble("measure " if measured_of(answer) else "trace ", (step, "bold"))
-    size = f" ({format_parameter_count(answer.parameters)} parameters{_active_parameter_suffix(answer)})"
+    task, name, where = question_words(answer)
+    text = Text.assemble((f"{task} ", ""), (name, "bold"), where)
+    return text.append("\n" + join_phrases(choice_phrases(answer, look), look.width), "dim")
+
+
+def question_words(answer: Answer) -> tuple[str, str, str]:
+    """What is asked: the task, the model's name, and its size and the cards."""
+    size = f"{format_parameter_count(answer.parameters)} parameters{_active_parameter_suffix(answer)}"
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
-    named = (printable_line(model.name), "bold") if model.model_type else ("", "")
-    text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
+    if not answer.model.model_type:
+        return answer.plan.task, "", f"{size}{where}"
+    return answer.plan.task, printable_line(answer.model.name), f" ({size}){where}"
+
+
+def choice_phrases(answer: Answer, look: Look) -> tuple[str, ...]:
+    """Every choice of the plan that matters, a phrase each."""
+    plan = answer.plan
     started = ((answer.serving or {}).get("capacity") or {}).get("limit")
     if isinstance(plan.workload, Serving) and started:  # which a server may take of its pool
         plan = replace(plan, workload=replace(plan.workload, max_sequences=started))
-    return text.append(
-        "\n" + join_phrases(plan_choice_phrases(plan, look.program, writes=writes_tokens(model)), look.width),
-        "dim",
-    )
+    return tuple(plan_choice_phrases(plan, look.program, writes=writes_tokens(answer.model)))
 
 
 def _active_parameter_suffix(answer: Answer) -> str:
@@ -196,8 +201,51 @@ def _active_parameter_suffix(answer: Answer) -> str:
     )
 
 
+class TableRow(NamedTuple):
+    """What takes the room at the peak, or one of the totals (``component`` None): its bytes, and words."""
+
+    component: Component | None
+    name: str
+    size: Bytes
+    words: str
+
+
+def peak_table_rows(answer: Answer, sheet: Sheet, look: Look) -> Iterator[TableRow]:
+    """Components at the peak, the largest first, with the three totals where each one ends."""
+    rows, wide, named = components_by_size(sheet), look.width >= WIDE, look.width >= NAMED
+    of_torch = engine_of(answer.plan).serving.torch_memory
+
+    def component_rows(of: tuple[Component, ...] | None) -> Iterator[TableRow]:
+        for component, size in rows:
+            if (component in of) if of else component not in OUTSIDE_TENSORS:
+                words = component_size_reason(component, answer, sheet)
+                yield TableRow(component, component_name(component), size, words)
+
+    yield from component_rows(None)
+    if not any(component in OUTSIDE_TENSORS for component, _ in rows):
+        ends = (
+            "all tensors; a processor reserves nothing"
+            if on_processor(answer)
+            else "all tensors; reserved and device totals need a GPU (--gpus)"
+        )
+        yield TableRow(None, "= allocated", sheet.allocated, ends)
+        return
+    counted = f"{'tensors; ' if wide else ''}torch.cuda.max_memory_allocated"
+    yield TableRow(None, "= allocated", sheet.allocated, counted if named and of_torch else "all tensors")
+    yield from component_rows((Component.ALLOCATOR_SLACK,))
+    segments = (
+        f"{'segments; ' if wide else ''}torch.cuda.max_memory_reserved" if named else "allocator's segments"
+    )
+    yield TableRow(
+        None, "= reserved", sheet.reserved, segments if of_torch else "its buffers; nothing besides"
+    )
+    yield from component_rows((Component.CONTEXT,))
+    whole = "what nvidia-smi shows, and what must fit" if wide else "nvidia-smi; what must fit"
+    yield TableRow(None, "= device", sheet.device, whole)
+
+
 def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
-    """What takes the room at the peak, with the three totals where each one ends."""
+    """What takes the room at the peak, as a table."""
     from rich.table import Table
     from rich.text import Text
 
@@ -209,69 +257,26 @@ def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> Renderabl
     table.add_column(named_when, no_wrap=True)
     table.add_column(look.unit, justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    named = look.width >= NAMED
     profiled = wide and sheet.witness is Witness.MEASURED and answer.plan.task == "train"
     if profiled:
         table.add_column("torch's profiler", no_wrap=True)
     table.add_column("why", overflow="fold")
     marks, whole = marks_of(sheet), sheet.device.value
-    rows = components_by_size(sheet)
-    names = max(
-        len(named_when), *(len(component_name(component)) for component, _ in rows), len("  = allocated")
-    )
+    rows = tuple(peak_table_rows(answer, sheet, look))
+    names = max(len(named_when), len("  = allocated"), *(len(row.name) for row in rows))
     room = look.width - names - len(f"{look.cell(whole)}  100.0% █ ") - (PROFILED if profiled else 0)
-
-    def component_rows(of: tuple[Component, ...] | None) -> None:
-        for component, size in rows:
-            if (component in of) if of else component not in OUTSIDE_TENSORS:
-                reason = _append_size_range(
-                    component_size_reason(component, answer, sheet), _cell_range_words(size, look), room
-                )
-                name = (framework_name(component, sheet),) if profiled else ()
-                size_and_share = look.cell(size.value), _percent_share(size.value, whole)
-                table.add_row(
-                    Text(*marks[component]), component_name(component), *size_and_share, *name, Text(reason)
-                )
-
-    def total_row(name: str, size: Bytes, words: str) -> None:
-        told = Text(_append_size_range(words, _cell_range_words(size, look), room), "dim")
-        row_of = (
-            "",
-            Text(name, "bold"),
-            Text(look.cell(size.value), "bold"),
-            _percent_share(size.value, whole),
+    for component, name, size, words in rows:
+        style = "bold" if component is None else ""
+        told = _append_size_range(words, _cell_range_words(size, look), room)
+        of_torch = framework_name(component, sheet) if component else ""
+        table.add_row(
+            Text(*marks[component]) if component else "",
+            Text(name, style),
+            Text(look.cell(size.value), style),
+            percent_share(size.value, whole),
+            *((of_torch,) if profiled else ()),
+            Text(told, "" if component else "dim"),
         )
-        table.add_row(*row_of, *(("",) if profiled else ()), told)
-
-    component_rows(None)
-    of_torch = engine_of(answer.plan).serving.torch_memory
-    outside = any(component in OUTSIDE_TENSORS for component, _ in rows)
-    if not outside:
-        ends = (
-            "all tensors; a processor reserves nothing"
-            if on_processor(answer)
-            else "all tensors; reserved and device totals need a GPU (--gpus)"
-        )
-        total_row("= allocated", sheet.allocated, ends)
-        return table
-    total_row(
-        "= allocated",
-        sheet.allocated,
-        f"{'tensors; ' if wide else ''}torch.cuda.max_memory_allocated"
-        if named and of_torch
-        else "all tensors",
-    )
-    component_rows((Component.ALLOCATOR_SLACK,))
-    segments = (
-        f"{'segments; ' if wide else ''}torch.cuda.max_memory_reserved" if named else "allocator's segments"
-    )
-    total_row("= reserved", sheet.reserved, segments if of_torch else "its buffers; nothing besides")
-    component_rows((Component.CONTEXT,))
-    total_row(
-        "= device",
-        sheet.device,
-        "what nvidia-smi shows, and what must fit" if wide else "nvidia-smi; what must fit",
-    )
     return table
 
 
@@ -290,14 +295,19 @@ def _cell_range_words(size: Bytes, look: Look) -> str:
     return "" if size.low == size.high or low == high == look.cell(size.value) else f" ({low} to {high})"
 
 
-def _percent_share(part: int, whole: int) -> str:
+def percent_share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}%" if whole else ""
 
 
 def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
-    """Sums that people quote: the states in GB and GiB, every instant's peak, the host, the cache."""
+    """Sums that people quote, as text."""
     from rich.text import Text
 
+    return Text("\n".join(quoted_sums(answer, sheet, look)))
+
+
+def quoted_sums(answer: Answer, sheet: Sheet, look: Look) -> list[str]:
+    """Sums that people quote: the states in GB and GiB, every instant's peak, the host, the cache."""
     names, size = model_state_bytes(sheet)
     training, cache = answer.plan.task == "train", sheet.of(Component.KV_CACHE)
     alone, each = (
@@ -329,7 +339,7 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     lines += serving_lines(answer, look)
     lines += traced_lines(answer, look)
     lines += measured_lines(answer, look)
-    return Text("\n".join(lines))
+    return lines
 
 
 def _saved_elsewhere(sheet: Sheet) -> Iterator[str]:
@@ -383,7 +393,7 @@ def _all_items_table(sheet: Sheet, answer: Answer, look: Look) -> RenderableType
     return table
 
 
-def _answer_note_lines(answer: Answer, look: Look) -> Iterator[str]:
+def answer_note_lines(answer: Answer, look: Look) -> Iterator[str]:
     if answer.cluster is not None and answer.cluster.device.basis is not Basis.ASKED:
         device = answer.cluster.device
         box = format_bytes(device.datasheet_bytes, decimal=True, digits=1)

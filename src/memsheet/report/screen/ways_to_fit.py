@@ -22,7 +22,7 @@ def ways_table(ways: Sequence[WayToFit], look: Look, task: str) -> RenderableTyp
     """Each way with what it needs, and under it what to change on the command line."""
     from rich.text import Text
 
-    needs = [f"needs {look.need(way.device.value, DIGITS)} a GPU{_on_the_host(way, look)}" for way in ways]
+    needs = [way_needs(way, look) for way in ways]
     wide = max(len(way.words) for way in ways)
     beside = all(wide + 2 + len(need) <= look.width for need in needs)
     text = Text("What would make it fit, each accounted", "bold")
@@ -35,6 +35,11 @@ def ways_table(ways: Sequence[WayToFit], look: Look, task: str) -> RenderableTyp
         text.append(need, "not bold")
         text.append(f"\n{wrap_command_line(way_flags(way, look, task), look.width, indent=2)}", "not bold")
     return text
+
+
+def way_needs(way: WayToFit, look: Look) -> str:
+    """What a GPU needs in a way, and the host."""
+    return f"needs {look.need(way.device.value, DIGITS)} a GPU{_on_the_host(way, look)}"
 
 
 def _on_the_host(way: WayToFit, look: Look) -> str:
