@@ -13,7 +13,7 @@ import gpu_suite
 from suite_cases import KINDS, TINY, cases
 
 from memsheet.catalog import find_model
-from memsheet.cli.flags import HELP
+from memsheet.plan.option_words import HELP
 from memsheet.questions.measured import Options
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.record import read_record

@@ -14,10 +14,8 @@ from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers
 from memsheet.report.json.checked import checked_document, launches_document
 from memsheet.report.screen.checked import render_checked, render_launches, render_servers
-from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.exit_codes import BAD_INPUT, checked_exit_code
 from memsheet.report.shared.look import Look
-
-NO_START = 2
 
 
 def check(asked: Given) -> int:
@@ -44,7 +42,7 @@ def check(asked: Given) -> int:
         screen.write_json(checked_document(checked))
     else:
         screen.write_stdout(render_checked(checked, _look_of(asked, decimal=decimal)))
-    return _exit_code(checked)
+    return checked_exit_code(checked)
 
 
 def _check_tree(asked: Given, launches: list[Path]) -> int:
@@ -55,7 +53,9 @@ def _check_tree(asked: Given, launches: list[Path]) -> int:
         screen.write_json(launches_document(root.name, found))
     else:
         screen.write_stdout(render_launches(found, _look_of(asked, decimal=decimal)))
-    return worst_exit_code(NO_START if one.checked is None else _exit_code(one.checked) for one in found)
+    return worst_exit_code(
+        BAD_INPUT if one.checked is None else checked_exit_code(one.checked) for one in found
+    )
 
 
 def _check_servers(asked: Given, names: tuple[str, ...]) -> int:
@@ -67,7 +67,9 @@ def _check_servers(asked: Given, names: tuple[str, ...]) -> int:
         screen.write_json(launches_document(file, found))
     else:
         screen.write_stdout(render_servers(found, left, _look_of(asked, decimal=decimal)))
-    return worst_exit_code(NO_START if one.checked is None else _exit_code(one.checked) for one in found)
+    return worst_exit_code(
+        BAD_INPUT if one.checked is None else checked_exit_code(one.checked) for one in found
+    )
 
 
 def _look_of(asked: Given, *, decimal: bool) -> Look:
@@ -78,10 +80,3 @@ def _look_of(asked: Given, *, decimal: bool) -> Look:
         colour=screen.supports_colour(),
         ascii=screen.plain_ascii(),
     )
-
-
-def _exit_code(checked: Checked) -> int:
-    no_sheet = checked.answer is None and (checked.why_not or checked.no_model)
-    if checked.stops or (no_sheet and not checked.keys_alone):
-        return NO_START
-    return jobs.EXIT[checked.result] if checked.result else 0

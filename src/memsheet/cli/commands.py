@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from memsheet.cli import flags as groups
 from memsheet.cli.flags import DEBUG, FULL, JOB_FLAGS, JSON, OUTPUT_FLAGS, PLAN_FLAGS, UNITS, WORD_FLAGS, Flag
+from memsheet.plan.option_words import JOB, SERVING
 
 
 class Argument(NamedTuple):
@@ -55,7 +56,7 @@ PRINTED = ("plan", "json", "full")
 LENGTHS_FLAGS = (
     Flag(
         "lengths",
-        groups.SERVING,
+        SERVING,
         "FILE",
         "A file of requests, tokens of the prompt and of the answer a line: 1200,300.",
     ),
@@ -220,7 +221,7 @@ COMPARE_FLAGS = (
     FULL._replace(words="Every row, with what is inside a module apart."),
 )
 CHECK_FLAGS = (
-    Flag("model", groups.JOB, "MODEL", "The model that is trained, as for train."),
+    Flag("model", JOB, "MODEL", "The model that is trained, as for train."),
     Flag("each", groups.OTHER, "", "Each file by itself; the exit code is the worst.", default=False),
 )
 

@@ -9,7 +9,6 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
 
 from memsheet.cli import screen
 from memsheet.errors import (
@@ -23,8 +22,6 @@ from memsheet.errors import (
 from memsheet.plan.names import SHORT
 
 BAD_INPUT = 2
-MOST_IN_JSON = 1000
-"""Problems in an object that a program reads."""
 _FLAGS = {key: "--" + short.replace("_", "-") for short, key in SHORT.items()}
 
 
@@ -70,10 +67,9 @@ def explain_broken(error: Exception, code: int, *, json: bool = False) -> int:
 def _write_json(kind: str, code: int, problems: Iterable[Problem]) -> None:
     from json import dumps
 
-    from memsheet.report.json.error import ErrorDocument
+    from memsheet.report.json.error import error_document
 
-    rows = list(islice(problems, MOST_IN_JSON))
-    document = ErrorDocument.document_of(None, error=kind, exit_code=code, problems=rows)
+    document = error_document(kind, code, problems)
     with suppress(InputError):  # stdout cannot be written: the line on stderr is left
         screen.write_stdout(dumps(document, allow_nan=False) + "\n")
 

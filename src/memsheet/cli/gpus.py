@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 from memsheet import catalog
 from memsheet.catalog.kinds import by_kind, device_kind, usual_devices
@@ -11,6 +10,7 @@ from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
 from memsheet.plan.device import Basis, Device
+from memsheet.questions.catalogue import gpu_row
 from memsheet.report.screen.layout import join_phrases
 from memsheet.units import format_giga
 
@@ -57,7 +57,7 @@ def gpus(asked: Given) -> int:
     if not found:
         raise input_error("filter", asked.filter, "is in the name of no device", "`memsheet gpus` lists all")
     if asked.json:
-        screen.write_json({"schema": "memsheet/gpus/1", "gpus": [_gpu_document(device) for device in found]})
+        screen.write_json({"schema": "memsheet/gpus/1", "gpus": [gpu_row(device) for device in found]})
     elif wanted or asked.full:
         linked = [device for device in found if _has_links(device)]
         screen.write_stdout(
@@ -106,25 +106,6 @@ def _usual_device_summary(devices: list[Device]) -> str:
             ),
         ]
     return "\n".join(lines) + "\n"
-
-
-def _gpu_document(device: Device) -> dict[str, Any]:
-    return {
-        "name": device.name, "full_name": device.full_name, "kind": device_kind(device), "vendor": device.vendor, "arch": device.arch,
-        "capacity_bytes": device.framework_bytes, "capacity_low_bytes": device.framework_low_bytes,
-        "capacity_high_bytes": device.framework_high_bytes, "datasheet_bytes": device.datasheet_bytes,
-        "basis": device.basis.value, "evidence": device.evidence, "per_node": device.per_node,
-        "memory_bytes_per_s": catalog.memory_bandwidth(device.name), "links": _link_rates(device), "uncertain": list(device.uncertain), "notes": list(device.notes), "sources": list(device.sources),
-    }  # fmt: skip
-
-
-def _link_rates(device: Device) -> dict[str, Any]:
-    """The links in bytes a second, one direction; null where unknown."""
-    links = device.links
-    return {
-        "scale_up_bytes_per_s": links.scale_up, "scale_up_kind": device.scale_up_kind, "switched": links.switched,
-        "host_bytes_per_s": links.host, "host_kind": device.host_kind, "scale_out_bytes_per_s": links.scale_out,
-    }  # fmt: skip
 
 
 def _link_rate_table(devices: list[Device]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from memsheet.budget import Answer, Result
+from memsheet.budget import Answer
 from memsheet.cli import screen
 from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.line import Given
@@ -15,10 +15,10 @@ from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json, read_stdin
 from memsheet.plan.values import parse_whole_number
 from memsheet.plan.words import in_our_words
+from memsheet.report.shared.exit_codes import EXIT
 from memsheet.units import parse_bytes
 
 _FUNCTION = re.compile(r".+\.py:\w+")
-EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
 
 
 def run_job(ask: Callable[..., Answer], asked: Given) -> int:

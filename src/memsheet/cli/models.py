@@ -9,9 +9,7 @@ from memsheet import catalog
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import input_error, printable_line
-from memsheet.formulas.states.params import active_parameter_count, parameter_count
-from memsheet.readers.hf_config import read_hf_config
-from memsheet.readers.registry import FAMILIES
+from memsheet.questions.catalogue import model_row
 from memsheet.units import format_count
 
 
@@ -26,7 +24,7 @@ def models(asked: Given) -> int:
     if words:
         families = (row for name in catalog.model_names() if (row := _family_row(name)))
         names |= {name for name, family in families if all(word in family for word in words.lower().split())}
-    found = [_model_row(name) for name in sorted(names)]
+    found = [model_row(name) for name in sorted(names)]
     if not found:
         raise input_error(
             "words",
@@ -47,21 +45,6 @@ def models(asked: Given) -> int:
 def _family_row(name: str) -> tuple[str, str]:
     entry = catalog.find_model(name)
     return name, str(entry["config"]["model_type"]) if entry else ""
-
-
-def _model_row(name: str) -> dict[str, Any]:
-    entry = catalog.find_model(name)
-    assert entry is not None
-    family = str(entry["config"]["model_type"])
-    spec = read_hf_config(entry["config"], name=name) if family in FAMILIES else None
-    return {
-        "name": name,
-        "parameters": parameter_count(spec) if spec else entry.get("published_parameters"),
-        "active_parameters": active_parameter_count(spec) if spec else None,
-        "family": spec.model_type if spec else family,
-        "aliases": entry.get("aliases", []),
-        "source": entry["source"],
-    }
 
 
 def _model_table(rows: list[dict[str, Any]]) -> str:

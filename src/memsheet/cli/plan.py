@@ -14,6 +14,7 @@ from memsheet.errors import input_error
 from memsheet.questions.bare_counts import count_of
 from memsheet.questions.plan import plan as best_plans
 from memsheet.questions.plan import plan_serving
+from memsheet.report.shared.exit_codes import EXIT
 from memsheet.report.shared.look import Look
 
 ILLEGAL = 2
@@ -55,7 +56,7 @@ def plan(asked: Given) -> int:
         screen.write_stdout(render_plans(found, look, tokens=tokens))
     if drawn := draw_pictures(found.ranking, found.story, asked, look):
         screen.write_stdout(f"\n{drawn}")
-    return jobs.EXIT[found.ranking.result] if found.ranking.result else ILLEGAL
+    return EXIT[found.ranking.result] if found.ranking.result else ILLEGAL
 
 
 def _parse_token_budget(asked: Given) -> int | None:

@@ -11,6 +11,7 @@ from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
 from memsheet.questions.solve import Solved, solve_question, target_named
+from memsheet.report.shared.exit_codes import EXIT
 
 if TYPE_CHECKING:
     from memsheet.search.solve.sizes import Curve
@@ -82,7 +83,7 @@ def _print_solution(
             typed=typed,
         )
         screen.write_stdout(render_solution(solution, look, curves))
-    return jobs.EXIT[solution.result]
+    return EXIT[solution.result]
 
 
 def _show_search_progress(value: int | None) -> None:

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 from memsheet.errors import input_error, printable_line
 from memsheet.guard.aliases import check_written_out, with_merges
+from memsheet.guard.confined import is_hidden
 from memsheet.guard.spending import spend_bytes, spend_values
 
 MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
@@ -144,6 +145,8 @@ def open_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
     """A file opened for reading and its size. Directories, pipes and devices are refused without being read
     or waited for.
     """
+    if is_hidden(path):
+        raise input_error("file", str(path), "does not exist")
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
@@ -178,7 +181,7 @@ def is_file(path: Path) -> bool:
 
 def _path_mode_matches(path: Path, question: Callable[[int], bool]) -> bool:
     try:
-        return question(path.stat().st_mode)
+        return not is_hidden(path) and question(path.stat().st_mode)
     except (OSError, ValueError):
         return False
 

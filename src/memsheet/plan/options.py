@@ -19,6 +19,10 @@ Seconds = float | str
 """A time in seconds, or with its unit: "50ms"."""
 
 
+Slack = Literal["replay", "bounds"]
+"""How what the allocator reserves beyond tensors is found."""
+
+
 class JobOptions(TypedDict, total=False):
     """What is asked about besides a plan's own keys."""
 
@@ -36,6 +40,9 @@ class JobOptions(TypedDict, total=False):
     """A bare count in place of a model: 7e9."""
     fix: bool
     """Look for changes that make it fit where it does not (True)."""
+    slack: Slack
+    """What the allocator reserves beyond tensors: "replay" plays every step through its rules; "bounds", for
+    quick looks, takes a share of the tensors, which may be less, and replays where the verdict is open."""
 
 
 class MeshOptions(TypedDict, total=False):

@@ -32,6 +32,8 @@ from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Serving
 from memsheet.questions.bare_counts import bare_answer, count_of
 from memsheet.questions.question_parts import (
+    BOUNDS,
+    REPLAY,
     catalog_entry,
     parse_question,
     read_named_model,
@@ -76,25 +78,18 @@ def _answer_question(task: str, model: Any, options: dict[str, Any]) -> Answer:
             "is missing",
             "a bundled name (`memsheet models`), a config.json, or --parameters 7e9",
         )
-    spec, fix, assumed = (
-        read_named_model(model, task, request.get("engine")),
-        where["fix"] is not False,
-        where["assumed"],
-    )
+    spec, fix = read_named_model(model, task, request.get("engine")), where["fix"] is not False
+    said = {"assumed": where["assumed"], "library": where["library"], "slack": where["slack"] or REPLAY}
     if task == "train" and request.get("seq_len") is None:
         from memsheet.search.solve.length_ladder import answer_on_ladder
 
         found = answer_on_ladder(
             spec,
             request,
-            lambda asked, cures: answer_for_model(
-                spec, asked, cluster, fix=fix and cures, assumed=assumed, library=where["library"]
-            ),
+            lambda asked, cures: answer_for_model(spec, asked, cluster, fix=fix and cures, **said),
         )
     else:
-        found = answer_for_model(
-            spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed, library=where["library"]
-        )
+        found = answer_for_model(spec, request, cluster, fix=fix, wanted=where["wanted"], **said)
     if where["library"] is None or task != "train":
         return found
     from memsheet.exchange.libraries import beside_the_sheet
@@ -113,11 +108,13 @@ def answer_for_model(
     wanted: int | None = None,
     assumed: tuple[str, ...] = (),
     library: str | None = None,
+    slack: str = REPLAY,
 ) -> Answer:
     """The answer to a question about a model that has been read. ``fix``: look for changes when it does not
     fit; ``wanted``: sequences that were asked for, which the verdict is about then, as a server starts
     without room for all of them; ``assumed``: what was, before; ``library``: whose ways changes have, and
-    what of it stands beside the sheet.
+    what of it stands beside the sheet; ``slack``: whether steps are played through the allocator's rules
+    always, or where the verdict is open alone.
     """
     request, said = with_method(request)
     said = (*assumed, *said)
@@ -127,7 +124,13 @@ def answer_for_model(
     said += cluster.device.assumed if cluster else ()
     resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
     raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
-    sheets = sheets_of(spec, resolved, cluster)
+    sheets = sheets_of(spec, resolved, cluster, replays=slack != BOUNDS)
+    if (
+        slack == BOUNDS
+        and cluster
+        and judge_plan(spec, resolved.plan, cluster, sheets).result is Result.UNCERTAIN
+    ):
+        sheets = sheets_of(spec, resolved, cluster)
     serving = (
         _serving_facts(spec, resolved, cluster, sheets)
         if isinstance(resolved.plan.workload, Serving)
@@ -322,10 +325,14 @@ def _prompts_unknown(plan: Plan) -> bool:
     )
 
 
-def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:
-    """One sheet a pipeline stage; ranks of a stage are alike."""
+def sheets_of(
+    spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, *, replays: bool = True
+) -> tuple[Sheet, ...]:
+    """One sheet a pipeline stage; ranks of a stage are alike. ``replays``: steps are played through the
+    allocator's rules.
+    """
     return tuple(
-        account_rank(spec, resolved.plan, cluster, stage, replays=True)
+        account_rank(spec, resolved.plan, cluster, stage, replays=replays)
         for stage in range(resolved.plan.mesh.pp)
     )
 

@@ -32,6 +32,9 @@ from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
 
+REPLAY, BOUNDS = SLACKS = ("replay", "bounds")
+"""How what the allocator reserves beyond tensors is found (``plan.options.Slack``)."""
+
 
 def parse_question(
     task: str,
@@ -50,8 +53,20 @@ def parse_question(
     raise_if_problems(option_problems(options))
     where = {
         key: options.pop(key, None)
-        for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")
+        for key in (
+            "gpus",
+            "nodes",
+            "per_node",
+            "host_memory",
+            "cluster",
+            "plan",
+            "parameters",
+            "fix",
+            "slack",
+        )
     }
+    if where["slack"] not in (None, *SLACKS):
+        raise input_error("slack", where["slack"], "is no way to find it", f"one of {', '.join(SLACKS)}")
     document = flatten_document(plan_document_of(where["plan"]))
     asked = in_our_words(options, task, document)
     request = {**without_overridden(document, asked.request), **asked.request, "task": task}

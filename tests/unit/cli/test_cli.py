@@ -14,13 +14,14 @@ import memsheet.questions.accounted
 from memsheet.cli import main, screen
 from memsheet.cli.commands import COMMANDS, MEASURE_FLAGS
 from memsheet.cli.error_output import explain_input
-from memsheet.cli.flags import HELP, PLAN_FLAGS, WORDS
+from memsheet.cli.flags import PLAN_FLAGS, WORDS
 from memsheet.cli.help import START
 from memsheet.cli.line import parse_command_line
 from memsheet.errors import InputError, Problem, input_error
 from memsheet.plan.aliases import SHORT_FLAGS
 from memsheet.plan.check import RULES
 from memsheet.plan.names import SHORT
+from memsheet.plan.option_words import HELP
 from memsheet.questions.measured import STEPS, VARIED_STEPS
 from memsheet.questions.traced import CACHES
 from memsheet.questions.verification.ladder import CPU_OPERATIONS

@@ -1,12 +1,16 @@
 """What ``--json`` prints where there is no answer: ``memsheet/error/1``."""
 
+from collections.abc import Iterable
+from itertools import islice
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal
 
 from memsheet.errors import printable_line
 from memsheet.report.json.document import Document, read_from
 
 _MOST = 2**63
+MOST_PROBLEMS = 1000
+"""In an object that a program reads."""
 
 
 def _json_or_text_value(value: object) -> object:
@@ -33,3 +37,11 @@ class ErrorDocument(Document):
     error: Literal["bad input", "internal error"]
     exit_code: int
     problems: list[Problem]
+
+
+def error_document(kind: str, code: int, problems: Iterable[Any]) -> dict[str, Any]:
+    """Problems as one object of plain values. ``kind``: "bad input" or "internal error"; ``code``: of the
+    exit.
+    """
+    rows = list(islice(problems, MOST_PROBLEMS))
+    return ErrorDocument.document_of(None, error=kind, exit_code=code, problems=rows)

@@ -46,9 +46,9 @@ def render_stacked_bars(answer: Answer, main: Sheet, look: Look) -> RenderableTy
     from rich.text import Text
 
     capacity = answer.cluster.device.framework_bytes if answer.cluster else None
-    groups = _group_equal_sheets(answer)
+    groups = group_equal_sheets(answer)
     shown = groups[:SHOWN_RANKS]
-    labels = [_rank_group_label(group, answer) for group in shown]
+    labels = [rank_group_label(group, answer) for group in shown]
     totals = [look.need(group[0].device.value) for group in shown] if len(groups) > 1 else [""]
     left, right = max(map(len, labels)) + 2, max(map(len, totals)) + 1
     width = look.width - left - right
@@ -67,7 +67,7 @@ def render_stacked_bars(answer: Answer, main: Sheet, look: Look) -> RenderableTy
     return lines.append(f"\n{'':{left}}and {hidden} more kinds of rank, all smaller") if hidden else lines
 
 
-def _group_equal_sheets(answer: Answer) -> list[list[Sheet]]:
+def group_equal_sheets(answer: Answer) -> list[list[Sheet]]:
     """Sheets whose components are equal in size at their peaks, the largest first."""
     groups: dict[tuple[int, ...], list[Sheet]] = {}
     for sheet in answer.sheets:
@@ -75,7 +75,7 @@ def _group_equal_sheets(answer: Answer) -> list[list[Sheet]]:
     return sorted(groups.values(), key=lambda group: -group[0].device.value)
 
 
-def _rank_group_label(group: list[Sheet], answer: Answer) -> str:
+def rank_group_label(group: list[Sheet], answer: Answer) -> str:
     if len(answer.sheets) == 1:
         one = "CPU" if ((answer.trace or {}).get("measured") or {}).get("device") == "cpu" else "GPU"
         return f"each {one}" if group[0].same_as else f"the {one}"

@@ -1,0 +1,18 @@
+"""Exit codes, so that a scheduler or CI can gate on an answer."""
+
+from __future__ import annotations
+
+from memsheet.budget import Result
+from memsheet.report.shared.checked import Checked
+
+BAD_INPUT, BROKEN = 2, 70
+"""BROKEN: an error that is memsheet's own (EX_SOFTWARE of sysexits.h)."""
+EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
+
+
+def checked_exit_code(checked: Checked) -> int:
+    """Of files that were read: bad input where the engine refuses them or no sheet can be made."""
+    no_sheet = checked.answer is None and (checked.why_not or checked.no_model)
+    if checked.stops or (no_sheet and not checked.keys_alone):
+        return BAD_INPUT
+    return EXIT[checked.result] if checked.result else 0
