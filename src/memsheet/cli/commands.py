@@ -220,6 +220,26 @@ COMPARE_FLAGS = (
     Flag("rank", groups.OTHER, "N", "Compare this rank only."),
     FULL._replace(words="Every row, with what is inside a module apart."),
 )
+WEB_FLAGS = (
+    Flag("host", groups.OTHER, "ADDRESS", "The address that is listened on.", default="127.0.0.1"),
+    Flag("port", groups.OTHER, "N", "The port; 0 picks a free one.", default="8630"),
+    Flag(
+        "allowed-host",
+        groups.OTHER,
+        "NAME",
+        "A name or address that others reach it by, where it is listened on for them.",
+        key="hosts",
+        many=True,
+    ),
+    Flag("open", groups.OTHER, "", "Open it in the browser.", default=False),
+    Flag(
+        "check",
+        groups.OTHER,
+        "",
+        "Start, ask one question, end: exit code 0 where all is well.",
+        default=False,
+    ),
+)
 CHECK_FLAGS = (
     Flag("model", JOB, "MODEL", "The model that is trained, as for train."),
     Flag("each", groups.OTHER, "", "Each file by itself; the exit code is the worst.", default=False),
@@ -318,6 +338,10 @@ COMMANDS = {command.name: command for command in (
         ("memsheet verify plan.json",
          "memsheet verify plan.json --model llama-tiny --processes 2",
          "memsheet verify plan.json --slurm gpu --per-node 8"),
+    ),
+    Command(
+        "web", "The page: every question by clicking, in the browser, on this machine.", (), (*WEB_FLAGS, DEBUG),
+        ("memsheet web --open", "memsheet web --port 0 --check"),
     ),
     Command(
         "calibrate", "Scale step times by a measured one, from now on, for its device and engine.", (), (*CALIBRATE_FLAGS, JSON, DEBUG),
