@@ -173,15 +173,44 @@ def _ask_plan_serving(asked: dict[str, Any], _: Path) -> Said:
     )
 
 
+USUAL_GRID: Mapping[str, tuple[int, ...]] = {
+    "seq_len": (2048, 4096, 8192, 16384, 32768, 65536, 131072), "microbatch": (1, 2, 4, 8),
+    "max_model_len": (4096, 8192, 16384, 32768, 65536, 131072), "sequences": (1, 4, 16, 64, 256),
+}  # fmt: skip
+"""Values that a table of two options has where none are given."""
+MOST_GRID = 64
+
+
+def _ask_grid(asked: dict[str, Any], _: Path) -> Said:
+    """A table of two options, each cell what a GPU needs."""
+    from memsheet.questions.sweep import sweep
+    from memsheet.report.page.grid import grid_document
+
+    x, y = asked.pop("x", "seq_len"), asked.pop("y", "microbatch")
+    values = {name: asked.pop(at, None) or USUAL_GRID.get(name, ()) for name, at in ((y, "ys"), (x, "xs"))}
+    if not all(isinstance(held, list | tuple) for held in values.values()) or len(values) != 2:
+        raise input_error("grid", None, "is of two options, each with a list of values", '"xs": [4096, 8192]')
+    cells = 1
+    for held in values.values():
+        cells *= len(held)
+    if cells > MOST_GRID:
+        raise input_error("grid", cells, f"has more than {MOST_GRID} cells")
+    given = {key: value for key, value in asked.items() if key not in values}
+    found = sweep(given.pop("model", None), **given, **{name: list(held) for name, held in values.items()})
+    return Said(0, grid_document(found, x=x, y=y, xs=values[x], ys=values[y]))
+
+
 def _ask_check(asked: dict[str, Any], folder: Path) -> Said:
     from memsheet.questions.check import MACHINES, check_configuration_files
     from memsheet.report.json.checked import checked_document
     from memsheet.report.screen.checked import render_checked
 
     names = _write_files(asked.pop("files", None), folder)
-    model = asked.pop("model", None)
+    model, otherwise = asked.pop("model", None), asked.pop("model_otherwise", None)
     question = {key: asked.pop(key, None) for key in MACHINES}
-    found = check_configuration_files(names, model, question, words=asked)
+    found = check_configuration_files(names, model, {**question}, words=asked)
+    if found.no_model and otherwise is not None:
+        found = check_configuration_files(names, otherwise, {**question}, words=asked)
     return Said(
         checked_exit_code(found),
         checked_document(found),
@@ -282,6 +311,6 @@ def _ask_form(_: dict[str, Any], __: Path) -> Said:
 
 QUESTIONS: Mapping[str, Callable[[dict[str, Any], Path], Said]] = {
     "train": _ask_account(accounted.train), "infer": _ask_account(accounted.infer), "solve": _ask_solve, "plan": _ask_plan, "plan-serving": _ask_plan_serving,
-    "check": _ask_check, "export": _ask_export, "compare": _ask_compare, "explain": _ask_explain, "read": _ask_read, "models": _ask_models, "gpus": _ask_gpus, "form": _ask_form,
+    "grid": _ask_grid, "check": _ask_check, "export": _ask_export, "compare": _ask_compare, "explain": _ask_explain, "read": _ask_read, "models": _ask_models, "gpus": _ask_gpus, "form": _ask_form,
 }  # fmt: skip
 """What can be asked, by the name of its command."""

@@ -34,6 +34,7 @@ JOB: Mapping[str, Any] = {
     "slack": {"enum": ["replay", "bounds"]},
     "view": {"type": "boolean", "description": "Beside the document the words of the screen."},
 }
+VALUES = {"type": "array", "items": {"type": ["integer", "string"]}}
 FILES = {
     "type": "array",
     "items": {"type": "object", "properties": {"name": TEXT, "text": TEXT}, "required": ["name", "text"]},
@@ -45,14 +46,15 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...], str]] = {
     "solve": ("The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.", {"what": TEXT, "most": WHOLE, **JOB}, ("what",), "solution"),
     "plan": ("The fastest plans that fit, of every legal one.", {**JOB, "method": TEXT, "top": WHOLE}, (), "plans"),
     "plan-serving": ("How to serve a model on a cluster.", {**JOB, **SERVED}, (), "serve-plans"),
-    "check": ("Configuration files of an engine: their sheet, verdict and mistakes.", {"files": FILES, **JOB}, ("files",), "checked"),
+    "grid": ("A table of two options: what a GPU needs, and whether it fits.", {"task": TEXT, "x": TEXT, "y": TEXT, "xs": VALUES, "ys": VALUES, **JOB}, (), ""),
+    "check": ("Configuration files of an engine: their sheet, verdict and mistakes.", {"files": FILES, "model_otherwise": MODEL, **JOB}, ("files",), "checked"),
     "export": ("A plan as the configuration of the engine that runs it.", {"plan": OBJECT, "to": TEXT, "pick": WHOLE}, ("plan", "to"), ""),
     "compare": ("Two sheets side by side.", {"left": OBJECT, "right": OBJECT, "instant": TEXT, "rank": WHOLE}, ("left", "right"), ""),
     "explain": ("What a word on a sheet means, with its source.", {"term": TEXT}, ("term",), ""),
     "read": ("What a pasted text is, and the question that asks about it.", {"text": TEXT}, ("text",), ""),
 }  # fmt: skip
 """Each question: what it is, its keys, those that it needs, and the schema of its document."""
-OF_PLAN = ("train", "infer", "solve", "plan", "plan-serving", "check")
+OF_PLAN = ("train", "infer", "solve", "plan", "plan-serving", "grid", "check")
 """Questions that take every option of a plan."""
 LISTED = {
     "models": "The bundled models.", "gpus": "The devices, and what a framework gets of each.",

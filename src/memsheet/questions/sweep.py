@@ -1,0 +1,97 @@
+"""One question over values of some of its options: a table of what each combination needs, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from memsheet.budget import worst_sheet
+from memsheet.errors import InputError, input_error
+from memsheet.plan.options import Model
+from memsheet.questions import accounted
+from memsheet.questions.question_parts import BOUNDS, task_of
+
+MOST_CELLS = 4096
+LISTS = frozenset({"layers_per_stage", "recompute_modules", "lora_targets", "offload"})
+"""Options of which one value is a list."""
+
+
+class Cell(NamedTuple):
+    """One combination: its ``options``, and bytes of the worst GPU; or the ``reason`` that there is no answer."""
+
+    options: Mapping[str, Any]
+    device_bytes: int | None
+    low_bytes: int | None
+    high_bytes: int | None
+    result: str | None
+    reason: str = ""
+
+
+class Sweep(NamedTuple):
+    """Every combination, the last option fastest."""
+
+    varied: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict a combination: its options, device_bytes, low_bytes, high_bytes, result and reason."""
+        return [
+            {
+                **cell.options,
+                "device_bytes": cell.device_bytes,
+                "low_bytes": cell.low_bytes,
+                "high_bytes": cell.high_bytes,
+                "result": cell.result,
+                "reason": cell.reason,
+            }
+            for cell in self.cells
+        ]
+
+
+def sweep(model: Model | None = None, **options: Any) -> Sweep:
+    """What ``model`` needs for every combination of the options that are given as lists, of training unless the
+    options or ``plan`` are of serving.
+
+    ``seq_len=[4096, 8192]``, ``gpus=["8xA100-80GB", "8xH100-80GB"]``; all else is as for ``memsheet.train``. Slack
+    is that of ``slack="bounds"`` unless another is asked for: of what fits or does not whatever the allocator
+    does, sizes are without its replay. Combinations that are no legal plan have their reason. Raises InputError
+    where no option is a list, or all of them together are more than 4,096 combinations.
+    """
+    varied = {
+        name: tuple(values)
+        for name, values in options.items()
+        if isinstance(values, list | tuple | range) and name not in LISTS
+    }
+    count = 1
+    for name, values in varied.items():
+        if not values:
+            raise input_error(name, None, "is an empty list")
+        count *= len(values)
+    if not varied:
+        raise input_error("sweep", None, "has no option with several values", "seq_len=[4096, 8192]")
+    if count > MOST_CELLS:
+        raise input_error("sweep", count, f"is more than {MOST_CELLS:,} combinations")
+    kept = {
+        "slack": BOUNDS,
+        "fix": False,
+        **{name: held for name, held in options.items() if name not in varied},
+    }
+    return Sweep(tuple(varied), tuple(_swept_cells(model, kept, varied)))
+
+
+def _swept_cells(model: Any, kept: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
+    task = kept.get("task") or task_of({**kept, **{name: values[0] for name, values in varied.items()}})
+    count = accounted.infer if task == "infer" else accounted.train
+    asked = {name: value for name, value in kept.items() if name != "task"}
+    for values in product(*varied.values()):
+        options = dict(zip(varied, values, strict=True))
+        try:
+            found = count(model, **{**asked, **options})
+        except InputError as error:
+            yield Cell(options, None, None, None, None, str(error.problems[0]))
+            continue
+        verdict = found.verdict
+        device = (verdict.device if verdict else worst_sheet(found.sheets).device).ordered
+        result = verdict.result.value if verdict else None
+        yield Cell(options, int(device.value), int(device.low), int(device.high), result)

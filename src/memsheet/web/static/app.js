@@ -1,0 +1,380 @@
+// The form, the address and the panels: what somebody does, asked of the seam and shown by the view.
+
+import { alone, ask, onLoading } from "./seam.js";
+import { commandOf, hashOf, readHash, requestOf, state } from "./state.js";
+import { csvOf, gridTable, make, pictureText, save, showAnswer, showProblem } from "./view.js";
+
+const REST_MS = 300, DRAG_MS = 25;
+const SHOWN = {
+  train: ["engine", "seq_len", "microbatch", "global_batch", "zero", "tp", "pp", "precision", "optimizer", "recompute", "attention", "lora_rank", "quantize", "offload"],
+  infer: ["engine", "tp", "max_model_len", "sequences", "kv_dtype", "quantize", "memory_fraction", "prompt_tokens"],
+};
+const RANGES = {
+  seq_len: [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072],
+  microbatch: [1, 2, 3, 4, 6, 8, 12, 16, 24, 32],
+  max_model_len: [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072],
+  sequences: [1, 2, 4, 8, 16, 32, 64, 128, 256],
+};
+const FIRST = { model: "llama-3.1-8b", gpus: "8xH100-80GB" };
+const byId = (id) => document.getElementById(id);
+let form, latest = null, asking = null, resting = 0, soon = 0, theme = null, held = null;
+
+// ---- the form ---------------------------------------------------------------------------------
+
+function optionRow(name) {
+  return form.options.find((row) => row.name === name);
+}
+
+function control(name, row) {
+  const id = `option-${name}`, label = make("label", { for: id }, name.replaceAll("_", " "));
+  const said = state.options[name], set = (value) => choose(name, value);
+  const choices = name === "engine" ? form.engines[state.question] : row?.choices ?? [];
+  const resolved = latest?.view?.resolved?.[name];
+  const assumed = resolved === undefined ? "" : `${Array.isArray(resolved) ? resolved.join(",") : resolved}`;
+  const about = row?.words ?? "";
+  let field;
+  if (row?.kind === "flag") field = selectOf(id, ["true", "false"], said, assumed, set);
+  else if (choices.length && name !== "quantize" && name !== "offload" && name !== "optimizer") field = selectOf(id, choices, said, assumed, set);
+  else {
+    const list = name === "model" ? "model-names" : name === "gpus" ? "gpu-names" : choices.length ? `${id}-list` : null;
+    field = make("input", { id, value: typeof said === "object" ? said.model_type ?? "config.json" : said ?? "", placeholder: assumed ? `${assumed} (assumed)` : "", list, autocomplete: "off", spellcheck: "false", on: { change: (event) => set(event.target.value.trim()) } });
+  }
+  if (about) field.title = about;
+  const parts = [label, field];
+  if (choices.length && field.getAttribute("list") === `${id}-list`) parts.push(make("datalist", { id: `${id}-list` }, ...choices.map((value) => make("option", { value }))));
+  if (RANGES[name]) parts.push(slider(name, said ?? assumed, field));
+  return make("div", { class: "control" }, ...parts);
+}
+
+function selectOf(id, choices, said, assumed, set) {
+  const unset = make("option", { value: "" }, assumed ? `${assumed} (assumed)` : "not set");
+  const field = make("select", { id, class: said === undefined ? "unset" : "", on: { change: (event) => set(event.target.value) } }, unset, ...choices.map((value) => make("option", { value, selected: String(said) === value }, value)));
+  return field;
+}
+
+function slider(name, value, field) {
+  const steps = RANGES[name];
+  const near = steps.reduce((best, step, at) => (Math.abs(step - Number(value)) < Math.abs(steps[best] - Number(value)) ? at : best), 0);
+  const range = make("input", { type: "range", min: "0", max: String(steps.length - 1), step: "1", value: String(near), "aria-label": `${name.replaceAll("_", " ")}, in steps` });
+  range.addEventListener("input", () => {
+    const chosen = String(steps[Number(range.value)]);
+    field.value = chosen;
+    range.setAttribute("aria-valuetext", chosen);
+    state.options[name] = chosen;
+    askSoon();
+  });
+  range.addEventListener("change", settle);
+  range.setAttribute("aria-valuetext", String(value || steps[near]));
+  return range;
+}
+
+function renderForm() {
+  const active = document.activeElement?.id;
+  const names = ["model", "gpus", ...SHOWN[state.question]];
+  byId("controls").replaceChildren(...names.map((name) => control(name, optionRow(name))));
+  const groups = new Map();
+  for (const row of form.options) {
+    if (names.includes(row.name) || !row.tasks.includes(state.question)) continue;
+    groups.set(row.group, [...(groups.get(row.group) ?? []), row]);
+  }
+  const further = [];
+  for (const [group, rows] of groups) further.push(make("h3", {}, group), ...rows.map((row) => control(row.name, row)));
+  byId("further-controls").replaceChildren(...further);
+  for (const radio of document.querySelectorAll("[name=question]")) radio.checked = radio.value === state.question;
+  const files = byId("files");
+  files.hidden = !state.files.length;
+  files.replaceChildren(...(state.files.length ? [make("p", {}, "Files: ", make("strong", {}, state.files.map((file) => file.name).join(", ")), " ", make("button", { type: "button", on: { click: () => { state.files = []; settle(); } } }, "Leave them"))] : []));
+  if (active) byId(active)?.focus();
+}
+
+function choose(name, value) {
+  if (value === "" || value === null || value === undefined) delete state.options[name];
+  else state.options[name] = value;
+  settle();
+}
+
+function apply(changes) {
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null) delete state.options[name];
+    else state.options[name] = Array.isArray(value) ? value.join(",") : String(value);
+  }
+  settle();
+  byId("verdict").scrollIntoView({ block: "nearest" });
+}
+
+// ---- asking -----------------------------------------------------------------------------------
+
+function busy(is) {
+  document.body.dataset.idle = is ? "0" : "1";
+}
+
+async function run(more, rough) {
+  asking?.abort();
+  const own = (asking = new AbortController());
+  busy(true);
+  try {
+    const answer = await ask({ ...requestOf(state), ...more, view: true }, { signal: own.signal });
+    if (own !== asking) return;
+    if (answer.problem) {
+      latest = null;
+      showProblem(answer.problem);
+    } else {
+      latest = answer;
+      showAnswer(answer, { rough, apply });
+    }
+    if (!rough) {
+      renderForm();
+      renderPanel();
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") showProblem({ detail: `no answer: ${error.message}` });
+  } finally {
+    if (own === asking && !rough) busy(false);
+  }
+}
+
+function askSoon() {
+  busy(true);
+  clearTimeout(resting);
+  clearTimeout(soon);
+  soon = setTimeout(() => run({ fix: false, ...(state.files.length ? {} : { slack: "bounds" }) }, true), DRAG_MS);
+  resting = setTimeout(settle, REST_MS);
+}
+
+async function settle() {
+  clearTimeout(resting);
+  clearTimeout(soon);
+  busy(true);
+  const hash = await hashOf(state, theme);
+  if (hash !== location.hash) history.pushState(null, "", hash);
+  await run({}, false);
+}
+
+// ---- panels -----------------------------------------------------------------------------------
+
+const PANELS = { grid: gridPanel, solve: solvePanel, plan: planPanel, files: filesPanel, compare: comparePanel };
+let open = null;
+
+function select(name, focus) {
+  open = open === name && !focus ? null : name;
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    const own = tab.id === `tab-${open}`;
+    tab.setAttribute("aria-selected", String(own));
+    tab.tabIndex = own || (!open && tab.id === "tab-grid") ? 0 : -1;
+    byId(tab.getAttribute("aria-controls")).hidden = !own;
+    if (own && focus) tab.focus();
+  }
+  renderPanel();
+}
+
+function renderPanel() {
+  if (open) PANELS[open](byId(`panel-${open}`));
+}
+
+async function inPanel(panel, request, show, options = {}) {
+  busy(true);
+  panel.replaceChildren(make("p", { class: "quiet" }, "Asking …"));
+  try {
+    const answer = await ask(request, options);
+    panel.replaceChildren(...(answer.problem ? [make("div", { class: "problem" }, answer.problem.detail, ...(answer.problem.errors ?? []).slice(0, 3).map((row) => make("div", { class: "quiet" }, row.hint)))] : show(answer)));
+  } catch (error) {
+    panel.replaceChildren(make("div", { class: "problem" }, `no answer: ${error.message}`));
+  } finally {
+    busy(false);
+  }
+}
+
+function gridPanel(panel) {
+  if (state.files.length) return panel.replaceChildren(make("p", { class: "quiet" }, "Of files there is no table: paste a plan, or fill in the form."));
+  const [x, y] = state.question === "train" ? ["seq_len", "microbatch"] : ["max_model_len", "sequences"];
+  const current = { ...(latest?.view?.resolved ?? {}), ...state.options };
+  return inPanel(panel, { ...requestOf(state), question: "grid", task: state.question, x, y }, (answer) => [gridTable(answer.document, { current, go: apply })]);
+}
+
+function solvePanel(panel) {
+  const offered = state.question === "train" ? [["seq-len", "Longest sequence"], ["microbatch", "Largest micro-batch"], ["gpus", "Fewest GPUs"]] : [["sequences", "Most sequences at once"], ["max-model-len", "Longest sequence"]];
+  const out = make("div", { "aria-live": "polite" });
+  panel.replaceChildren(make("p", {}, ...offered.flatMap(([what, words]) => [make("button", { type: "button", on: { click: () => solved(out, what) } }, words), " "])), out);
+}
+
+function solved(out, what) {
+  const { question, files, ...asked } = requestOf(state);
+  if (what === "gpus") asked.gpus = String(asked.gpus ?? "").replace(/^\d+x/i, "");
+  const options = { ...asked };
+  for (const key of [what.replaceAll("-", "_")]) delete options[key];
+  if (what === "gpus") options.gpus = asked.gpus;
+  return inPanel(out, { ...options, question: "solve", what, view: true }, (answer) => {
+    const { value } = answer.document;
+    const taken = what === "gpus" ? { gpus: `${value}x${asked.gpus}` } : { [what.replaceAll("-", "_")]: String(value) };
+    return [value ? make("button", { type: "button", class: "apply", on: { click: () => apply(taken) } }, `Take ${Number(value).toLocaleString("en")}`) : null, make("pre", { tabindex: "0" }, answer.view.screen)].filter(Boolean);
+  });
+}
+
+function planPanel(panel) {
+  const out = make("div", { "aria-live": "polite" });
+  const stop = new AbortController();
+  const search = () => {
+    const { question, files, ...asked } = requestOf(state);
+    const keep = state.question === "train" ? ["model", "gpus", "seq_len", "global_batch", "engine", "lora_rank", "nodes", "per_node", "host_memory"] : ["model", "gpus", "engine", "kv_dtype", "quantize", "max_model_len"];
+    const pinned = Object.fromEntries(Object.entries(asked).filter(([key]) => keep.includes(key)));
+    const serves = state.question === "infer";
+    const context = byId("plan-context")?.value, users = byId("plan-users")?.value;
+    const request = serves ? { ...pinned, question: "plan-serving", ...(context ? { context } : {}), ...(users ? { users } : {}), view: true } : { ...pinned, question: "plan", view: true };
+    return inPanel(out, request, (answer) => [...planRows(answer), make("pre", { tabindex: "0" }, answer.view.screen)], {
+      signal: stop.signal,
+      onProgress: ({ seconds }) => out.replaceChildren(make("p", { class: "quiet" }, `Weighing every legal plan … ${seconds} s`)),
+    });
+  };
+  const load = state.question === "infer" ? [make("label", {}, "Tokens of a user's sequence ", make("input", { id: "plan-context", size: "8", value: state.options.max_model_len ?? "8192" })), " ", make("label", {}, "Users at once ", make("input", { id: "plan-users", size: "6" })), " "] : [];
+  panel.replaceChildren(make("p", {}, ...load, make("button", { type: "button", class: "apply", on: { click: search } }, "Find the best plans")), out);
+}
+
+function planRows(answer) {
+  const rows = (answer.view.plans ?? []).map((plan) => make("li", {}, make("button", { type: "button", on: { click: () => apply(plan.apply) } }, "Take"), " ", make("strong", {}, plan.needs), ` ${plan.words.join(" · ")}`));
+  return rows.length ? [make("ol", { class: "items" }, ...rows)] : [];
+}
+
+function filesPanel(panel) {
+  const engine = latest?.view?.resolved?.engine ?? latest?.document?.plan?.engine;
+  const sheet = latest?.document?.plan ? latest.document : latest?.document?.sheet;
+  const names = form.formats.filter((format) => format.engines.includes(engine)).map((format) => format.name);
+  const out = make("div");
+  const written = (to) => inPanel(out, { question: "export", plan: sheet.plan, to }, (answer) => Object.entries(answer.document.files).filter(([name]) => name !== "sheet.json").map(([name, text]) => fileBlock(name, text)));
+  const own = [
+    ["sheet.json", () => JSON.stringify(latest.document, null, 1), "application/json"], ["rows.csv", () => csvOf(latest.view), "text/csv"],
+    ["memory.svg", pictureText, "image/svg+xml"],
+  ];
+  panel.replaceChildren(
+    ...(sheet?.plan ? [make("p", {}, "Configuration for ", ...names.flatMap((name) => [make("button", { type: "button", on: { click: () => written(name) } }, name), " "]))] : []),
+    make("p", {}, "This answer as ", ...(latest?.view ? own.flatMap(([name, text, type]) => [make("button", { type: "button", on: { click: () => save(name, text(), type) } }, name), " "]) : []), make("button", { type: "button", on: { click: savePng } }, "memory.png"), " ", make("button", { type: "button", on: { click: () => print() } }, "Print")),
+    out,
+  );
+}
+
+function savePng() {
+  const text = pictureText(), picture = new Image();
+  picture.onload = () => {
+    const canvas = make("canvas", { width: 1800, height: (1800 * picture.height) / picture.width });
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = "#fff";
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.drawImage(picture, 0, 0, canvas.width, canvas.height);
+    canvas.toBlob((blob) => save("memory.png", blob, "image/png"));
+  };
+  picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+}
+
+function fileBlock(name, text) {
+  return make("div", {}, make("p", {}, make("strong", {}, name), " ", make("button", { type: "button", on: { click: (event) => copy(text, event.target) } }, "Copy"), " ", make("button", { type: "button", on: { click: () => save(name, text) } }, "Download")), make("pre", { tabindex: "0" }, text));
+}
+
+function comparePanel(panel) {
+  const sheet = latest?.document?.ranks ? latest.document : latest?.document?.sheet;
+  const keep = make("button", { type: "button", on: { click: () => { held = { sheet, words: commandOf(state) }; renderPanel(); } } }, "Keep this answer to compare with");
+  const out = make("div");
+  panel.replaceChildren(make("p", {}, keep, held ? ` Kept: ${held.words}` : " Then change the form: the difference is told row by row."), out);
+  if (held && sheet && held.words !== commandOf(state)) inPanel(out, { question: "compare", left: held.sheet, right: sheet, view: true }, (answer) => [make("pre", { tabindex: "0" }, answer.view.screen)]);
+}
+
+// ---- what is pasted, copied, pressed ----------------------------------------------------------
+
+async function readPaste(text, name) {
+  const said = byId("understood");
+  said.classList.remove("wrong");
+  busy(true);
+  const answer = name ? { document: { request: { question: "check", files: [{ name, text }] }, said: "a file" } } : await ask({ question: "read", text });
+  if (answer.problem) {
+    said.classList.add("wrong");
+    said.textContent = [answer.problem.detail, ...(answer.problem.errors ?? []).map((row) => row.hint)].filter(Boolean).join("; ");
+    busy(false);
+    return;
+  }
+  const { request, said: words } = answer.document;
+  const { question, files, plan, ...options } = request;
+  said.textContent = `Read as ${words}.`;
+  const { model, gpus } = state.options;
+  if (files) Object.assign(state, { files, options: { ...(model ? { model } : {}), ...(gpus ? { gpus } : {}) } });
+  else if (question) Object.assign(state, { question, options: {}, files: [] });
+  for (const [key, value] of Object.entries(options)) state.options[key] = typeof value === "object" ? value : String(value);
+  if (plan) state.options.plan = plan;
+  await settle();
+}
+
+async function copy(text, button) {
+  await navigator.clipboard.writeText(text).catch(() => prompt("Copy", text));
+  const before = button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = before), 1200);
+}
+
+function setTheme(name) {
+  theme = name;
+  if (name) document.documentElement.dataset.theme = name === "d" ? "dark" : "light";
+  byId("theme").setAttribute("aria-pressed", String(name === "d"));
+}
+
+function listen() {
+  byId("paste-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    readPaste(byId("paste").value);
+  });
+  byId("paste").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || byId("paste").value.includes("\n")) return;
+    event.preventDefault();
+    readPaste(byId("paste").value);
+  });
+  byId("form").addEventListener("submit", (event) => event.preventDefault());
+  for (const radio of document.querySelectorAll("[name=question]")) radio.addEventListener("change", () => { state.question = radio.value; state.files = []; keepShared(); settle(); });
+  byId("copy-link").addEventListener("click", (event) => copy(location.href, event.target));
+  byId("copy-command").addEventListener("click", (event) => copy(commandOf(state), event.target));
+  byId("theme").addEventListener("click", async () => {
+    setTheme(theme === "d" ? "l" : "d");
+    history.replaceState(null, "", await hashOf(state, theme));
+  });
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  tabs.forEach((tab, at) => {
+    tab.addEventListener("click", () => select(tab.id.replace("tab-", "")));
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (step) select(tabs[(at + step + tabs.length) % tabs.length].id.replace("tab-", ""), true);
+    });
+  });
+  document.addEventListener("keydown", (event) => {
+    const typing = /INPUT|TEXTAREA|SELECT/.test(event.target.tagName);
+    if (event.key === "/" && !typing) {
+      event.preventDefault();
+      byId("paste").focus();
+    } else if (event.key === "?" && !typing) byId("further").open = true;
+    else if (event.key === "Escape") byId("further").open = false;
+  });
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("drop", async (event) => {
+    event.preventDefault();
+    const file = event.dataTransfer.files[0];
+    if (file) readPaste(await file.text(), /config\.json$|plan.*\.json$/.test(file.name) ? "" : file.name);
+  });
+  window.addEventListener("popstate", start);
+}
+
+function keepShared() {
+  const known = new Set(form.options.filter((row) => row.tasks.includes(state.question)).map((row) => row.name));
+  for (const name of Object.keys(state.options)) if (optionRow(name) && !known.has(name)) delete state.options[name];
+  if (!form.engines[state.question].includes(state.options.engine)) delete state.options.engine;
+}
+
+async function start() {
+  const found = await readHash(location.hash).catch(() => ({ question: "train", options: {}, files: [] }));
+  Object.assign(state, { question: found.question, options: found.options, files: found.files });
+  if (!Object.keys(state.options).length && !state.files.length) Object.assign(state.options, FIRST, { seq_len: "4096" });
+  setTheme(found.theme);
+  renderForm();
+  await run({}, false);
+}
+
+onLoading((words) => (byId("understood").textContent = words));
+form = (await ask({ question: "form" })).document;
+byId("model-names").replaceChildren(...form.models.map((value) => make("option", { value })));
+byId("gpu-names").replaceChildren(...["1x", "8x"].flatMap((count) => form.gpus.map((gpu) => make("option", { value: count + gpu.name }))));
+listen();
+await start();
+if (alone) byId("understood").textContent = "";
