@@ -63,14 +63,14 @@ def ask(request: Mapping[str, Any]) -> dict[str, Any]:
 def _answer_request(request: Mapping[str, Any]) -> dict[str, Any]:
     asked = {key: value for key, value in request.items() if value is not None}
     question, view = asked.pop("question", None), asked.pop("view", False)
-    if question not in QUESTIONS:
+    if not isinstance(question, str) or question not in QUESTIONS:
         raise input_error("question", question, "is none", f"one of {', '.join(QUESTIONS)}")
     with (
         TemporaryDirectory(prefix="memsheet-") as folder,
         confined_to(*_visible_folders(folder)),
         of_one_command(),
     ):
-        said = QUESTIONS[str(question)](_with_numbers(asked), Path(folder))
+        said = QUESTIONS[question](_with_numbers(asked), Path(folder))
         told = {"view": said.view()} if view else {}
     return {"exit_code": said.exit_code, "document": said.document, **told}
 

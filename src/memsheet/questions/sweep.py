@@ -26,6 +26,7 @@ class Cell(NamedTuple):
     high_bytes: int | None
     result: str | None
     reason: str = ""
+    error: InputError | None = None
 
 
 class Sweep(NamedTuple):
@@ -56,7 +57,7 @@ def sweep(model: Model | None = None, **options: Any) -> Sweep:
     ``seq_len=[4096, 8192]``, ``gpus=["8xA100-80GB", "8xH100-80GB"]``; all else is as for ``memsheet.train``. Slack
     is that of ``slack="bounds"`` unless another is asked for: of what fits or does not whatever the allocator
     does, sizes are without its replay. Combinations that are no legal plan have their reason. Raises InputError
-    where no option is a list, or all of them together are more than 4,096 combinations.
+    where no option is a list, all of them together are more than 4,096 combinations, or none has an answer.
     """
     varied = {
         name: tuple(values)
@@ -77,7 +78,10 @@ def sweep(model: Model | None = None, **options: Any) -> Sweep:
         "fix": False,
         **{name: held for name, held in options.items() if name not in varied},
     }
-    return Sweep(tuple(varied), tuple(_swept_cells(model, kept, varied)))
+    cells = tuple(_swept_cells(model, kept, varied))
+    if all(cell.reason for cell in cells):
+        raise cells[0].error or input_error("sweep", None, cells[0].reason)
+    return Sweep(tuple(varied), cells)
 
 
 def _swept_cells(model: Any, kept: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
@@ -89,7 +93,7 @@ def _swept_cells(model: Any, kept: Mapping[str, Any], varied: Mapping[str, Seque
         try:
             found = count(model, **{**asked, **options})
         except InputError as error:
-            yield Cell(options, None, None, None, None, str(error.problems[0]))
+            yield Cell(options, None, None, None, None, str(error.problems[0]), error)
             continue
         verdict = found.verdict
         device = (verdict.device if verdict else worst_sheet(found.sheets).device).ordered

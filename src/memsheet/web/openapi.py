@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from memsheet import __version__
+from memsheet.catalog import model_names
 from memsheet.questions.form import form_document
 from memsheet.web.problems import PROBLEM_JSON
 
@@ -21,10 +22,20 @@ TYPES = {
 }
 """JSON types of an option by its kind; all others are texts."""
 TEXT, WHOLE, OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
-MODEL = {"type": ["string", "object"], "description": "A bundled name, a hub id, or a config.json as it is."}
+MODEL = {
+    "anyOf": [{"enum": sorted(model_names())}, {"type": ["string", "object"]}],
+    "description": "A bundled name, a hub id, or a config.json as it is.",
+}
+GPUS = {
+    "anyOf": [
+        {"pattern": "^[1-9][0-9]?x(T4|L4|A100-80GB|H100-80GB|RTX4090)$", "type": "string"},
+        {"type": "string"},
+    ],
+    "description": "Cards: 8xH100-80GB.",
+}
 JOB: Mapping[str, Any] = {
     "model": MODEL,
-    "gpus": {"type": "string", "description": "Cards: 8xH100-80GB."},
+    "gpus": GPUS,
     "nodes": WHOLE,
     "per_node": WHOLE,
     "host_memory": TEXT,
@@ -103,9 +114,14 @@ def _component_schemas(name: str) -> dict[str, Any]:
 
 
 def _option_schemas() -> dict[str, Any]:
+    return {row["name"]: _option_schema(row) for row in form_document()["options"]}
+
+
+def _option_schema(row: Mapping[str, Any]) -> dict[str, Any]:
+    offered = [{"enum": row["choices"]}] if row["choices"] else []
     return {
-        row["name"]: {"type": TYPES.get(row["kind"], ["string"]), "description": row["words"]}
-        for row in form_document()["options"]
+        "anyOf": [*offered, {"type": TYPES.get(row["kind"], ["string"])}],
+        "description": row["words"],
     }
 
 
