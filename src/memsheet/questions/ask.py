@@ -203,7 +203,7 @@ def _ask_grid(asked: dict[str, Any], _: Path) -> Said:
 def _ask_check(asked: dict[str, Any], folder: Path) -> Said:
     from memsheet.questions.check import MACHINES, check_configuration_files
     from memsheet.report.json.checked import checked_document
-    from memsheet.report.screen.checked import render_checked
+    from memsheet.report.page.checked import checked_view
 
     names = _write_files(asked.pop("files", None), folder)
     model, otherwise = asked.pop("model", None), asked.pop("model_otherwise", None)
@@ -214,10 +214,7 @@ def _ask_check(asked: dict[str, Any], folder: Path) -> Said:
     return Said(
         checked_exit_code(found),
         checked_document(found),
-        lambda: {
-            "screen": render_checked(found, Look(width=COLUMNS)).replace(f"{folder}/", ""),
-            **(_answer_view(found.answer) if found.answer else {}),
-        },
+        lambda: checked_view(found, Look(width=COLUMNS)),
     )
 
 

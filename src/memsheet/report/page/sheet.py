@@ -44,6 +44,8 @@ UNWRAPPED = 10**6
 """Columns of a line that the browser breaks."""
 LISTED = 12
 """Items of a component that a row opens to, the largest first."""
+PRECISION = "precision = "
+"""How the line begins that names an assumed precision, which a plan has dtype by dtype."""
 _SHORT_OF = {key: name for name, key in SHORT.items()}
 
 
@@ -123,9 +125,9 @@ def typed_options(changes: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
 def resolved_options(answer: Answer) -> dict[str, Any]:
     """Every option of the plan as it was accounted, by its short name; those that it has not are left out."""
     document = flatten_document(plan_document(answer.plan))
-    return {
-        _SHORT_OF[key]: value for key, value in document.items() if key in _SHORT_OF and value is not None
-    }
+    found = {_SHORT_OF[key]: held for key, held in document.items() if key in _SHORT_OF and held is not None}
+    named = [line.removeprefix(PRECISION) for line in answer.assumed if line.startswith(PRECISION)]
+    return {**found, **({"precision": named[0].partition(" ")[0]} if named else {})}
 
 
 def _ladder_step(step: Any, look: Look) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.budget import Result
 from memsheet.errors import MOST_SHOWN, more_than_shown
+from memsheet.exchange.mistakes import Found
 from memsheet.exchange.shared.file_format import EVERYTHING
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.report.screen.layout import one_line
@@ -122,14 +123,9 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
 
         yield render_answer(checked.answer, look).rstrip("\n")
     yield from _common_card_lines(checked, look)
-    if checked.doubt:
+    if doubt := doubt_words(checked):
         yield ""
-        why = (
-            "It does not fit either way, though"
-            if checked.result is Result.DOES_NOT_FIT
-            else "Uncertain because"
-        )
-        yield from _wrap_with_indent(f"{why} {checked.doubt}", look.width, "  ")
+        yield from _wrap_with_indent(doubt, look.width, "  ")
     for line in checked.why_not:
         yield from _wrap_with_indent(f"no sheet: {line}", look.width, "          ")
 
@@ -139,11 +135,17 @@ def _common_card_lines(checked: Checked, look: Look) -> Iterator[str]:
     if not checked.common:
         return
     yield "\nNo card is named (--gpus). On common ones:"
-    for one in checked.common:
-        need = f"{look.need(one.device.value)} of {look.room(one.gives_bytes)}"
-        yield f"  {_with_times(one.gpus):14} {need:>24}  {_result_words(one.result)}"
+    for gpus, need, result in common_card_cells(checked, look):
+        yield f"  {gpus:14} {need:>24}  {result}"
     if why := dict.fromkeys(one.doubt for one in checked.common if one.doubt):
         yield from _wrap_with_indent(f"uncertain because {'; '.join(why)}", look.width, "  ", "  ")
+
+
+def common_card_cells(checked: Checked, look: Look) -> Iterator[tuple[str, str, str]]:
+    """Of each common card its name and number, what is needed of what it gives, and the verdict."""
+    for one in checked.common:
+        need = f"{look.need(one.device.value)} of {look.room(one.gives_bytes)}"
+        yield _with_times(one.gpus), need, _result_words(one.result)
 
 
 def _with_times(gpus: str) -> str:
@@ -163,22 +165,7 @@ def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
         return
     yield f"\nMistakes ({len(checked.mistakes)}){_by_which_end(checked)}"
     for rule, found in checked.mistakes[:MOST_SHOWN]:
-        size = found.saves_bytes or 0
-        frees = (
-            f" · frees {look.room(size)} a GPU"
-            if size > 0
-            else f" · takes {look.need(-size)} a GPU"
-            if size
-            else ""
-        )
-        gives = found.gains_bytes or 0
-        frees += (
-            f" · gives its cache {look.room(gives)} a GPU"
-            if gives > 0
-            else f" · takes {look.need(-gives)} a GPU of its cache"
-            if gives
-            else ""
-        )
+        frees = "".join(f" · {words}" for words in cure_effects(found, look))
         yield from _wrap_with_indent(
             f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  "
         )
@@ -186,6 +173,27 @@ def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
             f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    "
         )
     yield from (f"  {line}" for line in more_than_shown(len(checked.mistakes)))
+
+
+def cure_effects(found: Found, look: Look) -> Iterator[str]:
+    """What the cure of a mistake frees or takes."""
+    if size := found.saves_bytes or 0:
+        yield f"frees {look.room(size)} a GPU" if size > 0 else f"takes {look.need(-size)} a GPU"
+    if gives := found.gains_bytes or 0:
+        yield (
+            f"gives its cache {look.room(gives)} a GPU"
+            if gives > 0
+            else f"takes {look.need(-gives)} a GPU of its cache"
+        )
+
+
+def doubt_words(checked: Checked) -> str:
+    """Why the verdict is less sure than the sheet alone, in a sentence; nothing where it is not."""
+    if not checked.doubt:
+        return ""
+    fails = checked.result is Result.DOES_NOT_FIT
+    why = "It does not fit either way, though" if fails else "Uncertain because"
+    return f"{why} {checked.doubt}"
 
 
 def _by_which_end(checked: Checked) -> str:

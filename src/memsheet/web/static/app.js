@@ -78,7 +78,7 @@ function renderForm() {
     groups.set(row.group, [...(groups.get(row.group) ?? []), row]);
   }
   const further = [];
-  for (const [group, rows] of groups) further.push(make("h3", {}, group), ...rows.map((row) => control(row.name, row)));
+  for (const [group, rows] of groups) further.push(make("h2", {}, group), ...rows.map((row) => control(row.name, row)));
   byId("further-controls").replaceChildren(...further);
   for (const radio of document.querySelectorAll("[name=question]")) radio.checked = radio.value === state.question;
   const files = byId("files");

@@ -47,13 +47,14 @@ export function showProblem(problem) {
 export function showAnswer(answer, { rough, apply }) {
   const { view } = answer;
   if (!view.word) return showScreen(answer);
+  if (!view.rows) return showFiles(view, apply);
   const { question } = view;
   const section = fill(
     "verdict",
     make("p", {}, make("span", { class: `word ${view.result ?? ""}` }, view.word), " ", `${rough ? "≈ " : ""}${view.phrases.join(" · ")}`),
     make("p", { class: "quiet" }, `${question.task} `, make("strong", {}, question.name), ` ${question.where}`),
     make("ul", { class: "chips", "aria-label": "The plan" }, ...view.choices.map((words) => make("li", {}, words))),
-    view.screen ? make("details", {}, make("summary", {}, "All that the files say"), make("pre", { tabindex: "0" }, view.screen)) : null,
+    ...fileParts(view, apply),
   );
   section.classList.toggle("stale", rough);
   showChange(view, rough, apply);
@@ -62,6 +63,25 @@ export function showAnswer(answer, { rough, apply }) {
   showStep(view);
   const lists = [["Assumed", view.assumed], ["Notes", view.notes]].filter(([, lines]) => lines.length);
   fill("remarks", ...lists.flatMap(([name, lines]) => [make("h2", {}, name), make("ul", { class: "items" }, ...lines.map((line) => make("li", {}, line)))]));
+}
+
+function fileParts(view, apply) {
+  if (!view.mistakes) return [];
+  const parts = [];
+  if (view.doubt) parts.push(make("p", {}, view.doubt));
+  if (view.common.length) parts.push(make("p", {}, "No card is named. On common ones:"), make("ul", { class: "items" }, ...view.common.map(([gpus, need, words]) => make("li", {}, make("strong", {}, gpus), ` ${need}: ${words} `, make("button", { type: "button", on: { click: () => apply({ gpus: gpus.replace("×", "x") }) } }, "Take")))));
+  if (view.mistakes.length) {
+    parts.push(make("h2", {}, `Mistakes (${view.mistakes.length})`));
+    parts.push(make("ul", { class: "mistakes" }, ...view.mistakes.map((found) => make("li", { class: found.stops ? "problem" : "" }, make("strong", {}, found.where), `: ${found.says}`, make("div", {}, `cure: ${[found.cure, ...found.effects].join(" · ")} `, found.apply && Object.keys(found.apply).length ? make("button", { type: "button", on: { click: () => apply(found.apply) } }, "See it cured") : "")))));
+    for (const line of view.more_mistakes) parts.push(make("p", { class: "quiet" }, line));
+  } else parts.push(make("p", {}, "No known mistake found."));
+  parts.push(make("details", {}, make("summary", {}, "All that the files say"), make("pre", { tabindex: "0" }, view.screen)));
+  return parts;
+}
+
+function showFiles(view, apply) {
+  fill("verdict", make("p", {}, make("span", { class: `word ${view.result}` }, view.word), " ", view.phrases.join(" · ")), ...fileParts(view, apply)).classList.remove("stale");
+  for (const id of ["change", "figure", "rows", "step", "remarks"]) fill(id);
 }
 
 function showScreen(answer) {
@@ -99,11 +119,15 @@ function ladderTable(view, apply) {
     const go = make("button", { type: "button", class: "row", on: { click: () => apply({ seq_len: String(step.seq_len) }) } }, step.seq_len.toLocaleString("en"));
     return make("tr", { class: `cell ${step.result ?? ""}` }, make("td", { class: "number" }, go), make("td", { class: "number" }, step.size), make("td", { class: "state" }, step.words), ...more.map((words) => make("td", {}, words)));
   });
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "By length" }, make("table", {}, make("caption", {}, "By the length of a sequence, as none was asked for"), make("thead", {}, make("tr", {}, ...head.map((words) => (words ? make("th", { scope: "col" }, words) : make("td", {}))))), make("tbody", {}, ...rows)));
+  return make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table by length" }, make("table", {}, make("caption", {}, "By the length of a sequence, as none was asked for"), make("thead", {}, make("tr", {}, ...head.map((words) => (words ? make("th", { scope: "col" }, words) : make("td", {}))))), make("tbody", {}, ...rows)));
+}
+
+function widthOfFigures() {
+  return Math.max(300, Math.min(900, document.querySelector(".answer").clientWidth));
 }
 
 function barFigure(view) {
-  const width = 900, left = 110, right = 90, tall = 34;
+  const width = widthOfFigures(), left = Math.min(190, width * 0.42), right = 12, tall = 34;
   const scale = Math.max(view.capacity_bytes ?? 0, ...view.bars.map((bar) => Math.max(bar.bytes, bar.high_bytes))) || 1;
   const at = (bytes) => left + ((width - left - right) * bytes) / scale;
   const height = view.bars.length * tall + 26;
@@ -111,7 +135,7 @@ function barFigure(view) {
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}. ${view.capacity}` });
   view.bars.forEach((bar, row) => {
     const y = row * tall + 4;
-    svg.append(draw("text", { x: left - 8, y: y + 17, "text-anchor": "end", class: "bar-label" }, bar.label));
+    svg.append(draw("text", { x: left - 8, y: y + 17, "text-anchor": "end", class: "bar-label" }, `${bar.label} ${bar.total}`));
     let so_far = 0;
     for (const part of bar.parts) {
       const from = at(so_far);
@@ -122,7 +146,6 @@ function barFigure(view) {
     }
     const [low, high] = [at(bar.low_bytes), at(bar.high_bytes)];
     svg.append(draw("path", { d: `M${low} ${y + 8}v8M${low} ${y + 12}H${high}M${high} ${y + 8}v8`, class: "whisker" }));
-    svg.append(draw("text", { x: width - right + 6, y: y + 17, class: "bar-label" }, bar.total));
   });
   if (view.capacity_bytes) {
     const x = at(view.capacity_bytes), bottom = view.bars.length * tall;
@@ -142,7 +165,7 @@ function showRows(view) {
     const why = [row.words, row.range].filter(Boolean).join(", ");
     body.append(make("tr", { class: row.component ? "" : "total" }, make(row.component ? "td" : "th", row.component ? {} : { scope: "row" }, swatch, name), make("td", { class: "number" }, row.size), make("td", { class: "number" }, row.share), make("td", {}, why)));
   }
-  fill("rows", make("h2", {}, "What takes the room"), make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What takes the room" }, make("table", {}, make("caption", {}, "A row opens its items, each with its source"), make("thead", {}, head), body)));
+  fill("rows", make("h2", {}, "What takes the room"), make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table of components" }, make("table", {}, make("caption", {}, "A row opens its items, each with its source"), make("thead", {}, head), body)));
 }
 
 function opener(row, body) {
@@ -163,8 +186,8 @@ function showStep(view) {
   const { instants } = view;
   const parts = [make("h2", {}, "Over the step")];
   if (instants.length > 1) {
-    const width = 900, height = 120, top = Math.max(...instants.map((each) => each.bytes)) || 1;
-    const x = (n) => 60 + (n * (width - 120)) / (instants.length - 1), y = (bytes) => height - 30 - ((height - 55) * bytes) / top;
+    const width = widthOfFigures(), edge = width < 600 ? 34 : 60, height = 120, top = Math.max(...instants.map((each) => each.bytes)) || 1;
+    const x = (n) => edge + (n * (width - 2 * edge)) / (instants.length - 1), y = (bytes) => height - 30 - ((height - 55) * bytes) / top;
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Allocated, in ${view.unit}: ${instants.map((each) => `${each.name} ${each.size}`).join(", ")}` });
     svg.append(draw("polyline", { points: instants.map((each, n) => `${x(n)},${y(each.bytes)}`).join(" "), class: "step-line" }));
     instants.forEach((each, n) => {
@@ -190,9 +213,9 @@ export function gridTable(document, { current, go }) {
       return make("td", { class: `cell ${cell.result ?? ""}${here ? " current" : ""}` }, button);
     })),
   );
-  const table = make("table", { role: "grid" }, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...rows));
+  const table = make("table", { role: "grid", "aria-label": "Lengths and batches" }, make("thead", {}, head), make("tbody", {}, ...rows));
   table.addEventListener("keydown", (event) => moveInGrid(table, event));
-  return make("div", { class: "scroll" }, table);
+  return make("div", {}, make("p", { class: "quiet" }, caption), make("div", { class: "scroll" }, table));
 }
 
 function moveInGrid(table, event) {

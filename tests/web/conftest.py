@@ -1,0 +1,97 @@
+"""A real browser before the page of a real server. `make web-test` installs what this needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Where the page is."""
+    line = [sys.executable, "-m", "memsheet", "web", "--port", "0"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A page that somebody looks at: what it asked for, what its console said, what was done."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page, self.address = page, address
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.actions = 0
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on(
+            "console",
+            lambda said: self.complaints.append(said.text) if said.type in ("error", "warning") else None,
+        )
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self, question: str = "") -> Visit:
+        self.page.goto(f"{self.address}{question}")
+        return self.settle()
+
+    def settle(self) -> Visit:
+        self.page.locator("body[data-idle='1']").wait_for(timeout=60_000)
+        return self
+
+    def click(self, name: str, role: str = "button") -> Visit:
+        self.actions += 1
+        self.page.get_by_role(role, name=name, exact=True).first.click()
+        return self.settle()
+
+    def paste(self, text: str) -> Visit:
+        self.actions += 2
+        self.page.locator("#paste").fill(text)
+        self.page.get_by_role("button", name="Read", exact=True).click()
+        return self.settle()
+
+    def fill(self, label: str, text: str) -> Visit:
+        self.actions += 1
+        field = self.page.get_by_label(label, exact=True)
+        if field.evaluate("field => field.tagName") == "SELECT":
+            field.select_option(text)
+        else:
+            field.fill(text)
+            field.dispatch_event("change")
+        return self.settle()
+
+    @property
+    def verdict(self) -> str:
+        return str(self.page.locator("#verdict").inner_text())
+
+
+@pytest.fixture
+def visit(chromium: Any, address: str) -> Iterator[Visit]:
+    """A fresh visit; when it ends nothing foreign was asked for and the console is empty."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=False)
+    found = Visit(context.new_page(), address)
+    yield found
+    assert found.complaints == []
+    assert [url for url in found.requests if not url.startswith((address, "data:", "blob:"))] == []
+    context.close()

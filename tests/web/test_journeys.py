@@ -1,0 +1,237 @@
+"""What people come for, by clicks and paste alone, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.web
+TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+SMALL = "#q=train&model=llama-3.1-8b&gpus=8xA100-40GB&seq_len=4096"
+
+
+def violations(page: Any) -> list[str]:
+    import axe_playwright_python
+
+    script = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(script)
+    found = page.evaluate(f"axe.run({{runOnly: {json.dumps(TAGS)}}})")["violations"]
+    return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
+
+
+# ---- the three journeys ------------------------------------------------------------------------------------
+
+
+def test_does_llama_lora_fit_my_4090(visit: Any) -> None:
+    visit.open().paste("meta-llama/Llama-3.1-8B").fill("gpus", "1xRTX4090").fill("lora rank", "16")
+    assert "UNCERTAIN" in visit.verdict or "DOES NOT FIT" in visit.verdict or "FITS" in visit.verdict
+    assert "RTX4090" in visit.verdict
+    apply = visit.page.locator("#change button.apply")
+    if apply.count():
+        visit.actions += 1
+        apply.first.click()
+        visit.settle()
+    assert visit.verdict.startswith("FITS")
+    assert visit.actions <= 8
+
+
+def test_how_many_users_does_qwen_hold_on_two_h100(visit: Any) -> None:
+    visit.open().paste("vllm serve Qwen/Qwen3-32B-FP8 --tensor-parallel-size 2").fill("gpus", "2xH100-80GB")
+    assert visit.verdict.startswith("FITS")
+    assert (
+        "at once" in visit.page.locator("#step").inner_text()
+        or "sequences" in visit.page.locator("#step").inner_text()
+    )
+    assert visit.actions <= 8
+
+
+def test_what_is_wrong_with_my_ds_config(visit: Any) -> None:
+    config = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}, "bf16": {"enabled": True}, "fp16": {"enabled": True},
+              "train_micro_batch_size_per_gpu": 4}  # fmt: skip
+    visit.open().paste(json.dumps(config))
+    said = visit.page.locator("#verdict").inner_text()
+    assert "llama-3.1-8b" in said or "DOES NOT START" in said
+    assert visit.actions <= 8
+
+
+# ---- every state ---------------------------------------------------------------------------------------------
+
+STATES = {
+    "first": "", "fails": SMALL, "ladder": "#q=train&model=llama-3.1-8b&gpus=8xA100-80GB", "serves": "#q=infer&model=llama-3.1-8b&gpus=1xH100-80GB&engine=vllm&max_model_len=8192",
+    "stages": "#q=train&model=llama-3.1-70b&gpus=64xH100-80GB&engine=megatron&tp=8&pp=4&seq_len=4096&global_batch=64", "no cards": "#q=train&model=llama-tiny&seq_len=512",
+    "problem": "#q=train&model=no-such-model&gpus=3xNoSuchCard", "wrong option": "#q=train&model=llama-3.1-8b&gpus=8xH100-80GB&zero=9",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", ["l", "d"])
+@pytest.mark.parametrize("state", STATES)
+def test_everybody_can_read_every_state(visit: Any, state: str, theme: str) -> None:
+    hash_ = STATES[state]
+    visit.open(f"{hash_}&t={theme}" if hash_ else f"#t={theme}")
+    assert violations(visit.page) == []
+    if state.startswith(("problem", "wrong")):
+        visit.complaints[:] = [said for said in visit.complaints if "422" not in said]
+
+
+@pytest.mark.parametrize("theme", ["l", "d"])
+@pytest.mark.parametrize("tab", ["Lengths × batch", "The most that fits", "Best plans", "Files", "Compare"])
+def test_everybody_can_read_every_panel(visit: Any, tab: str, theme: str) -> None:
+    visit.open(f"{SMALL}&t={theme}").click(tab, role="tab")
+    assert violations(visit.page) == []
+
+
+def test_rows_open_and_every_option_is_there(visit: Any) -> None:
+    visit.open(SMALL)
+    visit.click("saved activations")
+    assert "model.layers" in visit.page.locator("tr.opened").inner_text()
+    visit.page.keyboard.press("?")
+    assert visit.page.get_by_label("expandable segments", exact=True).is_visible()
+    assert violations(visit.page) == []
+    visit.page.keyboard.press("Escape")
+    assert not visit.page.get_by_label("expandable segments", exact=True).is_visible()
+
+
+def test_a_change_is_applied_by_its_button(visit: Any) -> None:
+    visit.open(SMALL)
+    assert visit.verdict.startswith("DOES NOT FIT")
+    visit.page.locator("#change button.apply").click()
+    visit.settle()
+    assert visit.verdict.startswith("FITS")
+    assert "recompute=full" in visit.page.url
+    visit.page.go_back()
+    visit.settle()
+    assert visit.verdict.startswith("DOES NOT FIT")
+
+
+def test_a_cell_of_the_table_takes_its_plan_over(visit: Any) -> None:
+    visit.open(SMALL).click("Lengths × batch", role="tab")
+    first = visit.page.locator("#panel-grid td button").first
+    first.focus()
+    visit.page.keyboard.press("ArrowDown")
+    visit.page.keyboard.press("Enter")
+    visit.settle()
+    assert "microbatch=2" in visit.page.url
+    assert "seq_len=2048" in visit.page.url
+
+
+def test_plans_are_searched_told_and_taken(visit: Any) -> None:
+    visit.open("#q=train&model=llama-3.2-1b&gpus=1xH100-80GB&seq_len=1024&global_batch=4").click(
+        "Best plans", role="tab"
+    )
+    visit.click("Find the best plans")
+    visit.page.locator("#panel-plan li button").first.click()
+    visit.settle()
+    assert visit.verdict.startswith("FITS")
+
+
+def test_the_most_that_fits_is_solved_and_taken(visit: Any) -> None:
+    visit.open(f"{SMALL}&recompute=full").click("The most that fits", role="tab").click("Longest sequence")
+    visit.page.locator("#panel-solve button.apply").click()
+    visit.settle()
+    assert visit.verdict.startswith("FITS")
+
+
+def test_files_are_written_for_the_engine(visit: Any) -> None:
+    visit.open(
+        "#q=train&model=llama-3.1-8b&gpus=8xA100-80GB&engine=deepspeed&zero=3&seq_len=4096&recompute=full"
+    ).click("Files", role="tab")
+    visit.click("deepspeed")
+    assert '"stage": 3' in visit.page.locator("#panel-files pre").first.inner_text()
+    with visit.page.expect_download() as found:
+        visit.page.get_by_role("button", name="rows.csv", exact=True).click()
+    text = Path(found.value.path()).read_text(encoding="utf-8")
+    assert text.startswith('"component"')
+    assert "saved activations" in text
+    with visit.page.expect_download() as found:
+        visit.page.get_by_role("button", name="memory.png", exact=True).click()
+    assert Path(found.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_answers_are_compared(visit: Any) -> None:
+    visit.open(SMALL).click("Compare", role="tab").click("Keep this answer to compare with")
+    visit.fill("recompute", "full")
+    assert "saved activations" in visit.page.locator("#panel-compare pre").inner_text()
+
+
+def test_a_link_asks_the_same_again(visit: Any, chromium: Any) -> None:
+    config = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
+              "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
+    visit.open().paste(json.dumps(config)).fill("gpus", "1xT4")
+    first, url = visit.verdict, visit.page.url
+    assert len(url) < 600
+    other = chromium.new_context().new_page()
+    other.goto(url)
+    other.locator("body[data-idle='1']").wait_for(timeout=30_000)
+    assert other.locator("#verdict").inner_text() == first
+    other.context.close()
+
+
+def test_a_message_of_a_dead_job_says_what_to_paste(visit: Any) -> None:
+    visit.open().paste("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert "configuration" in visit.page.locator("#understood").inner_text()
+    visit.complaints[:] = [said for said in visit.complaints if "422" not in said]
+
+
+# ---- sizes, times, ways to look ------------------------------------------------------------------------------
+
+
+def test_the_page_is_small(visit: Any) -> None:
+    sizes: list[int] = []
+    visit.page.on("response", lambda answer: sizes.append(answer.request.sizes()["responseBodySize"]))
+    visit.open()
+    own = [url for url in visit.requests if "/api/" not in url and not url.startswith("data:")]
+    assert len(own) <= 6
+    assert sum(sizes[: len(own)]) <= 60_000
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
+def test_nothing_is_wider_than_the_screen(visit: Any, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 800})
+    visit.open(SMALL).click("Lengths × batch", role="tab")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_it_prints_on_a_page(visit: Any) -> None:
+    visit.open(SMALL)
+    visit.page.emulate_media(media="print")
+    assert not visit.page.locator("#form").is_visible()
+    assert visit.page.locator("#rows").is_visible()
+    assert visit.page.pdf().startswith(b"%PDF")
+
+
+def test_forced_colours_and_less_motion(visit: Any) -> None:
+    visit.page.emulate_media(forced_colors="active", reduced_motion="reduce")
+    visit.open(SMALL)
+    assert violations(visit.page) == []
+
+
+def test_the_keyboard_reaches_everything(visit: Any) -> None:
+    visit.open(SMALL)
+    visit.page.keyboard.press("/")
+    assert visit.page.evaluate("document.activeElement.id") == "paste"
+    reached = set()
+    for _ in range(120):
+        visit.page.keyboard.press("Tab")
+        reached.add(
+            visit.page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id")
+        )
+    for name in (
+        "Read",
+        "option-model",
+        "option-gpus",
+        "Apply this change",
+        "saved activations",
+        "Lengths × batch",
+        "API",
+    ):
+        assert any(name in each for each in reached), name
+
+
+def test_names_of_strangers_are_text(visit: Any) -> None:
+    visit.open("#q=train&model=%3Cimg+src%3Dx+onerror%3Dalert(1)%3E&gpus=8xH100-80GB")
+    assert visit.page.locator("#verdict img").count() == 0
+    assert "<img" in visit.verdict
+    visit.complaints[:] = [said for said in visit.complaints if "422" not in said]
