@@ -89,6 +89,7 @@ FLAGS = {
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),
+    "web": ["--allowed-host", "--check", "--debug", "--host", "--open", "--port"],
     "verify": [
         "--debug",
         "--device",

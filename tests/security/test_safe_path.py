@@ -58,6 +58,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "models": ("models",),
     "gpus": ("gpus",),
     "calibrate": ("calibrate", "--from", "record.json"),
+    "web": ("web", "--port", "0", "--check"),
 }
 HEAVY: dict[str, tuple[str, ...]] = {"trace of a step": ("trace", "numpy.py:build", "--device", "cpu")}
 SLOW: dict[str, tuple[str, ...]] = {

@@ -57,7 +57,7 @@ def test_what_is_wrong_with_my_ds_config(visit: Any) -> None:
     assert visit.actions <= 8
 
 
-# ---- every state ---------------------------------------------------------------------------------------------
+# ---- every state ----------------------------------------------------------------------------------------
 
 STATES = {
     "first": "", "fails": SMALL, "ladder": "#q=train&model=llama-3.1-8b&gpus=8xA100-80GB", "serves": "#q=infer&model=llama-3.1-8b&gpus=1xH100-80GB&engine=vllm&max_model_len=8192",
@@ -175,7 +175,7 @@ def test_a_message_of_a_dead_job_says_what_to_paste(visit: Any) -> None:
     visit.complaints[:] = [said for said in visit.complaints if "422" not in said]
 
 
-# ---- sizes, times, ways to look ------------------------------------------------------------------------------
+# ---- sizes, times, ways to look ------------------------------------------------------------
 
 
 def test_the_page_is_small(visit: Any) -> None:

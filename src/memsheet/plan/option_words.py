@@ -1,4 +1,4 @@
-"""What each option of a plan is, in words: the help of the command line, and the labels of the page's form."""
+"""What each option of a plan is, in words: the command line's help, and the labels of the page's form."""
 
 from __future__ import annotations
 

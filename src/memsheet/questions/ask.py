@@ -2,7 +2,7 @@
 
 A request names its ``question`` and, beside it, what the command of that name takes: ``model``, ``gpus`` and
 every option of a plan by its short name or in any tool's words, as texts if need be. The answer has the
-``document`` that ``--json`` prints, the ``exit_code``, and where a ``view`` is asked for the words of the screen.
+``document`` that ``--json`` prints, the ``exit_code``, and where a ``view`` is asked for the screen's words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is bundled, as rows: models with exact parameter counts, devices with what a framework gets of each."""
+"""What is bundled, as rows: models with exact parameter counts, devices with what frameworks get of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page's form is made of: every option with its words and choices, and the names that are offered."""
+"""What the page's form is made of: options with their words and choices, and the names that are offered."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OFFERED = {
 
 
 def form_document() -> dict[str, Any]:
-    """Options by their short names in the order of the command line's help, engines by task, bundled models and
-    devices by name, and the formats that a plan is exported to, with the engines that run each.
+    """Options by their short names in the order of the command line's help, engines by task, bundled models
+    and devices by name, and the formats that a plan is exported to, with the engines that run each.
     """
     options = [_option_row(name, *about) for name, about in HELP.items()]
     exported = [find_format(name) for name in NAMES]

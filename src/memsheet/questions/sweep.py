@@ -1,4 +1,4 @@
-"""One question over values of some of its options: a table of what each combination needs, and whether it fits."""
+"""One question over values of some of its options: what each combination needs, and whether it fits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LISTS = frozenset({"layers_per_stage", "recompute_modules", "lora_targets", "off
 
 
 class Cell(NamedTuple):
-    """One combination: its ``options``, and bytes of the worst GPU; or the ``reason`` that there is no answer."""
+    """One combination: its ``options``, and bytes of the worst GPU; or the ``reason`` that it has none."""
 
     options: Mapping[str, Any]
     device_bytes: int | None
@@ -51,13 +51,14 @@ class Sweep(NamedTuple):
 
 
 def sweep(model: Model | None = None, **options: Any) -> Sweep:
-    """What ``model`` needs for every combination of the options that are given as lists, of training unless the
-    options or ``plan`` are of serving.
+    """What ``model`` needs for every combination of the options that are given as lists, of training unless
+    the options or ``plan`` are of serving.
 
-    ``seq_len=[4096, 8192]``, ``gpus=["8xA100-80GB", "8xH100-80GB"]``; all else is as for ``memsheet.train``. Slack
-    is that of ``slack="bounds"`` unless another is asked for: of what fits or does not whatever the allocator
-    does, sizes are without its replay. Combinations that are no legal plan have their reason. Raises InputError
-    where no option is a list, all of them together are more than 4,096 combinations, or none has an answer.
+    ``seq_len=[4096, 8192]``, ``gpus=["8xA100-80GB", "8xH100-80GB"]``; all else is as for ``memsheet.train``.
+    Slack is that of ``slack="bounds"`` unless another is asked for: of what fits or does not whatever the
+    allocator does, sizes are without its replay. Combinations that are no legal plan have their reason.
+    Raises InputError where no option is a list, where all of them together are more than 4,096 combinations,
+    and where none has an answer.
     """
     varied = {
         name: tuple(values)

@@ -40,7 +40,7 @@ MOST_DEPTH = 32
 
 
 class Answers:
-    """Answers that were given, by their request: the same question has the same answer until the next release."""
+    """Answers that were given, by their request: a question has the same answer until the next release."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()

@@ -1,4 +1,4 @@
-"""What a request may be: whose host it names, where it comes from, how large it is; and the headers of every answer."""
+"""What a request may be: whose host it names, whence it comes, how large it is; and answers' headers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ MOST_BODY = 2**20
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 JSON = "application/json"
 HEADERS = {
-    "content-security-policy": "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
+    "content-security-policy": "default-src 'self'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -34,8 +35,8 @@ class Refusal(NamedTuple):
 class Guarded:
     """An application that only requests of its own page, or of programs that are no page, reach.
 
-    A page of another origin that names this server cannot read it, and cannot make it work: its host is not among
-    ``hosts`` (DNS rebinding), or its origin is another (RFC 6454).
+    A page of another origin that names this server cannot read it, and cannot make it work: its host is not
+    among ``hosts`` (DNS rebinding), or its origin is another (RFC 6454).
     """
 
     def __init__(self, application: Application, *, hosts: tuple[str, ...]) -> None:

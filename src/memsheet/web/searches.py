@@ -19,8 +19,8 @@ AT_ONCE = asyncio.Semaphore(2)
 
 
 async def search_events(request: Mapping[str, Any]) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
-    """``progress`` with the ``seconds`` that have passed, at last ``done`` with the answer of ``ask``. The process
-    ends with whoever iterates.
+    """``progress`` with the ``seconds`` that have passed, at last ``done`` with the answer of ``ask``. The
+    process ends with whoever iterates.
     """
     async with AT_ONCE:
         start = monotonic()

@@ -37,7 +37,7 @@ def address_of(server: socket.socket) -> str:
 
 
 def run_server(server: socket.socket, named: tuple[str, ...]) -> None:
-    """Serve until the process is asked to end. ``named``: hosts besides the loopback's that are answered for."""
+    """Serve until the process is asked to end. ``named``: hosts that are answered for beside loopback's."""
     _server_for(named).run(sockets=[server])
 
 

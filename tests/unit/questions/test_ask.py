@@ -1,4 +1,4 @@
-"""One request in JSON, one answer in JSON: the same as the command line's, and nothing of a stranger's disk."""
+"""One request in JSON, one answer in JSON: the command line's, and nothing of this machine's disk."""
 
 import json
 from pathlib import Path
