@@ -1,4 +1,4 @@
-# make demo | test | test-slow | test-all | regold | check | format | bench | mutants | docs | clean
+# make demo | test | test-slow | test-all | web-test | site | regold | check | format | bench | mutants | docs | clean
 # Everything is installed into .venv; a stamp file there keeps a second run from installing again.
 
 PYTHON ?= python3
@@ -10,6 +10,12 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 CORE   := $(VENV)/.installed-core
 DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
+WEB    := $(VENV)/.installed-web
+# Python for browsers, as npm has it; its checksum is that of the registry.
+PYODIDE_VERSION := 314.0.7
+PYODIDE_SHA256  := 66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0
+PYODIDE         := $(VENV)/pyodide-$(PYODIDE_VERSION)
+CHROMIUM        ?= /usr/bin/chromium
 
 # The production question, whole: does it train there? No: then which plans do, at what price, and what else would.
 DEMO_JOB := llama-3-70b --gpus 8xA100-80GB --seq-len 2048
@@ -21,13 +27,15 @@ PLANNED  := memsheet plan train $(DEMO_JOB) --global-batch 32
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all regold check format bench mutants docs clean
+.PHONY: help demo test test-slow test-all web-test site regold check format bench mutants docs clean
 
 help:
 	@echo "make demo      does Llama-3 70B train on 8 A100? If not, what does? (the core only, no torch)"
 	@echo "make test      the tests that need no GPU and no patience"
 	@echo "make test-slow the slow sweeps alone: real code traced in every place, real steps on the processor"
 	@echo "make test-all  both"
+	@echo "make web-test  the page in a real browser, with a server and without one (installs Chromium where there is none)"
+	@echo "make site      the page without a server, as a folder of files: site/"
 	@echo "make regold    golden files and computed pages, written again; read the difference before you keep it"
 	@echo "make check     ruff, mypy, import-linter"
 	@echo "make format    let ruff rewrite the layout"
@@ -48,13 +56,21 @@ demo: $(CORE)
 	$(call asked,$(PLANNED))
 
 test: $(DEV)
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not web"
 
 test-slow: $(DEV)
-	$(PYTEST) -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu and not web"
 
 test-all: $(DEV)
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) -m "not gpu and not web"
+
+web-test: $(WEB) $(PYODIDE)
+	@test -x "$(CHROMIUM)" || apt-get install -y --no-install-recommends chromium fonts-dejavu-core
+	CHROMIUM=$(CHROMIUM) PYODIDE=$(PYODIDE) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m web tests/web
+
+site: $(CORE) $(PYODIDE)
+	$(BIN)/python -m memsheet.web.site site $(PYODIDE)
+	@echo "site/index.html, for any file server: python3 -m http.server --directory site"
 
 regold: $(DEV)
 	HF_HUB_OFFLINE=1 $(BIN)/python tests/golden/regold.py
@@ -87,7 +103,7 @@ docs: $(DOCS)
 	@echo "docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) docs/_build
+	rm -rf $(VENV) docs/_build site
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -100,8 +116,17 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[trace,dev]'
+	$(PIP) -e '.[trace,web,dev]'
 	@touch $(CORE) $@
+
+$(WEB): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[web,browser,dev]'
+	@touch $(CORE) $@
+
+$(PYODIDE): | $(BIN)/python
+	cd $(VENV) && npm pack --silent pyodide@$(PYODIDE_VERSION)
+	cd $(VENV) && echo "$(PYODIDE_SHA256)  pyodide-$(PYODIDE_VERSION).tgz" | sha256sum --check --quiet
+	cd $(VENV) && tar xzf pyodide-$(PYODIDE_VERSION).tgz && rm pyodide-$(PYODIDE_VERSION).tgz && mv package pyodide-$(PYODIDE_VERSION)
 
 $(DOCS): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[docs]'

@@ -6,6 +6,7 @@ InputError
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from memsheet.frozen import dataclass
@@ -81,12 +82,17 @@ def missing_package(error: ModuleNotFoundError) -> InputError | None:
     package = (error.name or "").split(".")[0]
     if not package or package == __name__.split(".", maxsplit=1)[0]:
         return None
+    if sys.platform == "emscripten":  # a browser's own Python, which installs nothing
+        return input_error(package, None, "is needed for this and is not there in a browser", IN_BROWSER)
     return input_error(
         package,
         None,
         "is needed for this and is not installed in this environment",
         f"python -m pip install {package}",
     )
+
+
+IN_BROWSER = "a bundled model's name or its config.json needs nothing more; `memsheet web` has all of it"
 
 
 def nearest_words(word: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:

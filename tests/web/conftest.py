@@ -6,15 +6,52 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync",
 )  # fmt: skip
+
+
+PYODIDE = Path(os.environ.get("PYODIDE", ROOT / ".venv" / "pyodide-314.0.7"))
+"""The unpacked npm package of Python for browsers."""
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page without a server, as a folder."""
+    from memsheet.web.site import build_site
+
+    folder = tmp_path_factory.mktemp("site")
+    build_site(folder / "page", PYODIDE)
+    return folder / "page"
+
+
+@pytest.fixture(scope="session")
+def address_without_server(site: Path) -> Iterator[str]:
+    """Where a plain file server shows that folder."""
+    from functools import partial
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+    from threading import Thread
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    Quiet.extensions_map = {
+        **SimpleHTTPRequestHandler.extensions_map,
+        ".mjs": "text/javascript",
+        ".wasm": "application/wasm",
+    }
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -86,12 +123,22 @@ class Visit:
         return str(self.page.locator("#verdict").inner_text())
 
 
-@pytest.fixture
-def visit(chromium: Any, address: str) -> Iterator[Visit]:
-    """A fresh visit; when it ends nothing foreign was asked for and the console is empty."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=False)
+def visited(chromium: Any, address: str) -> Iterator[Visit]:
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
     found = Visit(context.new_page(), address)
     yield found
     assert found.complaints == []
     assert [url for url in found.requests if not url.startswith((address, "data:", "blob:"))] == []
     context.close()
+
+
+@pytest.fixture
+def visit(chromium: Any, address: str) -> Iterator[Visit]:
+    """A fresh visit; when it ends nothing foreign was asked for and the console is empty."""
+    yield from visited(chromium, address)
+
+
+@pytest.fixture
+def alone(chromium: Any, address_without_server: str) -> Iterator[Visit]:
+    """The same without a server."""
+    yield from visited(chromium, address_without_server)
