@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memsheet.questions.measured import measure_step
     from memsheet.questions.plan import plan, plan_serving
     from memsheet.questions.solve import solve
+    from memsheet.questions.sweep import sweep
     from memsheet.questions.trace import trace
     from memsheet.questions.traced import trace_step
     from memsheet.questions.verify import verify
@@ -46,6 +47,7 @@ __all__ = [
     "plan",
     "plan_serving",
     "solve",
+    "sweep",
     "textbook",
     "trace",
     "trace_step",
@@ -68,6 +70,7 @@ _HOMES = {
     "questions.measure": ("measure",),
     "questions.measured": ("measure_step",),
     "questions.solve": ("solve",),
+    "questions.sweep": ("sweep",),
     "questions.trace": ("trace",),
     "questions.traced": ("trace_step",),
     "questions.verify": ("verify",),

@@ -29,6 +29,7 @@ NAMES = [
     "plan",
     "plan_serving",
     "solve",
+    "sweep",
     "textbook",
     "trace",
     "trace_step",
