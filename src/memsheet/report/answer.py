@@ -30,6 +30,13 @@ class Answer(budget.Answer):
         """
         return [row for sheet in self.sheets for row in _sheet_rows(sheet)]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the verdict, the bars and the table, in one piece without scripts."""
+        from memsheet.report.page.html import answer_html
+        from memsheet.report.page.sheet import answer_view
+
+        return answer_html(answer_view(self))
+
     def __repr__(self) -> str:
         cards = f" on {self.cluster.count}x{self.cluster.device.name}" if self.cluster else ""
         return (
