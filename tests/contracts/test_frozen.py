@@ -71,8 +71,8 @@ MEASURE_FLAGS = [
 ]  # fmt: skip
 SOLVE_FLAGS = ["--model", "--most", "--picture"]
 FLAGS = {
-    "train": sorted(PLAN_FLAGS + JOB_FLAGS),
-    "infer": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--lengths"]),
+    "train": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--format"]),
+    "infer": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--format", "--lengths"]),
     "plan": sorted(
         [
             *PLAN_FLAGS,

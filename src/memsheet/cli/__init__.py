@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 
 from memsheet.errors import InputError, input_error, missing_package
 
@@ -116,7 +117,9 @@ def _follows_interrupt(error: BaseException | None) -> bool:
 
 def _in_json(words: Sequence[str]) -> bool:
     """Whether a line asks for JSON, as far as one can tell of a line that may be wrong."""
-    return not {"--json", "--json=true"}.isdisjoint(words[: words.index("--")] if "--" in words else words)
+    flags = words[: words.index("--")] if "--" in words else words
+    named = ("--format", "json") in pairwise(flags)
+    return named or not {"--json", "--json=true", "--format=json"}.isdisjoint(flags)
 
 
 def _dispatch_command(words: list[str]) -> int:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memsheet.cli import flags as groups
-from memsheet.cli.flags import DEBUG, FULL, JOB_FLAGS, JSON, OUTPUT_FLAGS, PLAN_FLAGS, UNITS, WORD_FLAGS, Flag
+from memsheet.cli.flags import (
+    DEBUG,
+    FORMAT,
+    FULL,
+    JOB_FLAGS,
+    JSON,
+    OUTPUT_FLAGS,
+    PLAN_FLAGS,
+    UNITS,
+    WORD_FLAGS,
+    Flag,
+)
 from memsheet.plan.option_words import JOB, SERVING
 
 
@@ -265,7 +276,7 @@ START = (
 
 COMMANDS = {command.name: command for command in (
     Command(
-        "train", "Does this training job fit, and what takes the room?", (MODEL,), _job_flags(*OUTPUT_FLAGS),
+        "train", "Does this training job fit, and what takes the room?", (MODEL,), _job_flags(FORMAT, *OUTPUT_FLAGS),
         ("memsheet train llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --seq-len 8192 --recompute full",
          "memsheet train llama-3.1-8b --gpus 1xRTX4090 --lora-rank 16 --quantize nf4 --seq-len 4096",
          "memsheet train mixtral-8x7b --gpus 64xH100-80GB --engine megatron --tp 2 --pp 4 --ep 8 --seq-len 4096",
@@ -273,7 +284,7 @@ COMMANDS = {command.name: command for command in (
         (*COMMON, *LIGHTER, "attention", "parameters", *PRINTED),
     ),
     Command(
-        "infer", "Does this model fit for inference, and how much cache is left?", (MODEL,), _job_flags(*LENGTHS_FLAGS, *OUTPUT_FLAGS),
+        "infer", "Does this model fit for inference, and how much cache is left?", (MODEL,), _job_flags(*LENGTHS_FLAGS, FORMAT, *OUTPUT_FLAGS),
         ("memsheet infer llama-3.1-70b --gpus 8xH200 --engine vllm --tp 8 --max-model-len 32768",
          "memsheet infer llama-3.1-8b --gpus 1xRTX4090 --engine llama.cpp --quantize gguf:Q4_K_M --max-model-len 8k",
          "memsheet infer llama-3.1-8b --gpus 1xL4 --max-model-len 4096 --sequences 8"),

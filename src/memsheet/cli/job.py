@@ -29,6 +29,7 @@ def run_job(ask: Callable[..., Answer], asked: Given) -> int:
         json=asked.json,
         full=asked.full,
         decimal=decimal,
+        form=asked.output,
         typed=typed_options(asked, ask.__name__),
     )
 
@@ -54,13 +55,17 @@ def print_answer(
     json: bool,
     full: bool,
     decimal: bool,
+    form: str | None = None,
     curve: Callable[[Any], Any] | None = None,
     typed: tuple[Any, ...] = (),
 ) -> int:
     """Print an answer, for a program or for a person, and return its exit code. ``curve`` draws memory over
-    the step for a look; ``typed``: the options of the line.
+    the step for a look; ``typed``: the options of the line; ``form``: one of
+    report.page.formats in place of the screen.
     """
-    if json:
+    if form is not None:
+        screen.write_stdout(_formatted_answer(answer, form))
+    elif json:
         from memsheet.report.json.sheet import sheet_document
 
         screen.write_json(sheet_document(answer))
@@ -78,6 +83,15 @@ def print_answer(
         )
         screen.write_stdout(render_answer(answer, look, curve(look) if curve else None))
     return EXIT[answer.verdict.result] if answer.verdict else 0
+
+
+def _formatted_answer(answer: Answer, form: str) -> str:
+    """Raises InputError for a form that is not known."""
+    from memsheet.report.page.formats import FORMATS
+
+    if form not in FORMATS:
+        raise input_error("format", form, "is no form of an answer", f"one of {', '.join(FORMATS)}")
+    return FORMATS[form](answer)
 
 
 def job_arguments(asked: Given) -> dict[str, Any]:

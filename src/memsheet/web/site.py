@@ -1,8 +1,8 @@
 """The page without a server, as a folder of files: any file server shows it.
 
-``python -m memsheet.web.site FOLDER PYODIDE``: the page, this package as it is installed, the Python of what it
-stands on, and the interpreter of ``PYODIDE`` (the unpacked npm package of that name), which runs all of it in
-the visitor's browser.
+``python -m memsheet.web.site FOLDER PYODIDE``: the page, this package as it is installed, the Python of what
+it stands on, and the interpreter of ``PYODIDE`` (the unpacked npm package of that name), which runs all of it
+in the visitor's browser.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Balanced(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+    def handle_startendtag(self, tag: str, _: Any) -> None:
         self.met.add(tag)
 
 
