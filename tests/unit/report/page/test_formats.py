@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_a_table_in_markdown_has_as_many_cells_in_each_row() -> None:
 
 
 def test_a_picture_is_xml_and_a_page_is_whole() -> None:
-    assert ElementTree.fromstring(FORMATS["svg"](ANSWER)).tag.endswith("svg")
+    assert ET.fromstring(FORMATS["svg"](ANSWER)).tag.endswith("svg")
     assert FORMATS["html"](ANSWER).startswith("<!doctype html>")
     assert json.loads(FORMATS["json"](ANSWER)) == ANSWER.to_dict()
 
