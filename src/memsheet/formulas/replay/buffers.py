@@ -153,9 +153,8 @@ class GradientBuffers(Run):
         for name in [*self.kept]:
             ends = [at for path, at in last.items() if f".{path}".endswith(f".{name}")]
             takes += [(max(ends), self.kept.pop(name))] if ends else []
-        return play_backward(
-            self.script, played, gradient, adds=True, workspace=workspace, takes=sorted(takes)
-        )
+        stops = [(at, lambda _, size=size: self.script.take(size)) for at, size in sorted(takes)]
+        return play_backward(self.script, played, gradient, adds=True, workspace=workspace, stops=stops)
 
     def step(self) -> None:
         """One forward and one backward in turn, after as many forwards as stages are behind (Megatron-LM

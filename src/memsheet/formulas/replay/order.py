@@ -56,7 +56,7 @@ def stays_on_device(plan: Plan) -> bool:
         or plan.offload.activations
         or plan.optimizer_in_backward
     )
-    known = isinstance(plan.mesh.gpus, int) and plan.routing is None and plan.precision.master_weights is None
+    known = isinstance(plan.mesh.gpus, int) and plan.routing is None
     return known and not moved and not plan.recompute.stretched
 
 
@@ -118,6 +118,7 @@ class Run:
         return (
             optimizer is not None
             and plan.mesh.pp == 1
+            and plan.precision.master_weights is None
             and optimizer.name not in UNPLAYED
             and stays_on_device(plan)
         )

@@ -17,6 +17,7 @@ from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.buffers import GradientBuffers
 from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
+from memsheet.formulas.replay.partitioned import Partitioned
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.whole import WholeModel
 from memsheet.plan.engine import Sharding
@@ -28,6 +29,7 @@ RUNS: Mapping[Sharding, type[Run]] = {
     Sharding.PER_PARAMETER_SHARDS: GatheredUnits,
     Sharding.REPLICATED: WholeModel,
     Sharding.DISTRIBUTED_OPTIMIZER: GradientBuffers,
+    Sharding.PARTITIONED: Partitioned,
 }
 """Ways of dividing states whose steps can be played."""
 REPLAYED = Derived(
