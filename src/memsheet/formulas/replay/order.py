@@ -79,7 +79,7 @@ class Told:
     lie in where they are not tensors of their own; ``matrices``: elements of those of each layer, where they
     are joined; ``kept``: bytes that a module's first backward leaves for good, by its name; ``share``: which
     part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has
-    several.
+    several; ``joined_on_host``: what lies in one buffer was joined there.
     """
 
     beside: int = 0
@@ -93,6 +93,7 @@ class Told:
     kept: Mapping[str, int] = field(default_factory=dict)
     share: int = 0
     chunks: tuple[int, ...] = ()
+    joined_on_host: bool = False
 
 
 class Run:
@@ -122,6 +123,12 @@ class Run:
             and optimizer.name not in UNPLAYED
             and stays_on_device(plan)
         )
+
+    @classmethod
+    def others(cls, plan: Plan, told: Told) -> list[Told]:
+        """What else may be told of the same step, each of which widens what is reserved."""
+        del plan, told
+        return []
 
     # ---- how parameters and gradients are kept -----------------------------------------------------------
 

@@ -4,14 +4,14 @@ and the optimizer steps a partition in fp32. Line numbers are of DeepSpeed edaa7
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from memsheet.formulas.replay.order import Run, stays_on_device
+from memsheet.formulas.replay.order import Run, Told, stays_on_device
 from memsheet.formulas.replay.script import Played, play_backward
 from memsheet.formulas.sharding.partitioned_buckets import ALLREDUCE_BUCKET
 from memsheet.formulas.sharding.partitioned_overhead import bucket_bytes
 from memsheet.formulas.sharding.partitioned_states import (
-    flat_partition,
     master_bytes,
     moment_bytes,
     optimizer_scratch,
@@ -37,6 +37,13 @@ class Partitioned(Run):
         known = plan.optimizer is not None and plan.zero < 3 and not fp32_sums
         return known and stays_on_device(plan)
 
+    @classmethod
+    def others(cls, plan: Plan, told: Told) -> list[Told]:
+        """Parameters are joined on the host where the device has no room for both, and by every release
+        before DeepSpeed's pull request 7828 (zero/stage_1_and_2.py:397-470).
+        """
+        return [replace(told, joined_on_host=True)] if plan.zero else []
+
     def prepare(self) -> None:
         groups = [self.walk.embeddings, *self.layers, self.walk.head]
         self.zero = zero_of(self.plan, tuple(h for group in groups if group for h in group.parameters))
@@ -59,7 +66,12 @@ class Partitioned(Run):
         """
         script, plan, width = self.script, self.plan, self.zero.width
         script.take(self.told.beside)
-        own = [(h.trains, script.take(int(h.dtype.nbytes(h.elements)))) for h in self.held()]
+        hosted = self.told.joined_on_host  # and what they were is no longer in the cache
+        own = [
+            (h.trains, script.take(int(h.dtype.nbytes(h.elements))))
+            for h in self.held()
+            if not (h.trains and hosted)
+        ]
         if not self._flat:
             return
         trained = [number for trains, number in own if trains]
@@ -68,8 +80,7 @@ class Partitioned(Run):
             script.take(width * self.total)
             script.give([*copies, *trained])
         else:
-            ranks = int(plan.mesh.dp_shard)
-            script.take(width * int(flat_partition(self.total, plan)) * ranks)
+            script.take(width * self.shard * int(plan.mesh.dp_shard))
             script.give(trained)
         copy = script.take(width * self.shard)
         if plan.zero == 0 or width < FP32.nbytes(1):
@@ -89,8 +100,8 @@ class Partitioned(Run):
         """Over one flat fp32 tensor."""
         script, plan = self.script, self.plan
         if not self.states:
-            moments, one = int(moment_bytes(self.shard, plan)), plan.precision.moments.nbytes(self.shard)
-            self.states = [script.take(int(one)) for _ in range(moments // int(one))] if moments else [-1]
+            one = int(plan.precision.moments.nbytes(self.shard))
+            self.states = [script.take(one) for _ in range(int(moment_bytes(self.shard, plan)) // one)]
         script.give([script.take(int(optimizer_scratch(self.shard, plan)))])
 
     # ---- gradients -----------------------------------------------------------------------------------------
@@ -108,23 +119,22 @@ class Partitioned(Run):
         return play_backward(self.script, played, gradient, adds=True, workspace=workspace, stops=stops)
 
     def _arrive(self, played: Played, index: int, held: dict[int, int]) -> None:
-        walk, script, own = self.walk, self.script, played.part.own
+        walk, own = self.walk, played.part.own
         number, elements = held.pop(index), own.sizes[index] // self.zero.width
-        first = walk.embeddings is not None and played.part is self.recorded.get(id(walk.embeddings.part))
-        if walk.tied and walk.embeddings and not first:
-            if own.tape.entries[index].path == walk.embeddings.first_module:
-                self.tied = number  # autograd adds the other part to it
+        if walk.tied and walk.embeddings and elements == walk.embeddings.parameters[0].elements:
+            if self.tied is None:
+                self.tied = number  # the head's, which autograd keeps until the look-ups' joins it
                 return
-        elif self.tied is not None:
-            script.give([number])
-            number, self.tied = self.tied, None
+            anew = not own.tape.entries[index].path.endswith("/backward")
+            self.script.give([self.tied if anew else number])
+            number, self.tied = (number if anew else self.tied), None
         if self.plan.zero and self.bucket is None:
-            self.bucket = script.take(int(bucket_bytes(self.zero)))
+            self.bucket = self.script.take(int(bucket_bytes(self.zero)))
         self.at -= elements
         if self.plan.zero == 2:
             self._fill(number, elements, self.at)
         elif self.later:
-            script.give([number])
+            self.script.give([number])
         else:
             self.made.append((number, elements))
 

@@ -15,15 +15,11 @@ from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
-from memsheet.formulas.sharding.distributed_optimizer import (
-    DUMMY_WGRAD,
-    layer_matrix_shapes,
-    state_ranks,
-)
+from memsheet.formulas.sharding.distributed_optimizer import DUMMY_WGRAD, layer_matrix_shapes
 from memsheet.formulas.states.gradients import accumulates_gradients
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
-from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
 
@@ -135,12 +131,10 @@ def _equal_steps_reserved(
         kept=_kept_by_modules(items) if buffered else {},
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
-    ranks = int(state_ranks(plan.mesh, Role.LINEAR, plan.zero)) if buffered else 1
     walk = walk_stage_layers(model, plan, engine, release=False)
     tensors = max(_tensor_bytes(items, when) for when in Instant)
     room = _bytes_left_for_step(items, cluster) + workspaces
-    others = sorted({ranks // 3, 2 * ranks // 3, ranks - 1} - {0})
-    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors, others)
+    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
     if found is None:
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)

@@ -4,8 +4,8 @@ rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
@@ -138,7 +138,6 @@ def steady_reserved_bytes(
     told: Told,
     sharding: Sharding,
     tensors: int,
-    others: Sequence[int] = (),
 ) -> Reserved | None:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least
     where most is reserved. None where the script's own tensors are not the sheet's, which are ``tensors``
@@ -148,9 +147,9 @@ def steady_reserved_bytes(
     through: what kernels are fused, and what an operation makes inside, is not known. Expected is what is
     recorded; what torch.compile makes takes the place of what went. Libraries' workspaces are in it.
 
-    ``others``: further shares of the optimizer's states, which other ranks of the stage have. They end
-    inside other tensors, so that these ranks reserve other bytes; and there the largest tensor may find
-    that its place was taken, since parts of a kernel's library make some that no script has.
+    Other ranks of the stage, and other ways to start, reserve other bytes (``Run.others``). Where states end
+    inside tensors the largest one may find that its place was taken, since parts of a kernel's library make
+    some that no script has.
     """
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
@@ -164,9 +163,10 @@ def steady_reserved_bytes(
         replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left).most
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
-    for share in others:
-        ranks, _ = script_of_steps(walk, plan, expected, replace(told, share=share), sharding)
-        most = replay_within_room(ranks, start, settings, rooms[1]).most
+    for other in RUNS[sharding].others(plan, told):
+        most = replay_within_room(
+            *script_of_steps(walk, plan, expected, other, sharding), settings, rooms[1]
+        ).most
         low, high = min(low, most), max(high, most)
     if told.buffers:
         high += script.largest(start)
