@@ -79,7 +79,8 @@ class Told:
     lie in where they are not tensors of their own; ``matrices``: elements of those of each layer, where they
     are joined; ``kept``: bytes that a module's first backward leaves for good, by its name; ``share``: which
     part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has
-    several; ``joined_on_host``: what lies in one buffer was joined there.
+    several; ``joined_on_host``: what lies in one buffer was joined there; ``host_ahead``: of
+    the device, as far as it may be.
     """
 
     beside: int = 0
@@ -94,6 +95,7 @@ class Told:
     share: int = 0
     chunks: tuple[int, ...] = ()
     joined_on_host: bool = False
+    host_ahead: bool = False
 
 
 class Run:
@@ -285,7 +287,7 @@ class Run:
         plan, script = self.plan, self.script
         if plan.optimizer is None:
             return
-        stepped = [(h, int(self.kept_elements(h))) for h in self.held() if h.trains]
+        stepped = self.stepped()
         if not self.states:
             for h, elements in stepped:
                 self.states += [script.take(size) for size in self._state_sizes(h, elements) if size]
@@ -296,6 +298,10 @@ class Run:
         elif work.alone:
             raised = [int(fp32_copy_bytes(h, n, plan)) if work.wide else 0 for h, n in stepped]
             self._step_one_by_one(sizes, raised, work)
+
+    def stepped(self) -> list[tuple[Held, int]]:
+        """Parameters that train, and how many elements of each the rank's optimizer has."""
+        return [(h, int(self.kept_elements(h))) for h in self.held() if h.trains]
 
     def _state_sizes(self, held: Held, elements: int) -> tuple[int, ...]:
         """Bytes of the tensors that the optimizer keeps for one."""

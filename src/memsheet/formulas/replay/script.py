@@ -17,9 +17,10 @@ from itertools import accumulate, islice
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
 
-DEFAULT, GATHERS, REDUCES, BESIDE = range(4)
-"""Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in, and
-that which a layer makes something in beside the model's.
+DEFAULT, GATHERS, REDUCES, BESIDE, CASTS = range(5)
+"""Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in,
+that which a layer makes something in beside the model's, and that in which a rank's part of parameters is
+cast before it is gathered.
 """
 
 

@@ -15,6 +15,7 @@ from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.buffers import GradientBuffers
+from memsheet.formulas.replay.flat import FlatUnits
 from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.partitioned import Partitioned
@@ -30,6 +31,7 @@ RUNS: Mapping[Sharding, type[Run]] = {
     Sharding.REPLICATED: WholeModel,
     Sharding.DISTRIBUTED_OPTIMIZER: GradientBuffers,
     Sharding.PARTITIONED: Partitioned,
+    Sharding.FLAT_SHARDS: FlatUnits,
 }
 """Ways of dividing states whose steps can be played."""
 REPLAYED = Derived(
