@@ -64,6 +64,7 @@ class FlatUnits(Run):
         ends += walk.rest
         self.root = Flat.of(ends[:1] if self.wrapping.table_apart else ends, plan)
         self.units = {number: Flat.of(group.parameters, plan) for number, group in enumerate(self.layers)}
+        self.each = [*self.units.values(), self.root]
         self.units |= {FIRST: self.root, LAST: self.root}
         self.waiting: list[int] = []  # the head's gradients
         self.outputs: list[int] = []  # logits that the trainer still names
@@ -76,11 +77,13 @@ class FlatUnits(Run):
 
     def load(self) -> None:
         """A unit is moved to the device and joined there before the rank's part is copied out of it; layers
-        come before the root (_init_utils.py, _init_param_handle_from_module; _flat_param.py, shard).
+        come before the root (_init_utils.py:603-655; _flat_param.py:945-976). What is gathered later is made
+        once in the model's stream (_flat_param.py:1266-1310).
         """
-        script, dtype = self.script, self.plan.precision.parameters
+        script, precision = self.script, self.plan.precision
+        dtype, compute = precision.parameters, precision.compute
         script.take(self.told.beside)
-        for unit in [self.units[number] for number in range(len(self.layers))] + [self.root]:
+        for unit in self.each:
             before = list[int]()
             if not self.told.joined_on_host:
                 own = [
@@ -90,6 +93,12 @@ class FlatUnits(Run):
                 script.give(own)
             script.take(int(dtype.nbytes(unit.part)))
             script.give(before)
+        for unit in [self.root, *self.each[:-1]]:
+            sizes = [compute.nbytes(unit.elements)]
+            if precision.casts:
+                sizes = [compute.nbytes(unit.part), *sizes, dtype.nbytes(unit.elements)]
+            for size in sizes:
+                script.give([script.take(int(size))])
 
     # ---- gathering -----------------------------------------------------------------------------------------
 
@@ -182,9 +191,9 @@ class FlatUnits(Run):
     def stepped(self) -> list[tuple[Held, int]]:
         """What lies in the first rank's part of a unit, parameter by parameter."""
         found = list[tuple[Held, int]]()
-        for unit in [self.units[number] for number in range(len(self.layers))] + [self.root]:
+        for unit in self.each:
             left = unit.part
-            for h in (h for h in unit.held for _ in range(h.times)):
-                found += [(h, min(left, int(h.elements)))] if left > 0 else []
-                left -= int(h.elements)
+            for one in (h for h in unit.held for _ in range(h.times)):
+                found += [(one, min(left, int(one.elements)))] if left > 0 else []
+                left -= int(one.elements)
         return found

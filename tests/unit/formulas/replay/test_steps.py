@@ -186,7 +186,15 @@ def test_a_step_of_a_model_that_is_not_divided() -> None:
         (4, UNITS, {"engine": "torchtitan", "mesh.pp": 2, "global_batch": 6}, False),
         (2, UNITS, {"optimizer.name": "sgd"}, False),
         (2, UNITS, {"offload.optimizer": 1.0}, False),
-        (2, Sharding.FLAT_SHARDS, {"engine": "fsdp1"}, False),
+        (2, Sharding.FLAT_SHARDS, {"engine": "fsdp1"}, True),
+        (1, Sharding.FLAT_SHARDS, {"engine": "fsdp1"}, False),
+        (2, Sharding.FLAT_SHARDS, {"engine": "fsdp1", "global_batch": 12}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 0}, True),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 1, "global_batch": 12}, True),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 2, "optimizer.name": "lion"}, True),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 2, "offload.optimizer": 1.0}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 1, "precision.gradients": "fp32"}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 3}, False),
     ],
 )
 def test_which_steps_are_replayed(
