@@ -88,7 +88,7 @@ class Partitioned(Run):
             script.give([copy])
         gradient = script.take(int(FP32.nbytes(self.shard)))
         if plan.zero == 0:
-            self._step_flat()
+            self.step_flat(self.shard, fresh=True)
         script.give([gradient])
 
     @property
@@ -96,13 +96,13 @@ class Partitioned(Run):
         """Whether the optimizer has flat parameters: without ZeRO those of low precision alone."""
         return self.plan.zero > 0 or self.plan.precision.parameters is not FP32
 
-    def _step_flat(self) -> None:
-        """Over one flat fp32 tensor."""
+    def step_flat(self, elements: int, *, fresh: bool) -> None:
+        """Over one flat fp32 tensor. ``fresh``: its states are made."""
         script, plan = self.script, self.plan
-        if not self.states:
-            one = int(plan.precision.moments.nbytes(self.shard))
-            self.states = [script.take(one) for _ in range(int(moment_bytes(self.shard, plan)) // one)]
-        script.give([script.take(int(optimizer_scratch(self.shard, plan)))])
+        if fresh:
+            one = int(plan.precision.moments.nbytes(elements))
+            self.states += [script.take(one) for _ in range(int(moment_bytes(elements, plan)) // one)]
+        script.give([script.take(int(optimizer_scratch(elements, plan)))])
 
     # ---- gradients -----------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Partitioned(Run):
         if self.plan.zero and self.bucket is None:
             self.bucket = self.script.take(int(bucket_bytes(self.zero)))
         self.at -= elements
-        if self.plan.zero == 2:
+        if self.plan.zero > 1:
             self._fill(number, elements, self.at)
         elif self.later:
             self.script.give([number])
@@ -222,7 +222,7 @@ class Partitioned(Run):
         copies = [script.take(ratio * script.sizes[number]) for number in gradients]
         flat = script.take(int(FP32.nbytes(self.total)))
         script.give([*copies, *gradients])
-        self._step_flat()
+        self.step_flat(self.shard, fresh=not self.states)
         script.give([flat])
 
     def _step_partition(self) -> None:
@@ -240,5 +240,5 @@ class Partitioned(Run):
         if self.accumulated is not None:
             script.give([self.accumulated])
             self.accumulated = None
-        self._step_flat()
+        self.step_flat(self.shard, fresh=not self.states)
         script.give([flat])

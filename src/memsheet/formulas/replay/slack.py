@@ -132,7 +132,7 @@ def _equal_steps_reserved(
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
     walk = walk_stage_layers(model, plan, engine, release=False)
-    tensors = max(_tensor_bytes(items, when) for when in Instant)
+    tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
     found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
     if found is None:
@@ -187,6 +187,13 @@ def _tensor_bytes(items: Iterable[Item], when: Instant) -> int:
     return sum(
         int(item.at[when].value) for item in items if when in item.at and item.component not in OUTSIDE
     )
+
+
+def _most_tensor_bytes(items: Iterable[Item]) -> Bytes:
+    """The range of what is there at each end's own most."""
+    own = [item for item in items if item.component not in OUTSIDE]
+    sizes = [sum_byte_ranges(item.at[when] for item in own if when in item.at) for when in Instant]
+    return Bytes(*(max(end) for end in zip(*((s.low, s.value, s.high) for s in sizes), strict=True)))
 
 
 def _workspaces(items: Iterable[Item]) -> Bytes:

@@ -15,6 +15,7 @@ from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.buffers import GradientBuffers
+from memsheet.formulas.replay.fetched import FetchedTensors
 from memsheet.formulas.replay.flat import FlatUnits
 from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
@@ -34,6 +35,15 @@ RUNS: Mapping[Sharding, type[Run]] = {
     Sharding.FLAT_SHARDS: FlatUnits,
 }
 """Ways of dividing states whose steps can be played."""
+
+
+def _run_of(plan: Plan, sharding: Sharding) -> type[Run] | None:
+    fetched = sharding is Sharding.PARTITIONED and plan.zero == THIRD
+    return FetchedTensors if fetched else RUNS.get(sharding)
+
+
+THIRD = 3
+"""The stage that cuts every tensor."""
 REPLAYED = Derived(
     "replay of the step's own allocations, in their order and streams, through the caching allocator's "
     "rules (torch 2.13, "
@@ -120,7 +130,9 @@ def script_of_steps(
     """The script of two steps of a stage, and the event at which the second begins: the optimizer's states
     are made in the first; what that leaves in pieces shows in the second.
     """
-    run = RUNS[sharding](walk, plan, lifetimes, told)
+    of = _run_of(plan, sharding)
+    assert of is not None
+    run = of(walk, plan, lifetimes, told)
     run.load()
     run.step()
     start = len(run.script.events)
@@ -139,11 +151,11 @@ def steady_reserved_bytes(
     room: Bytes | None,
     told: Told,
     sharding: Sharding,
-    tensors: int,
+    tensors: Bytes,
 ) -> Reserved | None:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least
     where most is reserved. None where the script's own tensors are not the sheet's, which are ``tensors``
-    bytes at their most: it leaves something out.
+    at their most: it leaves something out.
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is
     through: what kernels are fused, and what an operation makes inside, is not known. Expected is what is
@@ -158,14 +170,16 @@ def steady_reserved_bytes(
     settings = Settings(expandable_segments=plan.expandable_segments)
     script, start = script_of_steps(walk, plan, expected, told, sharding)
     beside = THREADS * told.workspace + sum(told.kept.values())
-    if abs(script.live_peak(start) - beside - tensors) > APART * tensors:
+    peak, apart = script.live_peak(start) - beside, APART * int(tensors.value)
+    if not tensors.low - apart <= peak <= tensors.high + apart:
         return None
     value, flushes, in_blocks, _ = replay_within_room(script, start, settings, rooms[1])
     low, high = (
         replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left).most
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
-    for other in RUNS[sharding].others(plan, told):
+    of = _run_of(plan, sharding)
+    for other in of.others(plan, told) if of else ():
         most = replay_within_room(
             *script_of_steps(walk, plan, expected, other, sharding), settings, rooms[1]
         ).most
@@ -186,5 +200,5 @@ APART = 0.005
 
 def is_equal_step_replayable(plan: Plan, sharding: Sharding) -> bool:
     """Whether the plan's step can be written as a script."""
-    run = RUNS.get(sharding)
+    run = _run_of(plan, sharding)
     return run is not None and run.plays(plan)
