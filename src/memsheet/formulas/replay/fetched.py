@@ -66,7 +66,9 @@ class FetchedTensors(Partitioned):
         if self.walk.tied:
             self.open[LAST] = [*self.open[FIRST], *self.open[LAST]]
         self.uses = list(self._uses())
-        self.live = self.use = self.next = 0  # elements that are there; the use at hand, and the next to fetch
+        self.live = self.use = self.next = (
+            0  # elements that are there; the use at hand, and the next to fetch
+        )
         self.persistent: list[int] = []
         self.let_go: list[int] = []
 
@@ -188,7 +190,12 @@ class FetchedTensors(Partitioned):
 
     def _release(self, one: Fetched) -> None:
         """Unless it was passed over since it was there, or is used again soon (557-590)."""
-        if one.there is None or one.bundle is not None or one.asked_for >= self.use or self._is_used_soon(one):
+        if (
+            one.there is None
+            or one.bundle is not None
+            or one.asked_for >= self.use
+            or self._is_used_soon(one)
+        ):
             return
         self.live -= one.elements
         self.let_go.append(one.there)
