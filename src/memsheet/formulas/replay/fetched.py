@@ -50,8 +50,8 @@ class FetchedTensors(Partitioned):
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """Of parameters that are not there before they are gathered."""
-        ranks = plan.mesh.dp_shard
-        return plan.optimizer is not None and stays_on_device(plan) and isinstance(ranks, int) and ranks > 1
+        ranks, known = plan.mesh.dp_shard, plan.optimizer is not None and stays_on_device(plan)
+        return known and plan.zero == 3 and isinstance(ranks, int) and ranks > 1
 
     @classmethod
     def others(cls, plan: Plan, told: Told) -> list[Told]:
@@ -105,8 +105,8 @@ class FetchedTensors(Partitioned):
         return [most] * (self.shard // most) + ([rest] if rest else [])
 
     def load(self) -> None:
-        """Parts are joined on the host, and cached blocks given back, before they lie in one buffer (utils.py:
-        207-240); then come their copies in fp32, the bucket and the buffer of gradients (stage3.py:716-752,
+        """Parts are joined on the host, and cached blocks given back, before they lie in one buffer
+        (utils.py:207-240); then come their copies in fp32, the bucket and the buffer of gradients (stage3.py:716-752,
         1085-1124).
         """
         script, plan, width = self.script, self.plan, self.zero.width
@@ -235,13 +235,13 @@ class FetchedTensors(Partitioned):
         self.leave(number)
 
     def _reduce(self) -> None:
-        """All but one that is alone are joined for it (stage3.py:1591-1608; comm/coalesced_collectives.py:
+        """Several are joined for it (stage3.py:1591-1608; comm/coalesced_collectives.py:
         179-199).
         """
-        if not self.wide:
+        if self.tensors > 1:
             self.script.give([self.script.take(self.zero.width * self.filled, REDUCES)])
         self.script.give(self.wide)
-        self.wide, self.filled = [], 0
+        self.wide, self.filled, self.tensors = [], 0, 0
 
     def end_backward(self) -> None:
         self._reduce()

@@ -50,7 +50,8 @@ class Partitioned(Run):
         self.total, self.shard = int(self.zero.total), int(self.zero.shard)
         self.made: list[tuple[int, int]] = []  # gradients that wait, and their elements
         self.bucket: int | None = None
-        self.filled = self.lowest = 0  # elements in it, and where the lowest of them is among all
+        self.filled = self.tensors = 0  # elements in it, and of how many gradients
+        self.lowest = 0  # where the lowest of them is among all
         self.at = self.total
         self.wide: list[int] = []  # a gradient that is larger than the bucket
         self.tied: int | None = None  # the head's part of a table's gradient
@@ -102,7 +103,8 @@ class Partitioned(Run):
         if fresh:
             one = int(plan.precision.moments.nbytes(elements))
             self.states += [script.take(one) for _ in range(int(moment_bytes(elements, plan)) // one)]
-        script.give([script.take(int(optimizer_scratch(elements, plan)))])
+        scratch = int(optimizer_scratch(elements, plan))
+        script.give([script.take(scratch)] if scratch else ())
 
     # ---- gradients -----------------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Partitioned(Run):
         if self.filled and self.filled + elements > most:
             self._reduce()
         self.lowest = min(self.lowest, at) if self.filled else at
-        self.filled += elements
+        self.filled, self.tensors = self.filled + elements, self.tensors + 1
         if elements > most:
             self.wide.append(number)
         else:
@@ -162,7 +164,7 @@ class Partitioned(Run):
         if self.partition is None:
             self.partition = script.take(width * self.shard)
         script.give(self.wide)
-        self.wide, self.filled = [], 0
+        self.wide, self.filled, self.tensors = [], 0, 0
 
     def end_backward(self) -> None:
         """Stage 2 reduces what is left in the bucket, and adds the rank's part to that of earlier

@@ -27,23 +27,15 @@ from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
 
-RUNS: Mapping[Sharding, type[Run]] = {
-    Sharding.PER_PARAMETER_SHARDS: GatheredUnits,
-    Sharding.REPLICATED: WholeModel,
-    Sharding.DISTRIBUTED_OPTIMIZER: GradientBuffers,
-    Sharding.PARTITIONED: Partitioned,
-    Sharding.FLAT_SHARDS: FlatUnits,
+RUNS: Mapping[Sharding, tuple[type[Run], ...]] = {
+    Sharding.PER_PARAMETER_SHARDS: (GatheredUnits,),
+    Sharding.REPLICATED: (WholeModel,),
+    Sharding.DISTRIBUTED_OPTIMIZER: (GradientBuffers,),
+    Sharding.PARTITIONED: (Partitioned, FetchedTensors),
+    Sharding.FLAT_SHARDS: (FlatUnits,),
 }
 """Ways of dividing states whose steps can be played."""
 
-
-def _run_of(plan: Plan, sharding: Sharding) -> type[Run] | None:
-    fetched = sharding is Sharding.PARTITIONED and plan.zero == THIRD
-    return FetchedTensors if fetched else RUNS.get(sharding)
-
-
-THIRD = 3
-"""The stage that cuts every tensor."""
 REPLAYED = Derived(
     "replay of the step's own allocations, in their order and streams, through the caching allocator's "
     "rules (torch 2.13, "
@@ -130,9 +122,7 @@ def script_of_steps(
     """The script of two steps of a stage, and the event at which the second begins: the optimizer's states
     are made in the first; what that leaves in pieces shows in the second.
     """
-    of = _run_of(plan, sharding)
-    assert of is not None
-    run = of(walk, plan, lifetimes, told)
+    run = _run_of(plan, sharding)(walk, plan, lifetimes, told)
     run.load()
     run.step()
     start = len(run.script.events)
@@ -178,8 +168,7 @@ def steady_reserved_bytes(
         replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left).most
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
-    of = _run_of(plan, sharding)
-    for other in of.others(plan, told) if of else ():
+    for other in _run_of(plan, sharding).others(plan, told):
         most = replay_within_room(
             *script_of_steps(walk, plan, expected, other, sharding), settings, rooms[1]
         ).most
@@ -200,5 +189,10 @@ APART = 0.005
 
 def is_equal_step_replayable(plan: Plan, sharding: Sharding) -> bool:
     """Whether the plan's step can be written as a script."""
-    run = _run_of(plan, sharding)
-    return run is not None and run.plays(plan)
+    return any(run.plays(plan) for run in RUNS.get(sharding, ()))
+
+
+def _run_of(plan: Plan, sharding: Sharding) -> type[Run]:
+    """The first that plays a plan; the last where none does."""
+    runs = RUNS[sharding]
+    return next((run for run in runs if run.plays(plan)), runs[-1])

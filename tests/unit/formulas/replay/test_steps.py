@@ -194,7 +194,9 @@ def test_a_step_of_a_model_that_is_not_divided() -> None:
         (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 2, "optimizer.name": "lion"}, True),
         (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 2, "offload.optimizer": 1.0}, False),
         (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 1, "precision.gradients": "fp32"}, False),
-        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 3}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 3, "global_batch": 12}, True),
+        (1, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 3}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 3, "offload.parameters": 1.0}, False),
     ],
 )
 def test_which_steps_are_replayed(
