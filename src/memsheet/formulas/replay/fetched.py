@@ -106,8 +106,8 @@ class FetchedTensors(Partitioned):
 
     def load(self) -> None:
         """Parts are joined on the host, and cached blocks given back, before they lie in one buffer
-        (utils.py:207-240); then come their copies in fp32, the bucket and the buffer of gradients (stage3.py:716-752,
-        1085-1124).
+        (utils.py:207-240); then come their copies in fp32, the bucket and the buffer of gradients
+        (stage3.py:716-752, 1085-1124).
         """
         script, plan, width = self.script, self.plan, self.zero.width
         script.take(self.told.beside)

@@ -16,6 +16,8 @@ from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
 from small_stage import group, part, planned
 
+TOLD = Told(9)
+
 
 def stage() -> StageLayers:
     backward = "+2 +3 g3 +4 -2 -4"
@@ -26,7 +28,7 @@ def stage() -> StageLayers:
     return StageLayers(embeddings, (Layers((layer,), 2),), head, loss, False)
 
 
-def played(how: Told = Told(9), **request: Any) -> tuple[str, str]:
+def played(how: Told = TOLD, **request: Any) -> tuple[str, str]:
     """What is made before the first step, and the second one."""
     plan = planned(4, **{"engine": "fsdp1", **request})
     script, start = script_of_steps(stage(), plan, Lifetimes.RECORDED, how, Sharding.FLAT_SHARDS)
@@ -64,7 +66,7 @@ def test_the_root_stays_gathered_and_comes_last() -> None:
 
 
 def test_a_host_ahead_waits_for_the_first_of_two() -> None:
-    """_limiter_utils.py: what was let go of in forward comes back when the second unit after it is gathered."""
+    """_limiter_utils.py: what was let go of comes back when the second unit after it is gathered."""
     units = [word for word in played(Told(9, host_ahead=True))[1].split() if word[-1] == "g"]
     steady = [word for word in played()[1].split() if word[-1] == "g"]
     assert [word for word in units if word[0] == "+"] == [word for word in steady if word[0] == "+"]

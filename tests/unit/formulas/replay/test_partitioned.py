@@ -1,5 +1,5 @@
-"""Steps under DeepSpeed, played by hand: 40 elements of embeddings, 24 of each of two layers, 12 of a head, in
-bf16, over four ranks.
+"""Steps under DeepSpeed, played by hand: 40 elements of embeddings, 24 of each of two layers, 12 of a head,
+in bf16, over four ranks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from memsheet.plan.dtypes import BF16
 from memsheet.plan.engine import Sharding
 from small_stage import group, part, planned
 
+TOLD = Told(9)
 BUCKET = "1000000000"
 """Bytes of 5e8 elements."""
 
@@ -49,7 +50,7 @@ def told(script: Script, events: range) -> list[str]:
     ]
 
 
-def played(zero: int, how: Told = Told(9), *, tied: bool = False, **request: Any) -> tuple[str, str, str]:
+def played(zero: int, how: Told = TOLD, *, tied: bool = False, **request: Any) -> tuple[str, str, str]:
     """What is made before the first step; it; and the second."""
     plan = planned(4, engine="deepspeed", zero=zero, **request)
     script, start = script_of_steps(stage(tied=tied), plan, Lifetimes.RECORDED, how, Sharding.PARTITIONED)
@@ -131,7 +132,7 @@ def test_a_tied_tables_gradient_waits_for_the_look_ups(zero: int) -> None:
     assert " +80 -80" in backward
 
 
-# ---- stage 3 -------------------------------------------------------------------------------------------------
+# ---- stage 3 -----------------------------------------------------------------------------------------------
 
 
 def buckets(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
