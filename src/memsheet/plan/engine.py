@@ -57,8 +57,8 @@ class Sharding(Enum):
 
     @property
     def leaves_tensors(self) -> bool:
-        """Whether states are tensors of their own, and not parts of buffers."""
-        return self not in (Sharding.DISTRIBUTED_OPTIMIZER, Sharding.PARTITIONED)
+        """Whether no rank's optimizer has states of a part of a tensor each, cut wherever its share ends."""
+        return self is not Sharding.DISTRIBUTED_OPTIMIZER
 
     @property
     def nests_units(self) -> bool:

@@ -28,6 +28,7 @@ ENGINE = Engine(
     bare_axes=("tp", "pp"),
     zero=(0, 1, 2, 3),
     default_zero=2,
+    replays=True,
     sharding=Sharding.PARTITIONED,
     default_precision="bf16-master",
     precisions=("bf16-master", "fp32"),

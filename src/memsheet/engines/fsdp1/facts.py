@@ -16,6 +16,7 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard"),
     zero=(3,),
     default_zero=3,
+    replays=True,
     sharding=Sharding.FLAT_SHARDS,
     default_precision="fsdp2-mixed",
     precisions=("fp32", "fsdp2-mixed", "bf16-pure"),

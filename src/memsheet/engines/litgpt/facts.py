@@ -86,7 +86,6 @@ _FLAT = replace(
     axes=("dp_shard",),  # replicas of shards are its pretraining's alone, which compiles its layers
     zero=(3,),
     default_zero=3,
-    replays=False,
     sharding=Sharding.FLAT_SHARDS,
     flat_wrapping=FlatWrapping(loss_outside=True),  # finetune/full.py:155-158
     models=frozenset({"gradient_sync"}),
@@ -112,6 +111,7 @@ _FLAT = replace(
 _ADAPTED = replace(
     _FLAT,
     tested="0.5.11 (torch 2.7)",
+    replays=False,
     sharding=Sharding.PER_PARAMETER_SHARDS,
     roots_frozen_ends=True,  # finetune/lora.py:528-536: blocks, then the model
     unit_wrapping=lambda _: UnitWrapping(loss_outside=True),

@@ -18,6 +18,7 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard"),
     zero=(3,),
     default_zero=3,
+    replays=True,
     sharding=Sharding.FLAT_SHARDS,
     layers="llm_foundry",
     layer_kernels=LayerKernels(fused=True),

@@ -5,11 +5,12 @@ its place and goes; stages of a pipeline run micro-batches forward ahead of back
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import repeat
 from typing import NamedTuple
 
 from memsheet.formulas.pipeline import STEADY, interleaved_order
-from memsheet.formulas.replay.order import Run
+from memsheet.formulas.replay.order import Run, Told
 from memsheet.formulas.replay.script import Played, play_backward
 from memsheet.formulas.sharding.distributed_optimizer import state_ranks
 from memsheet.formulas.tapes.tape import Event
@@ -43,6 +44,13 @@ class GradientBuffers(Run):
         """Of stages whose micro-batches are all alike."""
         known = isinstance(plan.mesh.gpus, int) and plan.optimizer is not None
         return known and not plan.recompute.stretched and not plan.offload.activations
+
+    @classmethod
+    def others(cls, plan: Plan, told: Told) -> list[Told]:
+        """Ranks whose shares of the optimizer's states end inside other tensors."""
+        ranks = int(state_ranks(plan.mesh, Role.LINEAR, plan.zero))
+        shares = sorted({ranks // 3, 2 * ranks // 3, ranks - 1} - {0})
+        return [replace(told, share=share) for share in shares]
 
     @property
     def adds(self) -> bool:
@@ -153,9 +161,8 @@ class GradientBuffers(Run):
         for name in [*self.kept]:
             ends = [at for path, at in last.items() if f".{path}".endswith(f".{name}")]
             takes += [(max(ends), self.kept.pop(name))] if ends else []
-        return play_backward(
-            self.script, played, gradient, adds=True, workspace=workspace, takes=sorted(takes)
-        )
+        stops = [(at, lambda _, size=size: self.script.take(size)) for at, size in sorted(takes)]
+        return play_backward(self.script, played, gradient, adds=True, workspace=workspace, stops=stops)
 
     def step(self) -> None:
         """One forward and one backward in turn, after as many forwards as stages are behind (Megatron-LM

@@ -56,7 +56,7 @@ def stays_on_device(plan: Plan) -> bool:
         or plan.offload.activations
         or plan.optimizer_in_backward
     )
-    known = isinstance(plan.mesh.gpus, int) and plan.routing is None and plan.precision.master_weights is None
+    known = isinstance(plan.mesh.gpus, int) and plan.routing is None
     return known and not moved and not plan.recompute.stretched
 
 
@@ -79,7 +79,8 @@ class Told:
     lie in where they are not tensors of their own; ``matrices``: elements of those of each layer, where they
     are joined; ``kept``: bytes that a module's first backward leaves for good, by its name; ``share``: which
     part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has
-    several.
+    several; ``joined_on_host``: what lies in one buffer was joined there; ``host_ahead``: of
+    the device, as far as it may be.
     """
 
     beside: int = 0
@@ -93,6 +94,8 @@ class Told:
     kept: Mapping[str, int] = field(default_factory=dict)
     share: int = 0
     chunks: tuple[int, ...] = ()
+    joined_on_host: bool = False
+    host_ahead: bool = False
 
 
 class Run:
@@ -118,9 +121,16 @@ class Run:
         return (
             optimizer is not None
             and plan.mesh.pp == 1
+            and plan.precision.master_weights is None
             and optimizer.name not in UNPLAYED
             and stays_on_device(plan)
         )
+
+    @classmethod
+    def others(cls, plan: Plan, told: Told) -> list[Told]:
+        """What else may be told of the same step, each of which widens what is reserved."""
+        del plan, told
+        return []
 
     # ---- how parameters and gradients are kept -----------------------------------------------------------
 
@@ -277,7 +287,7 @@ class Run:
         plan, script = self.plan, self.script
         if plan.optimizer is None:
             return
-        stepped = [(h, int(self.kept_elements(h))) for h in self.held() if h.trains]
+        stepped = self.stepped()
         if not self.states:
             for h, elements in stepped:
                 self.states += [script.take(size) for size in self._state_sizes(h, elements) if size]
@@ -288,6 +298,10 @@ class Run:
         elif work.alone:
             raised = [int(fp32_copy_bytes(h, n, plan)) if work.wide else 0 for h, n in stepped]
             self._step_one_by_one(sizes, raised, work)
+
+    def stepped(self) -> list[tuple[Held, int]]:
+        """Parameters that train, and how many elements of each the rank's optimizer has."""
+        return [(h, int(self.kept_elements(h))) for h in self.held() if h.trains]
 
     def _state_sizes(self, held: Held, elements: int) -> tuple[int, ...]:
         """Bytes of the tensors that the optimizer keeps for one."""

@@ -8,7 +8,7 @@ the stream of the copy-in, reduced gradients in that of the reduce-scatter, and 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -17,9 +17,10 @@ from itertools import accumulate, islice
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
 
-DEFAULT, GATHERS, REDUCES, BESIDE = range(4)
-"""Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in, and
-that which a layer makes something in beside the model's.
+DEFAULT, GATHERS, REDUCES, BESIDE, CASTS = range(5)
+"""Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in,
+that which a layer makes something in beside the model's, and that in which a rank's part of parameters is
+cast before it is gathered.
 """
 
 
@@ -134,6 +135,12 @@ class Played:
     lingering: list[int]  # until the model's forward is over
 
 
+Stop = tuple[int, Callable[[dict[int, int]], object]]
+"""After how many events of a tape's backward something is done, which is told what is there (by the tape's
+own numbers) and may take it over.
+"""
+
+
 def _play_log(
     script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int], *, adds: bool = False
 ) -> None:
@@ -236,11 +243,11 @@ def play_backward(
     *,
     adds: bool = False,
     workspace: int = 0,
-    takes: Iterable[tuple[int, int]] = (),
+    stops: Iterable[Stop] = (),
 ) -> tuple[list[int], int | None]:
     """A part's backward: its parameters' gradients, which stay unless one ``adds`` them to others, and the
-    gradient that it hands back. ``workspace`` as in ``play_forward``; ``takes``: after how many events of the
-    tape's backward so many bytes are taken for good, in order.
+    gradient that it hands back. ``workspace`` as in ``play_forward``; ``stops``: what else is done on the
+    way, in order.
     """
     sized, tape = played.part.own, played.part.own.tape
     held = _run_again(script, played) if played.part.light else played.held
@@ -251,10 +258,10 @@ def play_backward(
         first = (
             at for at, (event, i) in enumerate(tape.backward, 1) if event is Event.ALLOC and i not in held
         )
-        takes = ((next(first, 0), workspace), *takes)
-    for end, size in takes:
+        stops = ((next(first, 0), lambda _: script.take(workspace)), *stops)
+    for end, do in stops:
         _play_log(script, tape.backward[done:end], sized, held, back, adds=adds)
-        script.take(size)
+        do(held)
         done = end
     _play_log(script, tape.backward[done:], sized, held, back, adds=adds)
     returned = next((held.pop(index) for index in back if index in held), None)

@@ -15,15 +15,11 @@ from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
-from memsheet.formulas.sharding.distributed_optimizer import (
-    DUMMY_WGRAD,
-    layer_matrix_shapes,
-    state_ranks,
-)
+from memsheet.formulas.sharding.distributed_optimizer import DUMMY_WGRAD, layer_matrix_shapes
 from memsheet.formulas.states.gradients import accumulates_gradients
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
-from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
 
@@ -135,12 +131,10 @@ def _equal_steps_reserved(
         kept=_kept_by_modules(items) if buffered else {},
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
-    ranks = int(state_ranks(plan.mesh, Role.LINEAR, plan.zero)) if buffered else 1
     walk = walk_stage_layers(model, plan, engine, release=False)
-    tensors = max(_tensor_bytes(items, when) for when in Instant)
+    tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
-    others = sorted({ranks // 3, 2 * ranks // 3, ranks - 1} - {0})
-    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors, others)
+    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
     if found is None:
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)
@@ -193,6 +187,13 @@ def _tensor_bytes(items: Iterable[Item], when: Instant) -> int:
     return sum(
         int(item.at[when].value) for item in items if when in item.at and item.component not in OUTSIDE
     )
+
+
+def _most_tensor_bytes(items: Iterable[Item]) -> Bytes:
+    """The range of what is there at each end's own most."""
+    own = [item for item in items if item.component not in OUTSIDE]
+    sizes = [sum_byte_ranges(item.at[when] for item in own if when in item.at) for when in Instant]
+    return Bytes(*(max(end) for end in zip(*((s.low, s.value, s.high) for s in sizes), strict=True)))
 
 
 def _workspaces(items: Iterable[Item]) -> Bytes:

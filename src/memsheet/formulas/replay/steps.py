@@ -4,8 +4,8 @@ rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
@@ -15,8 +15,11 @@ from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.buffers import GradientBuffers
+from memsheet.formulas.replay.fetched import FetchedTensors
+from memsheet.formulas.replay.flat import FlatUnits
 from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
+from memsheet.formulas.replay.partitioned import Partitioned
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.whole import WholeModel
 from memsheet.plan.engine import Sharding
@@ -24,12 +27,15 @@ from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
 
-RUNS: Mapping[Sharding, type[Run]] = {
-    Sharding.PER_PARAMETER_SHARDS: GatheredUnits,
-    Sharding.REPLICATED: WholeModel,
-    Sharding.DISTRIBUTED_OPTIMIZER: GradientBuffers,
+RUNS: Mapping[Sharding, tuple[type[Run], ...]] = {
+    Sharding.PER_PARAMETER_SHARDS: (GatheredUnits,),
+    Sharding.REPLICATED: (WholeModel,),
+    Sharding.DISTRIBUTED_OPTIMIZER: (GradientBuffers,),
+    Sharding.PARTITIONED: (Partitioned, FetchedTensors),
+    Sharding.FLAT_SHARDS: (FlatUnits,),
 }
 """Ways of dividing states whose steps can be played."""
+
 REPLAYED = Derived(
     "replay of the step's own allocations, in their order and streams, through the caching allocator's "
     "rules (torch 2.13, "
@@ -116,7 +122,7 @@ def script_of_steps(
     """The script of two steps of a stage, and the event at which the second begins: the optimizer's states
     are made in the first; what that leaves in pieces shows in the second.
     """
-    run = RUNS[sharding](walk, plan, lifetimes, told)
+    run = _run_of(plan, sharding)(walk, plan, lifetimes, told)
     run.load()
     run.step()
     start = len(run.script.events)
@@ -135,36 +141,37 @@ def steady_reserved_bytes(
     room: Bytes | None,
     told: Told,
     sharding: Sharding,
-    tensors: int,
-    others: Sequence[int] = (),
+    tensors: Bytes,
 ) -> Reserved | None:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least
     where most is reserved. None where the script's own tensors are not the sheet's, which are ``tensors``
-    bytes at their most: it leaves something out.
+    at their most: it leaves something out.
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is
     through: what kernels are fused, and what an operation makes inside, is not known. Expected is what is
     recorded; what torch.compile makes takes the place of what went. Libraries' workspaces are in it.
 
-    ``others``: further shares of the optimizer's states, which other ranks of the stage have. They end
-    inside other tensors, so that these ranks reserve other bytes; and there the largest tensor may find
-    that its place was taken, since parts of a kernel's library make some that no script has.
+    Other ranks of the stage, and other ways to start, reserve other bytes (``Run.others``). Where states end
+    inside tensors the largest one may find that its place was taken, since parts of a kernel's library make
+    some that no script has.
     """
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     settings = Settings(expandable_segments=plan.expandable_segments)
     script, start = script_of_steps(walk, plan, expected, told, sharding)
     beside = THREADS * told.workspace + sum(told.kept.values())
-    if abs(script.live_peak(start) - beside - tensors) > APART * tensors:
+    peak, apart = script.live_peak(start) - beside, APART * int(tensors.value)
+    if not tensors.low - apart <= peak <= tensors.high + apart:
         return None
     value, flushes, in_blocks, _ = replay_within_room(script, start, settings, rooms[1])
     low, high = (
         replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left).most
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
-    for share in others:
-        ranks, _ = script_of_steps(walk, plan, expected, replace(told, share=share), sharding)
-        most = replay_within_room(ranks, start, settings, rooms[1]).most
+    for other in _run_of(plan, sharding).others(plan, told):
+        most = replay_within_room(
+            *script_of_steps(walk, plan, expected, other, sharding), settings, rooms[1]
+        ).most
         low, high = min(low, most), max(high, most)
     if told.buffers:
         high += script.largest(start)
@@ -182,5 +189,10 @@ APART = 0.005
 
 def is_equal_step_replayable(plan: Plan, sharding: Sharding) -> bool:
     """Whether the plan's step can be written as a script."""
-    run = RUNS.get(sharding)
-    return run is not None and run.plays(plan)
+    return any(run.plays(plan) for run in RUNS.get(sharding, ()))
+
+
+def _run_of(plan: Plan, sharding: Sharding) -> type[Run]:
+    """The first that plays a plan; the last where none does."""
+    runs = RUNS[sharding]
+    return next((run for run in runs if run.plays(plan)), runs[-1])

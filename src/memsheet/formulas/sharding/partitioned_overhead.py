@@ -97,10 +97,12 @@ def _all_reduce(zero: Zero) -> BytesByPath:
 )
 def _around_one(zero: Zero) -> ShardingOverhead:
     """Stage 1: from its first gradient on the bucket is there; the partition grows while the bucket's
-    gradients are gone.
+    gradients are gone. A first one that is wider than the bucket is not, until its part is copied.
     """
     bucket = EMPTY if zero.accumulates else BytesByPath.of([(BUCKET, bucket_bytes(zero))])
-    first = minimum(zero.total, zero.buckets.reduce_bucket)
+    most = zero.buckets.reduce_bucket
+    wide = at_least(next((h.elements for h in zero.parameters if h.trains), 0), most + 1)
+    first = where(wide, 0, minimum(zero.total, most))
     grown = 0 if zero.plan.offload.optimizer else maximum(0, zero.width * (zero.shard - first))
     end = BytesByPath.of(
         [

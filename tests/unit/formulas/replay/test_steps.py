@@ -186,7 +186,17 @@ def test_a_step_of_a_model_that_is_not_divided() -> None:
         (4, UNITS, {"engine": "torchtitan", "mesh.pp": 2, "global_batch": 6}, False),
         (2, UNITS, {"optimizer.name": "sgd"}, False),
         (2, UNITS, {"offload.optimizer": 1.0}, False),
-        (2, Sharding.FLAT_SHARDS, {"engine": "fsdp1"}, False),
+        (2, Sharding.FLAT_SHARDS, {"engine": "fsdp1"}, True),
+        (1, Sharding.FLAT_SHARDS, {"engine": "fsdp1"}, False),
+        (2, Sharding.FLAT_SHARDS, {"engine": "fsdp1", "global_batch": 12}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 0}, True),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 1, "global_batch": 12}, True),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 2, "optimizer.name": "lion"}, True),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 2, "offload.optimizer": 1.0}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 1, "precision.gradients": "fp32"}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 3, "global_batch": 12}, True),
+        (1, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 3}, False),
+        (2, Sharding.PARTITIONED, {"engine": "deepspeed", "zero": 3, "offload.parameters": 1.0}, False),
     ],
 )
 def test_which_steps_are_replayed(
@@ -275,14 +285,16 @@ def test_what_fits_at_its_most_is_not_given_more(
     ends = iter([Replayed(30, True, tensors), Replayed(10, False, 0), Replayed(20, False, 0)])
     monkeypatch.setattr("memsheet.formulas.replay.steps.replay_within_room", lambda *_: next(ends))
     room = Bytes(least, 40, 50)
-    assert steady_reserved_bytes(stage(), planned(), room, Told(), UNITS, tensors) == Reserved(found, True)
+    assert steady_reserved_bytes(stage(), planned(), room, Told(), UNITS, Bytes.exact(tensors)) == Reserved(
+        found, True
+    )
 
 
 def test_a_script_that_leaves_something_out_decides_nothing() -> None:
     script, start = script_of_steps(stage(), planned(), Lifetimes.RECORDED, Told(), UNITS)
     tensors = script.live_peak(start)
-    assert steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, tensors) is not None
-    assert steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, 2 * tensors) is None
+    assert steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, Bytes.exact(tensors)) is not None
+    assert steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, Bytes.exact(2 * tensors)) is None
 
 
 def test_later_micro_batches_add_their_gradients_to_the_first_ones() -> None:
