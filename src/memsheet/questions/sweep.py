@@ -11,6 +11,8 @@ from memsheet.errors import InputError, input_error
 from memsheet.plan.options import Model
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import BOUNDS, task_of
+from memsheet.report.page.grid import sweep_html
+from memsheet.report.shared.frames import frame_of
 
 MOST_CELLS = 4096
 LISTS = frozenset({"layers_per_stage", "recompute_modules", "lora_targets", "offload"})
@@ -30,7 +32,7 @@ class Cell(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Every combination, the last option fastest."""
+    """Every combination, the last option fastest; in a notebook a table, of two options one across."""
 
     varied: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -48,6 +50,13 @@ class Sweep(NamedTuple):
             }
             for cell in self.cells
         ]
+
+    def to_frame(self) -> Any:
+        """``rows`` as a DataFrame of pandas or polars, or a Table of pyarrow, whichever is installed."""
+        return frame_of(self.rows())
+
+    def _repr_html_(self) -> str:
+        return sweep_html(self.varied, self.cells)
 
 
 def sweep(model: Model | None = None, **options: Any) -> Sweep:

@@ -9,6 +9,7 @@ from typing import Any
 from memsheet import budget
 from memsheet.report.json.document import value_writer
 from memsheet.report.json.sheet import Evidence, sheet_document
+from memsheet.report.shared.frames import frame_of
 from memsheet.sheet import Sheet
 from memsheet.units import format_bytes
 
@@ -29,6 +30,10 @@ class Answer(budget.Answer):
         evidence), for a table.
         """
         return [row for sheet in self.sheets for row in _sheet_rows(sheet)]
+
+    def to_frame(self) -> Any:
+        """``rows`` as a DataFrame of pandas or polars, or a Table of pyarrow, whichever is installed."""
+        return frame_of(self.rows())
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, the bars and the table, in one piece without scripts."""

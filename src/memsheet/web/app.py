@@ -26,13 +26,12 @@ from memsheet.report.shared.exit_codes import BAD_INPUT
 from memsheet.web.limits import JSON, LOOPBACK, MOST_BODY, Guarded
 from memsheet.web.openapi import openapi_document, published_schema
 from memsheet.web.problems import PROBLEM_JSON, input_problem, problem_document
-from memsheet.web.searches import search_events
+from memsheet.web.searches import SLOW, search_events
 
 STATIC = Path(__file__).with_name("static")
 API = "/api/v1"
 AT_ONCE, REMEMBERED, MOST_KEPT = 8, 512, 2**18
 """Answers in flight, answers kept, and the bytes of the largest that is."""
-SEARCHES = ("plan", "plan-serving")
 LISTS = ("models", "gpus", "form")
 """Questions without an argument, which are read with GET."""
 EVENTS = "text/event-stream"
@@ -80,7 +79,7 @@ def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Guarded:
         if asked is None:
             return _problem(413, f"a question has {MOST_BODY:,} bytes at most")
         asked = {**asked, "question": question}
-        if question in SEARCHES and EVENTS in request.headers.get("accept", ""):
+        if question in SLOW and EVENTS in request.headers.get("accept", ""):
             return StreamingResponse(
                 _event_lines(asked), media_type=EVENTS, headers={"cache-control": "no-store"}
             )
@@ -88,7 +87,7 @@ def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Guarded:
             return _problem(
                 429, "as many questions as are answered at once are under way", {"retry-after": "1"}
             )
-        if question in SEARCHES:
+        if question in SLOW:
             code, body = await _searched_answer(asked)
         else:
             code, body = await answers.answer(asked)

@@ -13,6 +13,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+SLOW = ("plan", "plan-serving")
+"""Questions that are searches."""
 EVERY_S, LONGEST_S = 0.5, 120.0
 """Seconds between two events of a search that goes on, and those that it may take."""
 AT_ONCE = asyncio.Semaphore(2)
