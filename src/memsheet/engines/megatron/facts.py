@@ -48,6 +48,7 @@ ENGINE = Engine(
             "fp8.recipe",
             "fp8.param_storage",
             "fp8.all_gather",
+            "cuda_graphs",
         }
     ),
     default_precision="megatron-mixed",
@@ -94,5 +95,8 @@ ENGINE = Engine(
         ),
         "parameters": Cited(MEGATRON, "distributed/param_and_grad_buffer.py"),
         "optimizer_states": Cited(MEGATRON, "optimizer/distrib_optimizer.py"),
+        "cuda_graphs": Cited(
+            MEGATRON, "d98e8a6 transformer/cuda_graphs.py, TransformerEngine pytorch/graph.py"
+        ),
     },
 )

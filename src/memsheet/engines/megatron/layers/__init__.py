@@ -22,6 +22,7 @@ from memsheet.engines.megatron.layers.attention import (
     latent_attention,
 )
 from memsheet.engines.megatron.layers.experts import expert_axes, experts_layer
+from memsheet.engines.megatron.layers.graphs import captured_graphs
 from memsheet.engines.megatron.layers.loss import loss_input, vocab_parallel_logits, vocabulary_loss
 from memsheet.engines.megatron.layers.modules import (
     FP8_PRODUCTS,
@@ -242,6 +243,6 @@ def rotary_angle_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, _: RunConf
 
 CODE = ModelCode(
     forward=transformer_layer_forward, embed=vocab_parallel_embedding, head=vocab_parallel_logits, loss=vocabulary_loss, loss_input=loss_input, problems=megatron_problems, block_numerics=block_numerics,
-    plan_numerics=_plan_numerics, axes=layer_axis_sizes, end_axes=end_axes, shared=rotary_angle_bytes, normalise=lambda r, x, one, _: rms_norm_output(r, x, one.path),
+    plan_numerics=_plan_numerics, axes=layer_axis_sizes, end_axes=end_axes, shared=rotary_angle_bytes, captured=captured_graphs, normalise=lambda r, x, one, _: rms_norm_output(r, x, one.path),
     stream=STREAM,
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memsheet.arith import agreed
+from memsheet.engines.megatron.layers.graphs import graph_problems
 from memsheet.errors import Problem
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
@@ -57,6 +58,7 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         if name not in MODULES
     ]
     found += _nothing_named(spec, plan)
+    found += graph_problems(spec, plan)
     if plan.fp8 is not None and plan.fp8.recipe not in RECIPES:
         found.append(
             Problem(
