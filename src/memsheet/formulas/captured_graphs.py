@@ -25,12 +25,12 @@ NODES: Key = (Component.CONTEXT, "cuda_graphs/nodes")
 LAUNCH_BYTES = 64 * KIB
 """Of device memory that a launch of a graph takes with drivers before 550; later ones take less."""
 PASSES = 3
-"""Launches of a training step in those of a forward: backward has one for the input and one for the weight."""
+"""Launches of a training step in those of a forward: backward has one for inputs and one for weights."""
 
 
 @formula(
     cites=CUDA_GRAPH_NODES,
-    at="'Dynamic Shape Support': 64 KB a launch until driver 550; one launch an operator, forward, and two backward",
+    at="'Dynamic Shape Support': 64 KB a launch until driver 550; one an operator forward, two backward",
 )
 def graph_node_bytes(spec: ModelSpec, captures: Count) -> Count:
     """The most that the driver keeps of the launches of a rank's layers, captured so many times."""

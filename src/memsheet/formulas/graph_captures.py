@@ -16,10 +16,10 @@ from memsheet.sheet import Bytes, Component
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """What an engine's graphs hold beside what layers keep anyway. ``static``: tensors, by path. ``outputs``:
-    segments of the pool that nothing else gets, in which torch counts no tensor between two replays. ``pooled``:
-    whether a tensor lies in the pool, by its component and path. ``whole``: no layer computes outside of graphs;
-    ``step``: neither does anything else between the first forward and the last backward. ``captures``: how many
-    micro-batches have graphs of their own.
+    segments of the pool that nothing else gets, in which torch counts no tensor between two replays.
+    ``pooled``: whether a tensor lies in the pool, by its component and path. ``whole``: no layer computes
+    outside of graphs; ``step``: neither does anything else between the first forward and the last backward.
+    ``captures``: how many micro-batches have graphs of their own.
     """
 
     static: Mapping[str, Bytes]
@@ -34,19 +34,26 @@ class Captured:
 @formula(
     cites=MEGATRON,
     at=(
-        "d98e8a6 transformer/cuda_graphs.py:2322 _get_sample_arguments: buffers of a micro-batch whose backward "
-        "is over are taken again, so there are as many as it has in flight; schedules.py: 2 (p - r - 1) + (v - 1) "
-        "p forwards of chunks come first"
+        "23e00ed pipeline_parallel/schedules.py:650-760: 2 (p - r - 1) + (v - 1) p forwards of chunks come "
+        "first, then one forward and one backward in turn"
     ),
 )
+def interleaved_in_flight(stages: Count, chunks: Count, stage: Count, microbatches: Count) -> Count:
+    """Micro-batches of single chunks that a stage (0 is the first) keeps at its peak."""
+    return minimum(microbatches * chunks, 2 * (stages - stage - 1) + (chunks - 1) * stages + 1)
+
+
 def chunks_in_flight(plan: Plan, stage: Count) -> Count:
-    """Micro-batches whose static buffers a stage has at once, each of one chunk of its layers."""
-    mesh, each = plan.mesh, plan.accumulation
+    """Micro-batches whose static buffers a stage has at once, each of one chunk of its layers: buffers of one
+    whose backward is over are taken again (Megatron-LM d98e8a6 transformer/cuda_graphs.py:2322,
+    _get_sample_arguments).
+    """
+    mesh = plan.mesh
     if agreed(mesh.pp == 1):
         return 1
     if agreed(mesh.vpp == 1):
-        return in_flight(plan.schedule, mesh.pp, stage, each)
-    return minimum(each * mesh.vpp, 2 * (mesh.pp - stage - 1) + (mesh.vpp - 1) * mesh.pp + 1)
+        return in_flight(plan.schedule, mesh.pp, stage, plan.accumulation)
+    return interleaved_in_flight(mesh.pp, mesh.vpp, stage, plan.accumulation)
 
 
 def every_layer_bytes(spec: ModelSpec, plan: Plan, flights: Count, one: Callable[[Block], Count]) -> Count:

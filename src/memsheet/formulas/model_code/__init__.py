@@ -63,9 +63,8 @@ class ModelCode:
     from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
     ``beside``: what the model's forward names of a tower that pictures pass through. ``inside``: of a block's
     tensors those of a unit inside it that the library never splits either. ``notes``: what a reader
-    should know of the model's kernels. ``captured``: what the CUDA graphs of
-    a rank's layers hold, of a pipeline's stage. ``any_kernel``: attention is modelled with every kernel that torch may
-    choose.
+    should know of the model's kernels. ``captured``: what the CUDA graphs of a rank's layers hold, of a
+    pipeline's stage. ``any_kernel``: attention is modelled with every kernel that torch may choose.
     """
 
     forward: Callable[[Recorder, Tensor, Block, RunConfig], Tensor]

@@ -32,7 +32,7 @@ def row(found: Sheet, path: str, instant: Instant = Instant.BACKWARD) -> Bytes:
 
 
 def of_graphs(found: Sheet) -> list[str]:
-    return [i.path for i in found.items if i.component is Component.CUDA_GRAPHS or i.path.startswith("cuda_graphs/")]
+    return [i.path for i in found.items if i.path.startswith(("cuda_graphs/", "static/"))]
 
 
 def test_without_graphs_there_are_no_rows_of_them() -> None:

@@ -2,9 +2,10 @@
 
 Read at Megatron-LM d98e8a64ddf34856e74b24714e3bedb2f5a39553 (core 0.20) and TransformerEngine
 d0067d0da6cb01811b8072a7d304f0e00344ce2b: megatron/core/transformer/cuda_graphs.py, transformer_layer.py,
-transformer_engine/pytorch/graph.py. All graphs share one pool, in the order in which they run; each tensor of
-theirs is let go when its backward was captured (graph.py:866-880), so that what micro-batches in flight keep is
-what the pool holds, as without graphs. A static input takes the place of the input that is saved otherwise.
+transformer_engine/pytorch/graph.py. All graphs share one pool, in the order in which they run; each tensor
+of theirs is let go when its backward was captured (graph.py:866-880), so that the pool holds what
+micro-batches in flight keep, as without graphs. A static input takes the place of the input that is saved
+otherwise.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ PATHS = {
 SPARING = 16
 """The first minor release of core 0 that takes static inputs again before it captures."""
 OLD_INPUTS = (
-    "captured by TransformerEngine, core 0.15 and before makes the static inputs of all micro-batches at once: "
-    "{} more; say engine_version for them"
+    "captured by TransformerEngine, core 0.15 and before makes the static inputs of all micro-batches at "
+    "once: {} more; say engine_version for them"
 )
 
 
@@ -57,49 +58,54 @@ def captures_ends(block: Block, parts: frozenset[str]) -> bool:
 @formula(
     cites=MEGATRON,
     at=(
-        "d98e8a6 transformer_layer.py:1212-1233 get_layer_static_inputs: a mask of every query and key for each "
-        "layer; it is not asked whether the kernel reads it"
+        "d98e8a6 transformer_layer.py:1212-1233 get_layer_static_inputs: a mask of every query and key for "
+        "each layer; it is not asked whether the kernel reads it"
     ),
 )
-def static_mask_bytes(of: dict[str, Count]) -> Count:
-    """Bytes of the attention mask that a layer's graph is given."""
-    return BOOL.nbytes(of["b"] * of["s"] * of["s"] * of["c"])
+def static_mask_bytes(sequences: Count, positions: Count, ranks: Count) -> Count:
+    """Bytes of the attention mask that a layer's graph is given: of a context-parallel rank's ``positions``
+    to those of all ``ranks``.
+    """
+    return BOOL.nbytes(sequences * positions * positions * ranks)
 
 
 @formula(
     cites=MEGATRON,
     at=(
-        "d98e8a6 transformer_layer.py:1353-1408, moe/moe_utils.py:1546-1597: what a graph hands out, beyond what "
-        "the layer keeps for backward without graphs; a layer's output is copied to the next one's static input"
+        "d98e8a6 transformer_layer.py:1353-1408, moe/moe_utils.py:1546-1597, "
+        "moe/token_dispatcher.py:475-660; gradients: TransformerEngine pytorch/graph.py:768-784"
     ),
 )
-def static_output_bytes(block: Block, plan: Plan, of: dict[str, Count], parts: frozenset[str]) -> Count:
-    """Bytes of a layer's outputs that stay in the pool until its backward."""
-    stream, ff = BF16.nbytes(of["b"] * of["n"] * of["h"]), block.feed_forward
-    if captures_ends(block, parts):
-        return stream
-    if not isinstance(ff, Moe) or "moe_router" not in parts:
-        return 0
-    handed: Count = BF16.nbytes(of["b"] * of["n"] * of["e"]) + (stream if ff.shared else 0)
-    if "moe_preprocess" in parts and plan.routing is not None and plan.routing.dispatch == "alltoall":
-        handed = handed + BF16.nbytes(of["p"] * of["h"]) + FP32.nbytes(of["p"])
-    return handed
+def static_output_bytes(
+    tokens: Count, hidden: Count, *, streams: Count, shares: Count, copies: Count
+) -> Count:
+    """Bytes of what a graph hands out, or of the gradients that come back: so many rows of the stream and
+    ``shares`` of a token, permuted ``copies`` of tokens and an fp32 share of each.
+    """
+    return BF16.nbytes(tokens * hidden * streams + tokens * shares + copies * hidden) + FP32.nbytes(copies)
 
 
-@formula(
-    cites=MEGATRON,
-    at=(
-        "TransformerEngine pytorch/graph.py:768-784: gradients that arrive are copied to one set of buffers for "
-        "each set of outputs"
-    ),
-)
-def static_gradient_bytes(block: Block, plan: Plan, of: dict[str, Count], parts: frozenset[str]) -> Count:
-    """Bytes of the buffers that a graph's backward takes gradients from."""
-    stream, ff = BF16.nbytes(of["b"] * of["n"] * of["h"]), block.feed_forward
+def _handed_out(
+    block: Block, plan: Plan, of: dict[str, Count], parts: frozenset[str], *, gradients: bool = False
+) -> Count:
+    """Of a layer's graph: what stays in the pool until the layer's backward, beyond what it keeps without
+    graphs, or the gradients of all that it hands out. A layer's output is copied to the next one's static
+    input; normed rows and the residual are kept anyway.
+    """
+    ff, tokens = block.feed_forward, of["b"] * of["n"]
     routes = isinstance(ff, Moe) and "moe_router" in parts and not captures_ends(block, parts)
     if not routes:
-        return stream
-    return 2 * stream + static_output_bytes(block, plan, of, parts)
+        streams = int(gradients or captures_ends(block, parts))
+        return static_output_bytes(tokens, of["h"], streams=streams, shares=0, copies=0)
+    assert isinstance(ff, Moe)
+    permutes = "moe_preprocess" in parts and plan.routing is not None and plan.routing.dispatch == "alltoall"
+    return static_output_bytes(
+        tokens,
+        of["h"],
+        streams=2 * gradients + (ff.shared is not None),
+        shares=of["e"],
+        copies=of["p"] if permutes else 0,
+    )
 
 
 def captured_graphs(code: ModelCode, spec: ModelSpec, plan: Plan, stage: Count) -> Captured | None:
@@ -111,19 +117,10 @@ def captured_graphs(code: ModelCode, spec: ModelSpec, plan: Plan, stage: Count) 
     parts, flights = captured_parts(plan), chunks_in_flight(plan, stage)
     blocks = spec.blocks()
     of = {block: code.axes(block, plan, plan.training.shape) for block in blocks}
-    masks = every_layer_bytes(
-        spec, plan, flights, lambda block: static_mask_bytes(of[block]) if "attn" in parts else 0
-    )
-    outputs = every_layer_bytes(
-        spec, plan, flights, lambda block: static_output_bytes(block, plan, of[block], parts)
-    )
-    gradients = sum(
-        {
-            str(size): size
-            for block in blocks
-            if (size := static_gradient_bytes(block, plan, of[block], parts)) is not None
-        }.values()
-    )
+    masks = every_layer_bytes(spec, plan, flights, lambda block: _mask_bytes(of[block], parts))
+    outputs = every_layer_bytes(spec, plan, flights, lambda block: _handed_out(block, plan, of[block], parts))
+    arriving = [_handed_out(block, plan, of[block], parts, gradients=True) for block in blocks]
+    gradients = sum({str(size): size for size in arriving}.values())  # one set for outputs that are alike
     rows = {"static/masks": masks, "static/gradients": gradients}
     own = 0 if "local" in plan.cuda_graphs else 1  # whose graphs write into one another's buffers
     surely = "transformer_engine" in plan.cuda_graphs
@@ -143,14 +140,18 @@ def captured_graphs(code: ModelCode, spec: ModelSpec, plan: Plan, stage: Count) 
     )
 
 
+def _mask_bytes(of: dict[str, Count], parts: frozenset[str]) -> Count:
+    return static_mask_bytes(of["b"], of["s"], of["c"]) if "attn" in parts else 0
+
+
 def _inputs_of_all(code: ModelCode, spec: ModelSpec, plan: Plan, parts: frozenset[str]) -> Count:
-    """Bytes of the static inputs of all micro-batches, which releases before core 0.16 make before they capture
-    (23e00ed transformer/cuda_graphs.py:1318-1335; v0.15.0; core 0.16.0 takes buffers again, 94b47593).
+    """Bytes of the static inputs of all micro-batches, which releases before core 0.16 make before they
+    capture (23e00ed transformer/cuda_graphs.py:1318-1335; v0.15.0; 94b47593 takes buffers again).
     """
 
     def one(block: Block) -> Count:
         of = code.axes(block, plan, plan.training.shape)
-        return BF16.nbytes(of["b"] * of["n"] * of["h"]) + (static_mask_bytes(of) if "attn" in parts else 0)
+        return BF16.nbytes(of["b"] * of["n"] * of["h"]) + _mask_bytes(of, parts)
 
     return every_layer_bytes(spec, plan, plan.accumulation * plan.mesh.vpp, one)
 
@@ -171,19 +172,18 @@ def _old_inputs(plan: Plan, size: Count) -> tuple[dict[str, Bytes], tuple[str, .
 
 @formula(
     cites=MEGATRON,
-    at="d98e8a6 core/full_cuda_graph.py:86-122 StaticBufferLoader: tokens, labels, positions and mask of each",
+    at="d98e8a6 core/full_cuda_graph.py:86-122 StaticBufferLoader: tokens, labels, positions, mask of each",
 )
-def static_loader_bytes(plan: Plan) -> Count:
+def static_loader_bytes(tokens: Count, microbatches: Count) -> Count:
     """Bytes of the inputs of all micro-batches but the one that is counted anyway."""
-    tokens = plan.training.microbatch * plan.training.seq_len
-    return (plan.accumulation - 1) * (3 * INT64.nbytes(tokens) + FP32.nbytes(tokens))
+    return (microbatches - 1) * (3 * INT64.nbytes(tokens) + FP32.nbytes(tokens))
 
 
 def _captured_step(plan: Plan) -> Captured:
-    """One graph of all forwards and backwards of a step (core/full_cuda_graph.py). Stages between the first and
-    the last read nothing.
+    """One graph of all forwards and backwards of a step (core/full_cuda_graph.py). Stages between the first
+    and the last read nothing.
     """
-    size = static_loader_bytes(plan)
+    size = static_loader_bytes(plan.training.microbatch * plan.training.seq_len, plan.accumulation)
     made = (Component.SAVED_ACTIVATIONS, Component.TEMPORARIES, Component.AUTOGRAD_DETAIL)
     return Captured(
         static={"static/inputs": Bytes(size if agreed(plan.mesh.pp == 1) else 0, size, size)},

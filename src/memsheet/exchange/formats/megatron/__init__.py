@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.formats.megatron import multimodal
+from memsheet.exchange.formats.megatron import graphs, multimodal
 from memsheet.exchange.formats.megatron.described import (
     OBJECTIVE,
     VOCABULARY,
@@ -357,6 +357,7 @@ KEYS = (
     _plan_switch_row("--moe-router-force-load-balancing", "moe.balanced", 2852),
     _plan_switch_row("--moe-grouped-gemm", "moe.grouped_gemm", 2802),
     _plan_switch_row("--moe-permute-fusion", "moe.permute_fusion", 2877),
+    *graphs.KEYS,
     *STAGES,
 )  # fmt: skip
 
@@ -366,7 +367,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "use-torch-fsdp2", "fp8-param-gather", "first-last-layers-bf16", "reuse-grad-buf-for-mxfp8-param-ag", "keep-fp8-transpose-cache",
         "use-precision-aware-optimizer", "fp32-residual-connection", "apply-query-key-layer-scaling", "distribute-saved-activations",
         "moe-layer-recompute", "no-gradient-accumulation-fusion", "no-bias-swiglu-fusion", "no-bias-gelu-fusion", "no-rope-fusion",
-        "no-bias-dropout-fusion", "enable-cuda-graph", "external-cuda-graph",
+        "no-bias-dropout-fusion",
         "tp-comm-overlap", "defer-embedding-wgrad-compute", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute", "use-nccl-ub",
         "overlap-param-gather-with-optimizer-step", "ddp-pad-buckets-for-high-nccl-busbw", "moe-enable-deepep", "moe-shared-expert-overlap",
         "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split", "use-legacy-models", "moe-use-legacy-grouped-gemm",

@@ -68,7 +68,7 @@ VALUED = _flag_names("""
     adam-beta1 adam-beta2 adam-eps adlr-autoresume-interval app-tag-run-name app-tag-run-version attention-backend attention-dropout
     batch-size bert-embedder-type bert-load biencoder-projection-dim block-data-path check-weight-hash-across-dp-replicas-interval
     ckpt-convert-format ckpt-convert-save ckpt-format ckpt-step classes-fraction clip-grad config-logger-dir context-parallel-size
-    cp-comm-type cross-entropy-fusion-impl cuda-graph-scope data-args-path data-cache-path data-parallel-sharding-strategy data-path
+    cp-comm-type cross-entropy-fusion-impl cuda-graph-impl cuda-graph-modules cuda-graph-scope data-args-path data-cache-path data-parallel-sharding-strategy data-path
     data-per-class-fraction dataloader-type ddp-bucket-size ddp-num-buckets decoder-first-pipeline-num-layers
     decoder-last-pipeline-num-layers decoder-num-layers decoder-seq-length decoupled-lr decoupled-min-lr dino-bottleneck-size
     dino-freeze-last-layer dino-head-hidden-size dino-local-crops-number dino-local-img-size dino-teacher-temp dino-warmup-teacher-temp

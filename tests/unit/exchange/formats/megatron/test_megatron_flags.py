@@ -207,7 +207,7 @@ def test_a_line_of_flags_with_the_engines_defaults() -> None:
 @pytest.mark.parametrize(
     ("flags", "at"),
     [
-        ("--enable-cuda-graph", "--enable-cuda-graph"), ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"),
+        ("--use-nccl-ub", "--use-nccl-ub"), ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"),
         ("--pipeline-model-parallel-layout 't|t'", "--pipeline-model-parallel-layout"), ("--transformer-impl local", "--transformer-impl"),
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", "--use-precision-aware-optimizer"), ("--use-torch-fsdp2", "--use-torch-fsdp2"),
     ],
@@ -258,3 +258,26 @@ def test_a_script_of_another_model_leaves_no_sure_verdict(tmp_path, capsys):
         )
         assert main(asked) == code
     assert "--num-layers 40, and the model has 4" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "captured"),
+    [
+        ("--enable-cuda-graph", ["local", "full"]),
+        ("--external-cuda-graph --cuda-graph-scope attn", ["transformer_engine", "attn"]),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router", ["transformer_engine", "attn", "moe_router"]),
+        ("--cuda-graph-impl local --cuda-graph-modules attn,mlp", ["local", "attn", "mlp"]),
+        ("--enable-cuda-graph --cuda-graph-scope full_iteration", ["full_iteration"]),
+        ("--cuda-graph-impl full_iteration", ["full_iteration"]),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration_inference", None),
+        ("--cuda-graph-impl none", None),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_cuda_graphs_are_what_is_captured_and_by_whom(flags: str, captured: list[str] | None) -> None:
+    found = reading(f"--micro-batch-size 1 {flags}")
+    assert found.request.get("cuda_graphs") == captured
+    assert not any("cuda-graph" in at for at, _ in (*found.unmodelled, *found.unknown))
+    back = written(cuda_graphs=captured or False)
+    assert ("cuda-graph" in back) is (captured is not None)
+    assert set(reading(back).request.get("cuda_graphs") or ()) == set(captured or ())
