@@ -53,7 +53,7 @@ def _unnormed_moe_layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     if how.splits_experts:  # all tensor-parallel ranks of an expert work on the same tokens
         came = rearranged_copy(r, came, GIVEN, f"{ff.path}/gathered")
     given = rearranged_copy(r, came, GIVEN, f"{ff.path}/sorted") if how.several_experts else came
-    out = _grouped_mlp(r, given, ff, how)
+    out = _grouped_mlp(r, given, _permute_shares(r, shares, ff), ff, how)
     del given
     out = rearranged_copy(r, out, GIVEN, f"{ff.path}/unsorted") if how.several_experts else out
     out = rearranged_copy(r, out, COPIES, f"{ff.path}/returned") if how.shares_experts else out
@@ -107,7 +107,17 @@ def _shared_experts_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     return r.again(run, x) if "shared_experts" in how.again else run(x)
 
 
-def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
+def _permute_shares(r: Recorder, shares: Tensor, ff: Moe) -> Tensor:
+    """A share of each copy, which goes the way of the copies: what the router saved waits for its gradient
+    (moe_utils.py, RouterGatingLinearFunction).
+    """
+    dtype = shares.dtype
+    return r.apply(
+        r.tensor(f"{ff.path}.experts/shares", ("x",), dtype), (shares,), (), lambda _: [r.grad(SCORES, dtype)]
+    )
+
+
+def _grouped_mlp(r: Recorder, x: Tensor, weights: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """TEGroupedMLP (experts.py:740-900): the products save what they are given, the activation both halves
     and the tokens' shares.
 
@@ -116,15 +126,14 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """
     path, dtype = f"{ff.path}.experts", x.dtype
     inner = _grouped_gemm(r, x, ("x", "2·i"), f"{path}.linear_fc1", how)
-    weights = r.tensor(f"{path}/shares", ("x",), dtype)
     made: list[Storage] = []
 
     def back(_: Grad) -> list[Grad | None]:
-        result = r.grad(("x", "2·i"), dtype)
+        result: list[Grad | None] = [r.grad(("x", "2·i"), dtype), r.grad(("x",), dtype)]
         made.clear()
-        return [result]
+        return result
 
-    act = r.apply(r.tensor(f"{path}/activation", ("x", "i"), dtype), (inner,), (inner, weights), back)
+    act = r.apply(r.tensor(f"{path}/activation", ("x", "i"), dtype), (inner, weights), (inner, weights), back)
     if "moe_act" not in how.again:
         return _grouped_gemm(r, act, GIVEN, f"{path}.linear_fc2", how)
     out = r.tensor(f"{path}.linear_fc2/output", GIVEN, dtype)
