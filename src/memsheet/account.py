@@ -349,6 +349,8 @@ def _ranged_items(step: Trained, engine: Engine) -> list[Item]:
         ends = step.kept.ranges.get(key)
         at = {}
         for instant, bag in step.bags.items():
+            if key not in bag.held and key not in high[instant].held:
+                continue
             least, most = ends or (low[instant].held.get(key, 0), high[instant].held.get(key, 0))
             size = _ordered_byte_range(bag.held.get(key, 0), least, most)
             if is_array(size.value) or is_array(size.high) or size != NOTHING:

@@ -41,6 +41,7 @@ EXCEPTIONS = {
     "graph_captures.chunks_in_flight": "picks the formula of the schedule",
     "graph_captures.every_layer_bytes": "adds up layers",
     "captured_graphs.captured_temporaries": "picks the largest layer",
+    "sharding.whole_matrices.dealt_elements": "rounds up the largest shard",
     "runtime.cublas_workspace_bytes": "a figure of the catalogue, which carries its own evidence",
     "states.held_shapes.elements_of": "the product of a shape",
     "states.held.whole_parameter": "the elements of a shape",

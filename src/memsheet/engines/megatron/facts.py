@@ -59,7 +59,7 @@ ENGINE = Engine(
     losses=(Loss.FUSED, Loss.PLAIN, Loss.VOCAB_PARALLEL),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
-    optimizers=(OptimizerName.ADAMW,),
+    optimizers=(OptimizerName.ADAMW, OptimizerName.MUON),
     default_implementation=Implementation.DISTRIBUTED,
     implementations={
         OptimizerName.ADAMW: (
@@ -68,7 +68,8 @@ ENGINE = Engine(
             Implementation.FUSED,
             Implementation.FOREACH,
             Implementation.LOOP,
-        )
+        ),
+        OptimizerName.MUON: (Implementation.DISTRIBUTED,),
     },
     own_kernel_steps=True,  # FusedAdam
     copies_adapters=True,

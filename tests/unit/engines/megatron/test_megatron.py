@@ -290,8 +290,8 @@ def test_experts_are_given_what_was_sent_when_balanced_and_all_ranks_tokens_at_w
 
 
 def test_what_a_router_saves_waits_for_the_gradient_of_the_experts_shares() -> None:
-    """Per token its normed input in bf16 and of 8 experts two fp32 scores and a mark, besides two indices; two
-    layers (moe_utils.py, RouterGatingLinearFunction).
+    """Per token its normed input in bf16 and of 8 experts two fp32 scores and a mark, besides two indices;
+    two layers (moe_utils.py, RouterGatingLinearFunction).
     """
     found = sheet(SPARSE)
     kept = {

@@ -10,14 +10,13 @@ otherwise.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from memsheet.arith import Count, agreed
-from memsheet.engines.megatron.facts import ENGINE
 from memsheet.errors import Problem
 from memsheet.formulas.graph_captures import Captured, chunks_in_flight, every_layer_bytes
 from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.sharding.whole_matrices import stated_release
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT64
 from memsheet.plan.model import Block, Dense, ModelSpec, Moe
 from memsheet.plan.plan import Plan, RecomputeMode
@@ -156,18 +155,14 @@ def _inputs_of_all(code: ModelCode, spec: ModelSpec, plan: Plan, parts: frozense
     return every_layer_bytes(spec, plan, plan.accumulation * plan.mesh.vpp, one)
 
 
-def _makes_all_inputs(plan: Plan) -> bool:
-    release = re.search(r"\b0\.(\d+)", plan.engine_version or "")
-    return "local" not in plan.cuda_graphs and release is not None and int(release[1]) < SPARING
-
-
 def _old_inputs(plan: Plan, size: Count) -> tuple[dict[str, Bytes], tuple[str, ...]]:
     """The row of inputs that old releases make; a note where nobody says which release it is."""
-    if not _makes_all_inputs(plan) or not agreed(plan.accumulation > 1):
+    release = stated_release(plan)
+    if "local" in plan.cuda_graphs or not agreed(plan.accumulation > 1):
         return {}, ()
-    if plan.engine_version != ENGINE.tested:
-        return {"static/inputs_of_all_microbatches": Bytes(0, 0, size)}, ()
-    return {}, (OLD_INPUTS.format(format_bytes(int(size))),) if isinstance(size, int) else ()
+    if release is None:
+        return {}, (OLD_INPUTS.format(format_bytes(int(size))),) if isinstance(size, int) else ()
+    return {"static/inputs_of_all_microbatches": Bytes(0, 0, size)} if release < SPARING else {}, ()
 
 
 @formula(

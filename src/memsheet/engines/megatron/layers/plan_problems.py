@@ -5,8 +5,9 @@ from __future__ import annotations
 from memsheet.arith import agreed
 from memsheet.engines.megatron.layers.graphs import graph_problems
 from memsheet.errors import Problem
+from memsheet.plan.dtypes import FP16, FP32
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
-from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
+from memsheet.plan.plan import AttentionKind, ContextParallel, OptimizerName, Plan
 
 GATED = frozenset({"silu", "swish"})
 PLAIN = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2"})
@@ -59,6 +60,7 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]
     found += _nothing_named(spec, plan)
     found += graph_problems(spec, plan)
+    found += _muon(plan)
     if plan.fp8 is not None and plan.fp8.recipe not in RECIPES:
         found.append(
             Problem(
@@ -106,6 +108,29 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
             )
         )
     return found
+
+
+def _muon(plan: Plan) -> list[Problem]:
+    """What Muon runs without (Megatron-LM d98e8a6 optimizer/__init__.py:770-776, 848-856,
+    layer_wise_optimizer.py:575), or is not modelled with.
+    """
+    if plan.optimizer is None or plan.optimizer.name is not OptimizerName.MUON:
+        return []
+    precision = plan.precision
+    reasons = [
+        ("precision.parameters", precision.parameters.name, "is no precision of its", precision.parameters is FP16, "bf16"),
+        ("precision.moments", precision.moments.name, "is not how it keeps momentum, which is that of the main parameter", precision.moments is not FP32, "fp32"),
+        ("precision.master_weights", "int16-remainder", "belongs to the precision-aware Adam", precision.master_weights not in (FP32, None), "fp32"),
+        ("mesh.dp_replicate", plan.mesh.dp_replicate, "divides no whole matrices between several instances", plan.zero == 1 and agreed(plan.mesh.dp_replicate > 1), "1"),
+        ("fp8.param_storage", True, "is not modelled with it", plan.fp8 is not None and plan.fp8.stored, "leave it out"),
+        ("offload.optimizer", plan.offload.optimizer, "is not modelled with it", bool(plan.offload.optimizer), "leave it out"),
+        ("adapter.rank", plan.adapter.rank if plan.adapter else None, "is not modelled with it", plan.adapter is not None, "--optimizer adamw"),
+    ]  # fmt: skip
+    return [
+        Problem(field=field, value=value, reason=f"{reason} (muon)", hint=hint)
+        for field, value, reason, holds, hint in reasons
+        if holds
+    ]
 
 
 def _nothing_named(spec: ModelSpec, plan: Plan) -> list[Problem]:

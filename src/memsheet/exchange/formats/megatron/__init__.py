@@ -119,6 +119,16 @@ def _recompute_num_layers(asked: Values) -> Any:
     )
 
 
+DEALT_MUON = "dist_muon"
+"""Muon with matrices dealt to ranks, by its older name (d98e8a6 training/arguments.py:1727)."""
+
+
+def _read_optimizer(value: Any, _: Values) -> Mapping[str, Any]:
+    name = {"adam": "adamw", DEALT_MUON: "muon"}.get(value, value)
+    known = name in ("adamw", "muon")
+    return {"optimizer.name": name, **({"optimizer.implementation": "distributed"} if known else {})}
+
+
 VIRTUAL = ("virtual-stages-per-pipeline-rank", "layers-per-virtual-pipeline-stage")
 
 
@@ -292,7 +302,8 @@ KEYS = (
         back=lambda v, values: {"sequence_parallel": v is True and values.get(TP, 1) != 1}, usual=False, source=f"{ARGS}:1996, 838",
     ),
     Key(
-        at="--use-distributed-optimizer", out=lambda a: True if a.get("zero") == 1 else None, back=lambda v, _: {"zero": int(v is True)},
+        at="--use-distributed-optimizer", out=lambda a: True if a.get("zero") == 1 else None,
+        back=lambda v, values: {"zero": int(v is True or values.get("--optimizer") == DEALT_MUON)},
         usual=False, source=f"{ARGS}:2412",
     ),
     Key(
@@ -319,8 +330,7 @@ KEYS = (
     ),
     Key(at="--fp8-recipe", says="fp8.recipe", back=lambda *_: {}, source=f"{ARGS}:1224"),
     Key(
-        at="--optimizer", out=lambda a: "adam" if a.get("optimizer.name") == "adamw" else None,
-        back=lambda v, _: {"optimizer.name": "adamw", "optimizer.implementation": "distributed"} if v == "adam" else {"optimizer.name": v},
+        at="--optimizer", out=lambda a: "adam" if a.get("optimizer.name") == "adamw" else None, back=_read_optimizer,
         usual="adam", source=f"{ARGS}:1969",
     ),
     Key(

@@ -42,17 +42,20 @@ def _named(asked: Values) -> list[str]:
 
 
 def _written_scopes(asked: Values) -> list[str] | None:
-    """A whole layer is what both switches capture unless told."""
+    """A whole layer is what both switches capture unless told; other parts than attention, and those by Core
+    itself, came after the release that is written for.
+    """
     named = [name for name in _named(asked) if name not in (*CAPTURED_BY.values(), LAYER, "all")]
-    return named or None
+    own = "local" in _named(asked)
+    return named if named == [STEP] or (named == ["attn"] and not own) else None
 
 
 def _captured_by(asked: Values) -> str | None:
-    """The switch of a plan's graphs: parts of a layer are TransformerEngine's in releases that have two."""
+    """The switch of a plan's graphs: parts of a layer are TransformerEngine's."""
     named = _named(asked)
     if not named:
         return None
-    whole = _written_scopes(asked) in (None, [STEP])
+    whole = _written_scopes(asked) != ["attn"]
     return LOCAL if "local" in named or (whole and CAPTURED_BY[EXTERNAL] not in named) else EXTERNAL
 
 
