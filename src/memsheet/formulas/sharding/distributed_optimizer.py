@@ -160,8 +160,9 @@ Ends = dict[Key, tuple[Count, Count]]
 
 def _dealt_matrix_rows(spec: ModelSpec, plan: Plan, tensors: Iterable[Held]) -> tuple[dict[Key, Count], Ends]:
     """What whole matrices make of even shares: states of the rank that has most, and buffers that have a
-    shard of its size for each rank. Without that layout (core 0.17 and before, --no-use-layer-wise-param-layout)
-    nothing is padded, and a rank may have a whole table of embeddings (layer_wise_optimizer.py:721).
+    shard of its size for each rank. Without that layout (core 0.17 and before,
+    --no-use-layer-wise-param-layout) nothing is padded, and a rank may have a whole table of embeddings
+    (layer_wise_optimizer.py:721).
     """
     if not steps_with_muon(plan) or plan.zero == 0:
         return {}, {}
