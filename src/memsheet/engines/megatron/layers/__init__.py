@@ -136,11 +136,12 @@ def vocab_parallel_embedding(
 
 def block_numerics(block: Block, plan: Plan, _: PassShape, how: RunConfig) -> RunConfig:
     """What depends on a block: whether queries of a rank belong to one group of keys, whose reshape is a
-    view.
+    view, and whether the kernel takes sequences in front.
     """
     at = block.mixers[0]
     groups = ceil_div(at.kv_heads, plan.mesh.tp) if isinstance(at, Attention) else 2
-    return replace(how, one_group=bool(agreed(groups == 1)))
+    sinks = isinstance(at, Attention) and at.sinks  # cuDNN's kernel alone has them (attention/utils.py:1122)
+    return replace(how, one_group=bool(agreed(groups == 1)), transposes=how.transposes and not sinks)
 
 
 def _kernel_options(plan: Plan) -> frozenset[str]:

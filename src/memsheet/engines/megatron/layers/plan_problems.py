@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memsheet.arith import agreed
+from memsheet.engines.megatron.layers.experts import has_expert_biases
 from memsheet.engines.megatron.layers.graphs import graph_problems
 from memsheet.errors import Problem
 from memsheet.plan.dtypes import FP16, FP32
@@ -61,6 +62,7 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     found += _nothing_named(spec, plan)
     found += graph_problems(spec, plan)
     found += _muon(plan)
+    found += _sinks_and_expert_biases(spec, plan)
     if plan.fp8 is not None and plan.fp8.recipe not in RECIPES:
         found.append(
             Problem(
@@ -108,6 +110,26 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
             )
         )
     return found
+
+
+def _sinks_and_expert_biases(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What learnable sinks run without (TransformerEngine pytorch/attention/dot_product_attention/utils.py:
+    1114-1155), and what is not modelled of them and of experts with biases.
+    """
+    sinks = any(isinstance(m, Attention) and m.sinks for m in spec.mixers())
+    biased = any(isinstance(b.feed_forward, Moe) and has_expert_biases(b.feed_forward) for b in spec.blocks())
+    around, kernel = plan.context_parallel, plan.attention
+    reasons = [
+        ("attention", kernel.value, "is not modelled with sinks", sinks and kernel is AttentionKind.EAGER, "cudnn"),
+        ("context_parallel_comm", around.value if around else None, "has no kernel with sinks", sinks and around not in (None, ContextParallel.ALL_TO_ALL), "all_to_all"),
+        ("recompute.modules", "moe_act", "is not modelled of experts with biases", biased and "moe_act" in plan.recompute.modules, "leave it out"),
+        ("fp8.recipe", plan.fp8.recipe if plan.fp8 else None, "is not modelled of experts with biases", biased and plan.fp8 is not None, "leave it out"),
+    ]  # fmt: skip
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, reason, holds, hint in reasons
+        if holds
+    ]
 
 
 def _muon(plan: Plan) -> list[Problem]:
@@ -194,10 +216,8 @@ def _unmodelled_layer_reason(block: Block) -> str | None:
     if len(block.mixers) != 1 or not isinstance(block.mixers[0], Attention | LatentAttention):
         return f"its mixer is {' and '.join(type(m).__name__ for m in block.mixers) or 'missing'}"
     at, ff = block.mixers[0], block.feed_forward
-    if isinstance(at, Attention) and (
-        at.sinks or at.gated_output or at.position_bias or at.chunk or at.softcap
-    ):
-        return "its attention has sinks, gates, biases or caps"
+    if isinstance(at, Attention) and (at.gated_output or at.position_bias or at.chunk or at.softcap):
+        return "its attention has gates, biases or caps"
     if block.arrangement is not Arrangement.PRE:
         return "its norms are elsewhere than before attention and feed-forward"
     if not isinstance(ff, Dense | Moe):
