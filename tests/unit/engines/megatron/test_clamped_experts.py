@@ -28,6 +28,7 @@ def size(found: Sheet, path: str, instant: Instant = Instant.LOSS) -> int:
 def test_a_clamp_keeps_the_product_and_the_activation_what_was_clamped() -> None:
     """Of both layers, per copy of a token: both halves twice in bf16, their product and its input."""
     found = sheet()
+    assert any("bias_activation_fusion" in note for note in found.notes)
     experts = "model.layers.*.mlp.experts"
     assert size(found, f"{experts}.linear_fc1/output") == 2 * 2 * COPIES * 2 * 128
     assert size(found, f"{experts}/clamped") == size(found, f"{experts}.linear_fc1/output")
