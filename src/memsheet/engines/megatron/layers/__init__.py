@@ -242,7 +242,7 @@ def rotary_angle_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, _: RunConf
     return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "rotary_pos_emb"), size)])
 
 
-def kernel_notes(spec: ModelSpec) -> tuple[str, ...]:
+def sink_notes(spec: ModelSpec) -> tuple[str, ...]:
     """What a reader should know of layers that the release read here does not have."""
     sinks = any(isinstance(mixer, Attention) and mixer.sinks for mixer in spec.mixers())
     return (SINKS_SINCE,) if sinks else ()
@@ -256,6 +256,6 @@ SINKS_SINCE = (
 
 CODE = ModelCode(
     forward=transformer_layer_forward, embed=vocab_parallel_embedding, head=vocab_parallel_logits, loss=vocabulary_loss, loss_input=loss_input, problems=megatron_problems, block_numerics=block_numerics,
-    plan_numerics=_plan_numerics, axes=layer_axis_sizes, end_axes=end_axes, shared=rotary_angle_bytes, captured=captured_graphs, normalise=lambda r, x, one, _: rms_norm_output(r, x, one.path), notes=kernel_notes,
+    plan_numerics=_plan_numerics, axes=layer_axis_sizes, end_axes=end_axes, shared=rotary_angle_bytes, captured=captured_graphs, normalise=lambda r, x, one, _: rms_norm_output(r, x, one.path), notes=sink_notes,
     stream=STREAM,
 )  # fmt: skip

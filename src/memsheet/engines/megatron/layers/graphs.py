@@ -84,7 +84,7 @@ def static_output_bytes(
     return BF16.nbytes(tokens * hidden * streams + tokens * shares + copies * hidden) + FP32.nbytes(copies)
 
 
-def _handed_out(
+def _static_tensors_out(
     block: Block, plan: Plan, of: dict[str, Count], parts: frozenset[str], *, gradients: bool = False
 ) -> Count:
     """Of a layer's graph: what stays in the pool until the layer's backward, beyond what it keeps without
@@ -117,8 +117,10 @@ def captured_graphs(code: ModelCode, spec: ModelSpec, plan: Plan, stage: Count) 
     blocks = spec.blocks()
     of = {block: code.axes(block, plan, plan.training.shape) for block in blocks}
     masks = every_layer_bytes(spec, plan, flights, lambda block: _mask_bytes(of[block], parts))
-    outputs = every_layer_bytes(spec, plan, flights, lambda block: _handed_out(block, plan, of[block], parts))
-    arriving = [_handed_out(block, plan, of[block], parts, gradients=True) for block in blocks]
+    outputs = every_layer_bytes(
+        spec, plan, flights, lambda block: _static_tensors_out(block, plan, of[block], parts)
+    )
+    arriving = [_static_tensors_out(block, plan, of[block], parts, gradients=True) for block in blocks]
     gradients = sum({str(size): size for size in arriving}.values())  # one set for outputs that are alike
     rows = {"static/masks": masks, "static/gradients": gradients}
     own = 0 if "local" in plan.cuda_graphs else 1  # whose graphs write into one another's buffers

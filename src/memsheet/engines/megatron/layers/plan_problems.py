@@ -61,7 +61,7 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]
     found += _nothing_named(spec, plan)
     found += graph_problems(spec, plan)
-    found += _muon(plan)
+    found += _muon_problems(plan)
     found += _sinks_and_expert_biases(spec, plan)
     if plan.fp8 is not None and plan.fp8.recipe not in RECIPES:
         found.append(
@@ -132,7 +132,7 @@ def _sinks_and_expert_biases(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]
 
 
-def _muon(plan: Plan) -> list[Problem]:
+def _muon_problems(plan: Plan) -> list[Problem]:
     """What Muon runs without (Megatron-LM d98e8a6 optimizer/__init__.py:770-776, 848-856,
     layer_wise_optimizer.py:575), or is not modelled with.
     """

@@ -123,7 +123,7 @@ DEALT_MUON = "dist_muon"
 """Muon with matrices dealt to ranks, by its older name (d98e8a6 training/arguments.py:1727)."""
 
 
-def _read_optimizer(value: Any, _: Values) -> Mapping[str, Any]:
+def _read_optimizer_flag(value: Any, _: Values) -> Mapping[str, Any]:
     name = {"adam": "adamw", DEALT_MUON: "muon"}.get(value, value)
     known = name in ("adamw", "muon")
     return {"optimizer.name": name, **({"optimizer.implementation": "distributed"} if known else {})}
@@ -330,7 +330,7 @@ KEYS = (
     ),
     Key(at="--fp8-recipe", says="fp8.recipe", back=lambda *_: {}, source=f"{ARGS}:1224"),
     Key(
-        at="--optimizer", out=lambda a: "adam" if a.get("optimizer.name") == "adamw" else None, back=_read_optimizer,
+        at="--optimizer", out=lambda a: "adam" if a.get("optimizer.name") == "adamw" else None, back=_read_optimizer_flag,
         usual="adam", source=f"{ARGS}:1969",
     ),
     Key(
