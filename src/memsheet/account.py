@@ -108,7 +108,7 @@ def _resolved_rank_sheet(
             notes = (*notes, *kernel_on_record_notes(model.recording, plan))
         host_bytes, notes = host_bytes + step.kept.paged, (*notes, *_paged_state_notes(step.kept.paged))
         items, gradients = [*tensors, *outside_tensors(plan, cluster, allocated)], _ended_gradients(step)
-        if replays and cluster is not None and engine.replays:
+        if replays and cluster is not None and engine.replays and not plan.cuda_graphs:
             from memsheet.formulas.replay.slack import items_with_replayed_slack
 
             items, said = items_with_replayed_slack(items, built, plan, engine, cluster, allocated, stage)
@@ -349,6 +349,8 @@ def _ranged_items(step: Trained, engine: Engine) -> list[Item]:
         ends = step.kept.ranges.get(key)
         at = {}
         for instant, bag in step.bags.items():
+            if key not in bag.held and key not in high[instant].held:
+                continue
             least, most = ends or (low[instant].held.get(key, 0), high[instant].held.get(key, 0))
             size = _ordered_byte_range(bag.held.get(key, 0), least, most)
             if is_array(size.value) or is_array(size.high) or size != NOTHING:

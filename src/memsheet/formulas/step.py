@@ -11,6 +11,7 @@ from itertools import islice
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
 from memsheet.formulas.activations import check_modelled, run_config_of
+from memsheet.formulas.captured_graphs import pooled_at_step, with_graphs
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8_outliers import with_outliers
 from memsheet.formulas.model_code import model_code
@@ -148,6 +149,9 @@ def _equal_microbatch_peaks(
     """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
     walks, kept = _chunk_walks_and_states(rank, plan, engine, states)
     kept = with_outliers(kept, walks, rank.model, plan)
+    code = model_code(engine.layers)
+    graphs = code.captured(code, rank.model, plan, rank.stage)
+    kept = with_graphs(kept, walks, rank.model, graphs)
     steps = [_chunk_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
     candidates: dict[Instant, list[Moment]] = {}
     for step, passes in _in_flight(steps, plan, rank):
@@ -157,8 +161,9 @@ def _equal_microbatch_peaks(
     peaks = {
         instant: largest_moment_rows(candidates[instant]) for instant in Instant if candidates.get(instant)
     }
+    pooled = pooled_at_step(peaks, graphs)
     peaks[Instant.OPTIMIZER_STEP] = merge_moment(
-        [(1, steps[0].states), (1, kept.around.always), (1, kept.at_step), (1, steps[0].named)]
+        [(1, steps[0].states), (1, kept.around.always), (1, kept.at_step), (1, steps[0].named), (1, pooled)]
     )
     return peaks, kept
 

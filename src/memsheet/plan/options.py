@@ -95,7 +95,7 @@ class TrainOptions(JobOptions, MeshOptions, total=False):
     quantize: str | None
     offload: Sequence[str] | str | None
     expandable_segments: bool | None
-    cuda_graphs: bool | None
+    cuda_graphs: bool | Sequence[str] | None
     moe_dispatch: str | None
     moe_capacity_factor: float | None
     moe_pad_to_capacity: bool | None

@@ -354,6 +354,8 @@ def test_25_cuda_graphs_are_neither_free_nor_guessed(ask: Any) -> None:
     lengths = {"seq_len": 512} if ask is memsheet.train else {"max_model_len": 512}
     with pytest.raises(memsheet.InputError, match=r"cuda_graphs.*not modelled"):
         ask("llama-tiny", cuda_graphs=True, engine="transformers", **lengths)
+    captured = trained("llama-tiny", cuda_graphs=True, engine="megatron")
+    assert captured.of(C.CUDA_GRAPHS).high > captured.of(C.CUDA_GRAPHS).low == 0
 
 
 def test_26_gb_is_not_gib_and_a_card_gives_less_than_its_box_says() -> None:

@@ -48,6 +48,7 @@ ENGINE = Engine(
             "fp8.recipe",
             "fp8.param_storage",
             "fp8.all_gather",
+            "cuda_graphs",
         }
     ),
     default_precision="megatron-mixed",
@@ -58,7 +59,7 @@ ENGINE = Engine(
     losses=(Loss.FUSED, Loss.PLAIN, Loss.VOCAB_PARALLEL),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
-    optimizers=(OptimizerName.ADAMW,),
+    optimizers=(OptimizerName.ADAMW, OptimizerName.MUON),
     default_implementation=Implementation.DISTRIBUTED,
     implementations={
         OptimizerName.ADAMW: (
@@ -67,7 +68,8 @@ ENGINE = Engine(
             Implementation.FUSED,
             Implementation.FOREACH,
             Implementation.LOOP,
-        )
+        ),
+        OptimizerName.MUON: (Implementation.DISTRIBUTED,),
     },
     own_kernel_steps=True,  # FusedAdam
     copies_adapters=True,
@@ -94,5 +96,8 @@ ENGINE = Engine(
         ),
         "parameters": Cited(MEGATRON, "distributed/param_and_grad_buffer.py"),
         "optimizer_states": Cited(MEGATRON, "optimizer/distrib_optimizer.py"),
+        "cuda_graphs": Cited(
+            MEGATRON, "d98e8a6 transformer/cuda_graphs.py, TransformerEngine pytorch/graph.py"
+        ),
     },
 )

@@ -12,6 +12,7 @@ from functools import cache
 
 from memsheet.arith import Count
 from memsheet.errors import Problem, input_error
+from memsheet.formulas.graph_captures import Captured
 from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
@@ -36,6 +37,10 @@ def _nothing_shared(*_: object) -> BytesByPath:
     return EMPTY
 
 
+def _nothing_captured(*_: object) -> None:
+    return None
+
+
 def _nothing_beside(*_: object) -> Beside:
     return NOTHING
 
@@ -58,8 +63,8 @@ class ModelCode:
     from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
     ``beside``: what the model's forward names of a tower that pictures pass through. ``inside``: of a block's
     tensors those of a unit inside it that the library never splits either. ``notes``: what a reader
-    should know of the model's kernels. ``any_kernel``: attention is modelled with every kernel that torch may
-    choose.
+    should know of the model's kernels. ``captured``: what the CUDA graphs of a rank's layers hold, of a
+    pipeline's stage. ``any_kernel``: attention is modelled with every kernel that torch may choose.
     """
 
     forward: Callable[[Recorder, Tensor, Block, RunConfig], Tensor]
@@ -89,6 +94,7 @@ class ModelCode:
     inside: Callable[[Block], tuple[Weight, ...]] = lambda _: ()
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
     stream: Shape = ("b", "s", "h")
+    captured: Callable[[ModelCode, ModelSpec, Plan, Count], Captured | None] = _nothing_captured
     any_kernel: bool = False
 
 

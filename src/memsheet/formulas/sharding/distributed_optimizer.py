@@ -10,13 +10,24 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
-from memsheet.arith import Count, ceil_div, maximum, round_up, where
+from memsheet.arith import Count, ceil_div, maximum, minimum, round_up, where
 from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.model_code import ModelCode, model_code
 from memsheet.formulas.sharding.algorithm import Algorithm, Steps, Traffic
 from memsheet.formulas.sharding.bare_tensor import bare_parameter_tensor, steps_at_instants
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.sharding.whole_matrices import (
+    BUCKET_ALIGNMENT,
+    PARAMETER_ALIGNMENT,
+    Matrix,
+    deals_without_layout,
+    dealt_elements,
+    is_orthogonalized,
+    newton_schulz_bytes,
+    steps_with_muon,
+    whole_sides,
+)
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
@@ -27,12 +38,6 @@ from memsheet.plan.plan import AttentionKind, Mesh, Plan
 from memsheet.references import MEGATRON, formula
 from memsheet.sheet import Component
 from memsheet.units import MIB
-
-PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128
-"""Elements that a parameter starts at a multiple of, and that a bucket is padded to beside the ranks
-(param_and_grad_buffer.py:555-582).
-"""
-
 
 DISPATCH: Key = (Component.COMMUNICATION, "moe_dispatch")
 
@@ -103,18 +108,100 @@ def distributed_optimizer_state(spec: ModelSpec, plan: Plan) -> ResidentState:
         ]
     )
     dispatched = dispatch_buffers(spec, plan)
-    at_step = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
+    dealt, dealt_ends = _dealt_matrix_rows(spec, plan, tensors)
+    widened, (work, work_ends) = widened_gradients(tensors, plan), _step_work(spec, plan, tensors)
+    at_step = BytesByPath.of([(STEP, widened + work)])
     return ResidentState(
-        states=states,
+        states=merge_moment([(1, states), (1, BytesByPath.of(dealt.items()))]) if dealt else states,
         around=ShardingOverhead(),
         resident=EMPTY,
         at_step=at_step,
         ranges={
             **_fp8_parameter_ranges(parts),
+            **dealt_ends,
+            **{key: (widened + low, widened + high) for key, (low, high) in work_ends.items()},
             **({DISPATCH: (0, dispatched)} if plan.routing is not None else {}),
         },
         notes=notes,
     )
+
+
+STEP: Key = (Component.TEMPORARIES, "optimizer")
+
+
+def _matrices_of_stage(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Role, str, Matrix]]:
+    """Every matrix of a rank's layers by name, as the code has them."""
+    for run in (run for stack in spec.stacks for run in stack.runs):
+        for block in run.pattern:
+            ff = block.feed_forward
+            local = ceil_div(ff.experts, plan.mesh.ep) if isinstance(ff, Moe) else 1
+            for name, rows, columns in layer_matrix_shapes(block, plan):
+                routed = name.startswith("experts.")
+                times = run.count * local if routed else run.count
+                yield Role.EXPERT if routed else Role.LINEAR, name, (rows, columns, times)
+            if isinstance(ff, Moe):
+                yield Role.LINEAR, "router", (ff.experts, block.hidden, run.count)
+
+
+def _dealt_beyond_even(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Count, Count]]:
+    """Of dense matrices and of experts': elements by which the shard of the rank that is dealt most is larger
+    than an even share, and the ranks.
+    """
+    for role in (Role.LINEAR, Role.EXPERT):
+        ranks = state_ranks(plan.mesh, role, plan.zero)
+        matrices = [matrix for kind, _, matrix in _matrices_of_stage(spec, plan) if kind is role]
+        if matrices:
+            even = ceil_div(sum(rows * columns * times for rows, columns, times in matrices), ranks)
+            yield dealt_elements(matrices, ranks) - even, ranks
+
+
+Ends = dict[Key, tuple[Count, Count]]
+
+
+def _dealt_matrix_rows(spec: ModelSpec, plan: Plan, tensors: Iterable[Held]) -> tuple[dict[Key, Count], Ends]:
+    """What whole matrices make of even shares: states of the rank that has most, and buffers that have a
+    shard of its size for each rank. Without that layout (core 0.17 and before,
+    --no-use-layer-wise-param-layout) nothing is padded, and a rank may have a whole table of embeddings
+    (layer_wise_optimizer.py:721).
+    """
+    if not steps_with_muon(plan) or plan.zero == 0:
+        return {}, {}
+    precision, found = plan.precision, list(_dealt_beyond_even(spec, plan))
+    copies = (precision.master_weights or FP32).nbytes(1)
+    moment = precision.moments.nbytes(1)
+    uneven = sum((copies + moment) * more for more, _ in found)
+    spare = sum(more * ranks for more, ranks in found)
+    table = max((h.elements for h in tensors if h.role in (Role.EMBEDDING, Role.HEAD)), default=0)
+    rows = {
+        (Component.OPTIMIZER_STATES, "layer_wise/uneven"): uneven,
+        (Component.PARAMETERS, "layer_wise/padding"): precision.parameters.nbytes(spare),
+        (Component.GRADIENTS, "layer_wise/padding"): precision.gradients.nbytes(spare),
+    }
+    ends = {key: (0, size) for key, size in rows.items()}
+    if deals_without_layout(plan):
+        ends[Component.OPTIMIZER_STATES, "layer_wise/uneven"] = (
+            0,
+            maximum(uneven, (copies + 2 * moment) * table),
+        )
+    return rows, ends
+
+
+def _step_work(spec: ModelSpec, plan: Plan, tensors: Iterable[Held]) -> tuple[Count, Ends]:
+    """What Muon takes for the largest matrix, and its ends: parts of it alone (--muon-tp-mode blockwise), and
+    half as much again for Nesterov's sum and projections cut in three, or all parameters gathered flat
+    (allgather_params).
+    """
+    if not steps_with_muon(plan):
+        return 0, {}
+    most = least = 0
+    for kind, name, (rows, columns, _) in _matrices_of_stage(spec, plan):
+        ranks = plan.mesh.etp if kind is Role.EXPERT else plan.mesh.tp
+        most = maximum(most, newton_schulz_bytes(*whole_sides(name, rows, columns, ranks), ranks))
+        least = maximum(least, newton_schulz_bytes(minimum(rows, columns), maximum(rows, columns), 1))
+    flat: Count = 0
+    if plan.zero and deals_without_layout(plan):
+        flat = plan.precision.parameters.nbytes(sum(h.times * h.elements for h in tensors if h.trains))
+    return most, {STEP: (minimum(least, most), maximum(most + most // 2, 2 * flat))}
 
 
 def _optimizer_shards(tensors: Iterable[Held], plan: Plan) -> tuple[Part, ...]:
@@ -152,7 +239,8 @@ def _model_state_rows(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
     yield (Component.GRADIENTS, module), held.times * trained.nbytes(held.elements)
     if precision.master_weights is not None:
         yield (Component.MASTER_WEIGHTS, module), precision.master_weights.nbytes(part.shard)
-    yield (Component.OPTIMIZER_STATES, module), 2 * precision.moments.nbytes(part.shard)
+    moments = 1 if is_orthogonalized(held, plan) else 2
+    yield (Component.OPTIMIZER_STATES, module), moments * precision.moments.nbytes(part.shard)
 
 
 def _fp8_weight_copies(dtype: DType) -> int:

@@ -289,6 +289,20 @@ def test_experts_are_given_what_was_sent_when_balanced_and_all_ranks_tokens_at_w
     assert given(Spread.WORST, 4, balanced=True) == 1024
 
 
+def test_what_a_router_saves_waits_for_the_gradient_of_the_experts_shares() -> None:
+    """Per token its normed input in bf16 and of 8 experts two fp32 scores and a mark, besides two indices;
+    two layers (moe_utils.py, RouterGatingLinearFunction).
+    """
+    found = sheet(SPARSE)
+    kept = {
+        i.path: i.at[Instant.LOSS].value
+        for i in found.items
+        if i.component is Component.SAVED_ACTIVATIONS and Instant.LOSS in i.at
+        if i.path.endswith("pre_mlp_layernorm") or ".mlp.router" in i.path
+    }
+    assert sum(kept.values()) == 2 * 512 * (2 * 256 + 8 * (4 + 4 + 1) + 2 * 8)
+
+
 def test_one_rank_with_all_experts_leaves_routing_nothing_to_decide() -> None:
     assert given(Spread.WORST, 1) == given(Spread.BALANCED, 1) == 1024
 

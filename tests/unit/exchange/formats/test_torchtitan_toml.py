@@ -141,6 +141,7 @@ def test_text_that_is_no_configuration_is_refused() -> None:
     [
         ("llama3", "8B", "meta-llama/Llama-3.1-8B", "820504e"), ("llama3", "debugmodel", None, "820504e"), ("mine", "8B", None, "820504e"),
         ("qwen3", "0.6B", "Qwen/Qwen3-0.6B", "238fa99"), ("qwen3", "debugmodel", None, "238fa99"),
+        ("deepseek_v3", "16B", "deepseek-ai/DeepSeek-V2-Lite", "238fa99"), ("deepseek_v3", "671B", "deepseek-ai/DeepSeek-V3", "238fa99"),
     ],
 )  # fmt: skip
 def test_a_name_and_a_flavor_are_a_model(name: str, flavor: str, model: str | None, version: str) -> None:

@@ -22,6 +22,7 @@ from memsheet.engines.megatron.layers.attention import (
     latent_attention,
 )
 from memsheet.engines.megatron.layers.experts import expert_axes, experts_layer
+from memsheet.engines.megatron.layers.graphs import captured_graphs
 from memsheet.engines.megatron.layers.loss import loss_input, vocab_parallel_logits, vocabulary_loss
 from memsheet.engines.megatron.layers.modules import (
     FP8_PRODUCTS,
@@ -135,11 +136,12 @@ def vocab_parallel_embedding(
 
 def block_numerics(block: Block, plan: Plan, _: PassShape, how: RunConfig) -> RunConfig:
     """What depends on a block: whether queries of a rank belong to one group of keys, whose reshape is a
-    view.
+    view, and whether the kernel takes sequences in front.
     """
     at = block.mixers[0]
     groups = ceil_div(at.kv_heads, plan.mesh.tp) if isinstance(at, Attention) else 2
-    return replace(how, one_group=bool(agreed(groups == 1)))
+    sinks = isinstance(at, Attention) and at.sinks  # cuDNN's kernel alone has them (attention/utils.py:1122)
+    return replace(how, one_group=bool(agreed(groups == 1)), transposes=how.transposes and not sinks)
 
 
 def _kernel_options(plan: Plan) -> frozenset[str]:
@@ -240,8 +242,20 @@ def rotary_angle_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, _: RunConf
     return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "rotary_pos_emb"), size)])
 
 
+def sink_notes(spec: ModelSpec) -> tuple[str, ...]:
+    """What a reader should know of layers that the release read here does not have."""
+    sinks = any(isinstance(mixer, Attention) and mixer.sinks for mixer in spec.mixers())
+    return (SINKS_SINCE,) if sinks else ()
+
+
+SINKS_SINCE = (
+    "sinks, and experts with biases and a clamp, are as Megatron-Core 0.16 runs them, with its fused "
+    "activation (bias_activation_fusion, which Megatron-Bridge sets); written out, it keeps more"
+)
+
+
 CODE = ModelCode(
     forward=transformer_layer_forward, embed=vocab_parallel_embedding, head=vocab_parallel_logits, loss=vocabulary_loss, loss_input=loss_input, problems=megatron_problems, block_numerics=block_numerics,
-    plan_numerics=_plan_numerics, axes=layer_axis_sizes, end_axes=end_axes, shared=rotary_angle_bytes, normalise=lambda r, x, one, _: rms_norm_output(r, x, one.path),
+    plan_numerics=_plan_numerics, axes=layer_axis_sizes, end_axes=end_axes, shared=rotary_angle_bytes, captured=captured_graphs, normalise=lambda r, x, one, _: rms_norm_output(r, x, one.path), notes=sink_notes,
     stream=STREAM,
 )  # fmt: skip

@@ -24,7 +24,7 @@ from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BOOL, FP32, INT32, INT64
-from memsheet.plan.model import Moe
+from memsheet.plan.model import Moe, Role
 from memsheet.plan.plan import MAX_VIOLATION, Plan, Routing, Spread
 from memsheet.plan.workload import PassShape
 from memsheet.references import MEGATRON, formula
@@ -53,7 +53,7 @@ def _unnormed_moe_layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     if how.splits_experts:  # all tensor-parallel ranks of an expert work on the same tokens
         came = rearranged_copy(r, came, GIVEN, f"{ff.path}/gathered")
     given = rearranged_copy(r, came, GIVEN, f"{ff.path}/sorted") if how.several_experts else came
-    out = _grouped_mlp(r, given, ff, how)
+    out = _grouped_mlp(r, given, _permute_shares(r, shares, ff), ff, how)
     del given
     out = rearranged_copy(r, out, GIVEN, f"{ff.path}/unsorted") if how.several_experts else out
     out = rearranged_copy(r, out, COPIES, f"{ff.path}/returned") if how.shares_experts else out
@@ -107,7 +107,17 @@ def _shared_experts_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tens
     return r.again(run, x) if "shared_experts" in how.again else run(x)
 
 
-def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
+def _permute_shares(r: Recorder, shares: Tensor, ff: Moe) -> Tensor:
+    """A share of each copy, which goes the way of the copies: what the router saved waits for its gradient
+    (moe_utils.py, RouterGatingLinearFunction).
+    """
+    dtype = shares.dtype
+    return r.apply(
+        r.tensor(f"{ff.path}.experts/shares", ("x",), dtype), (shares,), (), lambda _: [r.grad(SCORES, dtype)]
+    )
+
+
+def _grouped_mlp(r: Recorder, x: Tensor, weights: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """TEGroupedMLP (experts.py:740-900): the products save what they are given, the activation both halves
     and the tokens' shares.
 
@@ -116,17 +126,18 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """
     path, dtype = f"{ff.path}.experts", x.dtype
     inner = _grouped_gemm(r, x, ("x", "2·i"), f"{path}.linear_fc1", how)
-    weights = r.tensor(f"{path}/shares", ("x",), dtype)
     made: list[Storage] = []
 
     def back(_: Grad) -> list[Grad | None]:
-        result = r.grad(("x", "2·i"), dtype)
+        result: list[Grad | None] = [r.grad(("x", "2·i"), dtype), r.grad(("x",), dtype)]
         made.clear()
-        return [result]
+        return result
 
-    act = r.apply(r.tensor(f"{path}/activation", ("x", "i"), dtype), (inner,), (inner, weights), back)
+    inner = _clamp_halves(r, inner, path) if has_expert_biases(ff) else inner
+    act = r.apply(r.tensor(f"{path}/activation", ("x", "i"), dtype), (inner, weights), (inner, weights), back)
     if "moe_act" not in how.again:
-        return _grouped_gemm(r, act, GIVEN, f"{path}.linear_fc2", how)
+        done = _grouped_gemm(r, act, GIVEN, f"{path}.linear_fc2", how)
+        return _add_weighted_biases(r, done, weights, path) if has_expert_biases(ff) else done
     out = r.tensor(f"{path}.linear_fc2/output", GIVEN, dtype)
 
     def again(_: Grad) -> list[Grad | None]:
@@ -134,6 +145,50 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
         return [r.grad(("x", "i"), dtype)]
 
     return r.apply(out, (act,), (), again)
+
+
+def has_expert_biases(ff: Moe) -> bool:
+    """Whether experts have biases, as gpt-oss's have; their activation is then clamped, too."""
+    return any(weight.role is Role.EXPERT_BIAS for weight in ff.weights)
+
+
+def _clamp_halves(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """Both halves clamped and joined anew before the fused activation, each clamp saving what it was given
+    (v0.16.0 core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl with clamp_value).
+    """
+    half, dtype = ("x", "i"), x.dtype
+    halves = [r.tensor(f"{path}/clamped_half", half, dtype) for _ in range(2)]
+    joined = r.tensor(f"{path}/clamped", ("x", "2·i"), dtype)
+    del halves
+
+    def back(_: Grad) -> list[Grad | None]:
+        parts = [r.grad(half, dtype) for _ in range(2)]
+        result: list[Grad | None] = [r.grad(("x", "2·i"), dtype)]
+        del parts
+        return result
+
+    return r.apply(joined, (x,), (x,), back)
+
+
+def _add_weighted_biases(r: Recorder, x: Tensor, weights: Tensor, path: str) -> Tensor:
+    """An expert's bias times the tokens' shares, which are fp32: the sums part by part, joined, and cast
+    (v0.16.0 moe/experts.py, TEGroupedMLP._apply_bias).
+    """
+    dtype, share = x.dtype, weights.dtype
+    parts = r.tensor(f"{path}/biased_parts", GIVEN, FP32)
+    joined = r.tensor(f"{path}/biased_joined", GIVEN, FP32)
+    del parts
+    result = r.tensor(f"{path}/biased", GIVEN, dtype)
+    del joined
+
+    def back(_: Grad) -> list[Grad | None]:
+        wide = r.grad(GIVEN, FP32)
+        parts = r.grad(GIVEN, dtype)
+        grads: list[Grad | None] = [r.grad(GIVEN, dtype), r.grad(("x",), share)]
+        del wide, parts
+        return grads
+
+    return r.apply(result, (x, weights), (weights,), back)
 
 
 def _grouped_gemm(r: Recorder, x: Tensor, shape: Shape, path: str, how: RunConfig) -> Tensor:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from memsheet.arith import agreed
+from memsheet.engines.megatron.layers.experts import has_expert_biases
+from memsheet.engines.megatron.layers.graphs import graph_problems
 from memsheet.errors import Problem
+from memsheet.plan.dtypes import FP16, FP32
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
-from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
+from memsheet.plan.plan import AttentionKind, ContextParallel, OptimizerName, Plan
 
 GATED = frozenset({"silu", "swish"})
 PLAIN = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2"})
@@ -57,6 +60,9 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         if name not in MODULES
     ]
     found += _nothing_named(spec, plan)
+    found += graph_problems(spec, plan)
+    found += _muon_problems(plan)
+    found += _sinks_and_expert_biases(spec, plan)
     if plan.fp8 is not None and plan.fp8.recipe not in RECIPES:
         found.append(
             Problem(
@@ -104,6 +110,49 @@ def megatron_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
             )
         )
     return found
+
+
+def _sinks_and_expert_biases(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What learnable sinks run without (TransformerEngine pytorch/attention/dot_product_attention/utils.py:
+    1114-1155), and what is not modelled of them and of experts with biases.
+    """
+    sinks = any(isinstance(m, Attention) and m.sinks for m in spec.mixers())
+    biased = any(isinstance(b.feed_forward, Moe) and has_expert_biases(b.feed_forward) for b in spec.blocks())
+    around, kernel = plan.context_parallel, plan.attention
+    reasons = [
+        ("attention", kernel.value, "is not modelled with sinks", sinks and kernel is AttentionKind.EAGER, "cudnn"),
+        ("context_parallel_comm", around.value if around else None, "has no kernel with sinks", sinks and around not in (None, ContextParallel.ALL_TO_ALL), "all_to_all"),
+        ("recompute.modules", "moe_act", "is not modelled of experts with biases", biased and "moe_act" in plan.recompute.modules, "leave it out"),
+        ("fp8.recipe", plan.fp8.recipe if plan.fp8 else None, "is not modelled of experts with biases", biased and plan.fp8 is not None, "leave it out"),
+    ]  # fmt: skip
+    return [
+        Problem(field=field, value=value, reason=reason, hint=hint)
+        for field, value, reason, holds, hint in reasons
+        if holds
+    ]
+
+
+def _muon_problems(plan: Plan) -> list[Problem]:
+    """What Muon runs without (Megatron-LM d98e8a6 optimizer/__init__.py:770-776, 848-856,
+    layer_wise_optimizer.py:575), or is not modelled with.
+    """
+    if plan.optimizer is None or plan.optimizer.name is not OptimizerName.MUON:
+        return []
+    precision = plan.precision
+    reasons = [
+        ("precision.parameters", precision.parameters.name, "is no precision of its", precision.parameters is FP16, "bf16"),
+        ("precision.moments", precision.moments.name, "is not how it keeps momentum, which is that of the main parameter", precision.moments is not FP32, "fp32"),
+        ("precision.master_weights", "int16-remainder", "belongs to the precision-aware Adam", precision.master_weights not in (FP32, None), "fp32"),
+        ("mesh.dp_replicate", plan.mesh.dp_replicate, "divides no whole matrices between several instances", plan.zero == 1 and agreed(plan.mesh.dp_replicate > 1), "1"),
+        ("fp8.param_storage", True, "is not modelled with it", plan.fp8 is not None and plan.fp8.stored, "leave it out"),
+        ("offload.optimizer", plan.offload.optimizer, "is not modelled with it", bool(plan.offload.optimizer), "leave it out"),
+        ("adapter.rank", plan.adapter.rank if plan.adapter else None, "is not modelled with it", plan.adapter is not None, "--optimizer adamw"),
+    ]  # fmt: skip
+    return [
+        Problem(field=field, value=value, reason=f"{reason} (muon)", hint=hint)
+        for field, value, reason, holds, hint in reasons
+        if holds
+    ]
 
 
 def _nothing_named(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -167,10 +216,8 @@ def _unmodelled_layer_reason(block: Block) -> str | None:
     if len(block.mixers) != 1 or not isinstance(block.mixers[0], Attention | LatentAttention):
         return f"its mixer is {' and '.join(type(m).__name__ for m in block.mixers) or 'missing'}"
     at, ff = block.mixers[0], block.feed_forward
-    if isinstance(at, Attention) and (
-        at.sinks or at.gated_output or at.position_bias or at.chunk or at.softcap
-    ):
-        return "its attention has sinks, gates, biases or caps"
+    if isinstance(at, Attention) and (at.gated_output or at.position_bias or at.chunk or at.softcap):
+        return "its attention has gates, biases or caps"
     if block.arrangement is not Arrangement.PRE:
         return "its norms are elsewhere than before attention and feed-forward"
     if not isinstance(ff, Dense | Moe):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.formats.megatron import multimodal
+from memsheet.exchange.formats.megatron import graphs, multimodal
 from memsheet.exchange.formats.megatron.described import (
     OBJECTIVE,
     VOCABULARY,
@@ -117,6 +117,16 @@ def _recompute_num_layers(asked: Values) -> Any:
         if _is_full_granularity(asked)
         else None
     )
+
+
+DEALT_MUON = "dist_muon"
+"""Muon with matrices dealt to ranks, by its older name (d98e8a6 training/arguments.py:1727)."""
+
+
+def _read_optimizer_flag(value: Any, _: Values) -> Mapping[str, Any]:
+    name = {"adam": "adamw", DEALT_MUON: "muon"}.get(value, value)
+    known = name in ("adamw", "muon")
+    return {"optimizer.name": name, **({"optimizer.implementation": "distributed"} if known else {})}
 
 
 VIRTUAL = ("virtual-stages-per-pipeline-rank", "layers-per-virtual-pipeline-stage")
@@ -292,7 +302,8 @@ KEYS = (
         back=lambda v, values: {"sequence_parallel": v is True and values.get(TP, 1) != 1}, usual=False, source=f"{ARGS}:1996, 838",
     ),
     Key(
-        at="--use-distributed-optimizer", out=lambda a: True if a.get("zero") == 1 else None, back=lambda v, _: {"zero": int(v is True)},
+        at="--use-distributed-optimizer", out=lambda a: True if a.get("zero") == 1 else None,
+        back=lambda v, values: {"zero": int(v is True or values.get("--optimizer") == DEALT_MUON)},
         usual=False, source=f"{ARGS}:2412",
     ),
     Key(
@@ -319,8 +330,7 @@ KEYS = (
     ),
     Key(at="--fp8-recipe", says="fp8.recipe", back=lambda *_: {}, source=f"{ARGS}:1224"),
     Key(
-        at="--optimizer", out=lambda a: "adam" if a.get("optimizer.name") == "adamw" else None,
-        back=lambda v, _: {"optimizer.name": "adamw", "optimizer.implementation": "distributed"} if v == "adam" else {"optimizer.name": v},
+        at="--optimizer", out=lambda a: "adam" if a.get("optimizer.name") == "adamw" else None, back=_read_optimizer_flag,
         usual="adam", source=f"{ARGS}:1969",
     ),
     Key(
@@ -357,6 +367,7 @@ KEYS = (
     _plan_switch_row("--moe-router-force-load-balancing", "moe.balanced", 2852),
     _plan_switch_row("--moe-grouped-gemm", "moe.grouped_gemm", 2802),
     _plan_switch_row("--moe-permute-fusion", "moe.permute_fusion", 2877),
+    *graphs.KEYS,
     *STAGES,
 )  # fmt: skip
 
@@ -366,7 +377,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "use-torch-fsdp2", "fp8-param-gather", "first-last-layers-bf16", "reuse-grad-buf-for-mxfp8-param-ag", "keep-fp8-transpose-cache",
         "use-precision-aware-optimizer", "fp32-residual-connection", "apply-query-key-layer-scaling", "distribute-saved-activations",
         "moe-layer-recompute", "no-gradient-accumulation-fusion", "no-bias-swiglu-fusion", "no-bias-gelu-fusion", "no-rope-fusion",
-        "no-bias-dropout-fusion", "enable-cuda-graph", "external-cuda-graph",
+        "no-bias-dropout-fusion",
         "tp-comm-overlap", "defer-embedding-wgrad-compute", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute", "use-nccl-ub",
         "overlap-param-gather-with-optimizer-step", "ddp-pad-buckets-for-high-nccl-busbw", "moe-enable-deepep", "moe-shared-expert-overlap",
         "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split", "use-legacy-models", "moe-use-legacy-grouped-gemm",

@@ -44,7 +44,7 @@ SWITCHES = _flag_names("""
     log-validation-ppl-to-tensorboard log-world-size-to-tensorboard manual-gc mock-data moe-apply-probs-on-input moe-enable-deepep
     moe-extended-tp moe-grouped-gemm moe-layer-recompute moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion
     moe-router-enable-expert-bias moe-router-force-load-balancing moe-router-fusion moe-router-padding-for-fp8 moe-router-pre-softmax
-    moe-shared-expert-overlap moe-use-legacy-grouped-gemm moe-use-upcycling multi-latent-attention multiple-validation-sets
+    moe-shared-expert-overlap moe-use-legacy-grouped-gemm moe-use-upcycling multi-latent-attention muon-nesterov muon-no-split-qkv muon-use-nesterov muon-use-syrk multiple-validation-sets
     nccl-all-reduce-for-prefill no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
     no-barrier-with-level-1-timing no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-check-for-nan-in-loss-and-grad
     no-ckpt-fully-parallel-save no-clone-scatter-output-in-embedding no-create-attention-mask-in-dataloader no-data-sharding
@@ -68,7 +68,7 @@ VALUED = _flag_names("""
     adam-beta1 adam-beta2 adam-eps adlr-autoresume-interval app-tag-run-name app-tag-run-version attention-backend attention-dropout
     batch-size bert-embedder-type bert-load biencoder-projection-dim block-data-path check-weight-hash-across-dp-replicas-interval
     ckpt-convert-format ckpt-convert-save ckpt-format ckpt-step classes-fraction clip-grad config-logger-dir context-parallel-size
-    cp-comm-type cross-entropy-fusion-impl cuda-graph-scope data-args-path data-cache-path data-parallel-sharding-strategy data-path
+    cp-comm-type cross-entropy-fusion-impl cuda-graph-impl cuda-graph-modules cuda-graph-scope data-args-path data-cache-path data-parallel-sharding-strategy data-path
     data-per-class-fraction dataloader-type ddp-bucket-size ddp-num-buckets decoder-first-pipeline-num-layers
     decoder-last-pipeline-num-layers decoder-num-layers decoder-seq-length decoupled-lr decoupled-min-lr dino-bottleneck-size
     dino-freeze-last-layer dino-head-hidden-size dino-local-crops-number dino-local-img-size dino-teacher-temp dino-warmup-teacher-temp
@@ -98,7 +98,8 @@ VALUED = _flag_names("""
     moe-layer-freq moe-router-bias-update-rate moe-router-dtype moe-router-group-topk moe-router-load-balancing-type
     moe-router-num-groups moe-router-score-function moe-router-topk moe-router-topk-scaling-factor moe-shared-expert-intermediate-size
     moe-token-dispatcher-type moe-token-drop-policy moe-upcycling-granularity moe-z-loss-coeff mrope-section mscale mscale-all-dim
-    mtp-loss-scaling-factor mtp-num-layers nccl-communicator-config-path no-rope-freq non-persistent-ckpt-type
+    mtp-loss-scaling-factor mtp-num-layers muon-coefficient-type muon-extra-scale-factor muon-fp32-matmul-prec muon-momentum muon-num-ns-steps
+    muon-scalar-optimizer muon-scale-mode muon-tp-mode nccl-communicator-config-path no-rope-freq non-persistent-ckpt-type
     non-persistent-global-ckpt-dir non-persistent-local-ckpt-algo non-persistent-local-ckpt-dir non-persistent-save-interval
     norm-epsilon normalization num-attention-heads num-channels num-classes num-dataset-builder-threads
     num-distributed-optimizer-instances num-experts num-layers num-layers-at-end-in-bf16 num-layers-at-start-in-bf16

@@ -136,17 +136,23 @@ LAST = "238fa99"
 MODELS = {
     **{("llama3", size): f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
     **{("qwen3", size): f"Qwen/Qwen3-{size}" for size in QWEN3_FLAVORS},
+    ("deepseek_v3", "16B"): "deepseek-ai/DeepSeek-V2-Lite",
+    ("deepseek_v3", "236B"): "deepseek-ai/DeepSeek-V2",
+    ("deepseek_v3", "671B"): "deepseek-ai/DeepSeek-V3",
 }
 """Sizes that a name and a flavor stand for (820504e torchtitan/models/llama3/__init__.py, llama3_configs;
-238fa99, the last that reads TOML, torchtitan/models/qwen3/__init__.py:32-191).
+238fa99, the last that reads TOML, torchtitan/models/qwen3/__init__.py:32-191 and deepseek_v3/__init__.py,
+whose two smaller ones have the sizes of DeepSeek-V2-Lite and -V2).
 """
+RECENT = ("qwen3", "deepseek_v3")
+"""Models that there were not yet in mid 2025."""
 
 
 def _read_model_flavor(value: Any, values: Values) -> Mapping[str, Any]:
-    """The model; one that there was not yet in mid 2025 is of the last version with TOML."""
+    """The model; a recent one is of the last version with TOML."""
     name = str(values.get("model.name"))
     named = MODELS.get((name, str(value)))
-    later = {"engine_version": LAST} if name == "qwen3" else {}
+    later = {"engine_version": LAST} if name in RECENT else {}
     return {**({"@model": named} if named else {}), **later}
 
 

@@ -207,7 +207,7 @@ def test_a_line_of_flags_with_the_engines_defaults() -> None:
 @pytest.mark.parametrize(
     ("flags", "at"),
     [
-        ("--enable-cuda-graph", "--enable-cuda-graph"), ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"),
+        ("--use-nccl-ub", "--use-nccl-ub"), ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"),
         ("--pipeline-model-parallel-layout 't|t'", "--pipeline-model-parallel-layout"), ("--transformer-impl local", "--transformer-impl"),
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", "--use-precision-aware-optimizer"), ("--use-torch-fsdp2", "--use-torch-fsdp2"),
     ],
@@ -258,3 +258,44 @@ def test_a_script_of_another_model_leaves_no_sure_verdict(tmp_path, capsys):
         )
         assert main(asked) == code
     assert "--num-layers 40, and the model has 4" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "captured"),
+    [
+        ("--enable-cuda-graph", ["local", "full"]),
+        ("--external-cuda-graph --cuda-graph-scope attn", ["transformer_engine", "attn"]),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router", ["transformer_engine", "attn", "moe_router"]),
+        ("--cuda-graph-impl local --cuda-graph-modules attn,mlp", ["local", "attn", "mlp"]),
+        ("--enable-cuda-graph --cuda-graph-scope full_iteration", ["full_iteration"]),
+        ("--cuda-graph-impl full_iteration", ["full_iteration"]),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration_inference", None),
+        ("--cuda-graph-impl none", None),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_cuda_graphs_are_what_is_captured_and_by_whom(flags: str, captured: list[str] | None) -> None:
+    found = reading(f"--micro-batch-size 1 {flags}")
+    assert found.request.get("cuda_graphs") == captured
+    assert not any("cuda-graph" in at for at, _ in (*found.unmodelled, *found.unknown))
+    if captured is None or captured in (
+        ["local", "full"],
+        ["transformer_engine", "attn"],
+        ["full_iteration"],
+    ):
+        back = written(cuda_graphs=captured or False)
+        assert ("cuda-graph" in back) is (captured is not None)
+        assert reading(back).request.get("cuda_graphs") == captured
+    else:  # of later releases than the one that is written for
+        with pytest.raises(InputError, match="cuda_graphs"):
+            written(cuda_graphs=captured)
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero"),
+    [("--optimizer muon", 0), ("--optimizer muon --use-distributed-optimizer", 1), ("--optimizer dist_muon --muon-tp-mode blockwise", 1)],
+)  # fmt: skip
+def test_muon_deals_its_matrices_where_the_optimizer_is_distributed(flags: str, zero: int) -> None:
+    found = reading(f"--micro-batch-size 1 {flags}")
+    assert (found.request["optimizer.name"], found.request["zero"]) == ("muon", zero)
+    assert not found.unknown
