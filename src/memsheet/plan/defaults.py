@@ -141,7 +141,7 @@ listed here so that it is known.
 """
 NEEDS_RANK = (
     "adapter.kind", "adapter.targets", "adapter.dtype", "adapter.alpha", "adapter.dropout", "adapter.trainable_parameters",
-    "adapter.full_modules", "adapter.prompt_length", "adapter.start_layer",
+    "adapter.full_modules", "adapter.prompt_length", "adapter.start_layer", "adapter.encoder_width", "adapter.block_size",
 )  # fmt: skip
 FUSED_TARGETS = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 """Joined projections by the names of their parts: an adapter on one that the library's code has in parts is
@@ -157,7 +157,7 @@ SERVED_ADAPTERS = (
 )
 """Keys of adapters that a server keeps room for."""
 PROMPTED = ("llama-adapter", "llama-adapter-v2")
-RANKLESS = (*PROMPTED, "ia3", "prompt-tuning")  # kinds of adapters that have no rank
+RANKLESS = (*PROMPTED, "ia3", "oft", "prompt-tuning", "p-tuning")  # kinds of adapters that have no rank
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 
@@ -165,7 +165,7 @@ NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quanti
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {
     "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "image_tokens": (0,), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (), "optimizer.rank": (),
     "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "recompute.modules": (),
-    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
+    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "adapter.encoder_width": (), "adapter.block_size": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
     "offload.activations": (False,),
 }  # fmt: skip
 _OF_SERVING: dict[str, tuple[Any, ...]] = {

@@ -143,7 +143,7 @@ def _optimizer_document(optimizer: Optimizer) -> dict[str, Any]:
 def _adapter_document(adapter: Adapter) -> dict[str, Any]:
     own = {
         "full_modules": list(adapter.full_modules) or None, "prompt_length": adapter.prompt_length or None,
-        "start_layer": adapter.start_layer or None,
+        "start_layer": adapter.start_layer or None, "encoder_width": adapter.encoder_width or None, "block_size": adapter.block_size or None,
     }  # fmt: skip
     return {
         "kind": adapter.kind.value, "rank": int(adapter.rank) or None, "targets": list(adapter.targets), "dtype": adapter.dtype.name,

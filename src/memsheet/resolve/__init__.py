@@ -124,7 +124,7 @@ def _resolve_for_engine(
     schedule = schedule_of(gaps, engine, mesh, task)
     layers_per_stage = layers_per_stage_of(gaps, engine, mesh, model)
     training = training_of(gaps, engine, mesh, model, task)
-    if training is not None and adapter is not None and adapter.kind is AdapterKind.PROMPT_TUNING:
+    if training is not None and adapter is not None and adapter.kind.before_text:
         training = replace(training, virtual_tokens=adapter.prompt_length)
     plan = Plan(
         engine=engine.name,
