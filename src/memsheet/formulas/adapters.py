@@ -50,7 +50,7 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
         return _with_direction(r, x, base, at)
     x = r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)
     if at.kind is AdapterKind.ADALORA:
-        return _add_in_place(r, base.pop(), _singular_product(r, x, at), f"{at.name}/output")
+        return _add_in_place(r, base.pop(), _singular_product(r, x, at))
     if at.kind is AdapterKind.VERA:
         return _add_adapter_branch(r, base, _between_vectors(r, x, at), at)
     return _add_adapter_branch(r, base, _scaled_low_rank(r, x, base[0].dtype, at), at)
@@ -103,12 +103,14 @@ def _between_vectors(r: Recorder, x: Tensor, at: Branch) -> Tensor:
 
 def _singular_product(r: Recorder, x: Tensor, at: Branch) -> Tensor:
     """``x (A * E)^T B^T * scaling / rank`` (tuners/adalora/layer.py SVDLinear.forward). The transposed
-    matrices are views, of which autocast keeps no copy for the next use.
+    matrices are views, of which autocast keeps no copy for the next use. The rank is made anew on the base's
+    device or in its dtype and then asks for a gradient (tuners/tuners_utils.py:2210, torch's ParameterDict),
+    for which the quotient keeps what it divides.
     """
     down = r.parameter(f"{at.name}.lora_A", ("r", at.width), at.dtype)
     factors = r.parameter(f"{at.name}.lora_E", ("r", 1), at.dtype)
     up = r.parameter(f"{at.name}.lora_B", (at.out, "r"), at.dtype)
-    rank = r.tensor(f"{at.name}/lora_rank", (1,), at.dtype)
+    rank = r.unary(r.parameter(f"{at.name}.ranknum", (1,), at.dtype), f"{at.name}/lora_rank", saves="nothing")
     down = r.mul(down, factors, f"{at.name}/lora_factored")
     low = r.linear(x, down, "r", f"{at.name}.lora_A")
     del down
@@ -116,11 +118,19 @@ def _singular_product(r: Recorder, x: Tensor, at: Branch) -> Tensor:
     del low
     branch = r.scale(branch, f"{at.name}/lora_scaled")
     shape, wide = branch.shape, FP32 if FP32 in (branch.dtype, at.dtype) else branch.dtype
+
+    def backward(_: Grad) -> list[Grad | None]:
+        # of the rank first: -g * ((branch / rank) / rank), whose parts go with the statement
+        parts = [r.grad(shape, wide) for _ in range(3)]
+        of_rank = r.grad(shape, wide)
+        del parts
+        return [r.grad(shape, wide), of_rank]
+
     shared = r.tensor(f"{at.name}/lora_shared", shape, wide)
-    return r.apply(shared, (branch,), (rank,), lambda _: [r.grad(shape, wide)])
+    return r.apply(shared, (branch, rank), (branch, rank), backward)
 
 
-def _add_in_place(r: Recorder, base: Tensor, branch: Tensor, path: str) -> Tensor:
+def _add_in_place(r: Recorder, base: Tensor, branch: Tensor) -> Tensor:
     """``base += branch``: the gradient passes through to both, cast where the branch is wider."""
 
     def backward(g: Grad) -> list[Grad | None]:
@@ -172,13 +182,13 @@ def _cayley(r: Recorder, at: Blocks, name: str) -> Tensor:
     skew = _skew(r, upper, f"{name}/oft_skew")
     del upper
     total = r.tensor(f"{name}/oft_rotation", shape, at.dtype)
-    total = _add_scaled(r, total, skew, at, doubled=True)
+    total = _add_scaled(r, total, skew, doubled=True)
     square = r.product(skew, skew, shape, f"{name}/oft_square")
-    total = _add_scaled(r, total, square, at, doubled=True)
+    total = _add_scaled(r, total, square, doubled=True)
     power = r.product(square, skew, shape, f"{name}/oft_cube")
-    total = _add_scaled(r, total, power, at, doubled=True)
+    total = _add_scaled(r, total, power, doubled=True)
     power = r.product(power, skew, shape, f"{name}/oft_fourth")
-    return _add_scaled(r, total, power, at, doubled=False)
+    return _add_scaled(r, total, power, doubled=False)
 
 
 def _skew(r: Recorder, upper: Tensor, path: str) -> Tensor:
@@ -191,7 +201,7 @@ def _skew(r: Recorder, upper: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, shape, dtype), (upper, upper), (), backward)
 
 
-def _add_scaled(r: Recorder, total: Tensor, more: Tensor, at: Blocks, *, doubled: bool) -> Tensor:
+def _add_scaled(r: Recorder, total: Tensor, more: Tensor, *, doubled: bool) -> Tensor:
     """``total.add_(more, alpha)``: its gradient is that of the sum, times alpha."""
     needs = total.needs_grad
     shape, dtype = more.shape, total.dtype

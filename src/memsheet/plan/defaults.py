@@ -94,6 +94,13 @@ IA3_TARGETS = {
     "gptj": ("q_proj", "v_proj", "fc_out"), "phi": ("q_proj", "v_proj", "fc2"),
     **dict.fromkeys(("gpt_neox", "falcon"), ("query_key_value", "dense_4h_to_h")), "t5": ("k", "v", "wo"),
 }  # fmt: skip
+# peft's TRANSFORMERS_MODELS_TO_ADALORA_TARGET_MODULES_MAPPING (0.21.2 utils/constants.py:279-306)
+ADALORA_TARGETS = {
+    **dict.fromkeys(("llama", "gptj", "gpt_neo", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("bloom", "gpt_neox"), ("query_key_value",)), **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
+    "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "bert": ("query", "value"), "roberta": ("query", "key", "value", "dense"),
+    "t5": ("q", "k", "v", "o", "wi", "wo"), "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}  # fmt: skip
 IA3_INPUTS = ("down_proj", "fc2", "fc_out", "dense_4h_to_h", "wo")
 # transformers 5 stacks routed experts; peft takes their old names for the stacks, and no longer for dense or
 # shared layers of that name (peft 0.21.2 utils/transformers_weight_conversion.py:330-352, transformers 5.23.0

@@ -28,7 +28,6 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import (
-    AdapterKind,
     Loss,
     Offload,
     Plan,

@@ -86,9 +86,7 @@ def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind:
     width = 0
     if kind is AdapterKind.P_TUNING:
         width = gaps.get("adapter.encoder_width", model.hidden if model else 1)
-    return Adapter(
-        kind=kind, rank=0, targets=(), dtype=FP32, prompt_length=length or 1, encoder_width=width
-    )
+    return Adapter(kind=kind, rank=0, targets=(), dtype=FP32, prompt_length=length or 1, encoder_width=width)
 
 
 def _full_modules(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:

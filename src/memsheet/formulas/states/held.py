@@ -176,7 +176,7 @@ def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) 
     yield Held(f"{module}.lora_B.weight", (shape[0], rank), dtype, True, Role.LINEAR, times)
     if kind is AdapterKind.ADALORA:
         yield Held(f"{module}.lora_E", (rank, 1), dtype, True, Role.LINEAR, times)
-        yield Held(f"{module}.ranknum", (1,), dtype, False, Role.LINEAR, times)
+        yield Held(f"{module}.ranknum", (1,), dtype, True, Role.LINEAR, times)
     if kind is AdapterKind.DORA:
         yield Held(f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times)
 

@@ -101,7 +101,9 @@ def with_prompt(r: Recorder, x: Tensor, how: RunConfig) -> Tensor:
 
 def _through_network(r: Recorder, rows: Tensor, dtype: DType) -> Tensor:
     """Three linear layers with ReLU between them (tuners/p_tuning/model.py:106-113)."""
-    for name, out, width in zip(NETWORK, ("encoder", "encoder", "h"), ("h", "encoder", "encoder"), strict=True):
+    for name, out, width in zip(
+        NETWORK, ("encoder", "encoder", "h"), ("h", "encoder", "encoder"), strict=True
+    ):
         weight = r.parameter(f"{ENCODER}.{name}", (out, width), dtype)
         bias = r.parameter(f"{ENCODER}.{name}.bias", (out,), dtype)
         rows = r.linear(rows, weight, out, f"{ENCODER}.{name}", bias=bias)
