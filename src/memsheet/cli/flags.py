@@ -98,6 +98,11 @@ HELP: dict[str, tuple[str, str, str]] = {
     ),
     "optimizer": (PRECISION, "NAME", "adamw, adamw_8bit, sgd, sgd_momentum."),
     "optimizer_implementation": (PRECISION, "KIND", "foreach, fused or loop; of adamw_8bit bnb or torchao."),
+    "secondary_shard": (
+        MEMORY,
+        "RANKS",
+        "ZeRO 3: keep a second copy of the parameters divided over so many ranks, a node's (hpZ).",
+    ),
     "optimizer_in_backward": (PRECISION, "", "Step each parameter as soon as its gradient is there."),
     "lora_rank": (
         PRECISION,

@@ -119,7 +119,7 @@ STACKED_EXPERTS: dict[str, tuple[str, ...]] = {
 # the keys of a plan that change memory and are not accounted yet; any value but these is refused
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     "image_tokens": (0,), "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
-    "gradient_sync": (), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
+    "secondary_shard": (1,), "gradient_sync": (), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (0,), "serving.attn_max_batch": (0,), "serving.fused_moe": (),
@@ -171,7 +171,7 @@ NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quanti
 # keys that only the other task reads; any value but these is refused rather than ignored
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {
     "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "image_tokens": (0,), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (), "optimizer.rank": (),
-    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "recompute.modules": (),
+    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "secondary_shard": (1,), "recompute.modules": (),
     "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "adapter.encoder_width": (), "adapter.block_size": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
     "offload.activations": (False,),
 }  # fmt: skip

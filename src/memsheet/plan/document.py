@@ -58,6 +58,7 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "offload": _offload_document(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
         "serving": _serving_document(plan, served) if served else None, **({"speculative": _speculative_document(plan.speculative)} if plan.speculative else {}),
         **({"optimizer_in_backward": True} if plan.optimizer_in_backward else {}),
+        **({"secondary_shard": plan.secondary_shard} if plan.secondary_shard > 1 else {}),
         **_optional_switch_keys(plan),
     }  # fmt: skip
 

@@ -373,6 +373,7 @@ class Plan:
     options: EngineOptions = EngineOptions()  # the engine's own
     served_adapters: ServedAdapters | None = None
     optimizer_in_backward: bool = False
+    secondary_shard: int = 1  # ranks that divide a second copy of the parameters, for their gathers
     gradient_sync: GradientSync | None = None  # None: nobody says
     sequence_parallel: bool = False
     context_parallel: ContextParallel | None = None
