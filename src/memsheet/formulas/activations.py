@@ -53,6 +53,7 @@ def _make_run_config(plan: Plan, engine: Engine) -> RunConfig:
         adapter_dtype=(lowered or adapter.dtype) if adapter else None,
         adapter_dropout=bool(adapter and adapter.dropout),
         adapter_kind=adapter.kind if adapter else AdapterKind.LORA,
+        adapter_block=adapter.block_size if adapter else 0,
         whole=frozenset(adapter.full_modules if adapter else ()),
         stored=stored_as(plan.quantization),
         quantized=plan.quantization is not None,

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.tapes.graph import Tensor
+from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
-from memsheet.formulas.tapes.tape import Axis
+from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32, DType
@@ -31,6 +31,15 @@ class Branch:
     scales_low: bool = False  # the branch is scaled when it has the base's dtype (awq.py:76-84)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The inputs of a layer that are rotated together: ``number`` blocks of ``size``."""
+
+    number: int
+    size: int
+    dtype: DType
+
+
 def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
     """The layer's result with its adapter's. ``base`` gives its one tensor up, which goes when it is used
     up.
@@ -40,6 +49,8 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
     if at.kind is AdapterKind.DORA:
         return _with_direction(r, x, base, at)
     x = r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)
+    if at.kind is AdapterKind.ADALORA:
+        return _add_in_place(r, base.pop(), _singular_product(r, x, at))
     if at.kind is AdapterKind.VERA:
         return _add_adapter_branch(r, base, _between_vectors(r, x, at), at)
     return _add_adapter_branch(r, base, _scaled_low_rank(r, x, base[0].dtype, at), at)
@@ -88,6 +99,118 @@ def _between_vectors(r: Recorder, x: Tensor, at: Branch) -> Tensor:
     outer = r.parameter(f"{at.name}.vera_lambda_b", (at.out,), at.dtype)
     low = r.mul(r.linear(x, down, "r", f"{at.name}.vera_A"), inner, f"{at.name}/vera_inner")
     return r.mul(r.linear(low, up, at.out, f"{at.name}.vera_B"), outer, f"{at.name}/vera_outer")
+
+
+def _singular_product(r: Recorder, x: Tensor, at: Branch) -> Tensor:
+    """``x (A * E)^T B^T * scaling / rank`` (tuners/adalora/layer.py SVDLinear.forward). The transposed
+    matrices are views, of which autocast keeps no copy for the next use. The rank is made anew on the base's
+    device or in its dtype and then asks for a gradient (tuners/tuners_utils.py:2210, torch's ParameterDict),
+    for which the quotient keeps what it divides.
+    """
+    down = r.parameter(f"{at.name}.lora_A", ("r", at.width), at.dtype)
+    factors = r.parameter(f"{at.name}.lora_E", ("r", 1), at.dtype)
+    up = r.parameter(f"{at.name}.lora_B", (at.out, "r"), at.dtype)
+    rank = r.unary(r.parameter(f"{at.name}.ranknum", (1,), at.dtype), f"{at.name}/lora_rank", saves="nothing")
+    down = r.mul(down, factors, f"{at.name}/lora_factored")
+    low = r.linear(x, down, "r", f"{at.name}.lora_A")
+    del down
+    branch = r.linear(low, r.view(up, up.shape), at.out, f"{at.name}.lora_B")
+    del low
+    branch = r.scale(branch, f"{at.name}/lora_scaled")
+    shape, wide = branch.shape, FP32 if FP32 in (branch.dtype, at.dtype) else branch.dtype
+
+    def backward(_: Grad) -> list[Grad | None]:
+        # of the rank first: -g * ((branch / rank) / rank), whose parts go with the statement
+        parts = [r.grad(shape, wide) for _ in range(3)]
+        of_rank = r.grad(shape, wide)
+        del parts
+        return [r.grad(shape, wide), of_rank]
+
+    shared = r.tensor(f"{at.name}/lora_shared", shape, wide)
+    return r.apply(shared, (branch, rank), (branch, rank), backward)
+
+
+def _add_in_place(r: Recorder, base: Tensor, branch: Tensor) -> Tensor:
+    """``base += branch``: the gradient passes through to both, cast where the branch is wider."""
+
+    def backward(g: Grad) -> list[Grad | None]:
+        return [Grad(g.storage, g.shape, g.dtype) if t else None for t in needs]
+
+    needs = (base.needs_grad, branch.needs_grad)
+    return r.apply(Tensor(base.storage, base.shape, base.dtype), (base, branch), (), backward)
+
+
+# ---- OFT ---------------------------------------------------------------------------------------------------
+
+
+def rotated_blocks(width: int, asked: int) -> tuple[int, int]:
+    """Blocks of a layer's inputs and the size of each: as asked, or the divisor of the width that is nearest
+    to it, of two the smaller (tuners/oft/layer.py update_layer, adjust_oft_parameters).
+    """
+    if asked >= width:
+        return 1, width
+    divisors = (size for size in range(1, width + 1) if width % size == 0)
+    size = min(divisors, key=lambda one: (abs(one - asked), one))
+    return width // size, size
+
+
+def with_rotation(r: Recorder, x: Tensor, at: Blocks, name: str) -> Tensor:
+    """What a layer is given, rotated block by block in the rotations' dtype and cast back
+    (tuners/oft/layer.py OFTRotationModule.forward, Linear.forward).
+    """
+    back, whole = x.dtype, x.shape
+    x = r.cast(x, at.dtype, f"{name}/oft_input")
+    turns = _cayley(r, at, name)
+    *each, _ = whole
+    cut = r.view(x, (*each, at.number, at.size))
+    turned = r.product(cut, turns, cut.shape, f"{name}/oft_turned")
+    rotated = r.copy(turned, whole, f"{name}/oft_rotated")
+    del x, cut, turns, turned
+    return r.cast(rotated, back, f"{name}/oft_output")
+
+
+def _cayley(r: Recorder, at: Blocks, name: str) -> Tensor:
+    """``I + 2 Q + 2 Q^2 + 2 Q^3 + Q^4`` of skew-symmetric blocks (``_cayley_batch``): Q and its powers below
+    the fourth are kept.
+    """
+    shape: Shape = (at.number, at.size, at.size)
+    above = (at.number, at.size * (at.size - 1) // 2)
+    rotations = r.parameter(f"{name}.oft_R", above, at.dtype)
+    upper = r.apply(
+        r.tensor(f"{name}/oft_upper", shape, at.dtype), (rotations,), (), lambda _: [r.grad(above, at.dtype)]
+    )
+    skew = _skew(r, upper, f"{name}/oft_skew")
+    del upper
+    total = r.tensor(f"{name}/oft_rotation", shape, at.dtype)
+    total = _add_scaled(r, total, skew, doubled=True)
+    square = r.product(skew, skew, shape, f"{name}/oft_square")
+    total = _add_scaled(r, total, square, doubled=True)
+    power = r.product(square, skew, shape, f"{name}/oft_cube")
+    total = _add_scaled(r, total, power, doubled=True)
+    power = r.product(power, skew, shape, f"{name}/oft_fourth")
+    return _add_scaled(r, total, power, doubled=False)
+
+
+def _skew(r: Recorder, upper: Tensor, path: str) -> Tensor:
+    """A matrix less its transpose, of whose gradient the second part is made anew."""
+    shape, dtype = upper.shape, upper.dtype
+
+    def backward(g: Grad) -> list[Grad | None]:
+        return [Grad(g.storage, g.shape, g.dtype), r.grad(shape, dtype)]
+
+    return r.apply(r.tensor(path, shape, dtype), (upper, upper), (), backward)
+
+
+def _add_scaled(r: Recorder, total: Tensor, more: Tensor, *, doubled: bool) -> Tensor:
+    """``total.add_(more, alpha)``: its gradient is that of the sum, times alpha."""
+    needs = total.needs_grad
+    shape, dtype = more.shape, total.dtype
+
+    def backward(g: Grad) -> list[Grad | None]:
+        passed = Grad(g.storage, g.shape, g.dtype)
+        return [passed if needs else None, r.grad(shape, dtype) if doubled else passed]
+
+    return r.apply(Tensor(total.storage, shape, dtype), (total, more), (), backward)
 
 
 # ---- IA3 ---------------------------------------------------------------------------------------------------

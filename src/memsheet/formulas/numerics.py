@@ -6,7 +6,15 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
-from memsheet.formulas.adapters import Branch, scales_inputs, with_adapter, with_factors
+from memsheet.formulas.adapters import (
+    Blocks,
+    Branch,
+    rotated_blocks,
+    scales_inputs,
+    with_adapter,
+    with_factors,
+    with_rotation,
+)
 from memsheet.formulas.int8 import int8_linear
 from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
@@ -68,6 +76,7 @@ class RunConfig:
     adapter_dtype: DType | None = None
     adapter_dropout: bool = False
     adapter_kind: AdapterKind = AdapterKind.LORA
+    adapter_block: int = 0  # inputs that OFT rotates together
     whole: frozenset[str] = (
         frozenset()
     )  # last names of modules of which a copy is trained beside the frozen one
@@ -191,6 +200,10 @@ def record_linear(
     last = name.rsplit(".", 1)[-1]
     dtype = how.adapter_dtype if last in how.adapter_targets else None
     scaled = how.adapter_kind is AdapterKind.IA3 and dtype is not None
+    entered = x.dtype
+    if dtype is not None and how.adapter_kind is AdapterKind.OFT:
+        number, size = rotated_blocks(int(weight.shape[0 if how.transposed else 1]), how.adapter_block)
+        x = with_rotation(r, x, Blocks(number=number, size=size, dtype=dtype), name)
     if scaled and dtype and scales_inputs(last):
         x = with_factors(r, x, width, dtype, name)
     low = record_parameter(r, bias, how, f"{name}.bias") if bias else None
@@ -204,6 +217,8 @@ def record_linear(
         )
         if how.tensor_parallel and weight.cut == 1:
             result = r.reduced(result, f"{name}/all_reduce")
+    if dtype is not None and how.adapter_kind is AdapterKind.OFT:
+        return r.cast(result, entered, f"{name}/oft_result")
     if scaled and dtype:
         return result if scales_inputs(last) else with_factors(r, result, out, dtype, name)
     if dtype is not None:

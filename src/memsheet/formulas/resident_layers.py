@@ -9,6 +9,7 @@ from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment
 from memsheet.formulas.training_step import Step
+from memsheet.plan.plan import AdapterKind
 from memsheet.sheet import Component
 
 
@@ -91,6 +92,21 @@ def all_kept(step: Step) -> list[tuple[Count, BytesByPath]]:
             *_unsharded_run_parameters(step, layers, layers.count),
         ]
     return moment
+
+
+def early_gradients(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
+    """Gradients that a term of the loss made of parameters themselves: autograd holds them until those of the
+    layers, for which it waits, are there (peft 0.21.2 tuners/adalora/model.py:230-257, AdaLoraModel.forward).
+    """
+    adapter = step.plan.adapter
+    if adapter is None or adapter.kind is not AdapterKind.ADALORA:
+        return []
+    walk = step.walk
+    passed = [(layers.count, group) for layers in walk.layers[:run] for group in layers.pattern]
+    if run < len(walk.layers):
+        pattern = walk.layers[run].pattern
+        passed += [(repetition, group) for group in pattern] + [(1, group) for group in pattern[:place]]
+    return [(count, group.gradients) for count, group in passed]
 
 
 def everything_kept(step: Step) -> Moment:

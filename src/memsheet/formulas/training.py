@@ -12,6 +12,7 @@ from memsheet.formulas.resident_layers import (
     all_kept,
     cached_forward_tensors,
     earlier_layer_activations,
+    early_gradients,
     embedding_output,
     head_left,
     later_layer_leftovers,
@@ -160,7 +161,8 @@ def _last_group(walk: StageLayers) -> Group | None:
 def _backward_moments(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
-        kept = bundle_moment([(1, step.kept_tables), (1, step.kept_masks), *all_kept(step)])
+        early = early_gradients(step, len(walk.layers), 0, 0)
+        kept = bundle_moment([(1, step.kept_tables), (1, step.kept_masks), *all_kept(step), *early])
         yield [*kept, (1, walk.head.part.retained), (1, around.holds(walk.head)), (1, walk.loss.backward)]
         fused = (1, EMPTY if step.lets_go and not walk.tied else walk.loss.gradients)
         yield [
@@ -171,7 +173,7 @@ def _backward_moments(step: Step) -> Iterator[Moment]:
         before, after = walk.around(run, repetition, place)
         kept = bundle_moment([
             (1, step.kept_tables), (1, step.kept_masks), *earlier_layer_activations(step, run, repetition, place), *later_layer_leftovers(step, run, repetition, place),
-            *tower_backward_adjustment(step, run),
+            *tower_backward_adjustment(step, run), *early_gradients(step, run, repetition, place + 1),
         ])  # fmt: skip
         index = layer_index(step, run, repetition, place)
         for body in segment_backward_moments(step, index, group):

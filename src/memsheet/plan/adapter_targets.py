@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memsheet.plan.defaults import FUSED_TARGETS, IA3_TARGETS, LORA_TARGETS, STACKED_EXPERTS
+from memsheet.plan.defaults import (
+    ADALORA_TARGETS,
+    FUSED_TARGETS,
+    IA3_TARGETS,
+    LORA_TARGETS,
+    STACKED_EXPERTS,
+)
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts, linear_names
@@ -27,6 +33,8 @@ ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules); with transformers 5 the stacks of routed
 experts and their routers too (peft 0.21.2 utils/transformers_weight_conversion.py:353, 369).
 """
+OWN_TARGETS = {AdapterKind.IA3: IA3_TARGETS, AdapterKind.ADALORA: ADALORA_TARGETS}
+"""Defaults of kinds that do not take LoRA's."""
 OF_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 LINEAR_MODULES = "all"
 """LLaMA-Factory's word for the linear modules that it finds itself and names to peft one by one, of which no
@@ -42,14 +50,13 @@ def targets_of(
     if targets is None and engine.usual_targets:
         gaps.assumed.append(f"adapter.targets = {','.join(engine.usual_targets)} ({engine.name}'s default)")
         return engine.usual_targets
-    if targets is None and kind is AdapterKind.IA3:
-        targets = IA3_TARGETS.get(model.model_type if model else "", ())
+    if targets is None and kind in OWN_TARGETS:
+        targets = OWN_TARGETS[kind].get(model.model_type if model else "", ())
         if not targets:
-            gaps.wrong(
-                "adapter.targets", None, "is missing; peft has no default for ia3", "for example k_proj"
-            )
+            why = f"is missing; peft has no default for {kind.value}"
+            gaps.wrong("adapter.targets", None, why, "for example k_proj")
         else:
-            gaps.assumed.append(f"adapter.targets = {','.join(targets)} (peft's default for ia3)")
+            gaps.assumed.append(f"adapter.targets = {','.join(targets)} (peft's default for {kind.value})")
     if targets is None:
         found = LORA_TARGETS.get(model.model_type) if model else None
         if found is not None:

@@ -94,6 +94,13 @@ IA3_TARGETS = {
     "gptj": ("q_proj", "v_proj", "fc_out"), "phi": ("q_proj", "v_proj", "fc2"),
     **dict.fromkeys(("gpt_neox", "falcon"), ("query_key_value", "dense_4h_to_h")), "t5": ("k", "v", "wo"),
 }  # fmt: skip
+# peft's TRANSFORMERS_MODELS_TO_ADALORA_TARGET_MODULES_MAPPING (0.21.2 utils/constants.py:279-306)
+ADALORA_TARGETS = {
+    **dict.fromkeys(("llama", "gptj", "gpt_neo", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("bloom", "gpt_neox"), ("query_key_value",)), **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
+    "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "bert": ("query", "value"), "roberta": ("query", "key", "value", "dense"),
+    "t5": ("q", "k", "v", "o", "wi", "wo"), "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}  # fmt: skip
 IA3_INPUTS = ("down_proj", "fc2", "fc_out", "dense_4h_to_h", "wo")
 # transformers 5 stacks routed experts; peft takes their old names for the stacks, and no longer for dense or
 # shared layers of that name (peft 0.21.2 utils/transformers_weight_conversion.py:330-352, transformers 5.23.0
@@ -112,7 +119,7 @@ STACKED_EXPERTS: dict[str, tuple[str, ...]] = {
 # the keys of a plan that change memory and are not accounted yet; any value but these is refused
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     "image_tokens": (0,), "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
-    "gradient_sync": (), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
+    "secondary_shard": (1,), "gradient_sync": (), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (0,), "serving.attn_max_batch": (0,), "serving.fused_moe": (),
@@ -141,7 +148,7 @@ listed here so that it is known.
 """
 NEEDS_RANK = (
     "adapter.kind", "adapter.targets", "adapter.dtype", "adapter.alpha", "adapter.dropout", "adapter.trainable_parameters",
-    "adapter.full_modules", "adapter.prompt_length", "adapter.start_layer",
+    "adapter.full_modules", "adapter.prompt_length", "adapter.start_layer", "adapter.encoder_width", "adapter.block_size",
 )  # fmt: skip
 FUSED_TARGETS = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 """Joined projections by the names of their parts: an adapter on one that the library's code has in parts is
@@ -157,15 +164,15 @@ SERVED_ADAPTERS = (
 )
 """Keys of adapters that a server keeps room for."""
 PROMPTED = ("llama-adapter", "llama-adapter-v2")
-RANKLESS = (*PROMPTED, "ia3", "prompt-tuning")  # kinds of adapters that have no rank
+RANKLESS = (*PROMPTED, "ia3", "oft", "prompt-tuning", "p-tuning")  # kinds of adapters that have no rank
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 
 # keys that only the other task reads; any value but these is refused rather than ignored
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {
     "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "image_tokens": (0,), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (), "optimizer.rank": (),
-    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "recompute.modules": (),
-    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
+    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "secondary_shard": (1,), "recompute.modules": (),
+    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "adapter.encoder_width": (), "adapter.block_size": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
     "offload.activations": (False,),
 }  # fmt: skip
 _OF_SERVING: dict[str, tuple[Any, ...]] = {

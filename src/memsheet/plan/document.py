@@ -58,6 +58,7 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "offload": _offload_document(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
         "serving": _serving_document(plan, served) if served else None, **({"speculative": _speculative_document(plan.speculative)} if plan.speculative else {}),
         **({"optimizer_in_backward": True} if plan.optimizer_in_backward else {}),
+        **({"secondary_shard": plan.secondary_shard} if plan.secondary_shard > 1 else {}),
         **_optional_switch_keys(plan),
     }  # fmt: skip
 
@@ -143,7 +144,7 @@ def _optimizer_document(optimizer: Optimizer) -> dict[str, Any]:
 def _adapter_document(adapter: Adapter) -> dict[str, Any]:
     own = {
         "full_modules": list(adapter.full_modules) or None, "prompt_length": adapter.prompt_length or None,
-        "start_layer": adapter.start_layer or None,
+        "start_layer": adapter.start_layer or None, "encoder_width": adapter.encoder_width or None, "block_size": adapter.block_size or None,
     }  # fmt: skip
     return {
         "kind": adapter.kind.value, "rank": int(adapter.rank) or None, "targets": list(adapter.targets), "dtype": adapter.dtype.name,

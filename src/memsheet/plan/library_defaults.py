@@ -34,7 +34,7 @@ def _trains_full_model(request: Request) -> bool:
 
 def _lacks_adapter_rank(request: Request) -> bool:
     """Whether an adapter is named that has a rank, and none is said."""
-    return request.get("adapter.kind") in ("lora", "dora", "lora-fa", "vera")
+    return request.get("adapter.kind") in ("lora", "dora", "lora-fa", "vera", "adalora")
 
 
 def _not_prompted(request: Request) -> bool:

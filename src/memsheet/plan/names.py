@@ -13,7 +13,7 @@ SHORT: dict[str, str] = {
     "sequence_parallel": "sequence_parallel", "context_parallel_comm": "context_parallel_comm", "gradient_sync": "gradient_sync", "schedule": "schedule",
     "layers_per_stage": "layers_per_stage", "seq_len": "seq_len", "image_tokens": "image_tokens", "microbatch": "microbatch", "global_batch": "global_batch",
     "vocab_multiple": "vocab_multiple", "precision": "precision.name", "optimizer": "optimizer.name",
-    "optimizer_implementation": "optimizer.implementation", "optimizer_in_backward": "optimizer_in_backward",
+    "optimizer_implementation": "optimizer.implementation", "optimizer_in_backward": "optimizer_in_backward", "secondary_shard": "secondary_shard",
     "recompute": "recompute.mode", "recompute_every": "recompute.every", "recompute_layers": "recompute.layers",
     "recompute_segments": "recompute.segments", "recompute_modules": "recompute.modules", "attention": "attention", "loss": "loss",
     "compile": "compile", "dropout": "dropout", "lora_rank": "adapter.rank", "lora_targets": "adapter.targets",

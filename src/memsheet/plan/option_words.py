@@ -77,6 +77,11 @@ HELP: dict[str, tuple[str, str, str]] = {
     "recompute_layers": (MEMORY, "N", "Recompute this many layers."),
     "recompute_segments": (MEMORY, "N", "Cut the stack into n segments, each recomputed whole."),
     "recompute_modules": (MEMORY, "NAME,…", "Recompute only these modules."),
+    "secondary_shard": (
+        MEMORY,
+        "RANKS",
+        "ZeRO 3: keep a second copy of the parameters divided over so many ranks, a node's (hpZ).",
+    ),
     "expandable_segments": (MEMORY, "", "The allocator's expandable_segments."),
     "max_model_len": (SERVING, "TOKENS", "Longest sequence to be served."),
     "sequences": (SERVING, "N", "Sequences at once, per replica: room for all is asked for."),

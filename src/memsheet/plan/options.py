@@ -66,6 +66,7 @@ class TrainOptions(JobOptions, MeshOptions, total=False):
     engine_version: str | None
     zero: Literal[0, 1, 2, 3] | None
     reshard_after_forward: bool | None
+    secondary_shard: int | None
     sequence_parallel: bool | None
     context_parallel_comm: str | None
     gradient_sync: str | None

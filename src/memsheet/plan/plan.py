@@ -90,12 +90,25 @@ class AdapterKind(Enum):
     IA3 = "ia3"  # a factor for each output of a layer, or for each input of one of the feed-forward
 
     VERA = "vera"  # vectors around two matrices of some rank that all layers share and nothing trains
+    ADALORA = "adalora"  # LoRA with a factor for each of its ranks, kept near orthogonal by the loss
+    OFT = "oft"  # rotations of blocks of what a layer is given
     PROMPT_TUNING = "prompt-tuning"  # learned tokens before every sequence
+    P_TUNING = "p-tuning"  # the same, made by a small network
 
     @property
     def prompts(self) -> bool:
         """Whether it has prompts in place of matrices of some rank."""
-        return self.layered or self is AdapterKind.PROMPT_TUNING
+        return self.layered or self.before_text
+
+    @property
+    def ranked(self) -> bool:
+        """Whether it has matrices or vectors of some rank."""
+        return not self.prompts and self not in (AdapterKind.IA3, AdapterKind.OFT)
+
+    @property
+    def before_text(self) -> bool:
+        """Whether its prompts are tokens before every sequence."""
+        return self in (AdapterKind.PROMPT_TUNING, AdapterKind.P_TUNING)
 
     @property
     def layered(self) -> bool:
@@ -209,7 +222,8 @@ class Adapter:
     ``full_modules`` are trained whole.
 
     A llama-adapter has no rank: ``prompt_length`` learned positions for each layer from ``start_layer`` on.
-    Prompt tuning has that many tokens before every sequence, and no targets.
+    Prompt tuning has that many tokens before every sequence, and no targets; those of p-tuning are made by a
+    network that is ``encoder_width`` wide inside. OFT rotates blocks of ``block_size`` inputs.
     """
 
     rank: Count
@@ -220,6 +234,8 @@ class Adapter:
     full_modules: tuple[str, ...] = ()
     prompt_length: int = 0
     start_layer: int = 0
+    encoder_width: int = 0
+    block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +373,7 @@ class Plan:
     options: EngineOptions = EngineOptions()  # the engine's own
     served_adapters: ServedAdapters | None = None
     optimizer_in_backward: bool = False
+    secondary_shard: int = 1  # ranks that divide a second copy of the parameters, for their gathers
     gradient_sync: GradientSync | None = None  # None: nobody says
     sequence_parallel: bool = False
     context_parallel: ContextParallel | None = None

@@ -28,7 +28,6 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import (
-    AdapterKind,
     Loss,
     Offload,
     Plan,
@@ -124,7 +123,7 @@ def _resolve_for_engine(
     schedule = schedule_of(gaps, engine, mesh, task)
     layers_per_stage = layers_per_stage_of(gaps, engine, mesh, model)
     training = training_of(gaps, engine, mesh, model, task)
-    if training is not None and adapter is not None and adapter.kind is AdapterKind.PROMPT_TUNING:
+    if training is not None and adapter is not None and adapter.kind.before_text:
         training = replace(training, virtual_tokens=adapter.prompt_length)
     plan = Plan(
         engine=engine.name,
@@ -167,6 +166,7 @@ def _resolve_for_engine(
             ),
         ),
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
+        secondary_shard=gaps.get("secondary_shard", 1, silent=True),
         **optional_plan_fields(gaps, mesh, model, engine),
         before_ampere=cluster is not None and is_older_device(cluster.device, BF16_UNITS),
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),

@@ -17,19 +17,17 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     if rank is None and asked not in RANKLESS:
         return None
     kind = gaps.choice("adapter.kind", AdapterKind.LORA, engine.adapters, engine.name, silent=True)
-    if kind is AdapterKind.PROMPT_TUNING:
+    if kind.before_text:
         return _resolve_prompt_tuning(gaps, model, kind)
     dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
     assert dtype is not None
     if kind.prompts:
         return _resolve_prompt_adapter(gaps, kind, dtype)
-    for key in ("adapter.prompt_length", "adapter.start_layer"):
-        if gaps.request.get(key) is not None:
+    others = ("adapter.prompt_length", "adapter.start_layer", "adapter.encoder_width", "adapter.block_size")
+    ranked = () if kind.ranked else ("adapter.rank", "adapter.dropout")
+    for key in (*(other for other in others if other != OWN_KEYS.get(kind)), *ranked):
+        if gaps.request.get(key):
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
-    if kind is AdapterKind.IA3:
-        for key in ("adapter.rank", "adapter.dropout"):
-            if gaps.request.get(key):
-                gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
     return Adapter(
         kind=kind,
         rank=rank or 0,
@@ -37,9 +35,13 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         dtype=dtype,
         full_modules=_full_modules(gaps, model),
         dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),
+        block_size=gaps.get("adapter.block_size", BLOCK_SIZE) if kind is AdapterKind.OFT else 0,
     )
 
 
+OWN_KEYS = {AdapterKind.OFT: "adapter.block_size"}
+BLOCK_SIZE = 32
+"""Inputs that are rotated together (peft 0.21.2 tuners/oft/config.py:112, oft_block_size)."""
 PROMPT_LENGTH, START_LAYER = 10, 2
 """Learned positions, and the first layer that has them (Lightning-AI/litgpt, litgpt/adapter.py, Config)."""
 
@@ -59,7 +61,8 @@ def _resolve_prompt_adapter(gaps: RequestResolver, kind: AdapterKind, dtype: DTy
 
 def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind: AdapterKind) -> Adapter:
     """Learned tokens before every sequence, in fp32 whatever the base is in (peft 0.21.2
-    tuners/prompt_tuning/model.py:67-100).
+    tuners/prompt_tuning/model.py:67-100), and what makes them (tuners/p_tuning/model.py:74-121), as wide as
+    the model where nobody says (utils/other.py:1235).
     """
     unread = (
         "adapter.rank",
@@ -67,6 +70,8 @@ def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind:
         "adapter.full_modules",
         "adapter.targets",
         "adapter.start_layer",
+        "adapter.block_size",
+        *(() if kind is AdapterKind.P_TUNING else ("adapter.encoder_width",)),
     )
     for key in unread:
         if gaps.request.get(key):
@@ -78,7 +83,10 @@ def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind:
         gaps.wrong("adapter.prompt_length", None, "is missing; peft has no default", "for example 20")
     if model is not None and (model.towers or len(model.stacks) > 1 or model.head.kind != "causal_lm"):
         gaps.wrong("adapter.kind", kind.value, f"is not modelled for {model.name}", "lora")
-    return Adapter(kind=kind, rank=0, targets=(), dtype=FP32, prompt_length=length or 1)
+    width = 0
+    if kind is AdapterKind.P_TUNING:
+        width = gaps.get("adapter.encoder_width", model.hidden if model else 1)
+    return Adapter(kind=kind, rank=0, targets=(), dtype=FP32, prompt_length=length or 1, encoder_width=width)
 
 
 def _full_modules(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:

@@ -25,8 +25,13 @@ from memsheet.plan.plan import Adapter, AdapterKind, Plan, Quantization
 from memsheet.plan.workload import Training
 from memsheet.resolve.serving import missing_compute_capability
 
-OVER_PACKED = (AdapterKind.LORA, AdapterKind.PROMPT_TUNING)
-OVER_NONE = (AdapterKind.IA3, AdapterKind.VERA)
+OVER_PACKED = (AdapterKind.LORA, AdapterKind.PROMPT_TUNING, AdapterKind.P_TUNING)
+OVER_NONE = (
+    AdapterKind.IA3,
+    AdapterKind.VERA,
+    AdapterKind.ADALORA,
+    AdapterKind.OFT,
+)
 """Kinds of adapters that are modelled beside quantized layers that have no others, and beside none."""
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 

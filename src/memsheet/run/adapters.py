@@ -64,7 +64,7 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     recomputes = plan.recompute.mode is not RecomputeMode.NONE
     if recomputes:
         model.enable_input_require_grads()  # type: ignore[operator]
-    if plan.adapter.kind in (AdapterKind.IA3, AdapterKind.VERA, AdapterKind.PROMPT_TUNING):
+    if plan.adapter.kind not in (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.LORA_FA):
         return _other_method(model, plan)
     rank = int(plan.adapter.rank)
     config = LoraConfig(
@@ -105,8 +105,19 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
-    """The model with IA3's or VeRA's vectors, in the base's dtype or raised to fp32, or a prompt's tokens."""
-    from peft import IA3Config, PeftConfig, PromptTuningConfig, VeraConfig, get_peft_model
+    """The model with what another method than LoRA trains, in the base's dtype or raised to fp32, or with a
+    prompt's tokens.
+    """
+    from peft import (
+        AdaLoraConfig,
+        IA3Config,
+        OFTConfig,
+        PeftConfig,
+        PromptEncoderConfig,
+        PromptTuningConfig,
+        VeraConfig,
+        get_peft_model,
+    )
 
     assert plan.adapter is not None
     if plan.quantization is not None:
@@ -117,6 +128,18 @@ def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
     config: PeftConfig
     if plan.adapter.kind is AdapterKind.PROMPT_TUNING:
         config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=plan.adapter.prompt_length)
+    elif plan.adapter.kind is AdapterKind.P_TUNING:
+        length, width = plan.adapter.prompt_length, plan.adapter.encoder_width
+        config = PromptEncoderConfig(
+            task_type="CAUSAL_LM", num_virtual_tokens=length, encoder_hidden_size=width
+        )
+    elif plan.adapter.kind is AdapterKind.ADALORA:
+        rank, dropout = int(plan.adapter.rank), plan.adapter.dropout
+        config = AdaLoraConfig(
+            init_r=rank, target_modules=targets, lora_dropout=dropout, task_type=task, total_step=1000
+        )
+    elif plan.adapter.kind is AdapterKind.OFT:
+        config = OFTConfig(oft_block_size=plan.adapter.block_size, target_modules=targets, task_type=task)
     elif plan.adapter.kind is AdapterKind.VERA:
         rank, dropout = int(plan.adapter.rank), plan.adapter.dropout
         config = VeraConfig(r=rank, target_modules=targets, vera_dropout=dropout, task_type=task)

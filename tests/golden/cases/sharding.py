@@ -73,6 +73,7 @@ ZERO: dict[str, Callable[[], Cases]] = {
     },
     "partitioned_states.partition_scratch": lambda: {"stage 2": call(zero(2))},
     "partitioned_states.persistent_parameter_rows": lambda: {"stage 3": call(zero(3, replace(TENSOR, shape=(8, 8), times=symbol("layers"))))},
+    "partitioned_states.secondary_bytes": lambda: {"8 ranks": call(replace(zero(3), plan=replace(zero(3).plan, secondary_shard=8)))},
     "partitioned_states.sub_group_scratch": lambda: {"stage 3": call(zero(3))},
     "partitioned_states.unsharded_scratch": lambda: {"stage 0": call(zero(0))},
 }  # fmt: skip

@@ -12,6 +12,7 @@ import memsheet
 from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.errors import InputError
+from memsheet.formulas.adapters import rotated_blocks
 from memsheet.plan.document import plan_document
 from memsheet.plan.plan import AdapterKind
 from memsheet.readers.hf_config import read_hf_config
@@ -24,6 +25,8 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 IA3: dict[str, Any] = {"adapter.kind": "ia3", "adapter.rank": None, "adapter.targets": None}
 PROMPT: dict[str, Any] = {**IA3, "adapter.kind": "prompt-tuning", "adapter.prompt_length": 20}
+P_TUNING: dict[str, Any] = {**PROMPT, "adapter.kind": "p-tuning", "adapter.encoder_width": 128}
+OFT: dict[str, Any] = {"adapter.kind": "oft", "adapter.rank": None}
 RANK, HIDDEN, NARROW, LAYERS = 8, 256, 64, 3  # keys and values are NARROW wide
 LORA = {
     "adapter.rank": RANK,
@@ -129,6 +132,11 @@ def test_an_input_that_trains_makes_the_first_layer_hand_a_gradient_back() -> No
         ({**IA3, "quantization.weights": "nf4"}, "not modelled over nf4"),
         ({"adapter.kind": "vera", "quantization.weights": "awq-int4"}, "not modelled over awq-int4"),
         ({**IA3, "adapter.rank": 8}, "no meaning for ia3"),
+        ({**OFT, "adapter.dropout": 0.1}, "no meaning for oft"),
+        ({**OFT, "quantization.weights": "nf4"}, "not modelled over nf4"),
+        ({"adapter.kind": "adalora", "quantization.weights": "int8"}, "not modelled over int8"),
+        ({**PROMPT, "adapter.encoder_width": 8}, "no meaning for prompt-tuning"),
+        ({"adapter.block_size": 8}, "no meaning for lora"),
         ({**PROMPT, "adapter.prompt_length": None}, "peft has no default"),
         ({**PROMPT, "adapter.dtype": "bf16"}, "not what peft makes prompts in"),
         ({"precision.moments": "int8"}, "is not how adamw keeps them"),
@@ -153,7 +161,7 @@ def test_tied_embeddings_are_not_trained_whole() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [{}, IA3, PROMPT, {"adapter.kind": "vera"}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
+    [{}, IA3, PROMPT, P_TUNING, OFT, {"adapter.kind": "adalora"}, {"adapter.kind": "vera"}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
 )  # fmt: skip
 def test_a_plan_with_an_adapter_reads_back(request_: dict[str, Any]) -> None:
     spec = read_hf_config(TINY, name="tiny")
@@ -212,7 +220,18 @@ def test_packed_experts_are_refused() -> None:
 def test_other_methods_train_few_vectors_or_a_prompt() -> None:
     assert trained(sheet(**dotted(IA3))) == LAYERS * (NARROW + NARROW + 512)
     assert trained(sheet(**dotted(PROMPT))) == 20 * HIDDEN
+    assert trained(sheet(**dotted(P_TUNING))) == 20 * HIDDEN + (2 * HIDDEN + 128) * 128 + 256 + HIDDEN
+    assert trained(sheet(**dotted(OFT))) == LAYERS * 2 * 8 * 32 * 31 // 2
+    assert trained(sheet(adapter__kind="adalora")) == PAIRS + LAYERS * 2 * (RANK + 1)
     assert trained(sheet(adapter__kind="vera")) == LAYERS * (2 * RANK + HIDDEN + NARROW)
+
+
+@pytest.mark.parametrize(
+    ("asked", "blocks"), [(32, (8, 32)), (48, (8, 32)), (50, (4, 64)), (300, (1, 256)), (24, (16, 16))]
+)
+def test_rotations_are_of_blocks_that_divide_what_enters(asked: int, blocks: tuple[int, int]) -> None:
+    """The nearer divisor, of two as near the smaller (peft tuners/oft/layer.py adjust_oft_parameters)."""
+    assert rotated_blocks(256, asked) == blocks
 
 
 def test_the_matrices_of_vera_are_there_once() -> None:
@@ -323,7 +342,10 @@ def test_every_kind_of_adapter_has_a_name() -> None:
         "llama-adapter-v2",
         "ia3",
         "vera",
+        "adalora",
+        "oft",
         "prompt-tuning",
+        "p-tuning",
     }
 
 
@@ -334,6 +356,9 @@ def test_every_kind_of_adapter_has_a_name() -> None:
     "request_",
     [
         *({"adapter.kind": "vera", **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.dropout": 0.1})),
+        *({"adapter.kind": "adalora", **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.dropout": 0.1})),
+        *({**OFT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.block_size": 48})),
+        *({**P_TUNING, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.encoder_width": None})),
         *({**PROMPT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"microbatch": 1, "attention": "eager"})),
         *({**IA3, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16"}, {"adapter.targets": ["q_proj", "up_proj"]})),
         {"adapter.kind": "dora"}, {"adapter.kind": "dora", "adapter.dropout": 0.1}, {"adapter.kind": "dora", "recompute.mode": "full"},

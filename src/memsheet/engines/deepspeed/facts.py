@@ -25,6 +25,7 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard"),
     serving_axes=("tp",),
     server="deepspeed",
+    models=frozenset({"secondary_shard"}),
     bare_axes=("tp", "pp"),
     zero=(0, 1, 2, 3),
     default_zero=2,

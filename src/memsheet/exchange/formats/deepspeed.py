@@ -118,6 +118,7 @@ def _bucket_size_moves(values: Values, asked: Values) -> Iterator[Moved]:
                 low_bytes=min(0, copies * change),
                 high_bytes=max(0, copies * change),
             )
+    yield from _quantized_gather_moves(values, asked)
     bucket = values.get(f"{Z}.reduce_bucket_size", BUCKETS.reduce_bucket)
     if zero in (1, 2) and values.get(f"{Z}.overlap_comm") is True and isinstance(bucket, int | float):
         yield Moved(
@@ -134,6 +135,34 @@ def _bucket_size_moves(values: Values, asked: Values) -> Iterator[Moved]:
         )
 
 
+OF_QUANTIZED = 6
+"""Bytes an element of what is gathered in eight bits, beyond what is gathered whole: the integers beside what
+is made of them (1), which is cast once more (2), and on the rank that sends, of its part, at most a half, a
+copy, one in fp16 and the integers (5); rounded up for the scales, fp32 for at least 4,000 elements
+(zero/partition_parameters.py:744-776, 845-878, 1444-1500).
+"""
+
+
+def _quantized_gather_moves(values: Values, asked: Values) -> Iterator[Moved]:
+    """qwZ: what is on its way in one byte an element, and what stands when it has arrived. qgZ moves nothing
+    out of the range: a tensor's integers and their exchanges take less than the copy of a whole bucket
+    (comm/coalesced_collectives.py:29-78), and on one node it is off (zero/stage3.py:1807).
+    """
+    if values.get(f"{Z}.stage") != 3 or not parse_pydantic_switch(values.get(f"{Z}.zero_quantized_weights")):
+        return
+    if not all(asked.get(key) for key in ("@vocab", "@hidden", "@parameters", "@layers")):
+        return
+    least = values.get(f"{Z}.stage3_prefetch_bucket_size", BUCKETS.prefetch)
+    ahead = least if isinstance(least, int) else BUCKETS.prefetch
+    widest = max(asked["@vocab"] * asked["@hidden"], asked["@parameters"] // asked["@layers"])
+    yield Moved(
+        at=f"{Z}.zero_quantized_weights",
+        why="parameters are gathered as integers of eight bits",
+        low_bytes=-ahead,
+        high_bytes=OF_QUANTIZED * (ahead + widest),
+    )
+
+
 def _zenflow_group(values: Values) -> Mapping[str, Any]:
     """A group that moves states about in its own way, by its name."""
     return {f"{Z}.zenflow": "set"} if any(at.startswith(f"{Z}.zenflow.") for at in values) else {}
@@ -145,6 +174,10 @@ KEYS = (
     Key(at="train_micro_batch_size_per_gpu", says="microbatch", source="constants.py:95"),
     Key(at="gradient_accumulation_steps", says="@accumulation", source="constants.py:107"),
     Key(at=f"{Z}.stage", says="zero", usual=0, source="zero/config.py:95"),
+    Key(
+        at=f"{Z}.zero_hpz_partition_size", out=lambda a: a.get("secondary_shard") if a.get("zero") == 3 else None,
+        back=lambda v, values: {"secondary_shard": v} if v != 1 and values.get(f"{Z}.stage") == 3 else {}, source="zero/config.py:309",
+    ),
     Key(
         at=f"{HOST}.device", out=lambda a: "cpu" if a.get("offload.optimizer") else None, back=_offload_share, **ON_HOST,
         source="zero/offload_config.py:58",
@@ -175,7 +208,7 @@ FORMAT = Format(
     name="deepspeed", file="ds_config.json", kind="json", tested=VERSION, engines=("deepspeed",), keys=KEYS, said={"engine": "deepspeed"},
     fixed=_zero_bucket_sizes, problems=_deepspeed_plan_problems, moves=_bucket_size_moves, rename=lambda at: BARE.get(at, at), absent=_zenflow_group,
     weighed=frozenset(f"{Z}.{name}" for name in (
-        "reduce_bucket_size", "overlap_comm", "stage3_prefetch_bucket_size", "stage3_max_live_parameters",
+        "reduce_bucket_size", "overlap_comm", "zero_quantized_weights", "zero_quantized_gradients", "stage3_prefetch_bucket_size", "stage3_max_live_parameters",
     )),
     marks=frozenset({
         "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "steps_per_print", "wall_clock_breakdown",
@@ -196,8 +229,7 @@ FORMAT = Format(
         "quantization.weights", "quantization.double_quant", "quantization.group_size", "quantization.skip",
     }),
     unmodelled={
-        f"{Z}.zero_hpz_partition_size": (1,), f"{Z}.mics_shard_size": (-1,), f"{Z}.zero_quantized_weights": (False,),
-        f"{Z}.zero_quantized_nontrainable_weights": (False,), f"{Z}.zero_quantized_gradients": (False,),
+        f"{Z}.mics_shard_size": (-1,), f"{Z}.zero_quantized_nontrainable_weights": (False,),
         f"{Z}.contiguous_gradients": (True,), f"{Z}.round_robin_gradients": (False,), f"{Z}.memory_efficient_linear": (True,),
         f"{Z}.cpu_offload": (False,), f"{Z}.cpu_offload_params": (False,), f"{Z}.cpu_offload_param": (False,), f"{Z}.zenflow": ({},),
         f"{HOST}.super_offload": (False,), "amp.enabled": (False,), "torch_autocast.enabled": (False,), "torch_autocast.dtype": (),

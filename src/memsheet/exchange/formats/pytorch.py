@@ -18,7 +18,7 @@ from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
-from memsheet.exchange.shared.peft_configs import IA3, LORA, PROMPT, VERA, trains_beside
+from memsheet.exchange.shared.peft_configs import READ, trains_beside
 from memsheet.exchange.shared.python_module import argument_remarks
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainer_script import ASKS_CARD, BITS, SCRIPT, UNSAID
@@ -144,7 +144,7 @@ def _loop_row(at: str, back: Back, source: str = "the script's own text", usual:
 
 
 OF_LOADING = (
-    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", "adapter_kind", "prompt_length", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),
@@ -185,7 +185,7 @@ FORMAT = Format(
     program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
     refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_part_of_card,
     unmodelled={
-        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (LORA, IA3, VERA, PROMPT, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
+        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),
     },
     known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}"},

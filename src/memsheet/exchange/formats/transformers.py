@@ -14,7 +14,7 @@ from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
-from memsheet.exchange.shared.peft_configs import IA3, LORA, PROMPT, VERA, trains_beside
+from memsheet.exchange.shared.peft_configs import READ, trains_beside
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
@@ -325,6 +325,8 @@ KEYS = (
             ("lora_dropout", "adapter.dropout", "peft tuners/lora/config.py, lora_dropout"),
             ("adapter_kind", "adapter.kind", "peft mapping.py, PEFT_TYPE_TO_CONFIG_MAPPING"),
             ("prompt_length", "adapter.prompt_length", "peft config.py, PromptLearningConfig.num_virtual_tokens"),
+            ("encoder_width", "adapter.encoder_width", "peft tuners/p_tuning/config.py, encoder_hidden_size"),
+            ("block_size", "adapter.block_size", "peft tuners/oft/config.py, oft_block_size"),
             ("adapter_dtype", "adapter.dtype", "huggingface/trl f2cd577 trl/trainer/sft_trainer.py:1127-1130"),
             ("quantized", "quantization.weights", "utils/quantization_config.py, bnb_4bit_quant_type"),
             ("double_quant", "quantization.double_quant", "utils/quantization_config.py, bnb_4bit_use_double_quant"),
@@ -425,7 +427,7 @@ FORMAT = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
-        **{f"{SCRIPT}.{name}": () for name in (LORA, IA3, VERA, PROMPT, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),

@@ -12,9 +12,11 @@ from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.defaults import IA3_INPUTS
 
 LORA, IA3, VERA, PROMPT = "LoraConfig", "IA3Config", "VeraConfig", "PromptTuningConfig"
-KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", "PrefixTuningConfig": "prefix-tuning", "PromptEncoderConfig": "p-tuning"} | {
+ADALORA, OFT, ENCODED = "AdaLoraConfig", "OFTConfig", "PromptEncoderConfig"
+READ = (LORA, IA3, VERA, PROMPT, ADALORA, OFT, ENCODED)
+KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", "PrefixTuningConfig": "prefix-tuning", ENCODED: "p-tuning", ADALORA: "adalora"} | {
     f"{name}Config": name.lower() for name in (
-        "AdaLora", "AdaptionPrompt", "BOFT", "C3A", "FourierFT", "HRA", "LNTuning", "LoHa", "LoKr", "MultitaskPromptTuning", "OFT",
+        "AdaptionPrompt", "BOFT", "C3A", "FourierFT", "HRA", "LNTuning", "LoHa", "LoKr", "MultitaskPromptTuning", "OFT",
         "RandLora", "Shira", "TrainableTokens", "VBLoRA", "XLora",
     )
 }  # fmt: skip
@@ -79,6 +81,29 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         made.pop(LORA, None)
         rest -= _OF_VERA
         rest -= {"target_modules"} if "lora_targets" in made else set()
+    elif name == ADALORA:
+        made |= lora_config_keys({**held, "r": held.get("init_r", 12)})
+        made.pop(LORA, None)
+        rest -= _OF_ADALORA
+        rest -= {"target_modules"} if "lora_targets" in made else set()
+    elif name == OFT:
+        made |= {"block_size": held.get("oft_block_size", 32)} | lora_config_keys(held)
+        for of_lora in (LORA, "lora_rank", "lora_dropout"):
+            made.pop(of_lora, None)
+        rest -= {
+            "oft_block_size",
+            "init_weights",
+            "eps",
+            "module_dropout" if not held.get("module_dropout") else "",
+        }
+        rest -= {at for at, usual in _OF_ROTATIONS.items() if held.get(at) == usual}
+        rest -= {"target_modules"} if "lora_targets" in made else set()
+    elif name == ENCODED:
+        made |= {"prompt_length": held.get("num_virtual_tokens", UNSET)}
+        made |= {"encoder_width": width} if (width := held.get("encoder_hidden_size")) else {}
+        rest -= {"num_virtual_tokens", "encoder_hidden_size", "encoder_num_layers", "encoder_dropout"}
+        rest -= {at for at in _ONLY_OF_MLP if _word(held.get(at)) == "MLP"}
+        rest -= {"num_transformer_submodules"} if held.get("num_transformer_submodules") == 1 else set()
     elif name == PROMPT:
         made |= {"prompt_length": held.get("num_virtual_tokens", UNSET)}
         rest -= _OF_PROMPTS
@@ -89,6 +114,32 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, **({name: ", ".join(named)} if named else {})}
 
 
+def _word(value: Any) -> str:
+    """A member of peft's enumerations, which are words."""
+    return str(value).upper()
+
+
+_ONLY_OF_MLP = ("encoder_reparameterization_type",)
+_OF_ROTATIONS = {
+    "coft": False,
+    "block_share": False,
+    "use_cayley_neumann": True,
+    "num_cayley_neumann_terms": 5,
+}
+"""How OFT is accounted: its defaults (peft 0.21.2 tuners/oft/config.py:150-175)."""
+_OF_ADALORA = {
+    "init_r",
+    "target_r",
+    "r",
+    "lora_dropout",
+    "tinit",
+    "tfinal",
+    "deltaT",
+    "beta1",
+    "beta2",
+    "orth_reg_weight",
+    "total_step",
+}
 _OF_VERA = {"r", "vera_dropout", "d_initial", "save_projection", "projection_prng_key", "init_weights"}
 _OF_PROMPTS = {
     "num_virtual_tokens",

@@ -102,7 +102,14 @@ def axes(_: Any, __: Plan, shape: PassShape) -> dict[str, Count]:
     return {"b": shape.sequences, "s": shape.tokens}
 
 
-NOT_RECORDED = (AdapterKind.IA3, AdapterKind.VERA, AdapterKind.PROMPT_TUNING)
+NOT_RECORDED = (
+    AdapterKind.IA3,
+    AdapterKind.VERA,
+    AdapterKind.ADALORA,
+    AdapterKind.OFT,
+    AdapterKind.PROMPT_TUNING,
+    AdapterKind.P_TUNING,
+)
 
 
 def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:

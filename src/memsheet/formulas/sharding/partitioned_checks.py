@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.arith import agreed
+from memsheet.arith import agreed, minimum
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.plan import Implementation, Plan
@@ -81,6 +81,7 @@ def check_partitioned(plan: Plan) -> None:
             "zero 2 keeps it whole",
         )
     found += _offload_problems(plan)
+    found += _secondary_problems(plan)
     raise_if_problems(found)
 
 
@@ -124,3 +125,13 @@ def _offload_problems(plan: Plan) -> list[Problem]:
             )
         )
     return found
+
+
+def _secondary_problems(plan: Plan) -> list[Problem]:
+    """Of hpZ: it is of stage 3 (engine.py:2428-2444), and its groups are whole (utils/groups.py:872-881)."""
+    size, ranks, found = plan.secondary_shard, plan.mesh.dp_shard, []
+    if size > 1 and plan.zero != 3:
+        found.append(("exists at zero 3 only", "--zero 3"))
+    elif size > 1 and agreed(ranks % minimum(size, ranks) != 0):
+        found.append((f"does not divide {ranks} ranks", "a node's ranks, for example"))
+    return [Problem(field="secondary_shard", value=size, reason=why, hint=hint) for why, hint in found]

@@ -147,6 +147,23 @@ def _zero_parameter_rows(zero: Zero) -> dict[Key, Count]:
     return sizes
 
 
+@formula(
+    cites=DEEPSPEED,
+    at=(
+        "partition_parameters.py:1880-1889: the padded tensor by the group's ranks, in its own dtype, "
+        "where parameters are kept; stage3.py:706-710, 2577: from load on, dropped after each step"
+    ),
+)
+def secondary_bytes(zero: Zero) -> Count:
+    """Bytes of a rank's part of the second copy of all parameters (hpZ)."""
+    if zero.plan.secondary_shard == 1:
+        return 0
+    group = minimum(zero.plan.secondary_shard, zero.ranks)
+    return sum(
+        h.times * h.dtype.nbytes(zero.ranks * tensor_shard(h, zero.ranks) // group) for h in zero.parameters
+    )
+
+
 def zero_state_rows(zero: Zero) -> BytesByPath:
     """Parameters, their master and moments, and the gradients that exist from the first step to the last."""
     plan, kept = zero.plan, zero.shard - zero.host
@@ -155,6 +172,8 @@ def zero_state_rows(zero: Zero) -> BytesByPath:
         ((C.MASTER_WEIGHTS, "zero/fp32_partition"), master_bytes(zero, kept)),
         ((C.OPTIMIZER_STATES, "zero/fp32_partition"), moment_bytes(kept, plan)),
     ]
+    if plan.zero == 3 and not plan.offload.parameters:
+        pairs.append(((C.PARAMETERS, "zero/secondary_shard"), secondary_bytes(zero)))
     if plan.zero == 3 and not plan.offload.optimizer:  # stage3.py:740-752, made once and kept
         pairs.append(
             ((C.GRADIENTS, "zero/grad_partitions_flat_buffer"), plan.precision.gradients.nbytes(zero.shard))
@@ -326,6 +345,7 @@ def host_memory(zero: Zero) -> Host:
         ]
         pageable = pageable + (zero.width * zero.shard if zero.accumulates else 0)
     if plan.offload.parameters:
+        pinned += [secondary_bytes(zero)] if plan.secondary_shard > 1 else []
         moved = (h for h in zero.parameters if not stays_gathered(h, zero.buckets))
         pinned.append(sum(h.times * h.dtype.nbytes(tensor_shard(h, zero.ranks)) for h in moved))
     return Host(tuple(pinned), pageable)

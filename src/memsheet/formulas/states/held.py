@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from memsheet.arith import Count, at_least, where
+from memsheet.formulas.adapters import rotated_blocks
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
 from memsheet.plan.defaults import IA3_INPUTS
@@ -20,6 +21,7 @@ from memsheet.plan.dtypes import (
     FP32,
     INT8,
     INT8_ADAM,
+    INT64,
     NF4,
     NF4_SINGLE,
     DType,
@@ -152,6 +154,13 @@ def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) 
         elements = shape[1] if module.rpartition(".")[2] in IA3_INPUTS else shape[0]
         yield Held(f"{module}.ia3_l", (elements,), dtype, True, Role.LINEAR, times)
         return
+    if kind is AdapterKind.OFT:
+        number, size = rotated_blocks(int(shape[1]), plan.adapter.block_size)
+        above = (number, size * (size - 1) // 2)
+        yield Held(f"{module}.oft_R.weight", above, dtype, True, Role.LINEAR, times)
+        for name in ("rows", "cols"):  # of the upper triangle
+            yield Held(f"{module}.oft_R.{name}", above[1:], INT64, False, Role.BUFFER, times)
+        return
     if kind is AdapterKind.VERA:
         yield Held(f"{module}.vera_lambda_d", (rank,), dtype, True, Role.LINEAR, times)
         yield Held(f"{module}.vera_lambda_b", (shape[0],), dtype, True, Role.LINEAR, times)
@@ -165,6 +174,9 @@ def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) 
         times,
     )
     yield Held(f"{module}.lora_B.weight", (shape[0], rank), dtype, True, Role.LINEAR, times)
+    if kind is AdapterKind.ADALORA:
+        yield Held(f"{module}.lora_E", (rank, 1), dtype, True, Role.LINEAR, times)
+        yield Held(f"{module}.ranknum", (1,), dtype, True, Role.LINEAR, times)
     if kind is AdapterKind.DORA:
         yield Held(f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times)
 

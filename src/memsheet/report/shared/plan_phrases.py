@@ -83,6 +83,8 @@ def _adapter_phrase(adapter: Adapter) -> str:
     kind = adapter.kind.value
     if adapter.kind is AdapterKind.IA3:
         return kind
+    if adapter.kind is AdapterKind.OFT:
+        return f"{kind} in blocks of {adapter.block_size}"
     return f"{kind} of {adapter.prompt_length}" if adapter.kind.prompts else f"{kind} rank {adapter.rank}"
 
 

@@ -155,7 +155,9 @@ def _parameter_dtype_words(plan: Plan) -> str:
 def _with_adapter(base: str, adapter: Adapter) -> str:
     if adapter.kind is AdapterKind.IA3:
         return f"frozen {base} base, {adapter.dtype.name} factors"
-    if adapter.kind is AdapterKind.PROMPT_TUNING:
+    if adapter.kind is AdapterKind.OFT:
+        return f"frozen {base} base, {adapter.dtype.name} rotations of {adapter.block_size} inputs"
+    if adapter.kind.before_text:
         learned = f"{adapter.prompt_length} {adapter.dtype.name} tokens"
         return f"frozen {base} base, {learned} before every sequence"
     size = f"{adapter.prompt_length} prompts a layer" if adapter.kind.prompts else f"rank {adapter.rank}"

@@ -134,10 +134,28 @@ def test_what_the_engine_refuses_stops(tmp_path: Path) -> None:
 
 
 def test_what_is_not_accounted_leaves_no_sure_verdict(tmp_path: Path) -> None:
-    found = checked(tmp_path, {DS: zero(stage=3, zero_hpz_partition_size=8)})
+    found = checked(tmp_path, {DS: zero(stage=3, zero_quantized_nontrainable_weights=True)})
     assert found.result is not None
     assert found.result.value == "uncertain"
-    assert "zero_hpz_partition_size" in found.doubt
+    assert "zero_quantized_nontrainable_weights" in found.doubt
+
+
+def test_a_second_copy_of_the_parameters_is_in_the_sheet(tmp_path: Path) -> None:
+    plain, second = (
+        checked(tmp_path, {DS: zero(stage=3, zero_hpz_partition_size=size, zero_quantized_gradients=True)})
+        for size in (1, 4)
+    )
+    assert plain.answer is not None
+    assert second.answer is not None
+    assert second.answer.plan.secondary_shard == 4
+    assert second.answer.sheets[0].peak.value > plain.answer.sheets[0].peak.value
+    assert not second.doubt
+
+
+def test_parameters_that_are_gathered_in_eight_bits_widen_the_range(tmp_path: Path) -> None:
+    plain, eight = (checked(tmp_path, {DS: zero(stage=3, zero_quantized_weights=on)}) for on in (False, True))
+    assert any(one.at.endswith("zero_quantized_weights") for one in eight.moved)
+    assert not any(one.at.endswith("zero_quantized_weights") for one in plain.moved)
 
 
 def test_a_bucket_that_may_not_fit_leaves_no_sure_verdict(tmp_path: Path) -> None:

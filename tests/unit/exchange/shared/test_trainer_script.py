@@ -65,6 +65,9 @@ def test_arguments_of_a_script() -> None:
         ("config = IA3Config(task_type='CAUSAL_LM')", "adapter.kind", "ia3"), ("config = VeraConfig(r=256)", "adapter.kind", "vera"),
         ("config = IA3Config(target_modules=['k_proj', 'down_proj'], feedforward_modules=['down_proj'])", "adapter.targets", ["k_proj", "down_proj"]),
         ("config = PromptTuningConfig(num_virtual_tokens=20, prompt_tuning_init='TEXT')", "adapter.prompt_length", 20),
+        ("config = PromptEncoderConfig(num_virtual_tokens=20, encoder_hidden_size=128)", "adapter.encoder_width", 128),
+        ("config = PromptEncoderConfig(num_virtual_tokens=20, encoder_reparameterization_type='MLP')", "adapter.kind", "p-tuning"),
+        ("config = AdaLoraConfig(init_r=12, target_r=8, total_step=1000, lora_alpha=32)", "adapter.rank", 12), ("config = OFTConfig(oft_block_size=64)", "adapter.block_size", 64),
         ("m = AutoModelForCausalLM.from_pretrained(x, attn_implementation='flash_attention_2')", "attention", "flash"),
         ("m = AutoModelForCausalLM.from_pretrained(x, torch_dtype=torch.bfloat16)", "precision.moments", "bf16"),
     ],
@@ -82,6 +85,8 @@ def test_what_a_script_says_beside_its_arguments(line: str, key: str, value: Any
         ("q = BitsAndBytesConfig(load_in_4bit=flag)", "script.BitsAndBytesConfig"),
         ("m = AutoModelForCausalLM.from_pretrained(x, torch_dtype=half)", "script.dtype"),
         ("config = LoraConfig(r=rank)", "script.lora_rank"), ("config = PromptTuningConfig(num_virtual_tokens=tokens)", "script.prompt_length"),
+        ("config = OFTConfig(r=8, oft_block_size=0)", "script.OFTConfig"), ("config = OFTConfig(coft=True)", "script.OFTConfig"),
+        ("config = PromptEncoderConfig(num_virtual_tokens=20, encoder_reparameterization_type='LSTM')", "script.PromptEncoderConfig"),
         ("config = IA3Config(target_modules=['k_proj', 'up_proj'], feedforward_modules=['up_proj'])", "script.IA3Config"),
     ],
 )  # fmt: skip

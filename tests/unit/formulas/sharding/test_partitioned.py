@@ -459,3 +459,45 @@ def test_states_of_the_other_engines():
     assert tensors_at(bare(engine="transformers", gpus="1xA100-80GB"), AT.BACKWARD) == 16 * 7 * 10**9
     assert bare(engine="fsdp2", offload="optimizer,parameters").host_bytes == 16 * 7 * 10**9 // 8
     assert bare(engine="deepspeed", zero=2, offload="optimizer").host_bytes == 18 * 7 * 10**9 // 8
+
+
+# ---- a second copy of the parameters (hpZ) -----------------------------------------------------------------
+
+
+def test_a_second_copy_of_the_parameters_is_divided_over_the_ranks_of_a_group() -> None:
+    """partition_parameters.py:1880-1889: 16-bit, padded to all ranks and divided by those of the group."""
+    plain, second = (sheet(zero=3, gpus="16xA100-80GB", secondary_shard=size) for size in (1, 8))
+    for instant in second.instants:
+        assert row(second, "zero/secondary_shard", instant) == pytest.approx(2 * P / 8, rel=1e-4)
+        assert second.at(instant).value - plain.at(instant).value == row(
+            second, "zero/secondary_shard", instant
+        )
+
+
+def test_a_group_of_more_ranks_than_there_are_is_of_all_of_them() -> None:
+    """utils/groups.py:880: min(group size, world size)."""
+    small = sheet(zero=3, secondary_shard=64)
+    assert row(small, "zero/secondary_shard", AT.FORWARD) == pytest.approx(2 * P / 8, rel=1e-4)
+
+
+def test_a_second_copy_is_where_the_parameters_are() -> None:
+    """partition_parameters.py:1889: device=self.remote_device."""
+    one, two = (
+        sheet(zero=3, offload=("parameters",), secondary_shard=size, gpus="16xA100-80GB") for size in (1, 8)
+    )
+    assert one.peak == two.peak
+    assert two.host_bytes - one.host_bytes >= 2 * P // 8
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"zero": 2, "secondary_shard": 8}, "zero 3 only"), ({"zero": 3, "secondary_shard": 3}, "does not divide 8 ranks")],
+)  # fmt: skip
+def test_a_second_copy_that_deepspeed_does_not_make_is_refused(options: dict[str, int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        sheet(**options)
+
+
+def test_other_engines_have_no_second_copy() -> None:
+    with pytest.raises(InputError, match="secondary_shard"):
+        sheet(engine="fsdp2", zero=3, secondary_shard=8)

@@ -5,6 +5,7 @@ PeftModelForCausalLM.forward, PeftModel.get_prompt).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from memsheet.arith import Count
@@ -12,7 +13,7 @@ from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
-from memsheet.plan.dtypes import INT64
+from memsheet.plan.dtypes import INT64, DType
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import AdapterKind, Plan
 from memsheet.plan.workload import PassShape
@@ -20,12 +21,14 @@ from memsheet.references import PEFT, formula
 from memsheet.sheet import Component
 
 ENCODER = "prompt_encoder"
+NETWORK = ("mlp_head.0", "mlp_head.2", "mlp_head.4")
 
 
 @formula(cites=PEFT, at="peft_model.py PeftModelForCausalLM.forward: prompts before what ids look up")
 def prompt_axes(plan: Plan, shape: PassShape) -> dict[str, Count]:
     """The prompt's tokens, and those of a sequence that are looked up by their ids."""
-    return {"prompt": plan.virtual_tokens, "ids": shape.tokens - plan.virtual_tokens}
+    width = plan.adapter.encoder_width if plan.adapter else 0
+    return {"prompt": plan.virtual_tokens, "ids": shape.tokens - plan.virtual_tokens, "encoder": width}
 
 
 def spec_with_prompts(spec: ModelSpec, plan: Plan) -> ModelSpec:
@@ -34,7 +37,18 @@ def spec_with_prompts(spec: ModelSpec, plan: Plan) -> ModelSpec:
         return spec
     shape = (plan.virtual_tokens, spec.hidden)
     table = Weight(path=f"{ENCODER}.embedding.weight", shape=shape, role=Role.EMBEDDING, adapter=True)
-    return replace(spec, embeddings=replace(spec.embeddings, weights=(*spec.embeddings.weights, table)))
+    made = (*spec.embeddings.weights, table, *_encoder_weights(spec.hidden, plan))
+    return replace(spec, embeddings=replace(spec.embeddings, weights=made))
+
+
+def _encoder_weights(hidden: int, plan: Plan) -> Iterator[Weight]:
+    """The three linear layers that make p-tuning's tokens of its table (tuners/p_tuning/model.py:106-113)."""
+    if plan.adapter is None or plan.adapter.kind is not AdapterKind.P_TUNING:
+        return
+    width = plan.adapter.encoder_width
+    for name, shape in zip(NETWORK, ((width, hidden), (width, width), (hidden, width)), strict=True):
+        yield Weight(path=f"{ENCODER}.{name}.weight", shape=shape, role=Role.LINEAR, adapter=True)
+        yield Weight(path=f"{ENCODER}.{name}.bias", shape=shape[:1], role=Role.BIAS, adapter=True)
 
 
 def spec_with_shared_matrices(spec: ModelSpec, plan: Plan) -> ModelSpec:
@@ -69,17 +83,33 @@ def with_prompt(r: Recorder, x: Tensor, how: RunConfig) -> Tensor:
     """The prompt, looked up once and repeated for every sequence in its own dtype, before what was looked up
     of the ids.
     """
-    assert how.adapter_kind is AdapterKind.PROMPT_TUNING
+    assert how.adapter_kind.before_text
     assert how.adapter_dtype is not None
     dtype, one = how.adapter_dtype, (1, "prompt", "h")
     table = r.parameter(f"{ENCODER}.embedding", ("prompt", "h"), dtype)
     rows = r.apply(
         r.tensor(f"{ENCODER}/output", one, dtype), (table,), (), lambda _: [r.grad(("prompt", "h"), dtype)]
     )
-    each = r.tensor(f"{ENCODER}/repeated", ("b", "prompt", "h"), dtype)
-    each = r.apply(each, (rows,), (), lambda _: [r.grad(one, dtype)])
+    if how.adapter_kind is AdapterKind.P_TUNING:
+        rows = _through_network(r, rows, dtype)
+    made = rows.dtype
+    each = r.tensor(f"{ENCODER}/repeated", ("b", "prompt", "h"), made)
+    each = r.apply(each, (rows,), (), lambda _: [r.grad(one, made)])
     low = r.cast(each, x.dtype, f"{ENCODER}/cast")
     return r.cat((low, x), ("b", "s", "h"), f"{ENCODER}/joined")
+
+
+def _through_network(r: Recorder, rows: Tensor, dtype: DType) -> Tensor:
+    """Three linear layers with ReLU between them (tuners/p_tuning/model.py:106-113)."""
+    for name, out, width in zip(
+        NETWORK, ("encoder", "encoder", "h"), ("h", "encoder", "encoder"), strict=True
+    ):
+        weight = r.parameter(f"{ENCODER}.{name}", (out, width), dtype)
+        bias = r.parameter(f"{ENCODER}.{name}.bias", (out,), dtype)
+        rows = r.linear(rows, weight, out, f"{ENCODER}.{name}", bias=bias)
+        if name != NETWORK[-1]:
+            rows = r.unary(rows, f"{ENCODER}.{name}/relu", saves="output")
+    return rows
 
 
 def named_by_wrapper(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
