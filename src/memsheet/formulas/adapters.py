@@ -155,18 +155,29 @@ def rotated_blocks(width: int, asked: int) -> tuple[int, int]:
 
 
 def with_rotation(r: Recorder, x: Tensor, at: Blocks, name: str) -> Tensor:
-    """What a layer is given, rotated block by block in the rotations' dtype and cast back
-    (tuners/oft/layer.py OFTRotationModule.forward, Linear.forward).
+    """What a layer is given, rotated block by block in the rotations' dtype (tuners/oft/layer.py
+    OFTRotationModule.forward).
     """
-    back, whole = x.dtype, x.shape
+    whole = x.shape
     x = r.cast(x, at.dtype, f"{name}/oft_input")
     turns = _cayley(r, at, name)
     *each, _ = whole
     cut = r.view(x, (*each, at.number, at.size))
     turned = r.product(cut, turns, cut.shape, f"{name}/oft_turned")
     rotated = r.copy(turned, whole, f"{name}/oft_rotated")
-    del x, cut, turns, turned
-    return r.cast(rotated, back, f"{name}/oft_output")
+    wide = r.cast(rotated, x.dtype, f"{name}/oft_rotated")
+    del x, cut, turns, turned, rotated
+    return wide
+
+
+def until_here(r: Recorder, x: Tensor, name: str) -> Tensor:
+    """``x``, up to which a forward that runs again goes: the frozen weight that it meets is saved for its
+    gradient, and has no bytes here.
+    """
+    mark = r.tensor(f"{name}/oft_output", (0,), x.dtype)
+    return r.apply(
+        Tensor(x.storage, x.shape, x.dtype), (x,), (mark,), lambda g: [Grad(g.storage, g.shape, g.dtype)]
+    )
 
 
 def _cayley(r: Recorder, at: Blocks, name: str) -> Tensor:

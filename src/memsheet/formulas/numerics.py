@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from memsheet.formulas.adapters import (
     Branch,
     rotated_blocks,
     scales_inputs,
+    until_here,
     with_adapter,
     with_factors,
     with_rotation,
@@ -200,10 +202,15 @@ def record_linear(
     last = name.rsplit(".", 1)[-1]
     dtype = how.adapter_dtype if last in how.adapter_targets else None
     scaled = how.adapter_kind is AdapterKind.IA3 and dtype is not None
-    entered = x.dtype
     if dtype is not None and how.adapter_kind is AdapterKind.OFT:
-        number, size = rotated_blocks(int(weight.shape[0 if how.transposed else 1]), how.adapter_block)
-        x = with_rotation(r, x, Blocks(number=number, size=size, dtype=dtype), name)
+        number, size = rotated_blocks(int(weight.shape[1]), how.adapter_block)
+        rotated = with_rotation(r, x, Blocks(number=number, size=size, dtype=dtype), name)
+        alone = replace(how, adapter_targets=frozenset())
+        handed = [
+            until_here(r, r.cast(rotated, x.dtype, f"{name}/oft_output"), name)
+        ]  # given up to the layer
+        result = record_linear(r, handed.pop(), weights, name, out, width, alone)
+        return r.cast(result, x.dtype, f"{name}/oft_result")
     if scaled and dtype and scales_inputs(last):
         x = with_factors(r, x, width, dtype, name)
     low = record_parameter(r, bias, how, f"{name}.bias") if bias else None
@@ -217,8 +224,6 @@ def record_linear(
         )
         if how.tensor_parallel and weight.cut == 1:
             result = r.reduced(result, f"{name}/all_reduce")
-    if dtype is not None and how.adapter_kind is AdapterKind.OFT:
-        return r.cast(result, entered, f"{name}/oft_result")
     if scaled and dtype:
         return result if scales_inputs(last) else with_factors(r, result, out, dtype, name)
     if dtype is not None:

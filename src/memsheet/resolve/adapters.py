@@ -28,15 +28,24 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     for key in (*(other for other in others if other != OWN_KEYS.get(kind)), *ranked):
         if gaps.request.get(key):
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
+    targets = targets_of(gaps, model, engine, kind)
+    if kind is AdapterKind.OFT and model is not None and _transposed(model, targets):
+        gaps.wrong("adapter.kind", kind.value, f"is not made by peft on the layers of {model.name}", "lora")
     return Adapter(
         kind=kind,
         rank=rank or 0,
-        targets=targets_of(gaps, model, engine, kind),
+        targets=targets,
         dtype=dtype,
         full_modules=_full_modules(gaps, model),
         dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),
         block_size=gaps.get("adapter.block_size", BLOCK_SIZE) if kind is AdapterKind.OFT else 0,
     )
+
+
+def _transposed(model: ModelSpec, targets: tuple[str, ...]) -> bool:
+    """Whether a target is a layer that keeps its matrix transposed, which is no torch.nn.Linear (Conv1D)."""
+    weights = (weight for block in model.blocks() for weight in block.weights if weight.transposed)
+    return any(weight.path.removesuffix(".weight").rpartition(".")[2] in targets for weight in weights)
 
 
 OWN_KEYS = {AdapterKind.OFT: "adapter.block_size"}

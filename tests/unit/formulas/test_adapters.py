@@ -147,6 +147,12 @@ def test_what_is_not_modelled_is_refused_by_name(request_: dict[str, Any], words
         memsheet.train(TINY, plan={**LORA, **request_})
 
 
+def test_transposed_layers_are_not_rotated() -> None:
+    """peft 0.21.2 tuners/oft/model.py: torch.nn.Linear, and no Conv1D."""
+    with pytest.raises(InputError, match="not made by peft"):
+        memsheet.train("gpt2", plan={**LORA, **OFT, "adapter.targets": ["c_attn"]})
+
+
 def test_kinds_that_an_engine_lacks_are_refused_by_name() -> None:
     with pytest.raises(InputError, match="dora"):
         memsheet.train(TINY, gpus="2xH100-80GB", plan={**LORA, "engine": "fsdp2", "adapter.kind": "dora"})
@@ -358,6 +364,7 @@ def test_every_kind_of_adapter_has_a_name() -> None:
         *({"adapter.kind": "vera", **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.dropout": 0.1})),
         *({"adapter.kind": "adalora", **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.dropout": 0.1})),
         *({**OFT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.block_size": 48})),
+        *({**OFT, "adapter.targets": ["q_proj", "down_proj", "up_proj"], **how} for how in ({"recompute.mode": "full"}, {"precision.name": "bf16-autocast"})),
         *({**P_TUNING, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.encoder_width": None})),
         *({**PROMPT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"microbatch": 1, "attention": "eager"})),
         *({**IA3, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16"}, {"adapter.targets": ["q_proj", "up_proj"]})),

@@ -13,6 +13,10 @@ from memsheet.plan.defaults import IA3_INPUTS
 
 LORA, IA3, VERA, PROMPT = "LoraConfig", "IA3Config", "VeraConfig", "PromptTuningConfig"
 ADALORA, OFT, ENCODED = "AdaLoraConfig", "OFTConfig", "PromptEncoderConfig"
+ALLOCATES = "update_and_allocate"
+"""AdaLoRA's call that keeps three scores as large as what trains (peft 0.21.2 tuners/adalora/layer.py
+RankAllocator.update_ipt); the Trainer makes none, and a sheet has none.
+"""
 READ = (LORA, IA3, VERA, PROMPT, ADALORA, OFT, ENCODED)
 KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", "PrefixTuningConfig": "prefix-tuning", ENCODED: "p-tuning", ADALORA: "adalora"} | {
     f"{name}Config": name.lower() for name in (
@@ -58,6 +62,8 @@ def peft_config_keys(calls: Callable[..., Iterable[Mapping[str, Any]]]) -> dict[
         made |= lora_config_keys(held)
     for held in () if made else calls(*OTHERS):
         made |= _other_method_keys(held)
+    if made.get("adapter_kind") == KINDS[ADALORA] and any(calls(ALLOCATES)):
+        made[ADALORA] = ", ".join(one for one in (made.get(ADALORA), ALLOCATES) if one)
     return made
 
 

@@ -85,6 +85,7 @@ def test_what_a_script_says_beside_its_arguments(line: str, key: str, value: Any
         ("q = BitsAndBytesConfig(load_in_4bit=flag)", "script.BitsAndBytesConfig"),
         ("m = AutoModelForCausalLM.from_pretrained(x, torch_dtype=half)", "script.dtype"),
         ("config = LoraConfig(r=rank)", "script.lora_rank"), ("config = PromptTuningConfig(num_virtual_tokens=tokens)", "script.prompt_length"),
+        ("config = AdaLoraConfig(init_r=12, total_step=9)\nmodel.base_model.update_and_allocate(step)", "script.AdaLoraConfig"),
         ("config = OFTConfig(r=8, oft_block_size=0)", "script.OFTConfig"), ("config = OFTConfig(coft=True)", "script.OFTConfig"),
         ("config = PromptEncoderConfig(num_virtual_tokens=20, encoder_reparameterization_type='LSTM')", "script.PromptEncoderConfig"),
         ("config = IA3Config(target_modules=['k_proj', 'up_proj'], feedforward_modules=['up_proj'])", "script.IA3Config"),
