@@ -16,7 +16,7 @@ NARROW, WIDE, PER_GROUP = 80, 120, 5
 METRICS = {
     "peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved", "device_bytes": "device", "peak_bytes_unspecified": "unspecified",
     "weights_bytes": "weights", "kv_cache_bytes": "KV cache", "kv_tokens": "KV tokens", "step_time_s": "step time",
-    "tokens_per_s_per_gpu": "tokens/s", "tokens_per_s": "tokens/s", "verdict": "verdict",
+    "activation_bytes": "activation", "tokens_per_s_per_gpu": "tokens/s", "tokens_per_s": "tokens/s", "verdict": "verdict",
 }  # fmt: skip
 
 Result = Mapping[str, Any]
@@ -157,7 +157,13 @@ def _beyond(result: Result, groups: Mapping[str, str], width: int, *, full: bool
 
 def markdown(result: Result, groups: Mapping[str, str]) -> str:
     return "\n".join(
-        [*_page_head(), *_page_tables(result), *_page_rows(result, groups), *_page_outside(result, groups)]
+        [
+            *_page_head(),
+            *_page_tables(result),
+            *_page_rows(result, groups),
+            *_page_outside(result, groups),
+            *_page_logs(result),
+        ]
     )
 
 
@@ -266,6 +272,33 @@ def _page_outside(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
     yield _table_row(["---", "---", "---:", "---"])
     for row in rows:
         yield _table_row([groups[row["id"]], f"`{row['id']}`", error(row["error"], sign=True), row["reason"]])
+
+
+PRINTED = ("weights_bytes", "activation_bytes", "kv_cache_bytes", "kv_tokens")
+"""What servers print when they start, in the order in which they do."""
+
+
+def _page_logs(result: Result) -> Iterator[str]:
+    """Start-up logs of servers, a line each beside ours."""
+    rows = [row for row in result["rows"] if row["metric"] in PRINTED and row["engine"] in SERVERS]
+    logs = list(dict.fromkeys(row["id"] for row in rows))
+    yield f"\n## Start-up logs, line by line\n\n{len(logs)} servers; bytes in MiB of one GPU, tokens of the cache."
+    yield "Weights are what is loaded, activation the peak of the profiling run or the compute buffers.\n"
+    yield _table_row(["Log", "Line", "Printed", "Ours", "Range", "Error"])
+    yield _table_row(["---", "---", "---:", "---:", "---", "---:"])
+    for log in logs:
+        own = sorted((row for row in rows if row["id"] == log), key=lambda row: PRINTED.index(row["metric"]))
+        for row in own:
+            unit = 1 if row["metric"] == "kv_tokens" else 2**20
+            printed, ours, low, high = (
+                f"{row[key] / unit:,.0f}" for key in ("measured", "predicted", "low", "high")
+            )
+            within = "" if low == high == ours else f"{low} to {high}"
+            line = [f"`{log}`", METRICS[row["metric"]], printed, ours, within, error(row["error"], sign=True)]
+            yield _table_row(line)
+
+
+SERVERS = ("vllm", "sglang", "llama.cpp")
 
 
 def _page_rows(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
