@@ -282,7 +282,8 @@ def _page_logs(result: Result) -> Iterator[str]:
     """Start-up logs of servers, a line each beside ours."""
     rows = [row for row in result["rows"] if row["metric"] in PRINTED and row["engine"] in SERVERS]
     logs = list(dict.fromkeys(row["id"] for row in rows))
-    yield f"\n## Start-up logs, line by line\n\n{len(logs)} servers; bytes in MiB of one GPU, tokens of the cache."
+    yield "\n## Start-up logs, line by line\n"
+    yield f"{len(logs)} servers; bytes in MiB of one GPU, tokens of the cache."
     yield "Weights are what is loaded, activation the peak of the profiling run or the compute buffers.\n"
     yield _table_row(["Log", "Line", "Printed", "Ours", "Range", "Error"])
     yield _table_row(["---", "---", "---:", "---:", "---", "---:"])
