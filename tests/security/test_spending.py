@@ -39,6 +39,9 @@ ELSEWHERE = {
     "cli/screen.py": "streams that lead nowhere",
     "cli/error_output.py": "streams that lead nowhere",
     "cli/progress.py": "what its own child wrote",
+    "cli/web.py": "the browser, at our own address",
+    "web/searches.py": "what the parent process wrote",
+    "web/site.py": "the package's own files, and those of the interpreter",
 }
 """Modules outside guard that may, and what they read: nothing that a stranger wrote."""
 

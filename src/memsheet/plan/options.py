@@ -139,3 +139,47 @@ class InferOptions(TrainOptions, total=False):
     prompt_tokens: int | None
     output_tokens: int | None
     shared_prefix_tokens: int | None
+
+
+class SweptOptions(TypedDict, total=False):
+    """Keywords of a sweep: each a value, or a list of those that are tried; further options of a job are
+    taken likewise.
+    """
+
+    task: Literal["train", "infer"]
+    gpus: str | Sequence[str]
+    nodes: int | Sequence[int]
+    per_node: int | Sequence[int]
+    host_memory: str | Sequence[str]
+    plan: File | Document
+    slack: Slack
+    engine: str | Sequence[str]
+    engine_version: str | Sequence[str]
+    dp_replicate: int | Sequence[int]
+    dp_shard: int | Sequence[int]
+    cp: int | Sequence[int]
+    tp: int | Sequence[int]
+    pp: int | Sequence[int]
+    vpp: int | Sequence[int]
+    ep: int | Sequence[int]
+    etp: int | Sequence[int]
+    zero: int | Sequence[int]
+    seq_len: int | str | Sequence[int | str]
+    microbatch: int | Sequence[int]
+    global_batch: int | Sequence[int]
+    precision: str | Sequence[str]
+    optimizer: str | Sequence[str]
+    recompute: str | Sequence[str]
+    attention: str | Sequence[str]
+    loss: str | Sequence[str]
+    compile: bool | Sequence[bool]
+    lora_rank: int | Sequence[int]
+    quantize: str | Sequence[str]
+    offload: str
+    expandable_segments: bool | Sequence[bool]
+    max_model_len: int | str | Sequence[int | str]
+    sequences: int | Sequence[int]
+    max_batched_tokens: int | Sequence[int]
+    kv_dtype: str | Sequence[str]
+    memory_fraction: float | Sequence[float]
+    prompt_tokens: int | Sequence[int]

@@ -196,7 +196,8 @@ def _ask_grid(asked: dict[str, Any], _: Path) -> Said:
     if cells > MOST_GRID:
         raise input_error("grid", cells, f"has more than {MOST_GRID} cells")
     given = {key: value for key, value in asked.items() if key not in values}
-    found = sweep(given.pop("model", None), **given, **{name: list(held) for name, held in values.items()})
+    swept: Any = {**given, **{name: list(held) for name, held in values.items()}}
+    found = sweep(swept.pop("model", None), **swept)
     return Said(0, grid_document(found, x=x, y=y, xs=values[x], ys=values[y]))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from memsheet.budget import worst_sheet
 from memsheet.errors import InputError, input_error
-from memsheet.plan.options import Model
+from memsheet.plan.options import Model, SweptOptions
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import BOUNDS, task_of
 from memsheet.report.page.grid import sweep_html
@@ -59,7 +59,7 @@ class Sweep(NamedTuple):
         return sweep_html(self.varied, self.cells)
 
 
-def sweep(model: Model | None = None, **options: Any) -> Sweep:
+def sweep(model: Model | None = None, **options: Unpack[SweptOptions]) -> Sweep:
     """What ``model`` needs for every combination of the options that are given as lists, of training unless
     the options or ``plan`` are of serving.
 

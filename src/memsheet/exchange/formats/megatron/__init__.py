@@ -124,7 +124,7 @@ DEALT_MUON = "dist_muon"
 
 
 def _read_optimizer_flag(value: Any, _: Values) -> Mapping[str, Any]:
-    name = {"adam": "adamw", DEALT_MUON: "muon"}.get(value, value)
+    name = {"adam": "adamw", DEALT_MUON: "muon"}.get(value, value) if isinstance(value, str) else value
     known = name in ("adamw", "muon")
     return {"optimizer.name": name, **({"optimizer.implementation": "distributed"} if known else {})}
 
