@@ -187,6 +187,8 @@ def _ask_grid(asked: dict[str, Any], _: Path) -> Said:
     from memsheet.report.page.grid import grid_document
 
     x, y = asked.pop("x", "seq_len"), asked.pop("y", "microbatch")
+    if not isinstance(x, str) or not isinstance(y, str):
+        raise input_error("x, y", None, "are no names of options", "seq_len, microbatch")
     values = {name: asked.pop(at, None) or USUAL_GRID.get(name, ()) for name, at in ((y, "ys"), (x, "xs"))}
     if not all(isinstance(held, list | tuple) for held in values.values()) or len(values) != 2:
         raise input_error("grid", None, "is of two options, each with a list of values", '"xs": [4096, 8192]')

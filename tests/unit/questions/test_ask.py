@@ -92,7 +92,7 @@ def test_a_file_has_a_plain_name(name: Any) -> None:
 @pytest.mark.parametrize("question", [*QUESTIONS, "nope", None, 3, ["train"], {"a": 1}])
 @pytest.mark.parametrize("more", [{}, {"model": 3}, {"model": {"model_type": "llama"}}, {"gpus": ["x"]}, {"files": "x"},
     {"plan": [1]}, {"text": "\x00"}, {"term": {}}, {"left": {}, "right": {}}, {"what": 3}, {"to": 3, "plan": {}},
-    {"seq_len": -1, "model": "gpt2"}, {"fix": "maybe", "model": "gpt2"}, {"slack": 3, "model": "gpt2"}])  # fmt: skip
+    {"seq_len": -1, "model": "gpt2"}, {"fix": "maybe", "model": "gpt2"}, {"x": [1], "y": {}}, {"slack": 3, "model": "gpt2"}])  # fmt: skip
 def test_whatever_is_asked_has_an_answer(question: Any, more: dict[str, Any]) -> None:
     found = ask({"question": question, **more})
     assert found["exit_code"] in (0, 2, 10, 11), found["document"]
