@@ -93,7 +93,8 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         rest -= _OF_ADALORA
         rest -= {"target_modules"} if "lora_targets" in made else set()
     elif name == OFT:
-        made |= {"block_size": held.get("oft_block_size", 32)} | lora_config_keys(held)
+        size = held.get("oft_block_size", 32)  # none where blocks are counted by r
+        made |= ({"block_size": size} if size else {}) | lora_config_keys(held)
         for of_lora in (LORA, "lora_rank", "lora_dropout"):
             made.pop(of_lora, None)
         rest -= {

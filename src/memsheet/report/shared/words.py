@@ -134,6 +134,8 @@ def _sharding_axis_words(component: Component, plan: Plan) -> tuple[str, ...]:
         words.append("whole until the last micro-batch")
     elif (gathers or plan.zero >= SHARDED_FROM[component]) and sharded > 1:
         words.append(f"1/{sharded} on each rank")
+        if component is Component.PARAMETERS and plan.secondary_shard > 1:
+            words.append(f"and 1/{plan.secondary_shard} again for gathers inside a node")
     elif mesh.data_parallel > 1:
         words.append("a whole copy on each rank")
     if mesh.tp > 1:
