@@ -19,7 +19,7 @@ import numpy as np
 from memsheet.account import Totals, check_accounted, rank_of, step_totals, totals_of
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
-from memsheet.plan.plan import Offload, Plan, Recompute, Schedule
+from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute, Schedule
 from memsheet.search.train.lattice import Array, Tally, select_rows
 from memsheet.search.train.pipelines import (
     Placed,
@@ -116,13 +116,24 @@ def _stratum_of_piece(piece: Piece) -> Stratum:
     return piece.stratum if isinstance(piece, Fewer) else piece
 
 
+def _deals_whole_matrices(stratum: Stratum) -> bool:
+    """Whether matrices are dealt whole to ranks: which one has most depends on every one of their counts."""
+    plan = stratum.plan
+    return plan.optimizer is not None and plan.optimizer.name is OptimizerName.MUON
+
+
+def _spans_pipelines(stratum: Stratum) -> bool:
+    """Whether plans of several pipelines are accounted as one."""
+    return stratum.space.engine.arrays.pipelines and not _deals_whole_matrices(stratum)
+
+
 def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
     """The numbers of pieces that are accounted together: those that are alike but for their pipeline."""
     kin: dict[Hashable, list[int]] = {}
     for number, piece in enumerate(pieces):
         stratum = _stratum_of_piece(piece)
         kin.setdefault(
-            (type(piece), stratum_choice_key(stratum)) if stratum.space.engine.arrays.pipelines else number,
+            (type(piece), stratum_choice_key(stratum)) if _spans_pipelines(stratum) else number,
             [],
         ).append(number)
     for numbers in kin.values():
@@ -188,8 +199,7 @@ def _grade_pieces(batch: Sequence[Piece], places: _Places, tally: Tally) -> list
 
 def _stratum_pieces(stratum: Stratum) -> Iterator[Piece]:
     """A stratum in parts that are no larger than what is accounted at once."""
-    takes = stratum.space.engine.arrays
-    if takes.pipelines and len(stratum) > MANY:
+    if _spans_pipelines(stratum) and len(stratum) > MANY:
         few = reduce_stratum(stratum)
         if len(few) <= CHUNK:
             yield few
@@ -201,7 +211,8 @@ def _stratum_pieces(stratum: Stratum) -> Iterator[Piece]:
                 )
             )
         return
-    size = 1 if takes.one_by_one else CHUNK
+    alone = stratum.space.engine.arrays.one_by_one or _deals_whole_matrices(stratum)
+    size = 1 if alone else CHUNK
     for first in range(0, len(stratum), size):
         yield (
             stratum
