@@ -197,7 +197,7 @@ def _counts_reason(_: Rule, value: Any) -> str | None:
 def _flag_reason(rule: Rule, value: Any) -> str | None:
     if isinstance(value, bool) or (rule.choices and _texts_reason(rule, value) is None):
         return None
-    return "is not true or false"
+    return "is neither true nor false nor a list of names" if rule.choices else "is not true or false"
 
 
 def _texts_reason(_: Rule, value: Any) -> str | None:
