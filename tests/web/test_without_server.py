@@ -34,7 +34,6 @@ for (const question of JSON.parse(fs.readFileSync(0, "utf8"))) console.log(answe
 MODELS = (
     "llama-3.1-8b",
     "qwen3-8b",
-    "gemma-3-27b",
     "mixtral-8x7b",
     "deepseek-v3",
     "gpt2",

@@ -7,12 +7,13 @@ import json
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock
 from typing import Any
 
-from memsheet.errors import InputError, Problem, input_error
+from memsheet.errors import IN_BROWSER, InputError, Problem, input_error
 from memsheet.trace.parent import PYTHON, end_group, environment_of
 
 MOST_S = 600
@@ -80,6 +81,8 @@ def _checked(answer: dict[str, Any], request: Mapping[str, Any]) -> dict[str, An
 
 def _started() -> subprocess.Popen[str]:
     global _running  # noqa: PLW0603 - one process for this one
+    if sys.platform == "emscripten":  # a browser's Python starts no process
+        raise input_error("torch", None, "runs a model's own code, and is not there in a browser", IN_BROWSER)
     if _running is None or _running.poll() is not None:
         _running = subprocess.Popen(  # noqa: S603 - our own interpreter, our own module
             [*PYTHON, "-m", "memsheet.trace.recordings.worker", str(os.getpid())],
