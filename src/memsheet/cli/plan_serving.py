@@ -13,13 +13,12 @@ from memsheet.cli.commands import SEARCH_FLAGS, SERVE_FLAGS
 from memsheet.cli.line import Given
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.plan.values import parse_token_count, parse_whole_number
+from memsheet.report.shared.exit_codes import SERVING_EXIT
 from memsheet.report.shared.look import Look
 from memsheet.search.serve.load import Holds
 
 if TYPE_CHECKING:
     from memsheet.search.serve.cuts import Deployment
-
-EXIT = {Holds.YES: 0, Holds.NO: 10, Holds.PERHAPS: 11}
 
 
 OF_TRAINING = ("show", "axes", "cells")
@@ -75,7 +74,7 @@ def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
         from memsheet.report.chart.serve import draw_serving
 
         draw_serving(found, Path(asked.picture), decimal=decimal)
-    return EXIT[found.plans[0].holds] if found.plans else EXIT[Holds.NO]
+    return SERVING_EXIT[found.plans[0].holds] if found.plans else SERVING_EXIT[Holds.NO]
 
 
 def _check_serving_flags(asked: Given) -> None:

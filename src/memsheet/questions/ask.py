@@ -19,7 +19,7 @@ from memsheet.guard.spending import of_one_command
 from memsheet.plan.values import parse_token_count, parse_whole_number
 from memsheet.questions import accounted
 from memsheet.report.json.error import error_document
-from memsheet.report.shared.exit_codes import BAD_INPUT, BROKEN, EXIT, checked_exit_code
+from memsheet.report.shared.exit_codes import BAD_INPUT, BROKEN, EXIT, SERVING_EXIT, checked_exit_code
 from memsheet.report.shared.look import Look
 
 WHOLE_NUMBERS = ("nodes", "per_node", "most", "top", "pick", "rank", "users")
@@ -27,10 +27,6 @@ WHOLE_NUMBERS = ("nodes", "per_node", "most", "top", "pick", "rank", "users")
 COLUMNS = 100
 """Of a screen that is shown as text."""
 MOST_FILES, MOST_NAME = 64, 255
-
-
-HOLDS = {"YES": 0, "NO": 10, "PERHAPS": 11}
-"""Exit codes of a search for serving."""
 
 
 class Said(NamedTuple):
@@ -167,7 +163,7 @@ def _ask_plan_serving(asked: dict[str, Any], _: Path) -> Said:
 
     found = plan_serving(asked.pop("model", None), **asked)
     return Said(
-        HOLDS[found.plans[0].holds.name] if found.plans else HOLDS["NO"],
+        SERVING_EXIT[found.plans[0].holds] if found.plans else SERVING_EXIT[-1],
         serving_document(found),
         lambda: {"screen": render_serving(found, Look(width=COLUMNS))},
     )
@@ -282,10 +278,10 @@ def _ask_explain(asked: dict[str, Any], _: Path) -> Said:
     )
 
 
-def _ask_read(asked: dict[str, Any], folder: Path) -> Said:
+def _ask_read(asked: dict[str, Any], _: Path) -> Said:
     from memsheet.questions.pasted import read_pasted
 
-    return Said(0, read_pasted(asked.get("text"), folder))
+    return Said(0, read_pasted(asked.get("text")))
 
 
 def _ask_models(_: dict[str, Any], __: Path) -> Said:

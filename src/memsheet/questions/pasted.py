@@ -9,14 +9,12 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from memsheet.errors import input_error
 from memsheet.guard import MAX_JSON_BYTES, parse_json
 
-TASKS = ("train", "infer", "solve", "plan", "check")
 LINK = re.compile(r"^(?:\S*#)?q=(train|infer)&(\S+)$")
 """The part of a link behind its mark: what is asked, and every option that was given."""
 NAME = re.compile(r"^(?:https?://huggingface\.co/)?[\w.-]+(?:/[\w.-]+)*(?:@[\w.-]+)?/?$")
@@ -24,11 +22,10 @@ NAME = re.compile(r"^(?:https?://huggingface\.co/)?[\w.-]+(?:/[\w.-]+)*(?:@[\w.-
 DIED = re.compile(r"out of memory|OutOfMemoryError|Tried to allocate", re.IGNORECASE)
 
 
-def read_pasted(text: Any, folder: Path) -> dict[str, Any]:
+def read_pasted(text: Any) -> dict[str, Any]:
     """What a text is (``kind``), the ``request`` that asks about it, and that in words (``said``). Raises
     InputError for none or too much of it, and for a message of which nothing is read.
     """
-    del folder
     if not isinstance(text, str) or not text.strip():
         raise input_error("text", None, "is empty", "a model's name, a config.json, a command, a link")
     if len(text) > MAX_JSON_BYTES:

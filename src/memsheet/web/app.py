@@ -22,7 +22,7 @@ from memsheet.errors import InputError, input_error
 from memsheet.guard import parse_json
 from memsheet.questions.ask import QUESTIONS, ask
 from memsheet.report.json.error import error_document
-from memsheet.report.shared.exit_codes import BAD_INPUT
+from memsheet.report.shared.exit_codes import BAD_INPUT, BROKEN
 from memsheet.web.limits import JSON, LOOPBACK, MOST_BODY, Guarded
 from memsheet.web.openapi import openapi_document, published_schema
 from memsheet.web.problems import PROBLEM_JSON, input_problem, problem_document
@@ -57,7 +57,7 @@ class Answers:
         finally:
             self.flying -= 1
         code, body = int(found["exit_code"]), _json_bytes(found)
-        if code not in (BAD_INPUT, 70) and len(body) <= MOST_KEPT:
+        if code not in (BAD_INPUT, BROKEN) and len(body) <= MOST_KEPT:
             self.kept[key] = (code, body)
             while len(self.kept) > REMEMBERED:
                 self.kept.popitem(last=False)

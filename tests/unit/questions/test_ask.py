@@ -20,7 +20,6 @@ LINES = (
     ("solve", {"what": "sequences", "model": "llama-3.1-8b", "gpus": "1xH100-80GB", "engine": "vllm", "max_model_len": "8192"}),
     ("explain", {"term": "zero"}),
 )  # fmt: skip
-MACHINE = ("gpus", "what", "model", "term")
 
 
 def line_of(question: str, options: dict[str, str]) -> list[str]:

@@ -7,6 +7,8 @@ from memsheet.report.shared.checked import Checked
 
 BAD_INPUT, BROKEN = 2, 70
 """BROKEN: an error that is memsheet's own (EX_SOFTWARE of sysexits.h)."""
+SERVING_EXIT = (0, 11, 10)
+"""Of a search for serving whose best plan holds the load, may, or does not (``search.serve.load.Holds``)."""
 EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
 
 
