@@ -149,6 +149,7 @@ class Answer:
     ladder: tuple[LadderStep, ...] = ()  # the lengths that were tried, where nobody said one
     other_engines: tuple[OtherEngine, ...] = ()
     ways_to_fit: tuple[WayToFit, ...] = ()
+    seeks_changes: bool = True  # whether what would be better was asked for, too
 
 
 def answer_of(

@@ -220,6 +220,9 @@ class Sheet:
     _sums: dict[Instant, dict[Component, Bytes]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _found: dict[tuple[Instant, tuple[Component, ...]], Bytes] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __repr__(self) -> str:
         peak = (
@@ -256,6 +259,12 @@ class Sheet:
         """Bytes at an instant; by default those of tensors (allocated). Where a training step is predicted
         the range is no narrower than ``AGREEMENT_PER_MILLE`` of what formulas describe, each way.
         """
+        key = instant, without
+        if key not in self._found:
+            self._found[key] = self._bytes_at(*key)
+        return self._found[key]
+
+    def _bytes_at(self, instant: Instant, without: tuple[Component, ...]) -> Bytes:
         row = self.sums().get(instant, {})
         size = sum_byte_ranges(size for component, size in row.items() if component not in without)
         if self.witness is not Witness.PREDICTED or not any(each in self.sums() for each in TRAINED):

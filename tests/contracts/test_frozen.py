@@ -90,7 +90,7 @@ FLAGS = {
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),
-    "web": ["--allowed-host", "--check", "--debug", "--host", "--open", "--port"],
+    "web": ["--allowed-host", "--check", "--debug", "--host", "--open", "--port", "--workers"],
     "verify": [
         "--debug",
         "--device",

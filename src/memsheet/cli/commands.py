@@ -234,6 +234,7 @@ COMPARE_FLAGS = (
 WEB_FLAGS = (
     Flag("host", groups.OTHER, "ADDRESS", "The address that is listened on.", default="127.0.0.1"),
     Flag("port", groups.OTHER, "N", "The port; 0 picks a free one.", default="8630"),
+    Flag("workers", groups.OTHER, "N", "Processes that answer.", default="1"),
     Flag(
         "allowed-host",
         groups.OTHER,

@@ -40,7 +40,7 @@ def web(asked: Given) -> int:
         import webbrowser
 
         webbrowser.open(address)
-    run_server(server, named)
+    run_server(server, named, jobs.parse_positive_int("workers", asked.workers) or 1)
     return 0
 
 

@@ -19,7 +19,7 @@ Seconds = float | str
 """A time in seconds, or with its unit: "50ms"."""
 
 
-Slack = Literal["replay", "bounds"]
+Slack = Literal["replay", "bounds", "share"]
 """How what the allocator reserves beyond tensors is found."""
 
 
@@ -42,7 +42,8 @@ class JobOptions(TypedDict, total=False):
     """Look for changes that make it fit where it does not (True)."""
     slack: Slack
     """What the allocator reserves beyond tensors: "replay" plays every step through its rules; "bounds", for
-    quick looks, takes a share of the tensors, which may be less, and replays where the verdict is open."""
+    quick looks, takes a share of the tensors, which may be less, and replays where the verdict is open;
+    "share" never replays."""
 
 
 class MeshOptions(TypedDict, total=False):

@@ -114,7 +114,7 @@ def answer_for_model(
     fit; ``wanted``: sequences that were asked for, which the verdict is about then, as a server starts
     without room for all of them; ``assumed``: what was, before; ``library``: whose ways changes have, and
     what of it stands beside the sheet; ``slack``: whether steps are played through the allocator's rules
-    always, or where the verdict is open alone.
+    always, where the verdict is open alone, or never.
     """
     request, said = with_method(request)
     said = (*assumed, *said)
@@ -124,7 +124,7 @@ def answer_for_model(
     said += cluster.device.assumed if cluster else ()
     resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
     raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
-    sheets = sheets_of(spec, resolved, cluster, replays=slack != BOUNDS)
+    sheets = sheets_of(spec, resolved, cluster, replays=slack == REPLAY)
     if (
         slack == BOUNDS
         and cluster
@@ -198,7 +198,9 @@ def answer_for_model(
             used,
         )
     found = answer_of(spec, resolved, cluster, sheets, verdict)
-    return replace(found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways)
+    return replace(
+        found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways, seeks_changes=fix
+    )
 
 
 def _is_stuck(verdict: Verdict, serving: Mapping[str, Any] | None) -> bool:

@@ -15,6 +15,8 @@ from memsheet.plan.plan import OptimizerName
 
 QUANTIZED = ("nf4", "int8", "fp8", "awq-int4", "gptq-int4", "gguf:Q4_K_M", "gguf:Q8_0")
 """Storage of weights that is asked for most; any other name is taken as well."""
+FIRST = {"question": "train", "model": "llama-3.1-8b", "gpus": "8xH100-80GB", "seq_len": "4096"}
+"""What is asked where nobody has asked yet."""
 OFFERED = {
     "optimizer": tuple(name.value for name in OptimizerName), "quantize": QUANTIZED, "kv_dtype": ("bf16", "fp8", "int8"),
     "offload": tuple(OFFLOADABLE),
@@ -23,7 +25,8 @@ OFFERED = {
 
 def form_document() -> dict[str, Any]:
     """Options by their short names in the order of the command line's help, engines by task, bundled models
-    and devices by name, and the formats that a plan is exported to, with the engines that run each.
+    and devices by name, the formats that a plan is exported to, with the engines that run each, and the
+    ``first`` question.
     """
     options = [_option_row(name, *about) for name, about in HELP.items()]
     exported = [find_format(name) for name in NAMES]
@@ -37,6 +40,7 @@ def form_document() -> dict[str, Any]:
         "models": sorted(model_names()),
         "gpus": [{"name": device.name, "kind": device_kind(device)} for device in catalog_devices()],
         "formats": [{"name": form.name, "engines": list(form.engines)} for form in exported],
+        "first": dict(FIRST),
     }
 
 

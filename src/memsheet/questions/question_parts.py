@@ -32,7 +32,7 @@ from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
 
-REPLAY, BOUNDS = SLACKS = ("replay", "bounds")
+REPLAY, BOUNDS, SHARE = SLACKS = ("replay", "bounds", "share")
 """How what the allocator reserves beyond tensors is found (``plan.options.Slack``)."""
 
 

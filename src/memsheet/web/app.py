@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from memsheet import __version__
 from memsheet.errors import InputError, input_error
 from memsheet.guard import parse_json
 from memsheet.questions.ask import QUESTIONS, ask
+from memsheet.questions.form import FIRST
 from memsheet.report.json.error import error_document
 from memsheet.report.shared.exit_codes import BAD_INPUT, BROKEN
 from memsheet.web.limits import JSON, LOOPBACK, MOST_BODY, Guarded
@@ -66,8 +68,20 @@ class Answers:
 
 def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Guarded:
     """The application, which answers for these ``hosts`` alone."""
-    app = FastAPI(title="memsheet", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     answers = Answers()
+
+    @asynccontextmanager
+    async def begin(_: FastAPI) -> AsyncIterator[None]:
+        """Answer the page's first questions before a browser asks them: what they load is loaded then."""
+        first = asyncio.ensure_future(_ask_first(answers))
+        yield
+        first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+
+    app = FastAPI(
+        title="memsheet", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=begin
+    )
 
     async def answer_question(question: str, request: Request) -> Response:
         if question not in QUESTIONS or question in LISTS:
@@ -116,6 +130,11 @@ def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Guarded:
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     return Guarded(app, hosts=hosts)
+
+
+async def _ask_first(answers: Answers) -> None:
+    await run_in_threadpool(_list_bytes, "form")
+    await answers.answer({**FIRST, "view": True})
 
 
 async def _read_body(request: Request) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ JOB: Mapping[str, Any] = {
     "plan": OBJECT,
     "cluster": OBJECT,
     "fix": {"type": "boolean"},
-    "slack": {"enum": ["replay", "bounds"]},
+    "slack": {"enum": ["replay", "bounds", "share"]},
     "view": {"type": "boolean", "description": "Beside the document the words of the screen."},
 }
 VALUES = {"type": "array", "items": {"type": ["integer", "string"]}}

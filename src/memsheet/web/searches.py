@@ -1,6 +1,7 @@
 """A search for plans in a process of its own: told while it runs, ended when nobody listens any more.
 
-``python -m memsheet.web.searches`` reads one request from stdin and writes its answer to stdout.
+``python -m memsheet.web.searches`` reads one request from stdin and writes lines to stdout: how far the
+search is, at last its answer.
 """
 
 from __future__ import annotations
@@ -17,31 +18,42 @@ SLOW = ("plan", "plan-serving")
 """Questions that are searches."""
 EVERY_S, LONGEST_S = 0.5, 120.0
 """Seconds between two events of a search that goes on, and those that it may take."""
+MOST_LINE = 2**26
+"""Bytes of an answer."""
 AT_ONCE = asyncio.Semaphore(2)
 
 
 async def search_events(request: Mapping[str, Any]) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
-    """``progress`` with the ``seconds`` that have passed, at last ``done`` with the answer of ``ask``. The
-    process ends with whoever iterates.
+    """``progress`` with the ``seconds`` that have passed and what ``listen_to_search`` is told, at last
+    ``done`` with the answer of ``ask``. The process ends with whoever iterates.
     """
     async with AT_ONCE:
         start = monotonic()
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        answer = asyncio.ensure_future(child.communicate(json.dumps(request).encode()))
+            sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            limit=MOST_LINE,
+        )  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps(request).encode())
+        child.stdin.write_eof()
+        line = asyncio.ensure_future(child.stdout.readline())
+        known: Mapping[str, Any] = {}
         try:
-            while not answer.done():
-                await asyncio.wait([answer], timeout=EVERY_S)
-                passed = monotonic() - start
-                if passed > LONGEST_S:
-                    yield "done", _overtime_answer()
+            while (passed := monotonic() - start) <= LONGEST_S:
+                done, _ = await asyncio.wait([line], timeout=EVERY_S)
+                if not done:
+                    yield "progress", {**known, "seconds": round(passed, 1)}
+                    continue
+                said = json.loads(line.result())
+                if "exit_code" in said:
+                    yield "done", said
                     return
-                if not answer.done():
-                    yield "progress", {"seconds": round(passed, 1)}
-            output, _ = answer.result()
-            yield "done", json.loads(output)
+                known = said
+                line = asyncio.ensure_future(child.stdout.readline())
+            yield "done", _overtime_answer()
         finally:
+            line.cancel()
             with suppress(ProcessLookupError):
                 child.kill()
             with suppress(asyncio.CancelledError):
@@ -58,10 +70,17 @@ def _overtime_answer() -> dict[str, Any]:
 
 
 def answer_one() -> None:
-    """One request on stdin → its answer on stdout."""
+    """One request on stdin → lines on stdout, the last its answer."""
     from memsheet.questions.ask import ask
+    from memsheet.search.progress import listen_to_search
 
-    sys.stdout.write(json.dumps(ask(json.load(sys.stdin)), allow_nan=False))
+    with listen_to_search(_write_line):
+        _write_line(ask(json.load(sys.stdin)))
+
+
+def _write_line(told: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from functools import partial
 from http.client import HTTPConnection
 from time import sleep
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from memsheet.errors import input_error
 from memsheet.web.app import make_app
@@ -24,6 +26,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))
+        server.listen()  # whoever has the address is heard, if answered a moment later
     except OSError as error:
         reason = f"cannot be listened on at {host}: {error.strerror}"
         raise input_error("port", port, reason, "--port 0 picks a free one") from None
@@ -36,9 +39,16 @@ def address_of(server: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def run_server(server: socket.socket, named: tuple[str, ...]) -> None:
-    """Serve until the process is asked to end. ``named``: hosts that are answered for beside loopback's."""
-    _server_for(named).run(sockets=[server])
+def run_server(server: socket.socket, named: tuple[str, ...], workers: int = 1) -> None:
+    """Serve until the process is asked to end. ``named``: hosts that are answered for beside loopback's;
+    ``workers``: processes that answer.
+    """
+    running = _server_for(named)
+    if workers == 1:
+        running.run(sockets=[server])
+    else:
+        running.config.workers = workers
+        Multiprocess(running.config, sockets=[server]).run()
 
 
 def check_server(server: socket.socket, named: tuple[str, ...]) -> tuple[bool, str]:
@@ -68,7 +78,8 @@ def check_server(server: socket.socket, named: tuple[str, ...]) -> tuple[bool, s
 def _server_for(named: tuple[str, ...]) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
-            make_app((*LOOPBACK, *named)),
+            partial(make_app, (*LOOPBACK, *named)),
+            factory=True,
             log_level="warning",
             access_log=False,
             server_header=False,

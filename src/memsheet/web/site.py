@@ -7,14 +7,18 @@ in the visitor's browser.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import memsheet
+from memsheet.questions.ask import ask
+from memsheet.questions.form import FIRST
 
 PACKAGE = Path(memsheet.__file__).parent
 HERE = Path(__file__).parent
@@ -44,6 +48,13 @@ def build_site(folder: Path, pyodide: Path) -> None:
     for name in INTERPRETER:
         shutil.copy(pyodide / name, folder / "pyodide" / name)
     write_packages(folder / "memsheet.zip")
+    (folder / "first.json").write_text(json.dumps(list(_first_answers())), encoding="utf-8")
+
+
+def _first_answers() -> Iterator[dict[str, Any]]:
+    """What the page asks before anybody does, with its answers: they are read while Python loads."""
+    for request in ({"question": "form"}, {**FIRST, "view": True}):
+        yield {"request": request, "answer": ask(request)}
 
 
 def without_server(page: str) -> str:

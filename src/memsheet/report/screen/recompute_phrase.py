@@ -20,11 +20,12 @@ WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT
 
 def with_recompute(answer: Answer, look: Look) -> str:
     """The phrase, as "with --recompute full: 51.2 GiB, fits"; nothing where it was said, saves nothing, or is
-    what is proposed anyway.
+    what is proposed anyway, or where no change was asked for.
     """
     verdict = answer.verdict
     if (
         verdict is None
+        or not answer.seeks_changes
         or answer.ladder
         or answer.trace is not None
         or UNSAID not in answer.assumed

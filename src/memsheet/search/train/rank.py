@@ -20,6 +20,7 @@ from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
 from memsheet.plan.hardware import emulated_bf16
 from memsheet.plan.model import ModelSpec
+from memsheet.search.progress import tell_progress
 from memsheet.search.train.cloud import time_memory_points
 from memsheet.search.train.families import Family, families_of
 from memsheet.search.train.grid import Grid, account_plan_grid
@@ -114,12 +115,7 @@ def rank_training_plans(
 
     Raises InputError where no engine can be asked at all: with the first one's problems.
     """
-    grids, notes = _grids_by_engine(model, cluster, request, engines)
-    timed = [
-        Timed.of(engine, one, found.space, scaled(engine))
-        for engine, found in grids.items()
-        for one in found.graded
-    ]
+    grids, timed, notes = _timed_plans_by_engine(model, cluster, request, engines, scaled)
     seen: Counter[Result] = Counter()
     for found in grids.values():
         seen.update(found.counts())
@@ -153,11 +149,11 @@ def rank_training_plans(
     )
 
 
-def _grids_by_engine(
-    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str]
-) -> tuple[dict[str, Grid], tuple[str, ...]]:
-    """The plans of each engine that has any, and why the others have none."""
-    grids, notes = dict[str, Grid](), list[str]()
+def _timed_plans_by_engine(
+    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], scaled: Scaled
+) -> tuple[dict[str, Grid], list[Timed], tuple[str, ...]]:
+    """The plans of each engine that has any, their times, and why the others have none."""
+    grids, timed, notes = dict[str, Grid](), list[Timed](), list[str]()
     problems: InputError | None = None
     for engine in engines:
         try:
@@ -168,11 +164,28 @@ def _grids_by_engine(
             continue
         if found.plans:
             grids[engine] = found
+            timed += [Timed.of(engine, one, found.space, scaled(engine)) for one in found.graded]
+            tell_progress(lambda: _found_so_far(engine, grids, timed))  # noqa: B023 it is called at once
         else:
             notes.append(f"{engine}: no legal plan ({_commonest_refusal(found)})")
     if not grids and problems is not None:
         raise problems
-    return grids, tuple(notes)
+    return grids, timed, tuple(notes)
+
+
+def _found_so_far(engine: str, grids: Mapping[str, Grid], timed: Iterable[Timed]) -> Mapping[str, Any]:
+    fits = [one for one in timed if len(one.fit)]
+    found = {
+        "engine": engine,
+        "plans": sum(grid.plans for grid in grids.values()),
+        "fit": sum(len(one.fit) for one in fits),
+    }
+    if not fits:
+        return found
+    fastest = min(fits, key=lambda one: float(np.min(one.seconds)))
+    row = int(np.argmin(fastest.seconds))
+    size = int(np.asarray(fastest.graded.device.value)[fastest.fit[row]])
+    return {**found, "step_seconds": float(fastest.seconds[row]), "device_bytes": size}
 
 
 def _commonest_refusal(found: Grid) -> str:

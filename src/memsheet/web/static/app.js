@@ -1,10 +1,10 @@
 // The form, the address and the panels: what somebody does, asked of the seam and shown by the view.
 
-import { alone, ask, onLoading } from "./seam.js";
+import { ask, onLoading } from "./seam.js";
 import { commandOf, hashOf, readHash, requestOf, state } from "./state.js";
 import { csvOf, gridTable, make, pictureText, save, showAnswer, showProblem } from "./view.js";
 
-const REST_MS = 300, DRAG_MS = 25;
+const REST_MS = 300;
 const SHOWN = {
   train: ["engine", "seq_len", "microbatch", "global_batch", "zero", "tp", "pp", "precision", "optimizer", "recompute", "attention", "lora_rank", "quantize", "offload"],
   infer: ["engine", "tp", "max_model_len", "sequences", "kv_dtype", "quantize", "memory_fraction", "prompt_tokens"],
@@ -15,9 +15,8 @@ const RANGES = {
   max_model_len: [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072],
   sequences: [1, 2, 4, 8, 16, 32, 64, 128, 256],
 };
-const FIRST = { model: "llama-3.1-8b", gpus: "8xH100-80GB" };
 const byId = (id) => document.getElementById(id);
-let form, latest = null, asking = null, resting = 0, soon = 0, theme = null, held = null;
+let form, latest = null, asking = null, resting = 0, flying = false, moved = false, theme = null, held = null;
 
 // ---- the form ---------------------------------------------------------------------------------
 
@@ -133,17 +132,24 @@ async function run(more, rough) {
   }
 }
 
-function askSoon() {
+// While something is dragged: a rough answer at once, the next as soon as it stands, the exact one at rest.
+async function askSoon() {
   busy(true);
   clearTimeout(resting);
-  clearTimeout(soon);
-  soon = setTimeout(() => run({ fix: false, ...(state.files.length ? {} : { slack: "bounds" }) }, true), DRAG_MS);
   resting = setTimeout(settle, REST_MS);
+  moved = true;
+  if (flying) return;
+  flying = true;
+  while (moved) {
+    moved = false;
+    await run({ fix: false, ...(state.files.length ? {} : { slack: "share" }) }, true);
+  }
+  flying = false;
 }
 
 async function settle() {
   clearTimeout(resting);
-  clearTimeout(soon);
+  moved = false;
   busy(true);
   const hash = await hashOf(state, theme);
   if (hash !== location.hash) history.pushState(null, "", hash);
@@ -222,11 +228,16 @@ function planPanel(panel) {
     const request = serves ? { ...pinned, question: "plan-serving", ...(context ? { context } : {}), ...(users ? { users } : {}), view: true } : { ...pinned, question: "plan", view: true };
     return inPanel(out, request, (answer) => [...planRows(answer), make("pre", { tabindex: "0" }, answer.view.screen)], {
       signal: stop.signal,
-      onProgress: ({ seconds }) => out.replaceChildren(make("p", { class: "quiet" }, `Weighing every legal plan … ${seconds} s`)),
+      onProgress: (told) => out.replaceChildren(make("p", { class: "quiet" }, progressWords(told))),
     });
   };
   const load = state.question === "infer" ? [make("label", {}, "Tokens of a user's sequence ", make("input", { id: "plan-context", size: "8", value: state.options.max_model_len ?? "8192" })), " ", make("label", {}, "Users at once ", make("input", { id: "plan-users", size: "6" })), " "] : [];
   panel.replaceChildren(make("p", {}, ...load, make("button", { type: "button", class: "apply", on: { click: search } }, "Find the best plans")), out);
+}
+
+function progressWords({ seconds, engine, plans, fit, step_seconds, device_bytes }) {
+  const best = fit ? `; the fastest so far: ${step_seconds.toPrecision(3)} s a step, ${(device_bytes / 2 ** 30).toFixed(1)} GiB` : "";
+  return `Weighing every legal plan … ${seconds} s${engine ? `: ${plans.toLocaleString("en")} weighed, ${fit.toLocaleString("en")} fit (${engine})${best}` : ""}`;
 }
 
 function planRows(answer) {
@@ -365,7 +376,10 @@ function keepShared() {
 async function start() {
   const found = await readHash(location.hash).catch(() => ({ question: "train", options: {}, files: [] }));
   Object.assign(state, { question: found.question, options: found.options, files: found.files });
-  if (!Object.keys(state.options).length && !state.files.length) Object.assign(state.options, FIRST, { seq_len: "4096" });
+  if (!Object.keys(state.options).length && !state.files.length) {
+    const { question, ...options } = form.first;
+    Object.assign(state, { question, options: { ...options } });
+  }
   setTheme(found.theme);
   renderForm();
   await run({}, false);
@@ -377,4 +391,3 @@ byId("model-names").replaceChildren(...form.models.map((value) => make("option",
 byId("gpu-names").replaceChildren(...["1x", "8x"].flatMap((count) => form.gpus.map((gpu) => make("option", { value: count + gpu.name }))));
 listen();
 await start();
-if (alone) byId("understood").textContent = "";

@@ -18,7 +18,7 @@ from memsheet.questions.ask import ask
 def answer(text):
     return json.dumps(ask(json.loads(text)), allow_nan=False)
 `);
-  postMessage({ progress: "Ready." });
+  postMessage({ progress: "" });
   return python.globals.get("answer");
 }
 
