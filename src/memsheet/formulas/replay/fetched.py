@@ -4,9 +4,10 @@ order of an earlier step. Line numbers are of DeepSpeed edaa722, deepspeed/runti
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate
 
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Told, stays_on_device
@@ -66,6 +67,10 @@ class FetchedTensors(Partitioned):
         if self.walk.tied:
             self.open[LAST] = [*self.open[FIRST], *self.open[LAST]]
         self.uses = list(self._uses())
+        self.passed = list(accumulate((one.elements for one in self.uses), initial=0))
+        self.places: dict[int, list[int]] = {}
+        for at, one in enumerate(self.uses):
+            self.places.setdefault(id(one), []).append(at)
         self.live = self.use = self.next = (
             0  # elements that are there; the use at hand, and the next to fetch
         )
@@ -204,14 +209,11 @@ class FetchedTensors(Partitioned):
             self.script.give([self.let_go.pop(0)])
 
     def _is_used_soon(self, one: Fetched) -> bool:
-        passed = 0
-        for other in islice(self.uses, self.use, None):
-            if passed >= self.zero.buckets.max_reuse:
-                return False
-            if other is one:
-                return True
-            passed += other.elements
-        return False
+        at = self.places[id(one)]
+        following = bisect_left(at, self.use)
+        if following == len(at):
+            return False
+        return self.passed[at[following]] - self.passed[self.use] < self.zero.buckets.max_reuse
 
     # ---- a step --------------------------------------------------------------------------------------------
 

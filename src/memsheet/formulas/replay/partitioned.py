@@ -17,7 +17,6 @@ from memsheet.formulas.sharding.partitioned_states import (
     optimizer_scratch,
     zero_of,
 )
-from memsheet.formulas.tapes.tape import Event
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.plan import Plan
 
@@ -113,11 +112,7 @@ class Partitioned(Run):
     ) -> tuple[list[int], int | None]:
         """With what hooks do with each gradient of a parameter as soon as it is there."""
         own = played.part.own
-        stops = [
-            (at, partial(self._arrive, played, index))
-            for at, (event, index) in enumerate(own.tape.backward)
-            if event is Event.GRADIENT
-        ]
+        stops = [(at, partial(self._arrive, played, index)) for at, index in own.arrivals]
         return play_backward(self.script, played, gradient, adds=True, workspace=workspace, stops=stops)
 
     def _arrive(self, played: Played, index: int, held: dict[int, int]) -> None:

@@ -8,11 +8,12 @@ the stream of the copy-in, reduced gradients in that of the reduce-scatter, and 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from itertools import accumulate, islice
+from typing import NamedTuple
 
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
@@ -74,7 +75,9 @@ class Script:
 @dataclass(frozen=True, slots=True, eq=False)
 class Sized:
     """A tape with its sizes, and its forward with lifetimes. ``heirs``: which storage takes the place of
-    which.
+    which; ``arrivals``: when backward leaves a
+    parameter's gradient, and which; ``handed_back``: the gradient of what came in;
+    ``patterns``: what its logs were found to do.
     """
 
     tape: Tape
@@ -82,6 +85,9 @@ class Sized:
     forward: Log
     heirs: Mapping[int, int]
     streams: tuple[int, ...]
+    arrivals: tuple[tuple[int, int], ...]
+    handed_back: frozenset[int]
+    patterns: dict[Hashable, Pattern] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tape: Tape, axes: Axes, lifetimes: Lifetimes) -> Sized:
@@ -99,7 +105,17 @@ class Sized:
             case Lifetimes.RECORDED:
                 pass
         streams = tuple(BESIDE if entry.side_stream else DEFAULT for entry in tape.entries)
-        return cls(tape, tuple(sizes), log, heirs, streams)
+        arrivals = tuple((at, i) for at, (event, i) in enumerate(tape.backward) if event is Event.GRADIENT)
+        return cls(tape, tuple(sizes), log, heirs, streams, arrivals, _handed_back(tape, sizes))
+
+
+def _handed_back(tape: Tape, sizes: Sequence[int]) -> frozenset[int]:
+    """The gradient of what came in: the last thing that goes, if it is as large."""
+    if not tape.backward or not tape.handed:
+        return frozenset()
+    event, index = tape.backward[-1]
+    same = sizes[index] == sizes[next(iter(tape.handed))]
+    return frozenset({index} if event is Event.FREE and same and not tape.entries[index].gradient else ())
 
 
 def _reused_storages(tape: Tape, sizes: Sequence[int], log: Log, keeps: frozenset[int]) -> dict[int, int]:
@@ -141,21 +157,76 @@ own numbers) and may take it over.
 """
 
 
-def _play_log(
-    script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int], *, adds: bool = False
-) -> None:
-    """One log. What is in ``held`` is there already and is not made again; ``keeps`` are not freed.
-    ``adds``: a parameter's gradient goes as soon as it is made.
+class Pass(Enum):
+    """Which log of a tape is played."""
+
+    FORWARD = "forward"
+    AGAIN = "again"  # the forward, as far as recompute runs it
+    BACKWARD = "backward"
+
+
+class Pattern(NamedTuple):
+    """What a part of a log does, whatever was made before it: what it makes is numbered from 0, what was there
+    already from ``THERE``, in its order. ``outside``: the places in ``events`` at which something of that
+    goes; ``left``: what is there afterwards.
     """
+
+    sizes: list[int]
+    streams: list[int]
+    events: list[int]
+    outside: tuple[int, ...]
+    left: tuple[tuple[int, int], ...]
+
+
+THERE = 1 << 40
+
+
+def _play_log(
+    script: Script,
+    run: Pass,
+    sized: Sized,
+    held: dict[int, int],
+    keeps: frozenset[int],
+    *,
+    adds: bool = False,
+    start: int = 0,
+    stop: int | None = None,
+) -> None:
+    """One log, or its events from ``start`` to ``stop``. What is in ``held`` is there already and is not made
+    again; ``keeps`` are not freed. ``adds``: a parameter's gradient goes as soon as it is made. Logs are
+    long, and a step has one for each layer and pass, all alike.
+    """
+    key = (run, adds, start, stop, keeps, tuple(held))
+    pattern = sized.patterns.get(key)
+    if pattern is None:
+        pattern = sized.patterns[key] = _pattern_of(
+            run, sized, tuple(held), keeps, slice(start, stop), adds=adds
+        )
+    base, there = len(script.sizes), [*held.values()]
+    script.sizes += pattern.sizes
+    script.streams += pattern.streams
+    events = [event + base if event >= 0 else event - base for event in pattern.events]
+    for place in pattern.outside:
+        events[place] = ~there[~pattern.events[place] - THERE]
+    script.events += events
+    held.clear()
+    for index, number in pattern.left:
+        held[index] = number + base if number < THERE else there[number - THERE]
+
+
+def _pattern_of(
+    run: Pass, sized: Sized, there: tuple[int, ...], keeps: frozenset[int], part: slice, *, adds: bool
+) -> Pattern:
+    tape, script = sized.tape, Script()
+    log = {Pass.FORWARD: sized.forward, Pass.AGAIN: tape.recomputed, Pass.BACKWARD: tape.backward}[run][part]
     if adds:
         log = tuple((Event.FREE if event is Event.GRADIENT else event, index) for event, index in log)
-    if not sized.heirs:
-        _play_alone(script, log, sized, held, keeps)
-        return
-    places, spare = set(sized.heirs.values()) if log is sized.forward else set[int](), dict[int, int]()
+    held = {index: THERE + place for place, index in enumerate(there)}
+    heirs = sized.heirs
+    places, spare = set(heirs.values()) if run is Pass.FORWARD else set[int](), dict[int, int]()
     for event, index in log:
         if event is Event.ALLOC and index not in held:
-            place = spare.pop(sized.heirs[index], None) if index in sized.heirs else None
+            place = spare.pop(heirs[index], None) if index in heirs else None
             held[index] = script.take(sized.sizes[index], sized.streams[index]) if place is None else place
         elif event is Event.FREE and index in held and index not in keeps:
             number = held.pop(index)
@@ -164,29 +235,8 @@ def _play_log(
             else:
                 script.give((number,))
     script.give(spare.values())
-
-
-def _play_alone(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
-    """As ``_play_log`` where nothing takes the place of anything: logs are long, and a step has one for each
-    layer and pass.
-    """
-    made, free, sizes, streams, number = (
-        Event.ALLOC,
-        Event.FREE,
-        sized.sizes,
-        sized.streams,
-        len(script.sizes),
-    )
-    for event, index in log:
-        if event is made:
-            if index not in held:
-                held[index] = number
-                script.sizes.append(sizes[index])
-                script.streams.append(streams[index])
-                script.events.append(number)
-                number += 1
-        elif event is free and index in held and index not in keeps:
-            script.events.append(~held.pop(index))
+    outside = tuple(at for at, event in enumerate(script.events) if ~event >= THERE)
+    return Pattern(script.sizes, script.streams, script.events, outside, tuple(held.items()))
 
 
 def _first_product(sized: Sized) -> int:
@@ -224,13 +274,13 @@ def play_forward(
     keeps = tape.outputs | cached | (tape.handed if part.light else frozenset())
     if workspace and not sized.heirs:
         first = _first_product(sized)
-        _play_log(script, sized.forward[:first], sized, held, keeps)
+        _play_log(script, Pass.FORWARD, sized, held, keeps, stop=first)
         script.take(workspace)
-        _play_log(script, sized.forward[first:], sized, held, keeps)
+        _play_log(script, Pass.FORWARD, sized, held, keeps, start=first)
     else:
         if workspace:
             script.take(workspace)
-        _play_log(script, sized.forward, sized, held, keeps)
+        _play_log(script, Pass.FORWARD, sized, held, keeps)
     out = next((held.pop(index) for index in tape.outputs if index in held), None)
     stays = cached - tape.saved - tape.handed
     return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
@@ -253,32 +303,21 @@ def play_backward(
     held = _run_again(script, played) if played.part.light else played.held
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[tape.backward[0][1]] = gradient
-    back, done = _handed_back(sized), 0
+    back, done = sized.handed_back, 0
     if workspace:
         first = (
             at for at, (event, i) in enumerate(tape.backward, 1) if event is Event.ALLOC and i not in held
         )
         stops = ((next(first, 0), lambda _: script.take(workspace)), *stops)
     for end, do in stops:
-        _play_log(script, tape.backward[done:end], sized, held, back, adds=adds)
+        _play_log(script, Pass.BACKWARD, sized, held, back, adds=adds, start=done, stop=end)
         do(held)
         done = end
-    _play_log(script, tape.backward[done:], sized, held, back, adds=adds)
+    _play_log(script, Pass.BACKWARD, sized, held, back, adds=adds, start=done)
     returned = next((held.pop(index) for index in back if index in held), None)
-    left = [held.pop(index) for index in tape.gradients if index in held]
+    left = [held.pop(index) for _, index in sized.arrivals if index in held]
     script.give(held.values())
     return left, returned
-
-
-def _handed_back(sized: Sized) -> frozenset[int]:
-    """The gradient of what came in: the last thing that goes, if it is as large."""
-    tape = sized.tape
-    if not tape.backward or not tape.handed:
-        return frozenset()
-    event, index = tape.backward[-1]
-    same = sized.sizes[index] == sized.sizes[next(iter(tape.handed))]
-    last = event is Event.FREE and same and not tape.entries[index].gradient
-    return frozenset({index} if last else ())
 
 
 def _run_again(script: Script, played: Played) -> dict[int, int]:
@@ -292,7 +331,7 @@ def _run_again(script: Script, played: Played) -> dict[int, int]:
     handed = next(iter(tape.handed), None)
     if handed is not None and played.given is not None:
         held[handed] = played.given
-    _play_log(script, tape.recomputed, sized, held, tape.handed)
+    _play_log(script, Pass.AGAIN, sized, held, tape.handed)
     stays = tape.saved | tape.idle | tape.handed
     script.give([held.pop(index) for index in list(held) if index not in stays])
     return held | {len(tape.entries) + place: number for place, number in enumerate(beside)}
