@@ -54,14 +54,19 @@ def address_without_server(site: Path) -> Iterator[str]:
     server.shutdown()
 
 
-@pytest.fixture(scope="session")
-def address() -> Iterator[str]:
-    """Where the page is."""
-    line = [sys.executable, "-m", "memsheet", "web", "--port", "0"]
+def served(*options: str) -> Iterator[str]:
+    """Where a server of its own is, while it runs."""
+    line = [sys.executable, "-m", "memsheet", "web", "--port", "0", *options]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         yield server.stdout.readline().strip()
-        server.kill()
+        server.terminate()
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Where the page is."""
+    yield from served()
 
 
 @pytest.fixture(scope="session")
@@ -80,14 +85,20 @@ class Visit:
     def __init__(self, page: Any, address: str) -> None:
         self.page, self.address = page, address
         self.requests: list[str] = []
+        self.bodies: list[str] = []
         self.complaints: list[str] = []
         self.actions = 0
-        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("request", self.note)
         page.on(
             "console",
             lambda said: self.complaints.append(said.text) if said.type in ("error", "warning") else None,
         )
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def note(self, request: Any) -> None:
+        self.requests.append(request.url)
+        if request.post_data:
+            self.bodies.append(request.post_data)
 
     def open(self, question: str = "") -> Visit:
         self.page.goto(f"{self.address}{question}")

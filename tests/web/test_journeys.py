@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from conftest import served, visited
+from memsheet.questions.form import FIRST
+
 pytestmark = pytest.mark.web
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SMALL = "#q=train&model=llama-3.1-8b&gpus=8xA100-40GB&seq_len=4096"
@@ -55,6 +58,29 @@ def test_what_is_wrong_with_my_ds_config(visit: Any) -> None:
     said = visit.page.locator("#verdict").inner_text()
     assert "llama-3.1-8b" in said or "DOES NOT START" in said
     assert visit.actions <= 8
+
+
+def test_what_is_shown_first_was_answered_before(visit: Any) -> None:
+    visit.open()
+    asked = [json.loads(body) for body in visit.bodies]
+    assert {"question": "train", **asked[0]} == {**FIRST, "view": True}
+
+
+def test_several_processes_serve(chromium: Any) -> None:
+    for address in served("--workers", "2"):
+        for found in visited(chromium, address):
+            assert found.open(SMALL).verdict.startswith("DOES NOT FIT")
+
+
+def test_a_dragged_slider_shows_what_it_is_at(visit: Any) -> None:
+    visit.open()
+    slider = visit.page.get_by_label("seq len, in steps")
+    for step in ("2", "5", "1"):
+        slider.fill(step)
+    visit.settle()
+    assert visit.page.get_by_label("seq len", exact=True).input_value() == "1024"
+    assert "1024" in visit.page.locator("#verdict").inner_text()
+    assert "≈" not in visit.verdict
 
 
 # ---- every state ----------------------------------------------------------------------------------------

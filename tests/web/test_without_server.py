@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 from test_journeys import SMALL, STATES, violations
 
 from conftest import PYODIDE
+from memsheet.cli import main
 from memsheet.questions.ask import ask
+from memsheet.report.shared.exit_codes import BAD_INPUT
+from memsheet.web.app import make_app
 
 pytestmark = pytest.mark.web
 RUNNER = """
@@ -101,14 +105,42 @@ def test_a_browsers_python_gives_the_same_bytes(site: Path, tmp_path: Path) -> N
     assert node is not None
     runner = tmp_path / "run.mjs"
     runner.write_text(RUNNER % {"pyodide": PYODIDE.resolve(), "site": site})
-    questions = drawn_questions(50)
+    questions = drawn_questions(200)
     done = subprocess.run(
-        [node, str(runner)], input=json.dumps(questions), capture_output=True, text=True, check=False, timeout=600
+        [node, str(runner)], input=json.dumps(questions), capture_output=True, text=True, check=False, timeout=1200
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert len(lines) == len(questions), done.stderr[-500:]
     for question, line in zip(questions, lines, strict=True):
         assert line == json.dumps(ask(question), allow_nan=False), question
+
+
+def test_a_command_line_and_a_server_give_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    client = TestClient(make_app(), base_url="http://127.0.0.1")
+    for asked in drawn_questions(200):
+        if asked["question"] not in ("train", "infer"):
+            continue
+        found = ask(asked)
+        given = {
+            key: value for key, value in asked.items() if key not in ("question", "view", "model") and value
+        }
+        flags = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+        code = main([asked["question"], asked["model"], *flags, "--json"])
+        said = capsys.readouterr().out
+        if code == BAD_INPUT:
+            assert found["exit_code"] == BAD_INPUT
+            continue
+        assert (code, json.loads(said)) == (found["exit_code"], found["document"]), asked
+        body = {key: value for key, value in asked.items() if key not in ("view", "question")}
+        answer = client.post(f"/api/v1/{asked['question']}", json=body)
+        assert answer.content == json.dumps(found["document"], separators=(",", ":")).encode(), asked
+
+
+def test_the_first_verdict_stands_before_python_is_there(alone: Any) -> None:
+    alone.page.route("**/pyodide/**", lambda route: route.abort())
+    alone.open()
+    assert alone.verdict.startswith("FITS")
+    alone.complaints.clear()  # that Python is not there
 
 
 @pytest.mark.parametrize("state", [state for state in STATES if state != "first"])

@@ -144,3 +144,13 @@ def test_a_table_has_the_figures_of_its_cells() -> None:
             )
             assert cell["device_bytes"] == one["document"]["verdict"]["device_bytes"]
             assert cell["result"] == one["document"]["verdict"]["result"]
+
+
+def test_a_share_is_never_replayed_and_proposes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a step was played")
+
+    monkeypatch.setattr("memsheet.formulas.replay.slack.items_with_replayed_slack", fail)
+    for gpus in ("8xH100-80GB", "8xA100-40GB", "1xT4"):
+        asked = {"question": "train", **JOB, "gpus": gpus, "slack": "share", "fix": False, "view": True}
+        assert ask(asked)["exit_code"] in (0, 10, 11)

@@ -8,9 +8,11 @@ import httpx
 import pytest
 
 from memsheet.questions.ask import QUESTIONS, ask
-from memsheet.web.app import LISTS, make_app
+from memsheet.questions.form import FIRST, form_document
+from memsheet.web.app import LISTS, Answers, _ask_first, make_app
 from memsheet.web.limits import HEADERS, MOST_BODY
 from memsheet.web.openapi import ASKED, openapi_document
+from memsheet.web.searches import search_events
 
 HOST = "http://127.0.0.1:8630"
 JOB = {"model": "llama-3.1-8b", "gpus": "8xH100-80GB", "seq_len": 4096, "fix": False}
@@ -145,3 +147,25 @@ def test_the_description_names_every_question_and_no_other() -> None:
     text = json.dumps(found)
     for part in text.split('"#/components/schemas/')[1:]:
         assert part.partition('"')[0] in found["components"]["schemas"]
+
+
+def test_the_pages_first_question_is_answered_before_it_is_asked() -> None:
+    app = Answers()
+    asyncio.run(_ask_first(app))
+    ((code, body),) = app.kept.values()
+    assert code == 0
+    assert json.loads(body) == ask({**FIRST, "view": True})
+    assert form_document()["first"] == FIRST
+
+
+def test_a_search_tells_how_far_it_is() -> None:
+    async def run() -> list[tuple[str, Any]]:
+        asked = {"question": "plan", **JOB, "engine": "fsdp2", "global_batch": 16}
+        return [event async for event in search_events(asked)]
+
+    *told, (last, answer) = asyncio.run(run())
+    assert {event for event, _ in told} == {"progress"}
+    assert last == "done"
+    assert answer["document"]["schema"] == "memsheet/plans/1"
+    seconds = [facts["seconds"] for _, facts in told]
+    assert seconds == sorted(seconds)
