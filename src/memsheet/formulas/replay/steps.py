@@ -101,19 +101,29 @@ def replay_within_room(script: Script, start: int, settings: Settings, room: int
     device before memory runs out; where it does, what would have been reserved.
     """
     key = script.digest(start, settings)
-    found = _replayed.pop(key, None) or replay_script(script, start, settings)
-    assert found is not None
-    _replayed[key] = found
+    free = _replayed.get((key, None))
+    if free is not None and (room is None or free.ever <= room):
+        return _remembered(key, None, free)
+    found = _replayed.get((key, room)) or replay_script(script, start, settings, room)
+    if found is None:
+        found = free or replay_script(script, start, settings)
+        assert found is not None
+        return _remembered(key, None, found)
+    return _remembered(key, room if found.flushes else None, found)
+
+
+def _remembered(key: bytes, room: int | None, found: Replayed) -> Replayed:
+    """``room``: the one that it took another course in, None for what happens wherever there is enough."""
+    _replayed.pop((key, room), None)
+    _replayed[key, room] = found
     for oldest in list(_replayed)[:-REMEMBERED]:
         _replayed.pop(oldest, None)
-    if room is None or found.ever <= room:
-        return found
-    return replay_script(script, start, settings, room) or found
+    return found
 
 
 REMEMBERED = 64
 """Scripts: a question asks for the same ones again, on other cards and beside its changes."""
-_replayed: dict[bytes, Replayed] = {}
+_replayed: dict[tuple[bytes, int | None], Replayed] = {}
 
 
 def script_of_steps(
