@@ -72,6 +72,17 @@ def test_several_processes_serve(chromium: Any) -> None:
             assert found.open(SMALL).verdict.startswith("DOES NOT FIT")
 
 
+def test_cards_and_models_stand_side_by_side(visit: Any) -> None:
+    visit.open().click("Cards × models", role="tab").fill("Cards", "1xRTX4090, 1xH200")
+    visit.fill("Models", "llama-3.1-8b qwen3-32b").click("Put side by side")
+    table = visit.page.locator("#panel-cards table")
+    assert table.locator("tbody tr").count() == 2
+    visit.page.locator("#panel-cards td.cell button").last.click()
+    visit.settle()
+    assert "qwen3-32b" in visit.verdict
+    assert "H200" in visit.verdict
+
+
 def test_a_dragged_slider_shows_what_it_is_at(visit: Any) -> None:
     visit.open()
     slider = visit.page.get_by_label("seq len, in steps")
@@ -103,7 +114,9 @@ def test_everybody_can_read_every_state(visit: Any, state: str, theme: str) -> N
 
 
 @pytest.mark.parametrize("theme", ["l", "d"])
-@pytest.mark.parametrize("tab", ["Lengths × batch", "The most that fits", "Best plans", "Files", "Compare"])
+@pytest.mark.parametrize(
+    "tab", ["Lengths × batch", "Cards × models", "The most that fits", "Best plans", "Files", "Compare"]
+)
 def test_everybody_can_read_every_panel(visit: Any, tab: str, theme: str) -> None:
     visit.open(f"{SMALL}&t={theme}").click(tab, role="tab")
     assert violations(visit.page) == []

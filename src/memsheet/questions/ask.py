@@ -195,7 +195,7 @@ def _ask_grid(asked: dict[str, Any], _: Path) -> Said:
         raise input_error("grid", cells, f"has more than {MOST_GRID} cells")
     given = {key: value for key, value in asked.items() if key not in values}
     swept: Any = {**given, **{name: list(held) for name, held in values.items()}}
-    found = sweep(swept.pop("model", None), **swept)
+    found = sweep(**swept)
     return Said(0, grid_document(found, x=x, y=y, xs=values[x], ys=values[y]))
 
 

@@ -59,11 +59,12 @@ class Sweep(NamedTuple):
         return sweep_html(self.varied, self.cells)
 
 
-def sweep(model: Model | None = None, **options: Unpack[SweptOptions]) -> Sweep:
-    """What ``model`` needs for every combination of the options that are given as lists, of training unless
+def sweep(model: Model | Sequence[Model] | None = None, **options: Unpack[SweptOptions]) -> Sweep:
+    """What a model needs for every combination of the options that are given as lists, of training unless
     the options or ``plan`` are of serving.
 
-    ``seq_len=[4096, 8192]``, ``gpus=["8xA100-80GB", "8xH100-80GB"]``; all else is as for ``memsheet.train``.
+    ``seq_len=[4096, 8192]``, ``gpus=["8xA100-80GB", "8xH100-80GB"]``, and several models as a list of them;
+    all else is as for ``memsheet.train``.
     Slack is that of ``slack="bounds"`` unless another is asked for: of what fits or does not whatever the
     allocator does, sizes are without its replay. Combinations that are no legal plan have their reason.
     Raises InputError where no option is a list, where all of them together are more than 4,096 combinations,
@@ -71,7 +72,7 @@ def sweep(model: Model | None = None, **options: Unpack[SweptOptions]) -> Sweep:
     """
     varied = {
         name: tuple(values)
-        for name, values in options.items()
+        for name, values in {"model": model, **options}.items()
         if isinstance(values, list | tuple | range) and name not in LISTS
     }
     count = 1
@@ -86,22 +87,22 @@ def sweep(model: Model | None = None, **options: Unpack[SweptOptions]) -> Sweep:
     kept = {
         "slack": BOUNDS,
         "fix": False,
-        **{name: held for name, held in options.items() if name not in varied},
+        **{name: held for name, held in {"model": model, **options}.items() if name not in varied},
     }
-    cells = tuple(_swept_cells(model, kept, varied))
+    cells = tuple(_swept_cells(kept, varied))
     if all(cell.reason for cell in cells):
         raise cells[0].error or input_error("sweep", None, cells[0].reason)
     return Sweep(tuple(varied), cells)
 
 
-def _swept_cells(model: Any, kept: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
+def _swept_cells(kept: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]) -> Iterator[Cell]:
     task = kept.get("task") or task_of({**kept, **{name: values[0] for name, values in varied.items()}})
     count = accounted.infer if task == "infer" else accounted.train
     asked = {name: value for name, value in kept.items() if name != "task"}
     for values in product(*varied.values()):
         options = dict(zip(varied, values, strict=True))
         try:
-            found = count(model, **{**asked, **options})
+            found = count(**{**asked, **options})
         except InputError as error:
             yield Cell(options, None, None, None, None, str(error.problems[0]), error)
             continue

@@ -158,7 +158,7 @@ async function settle() {
 
 // ---- panels -----------------------------------------------------------------------------------
 
-const PANELS = { grid: gridPanel, solve: solvePanel, plan: planPanel, files: filesPanel, compare: comparePanel };
+const PANELS = { grid: gridPanel, cards: cardsPanel, solve: solvePanel, plan: planPanel, files: filesPanel, compare: comparePanel };
 let open = null;
 
 function select(name, focus) {
@@ -195,6 +195,20 @@ function gridPanel(panel) {
   const [x, y] = state.question === "train" ? ["seq_len", "microbatch"] : ["max_model_len", "sequences"];
   const current = { ...(latest?.view?.resolved ?? {}), ...state.options };
   return inPanel(panel, { ...requestOf(state), question: "grid", task: state.question, x, y }, (answer) => [gridTable(answer.document, { current, go: apply })]);
+}
+
+const CARDS = ["RTX4090", "L40S", "A100-80GB", "H100-80GB", "H200", "B200", "MI300X"];
+
+function cardsPanel(panel) {
+  if (state.files.length) return panel.replaceChildren(make("p", { class: "quiet" }, "Of files there is no table: paste a plan, or fill in the form."));
+  const count = /^(\d+)x/i.exec(state.options.gpus ?? "")?.[1] ?? "1", out = make("div", { "aria-live": "polite" });
+  const field = (id, words, value) => make("label", { for: id }, `${words} `, make("input", { id, size: "40", value, autocomplete: "off", spellcheck: "false" }));
+  const listed = (id) => byId(id).value.split(/[,;\s]+/).filter(Boolean);
+  const search = () => {
+    const request = { ...requestOf(state), question: "grid", task: state.question, x: "gpus", y: "model", xs: listed("cards-gpus"), ys: listed("cards-models") };
+    return inPanel(out, request, (answer) => [gridTable(answer.document, { current: state.options, go: apply, label: "Cards and models" })]);
+  };
+  panel.replaceChildren(make("p", {}, field("cards-gpus", "Cards", CARDS.map((name) => `${count}x${name}`).join(", "))), make("p", {}, field("cards-models", "Models", state.options.model), " ", make("button", { type: "button", class: "apply", on: { click: search } }, "Put side by side")), out);
 }
 
 function solvePanel(panel) {

@@ -201,19 +201,21 @@ function showStep(view) {
   fill("step", ...parts);
 }
 
-export function gridTable(document, { current, go }) {
+const labelOf = (value) => (Number.isFinite(Number(value)) ? Number(value).toLocaleString("en") : String(value));
+
+export function gridTable(document, { current, go, label = "Lengths and batches" }) {
   const { x, y, cells } = document;
   const caption = `Each cell: ${document.unit} a GPU, and whether that fits; ${x.words} across, ${y.words} down. A cell takes its plan over.`;
-  const head = make("tr", {}, make("td", {}), ...x.values.map((value) => make("th", { scope: "col", class: "number" }, Number(value).toLocaleString("en"))));
+  const head = make("tr", {}, make("td", {}), ...x.values.map((value) => make("th", { scope: "col", class: "number" }, labelOf(value))));
   const rows = y.values.map((down, j) =>
-    make("tr", {}, make("th", { scope: "row", class: "number" }, Number(down).toLocaleString("en")), ...x.values.map((across, i) => {
+    make("tr", {}, make("th", { scope: "row", class: "number" }, labelOf(down)), ...x.values.map((across, i) => {
       const cell = cells[j][i];
       const here = String(current[x.option]) === String(across) && String(current[y.option]) === String(down);
-      const button = make("button", { type: "button", tabindex: i || j ? "-1" : "0", on: { click: () => go({ [x.option]: String(across), [y.option]: String(down) }) } }, make("span", {}, cell.size), " ", make("span", { class: "state" }, cell.words));
+      const button = make("button", { type: "button", title: cell.reason || null, tabindex: i || j ? "-1" : "0", on: { click: () => go({ [x.option]: String(across), [y.option]: String(down) }) } }, make("span", {}, cell.size), " ", make("span", { class: "state" }, cell.words));
       return make("td", { class: `cell ${cell.result ?? ""}${here ? " current" : ""}` }, button);
     })),
   );
-  const table = make("table", { role: "grid", "aria-label": "Lengths and batches" }, make("thead", {}, head), make("tbody", {}, ...rows));
+  const table = make("table", { role: "grid", "aria-label": label }, make("thead", {}, head), make("tbody", {}, ...rows));
   table.addEventListener("keydown", (event) => moveInGrid(table, event));
   return make("div", {}, make("p", { class: "quiet" }, caption), make("div", { class: "scroll" }, table));
 }

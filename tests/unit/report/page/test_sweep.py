@@ -61,3 +61,16 @@ def test_rows_are_a_frame_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(memsheet.InputError, match="none is installed"):
         memsheet.train("llama-tiny", seq_len=64).to_frame()
     assert LIBRARIES[0] == "pandas"
+
+
+def test_models_and_cards_side_by_side_are_what_each_is_alone() -> None:
+    models, cards = ["llama-3.2-1b", "llama-3.1-8b"], ["1xL4", "8xA100-80GB"]
+    found = memsheet.sweep(models, gpus=cards, seq_len=512, slack="replay").rows()
+    assert [(row["model"], row["gpus"]) for row in found] == [(m, g) for m in models for g in cards]
+    for row in found:
+        alone = memsheet.train(row["model"], gpus=row["gpus"], seq_len=512, fix=False)
+        assert alone.verdict is not None
+        assert (row["device_bytes"], row["result"]) == (
+            alone.verdict.device.value,
+            alone.verdict.result.value,
+        )
