@@ -166,9 +166,9 @@ class Pass(Enum):
 
 
 class Pattern(NamedTuple):
-    """What a part of a log does, whatever was made before it: what it makes is numbered from 0, what was there
-    already from ``THERE``, in its order. ``outside``: the places in ``events`` at which something of that
-    goes; ``left``: what is there afterwards.
+    """What a part of a log does, whatever was made before it: what it makes is numbered from 0, what was
+    there already from ``THERE``, in its order. ``outside``: the places in ``events`` at which something of
+    that goes; ``left``: what is there afterwards.
     """
 
     sizes: list[int]
