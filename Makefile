@@ -116,7 +116,7 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[trace,web,dev]'
+	$(PIP) -e '.[trace,web,mcp,dev]'
 	@touch $(CORE) $@
 
 $(WEB): pyproject.toml constraints.txt | $(BIN)/python

@@ -90,6 +90,8 @@ FLAGS = {
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),
+    "mcp": ["--debug"],
+    "skill": ["--debug", "--install"],
     "web": ["--allowed-host", "--check", "--debug", "--host", "--open", "--port", "--workers"],
     "verify": [
         "--debug",

@@ -59,6 +59,8 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "gpus": ("gpus",),
     "calibrate": ("calibrate", "--from", "record.json"),
     "web": ("web", "--port", "0", "--check"),
+    "mcp": ("mcp",),
+    "skill": ("skill", "--install", "skills"),
 }
 HEAVY: dict[str, tuple[str, ...]] = {"trace of a step": ("trace", "numpy.py:build", "--device", "cpu")}
 SLOW: dict[str, tuple[str, ...]] = {
@@ -102,7 +104,14 @@ def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
         "MEMSHEET_CALIBRATION": str(folder / "calibration.json"),
     }
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
 
 

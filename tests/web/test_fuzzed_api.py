@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from memsheet.questions.asked import ASKED
 from memsheet.web.app import make_app
-from memsheet.web.openapi import ASKED
 from memsheet.web.searches import SLOW
 
 pytestmark = pytest.mark.web

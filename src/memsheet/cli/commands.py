@@ -252,6 +252,7 @@ WEB_FLAGS = (
         default=False,
     ),
 )
+SKILL_FLAGS = (Flag("install", groups.OTHER, "DIR", "Write it into DIR/memsheet."),)
 CHECK_FLAGS = (
     Flag("model", JOB, "MODEL", "The model that is trained, as for train."),
     Flag("each", groups.OTHER, "", "Each file by itself; the exit code is the worst.", default=False),
@@ -354,6 +355,14 @@ COMMANDS = {command.name: command for command in (
     Command(
         "web", "The page: every question by clicking, in the browser, on this machine.", (), (*WEB_FLAGS, DEBUG),
         ("memsheet web --open", "memsheet web --port 0 --check"),
+    ),
+    Command(
+        "mcp", "Five questions as tools of the Model Context Protocol, on stdin and stdout.", (), (DEBUG,),
+        ("memsheet mcp",),
+    ),
+    Command(
+        "skill", "What an agent has to know to ask memsheet: printed, or installed where its program looks for skills.", (), (*SKILL_FLAGS, DEBUG),
+        ("memsheet skill", "memsheet skill --install .claude/skills"),
     ),
     Command(
         "calibrate", "Scale step times by a measured one, from now on, for its device and engine.", (), (*CALIBRATE_FLAGS, JSON, DEBUG),

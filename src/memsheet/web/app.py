@@ -71,7 +71,7 @@ def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Guarded:
     answers = Answers()
 
     @asynccontextmanager
-    async def begin(_: FastAPI) -> AsyncIterator[None]:
+    async def answer_before_asked(_: FastAPI) -> AsyncIterator[None]:
         """Answer the page's first questions before a browser asks them: what they load is loaded then."""
         first = asyncio.ensure_future(_ask_first(answers))
         yield
@@ -80,7 +80,12 @@ def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Guarded:
             await first
 
     app = FastAPI(
-        title="memsheet", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=begin
+        title="memsheet",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=answer_before_asked,
     )
 
     async def answer_question(question: str, request: Request) -> Response:

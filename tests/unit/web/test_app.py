@@ -8,10 +8,11 @@ import httpx
 import pytest
 
 from memsheet.questions.ask import QUESTIONS, ask
+from memsheet.questions.asked import ASKED
 from memsheet.questions.form import FIRST, form_document
 from memsheet.web.app import LISTS, Answers, _ask_first, make_app
 from memsheet.web.limits import HEADERS, MOST_BODY
-from memsheet.web.openapi import ASKED, openapi_document
+from memsheet.web.openapi import openapi_document
 from memsheet.web.searches import search_events
 
 HOST = "http://127.0.0.1:8630"

@@ -103,16 +103,16 @@ def replay_within_room(script: Script, start: int, settings: Settings, room: int
     key = script.digest(start, settings)
     free = _replayed.get((key, None))
     if free is not None and (room is None or free.ever <= room):
-        return _remembered(key, None, free)
+        return _remember_replay(key, None, free)
     found = _replayed.get((key, room)) or replay_script(script, start, settings, room)
     if found is None:
         found = free or replay_script(script, start, settings)
         assert found is not None
-        return _remembered(key, None, found)
-    return _remembered(key, room if found.flushes else None, found)
+        return _remember_replay(key, None, found)
+    return _remember_replay(key, room if found.flushes else None, found)
 
 
-def _remembered(key: bytes, room: int | None, found: Replayed) -> Replayed:
+def _remember_replay(key: bytes, room: int | None, found: Replayed) -> Replayed:
     """``room``: the one that it took another course in, None for what happens wherever there is enough."""
     _replayed.pop((key, room), None)
     _replayed[key, room] = found
