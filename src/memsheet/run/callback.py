@@ -10,8 +10,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.run.trackers import send_to_trackers
 from memsheet.sheet import Sheet
-from memsheet.units import format_bytes
+from memsheet.units import GIB, format_bytes
 
 LOG = logging.getLogger("memsheet")
 
@@ -94,9 +95,19 @@ def peak_lines(sheet: Sheet, gpu: Mapping[str, int]) -> Iterator[tuple[int, str]
         )
 
 
+def step_figures(sheet: Sheet, gpu: Mapping[str, int]) -> dict[str, float]:
+    """The predicted and the counted peaks so far, in GiB, by the names that trackers get."""
+    return {
+        f"memsheet/{whose}_{name}_gib": size / GIB
+        for name, predicted in (("allocated", sheet.allocated), ("reserved", sheet.reserved))
+        for whose, size in (("predicted", int(predicted.value)), ("peak", gpu[f"peak_{name}"]))
+    } | {"memsheet/allocated_gib": gpu["allocated"] / GIB}
+
+
 def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
     """A ``TrainerCallback`` for a job whose ranks are predicted to hold ``sheets``; it logs to the logger
-    ``memsheet``, of each node once.
+    ``memsheet``, of each node once, and the peaks so far to the experiment trackers that have a run, whenever
+    the Trainer logs.
     """
     from transformers import TrainerCallback
 
@@ -112,6 +123,11 @@ def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
                     if (gpu := gpu_memory_counters())
                     else ((logging.INFO, "there is no GPU to compare it with"),)
                 )
+
+        def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            del args, control
+            if state.is_world_process_zero and (gpu := gpu_memory_counters()):
+                send_to_trackers(step_figures(sheet, gpu), int(state.global_step))
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control

@@ -108,3 +108,27 @@ def test_it_is_what_a_trainer_takes() -> None:
 def test_the_module_needs_neither_torch_nor_transformers() -> None:
     code = "import sys, memsheet.run.callback; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_each_log_goes_to_the_trackers_that_have_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[tuple[str, dict[str, float]]]()
+    run = SimpleNamespace(get=object)
+    fakes = {
+        "wandb": SimpleNamespace(run=object(), log=lambda figures: sent.append(("wandb", figures))),
+        "trackio": SimpleNamespace(context_vars=SimpleNamespace(current_run=run), log=lambda figures: sent.append(("trackio", figures))),
+        "mlflow": SimpleNamespace(active_run=lambda: None, log_metrics=lambda *_, **__: sent.append(("mlflow", {}))),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.setattr(
+        module, "gpu_memory_counters", lambda: gpu(peak_reserved=3 * GIB, peak_allocated=2 * GIB)
+    )
+    told = memsheet.trainer_callback("llama-3.2-1b", **JOB)
+    told.on_log(None, SimpleNamespace(is_world_process_zero=True, global_step=7), None, logs={"loss": 1.0})
+    told.on_log(None, SimpleNamespace(is_world_process_zero=False, global_step=8), None, logs={})
+    assert [name for name, _ in sent] == ["wandb", "trackio"]
+    reserved = memsheet.train("llama-3.2-1b", **JOB).sheets[0].reserved.value / GIB
+    for _, figures in sent:
+        assert figures["train/global_step"] == 7
+        assert figures["memsheet/peak_reserved_gib"] == 3
+        assert figures["memsheet/predicted_reserved_gib"] == reserved
