@@ -204,15 +204,24 @@ OPEN, CLOSE = "<!-- demo: made by docs/generate.py -->\n", "<!-- /demo -->"
 
 
 def readme() -> str:
-    """../README.md with the first screen that `make demo` prints."""
+    """../README.md with the top of the first screen that `make demo` prints: the verdict and what to change."""
     answer = memsheet.train(
         "llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=2048, microbatch=4
     )
     return with_screen(
         "../README.md",
         f"memsheet train {JOB} --engine fsdp2 --zero 3 --microbatch 4",
-        render_answer(answer, LOOK),
+        "\n\n".join(render_answer(answer, LOOK).split("\n\n")[:2]),
     )
+
+
+def first_minute() -> str:
+    """guides/first-minute.md with all of it."""
+    answer = memsheet.train(
+        "llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=2048, microbatch=4
+    )
+    command = f"memsheet train {JOB} --engine fsdp2 --zero 3 --microbatch 4"
+    return with_screen("guides/first-minute.md", command, render_answer(answer, LOOK))
 
 
 def planning() -> str:
@@ -244,6 +253,7 @@ PAGES = {
     "reference/worked_examples.md": worked_examples,
     "concepts/recompute.md": recompute,
     "concepts/parallelism.md": parallelism.page,
+    "guides/first-minute.md": first_minute,
     "guides/plan.md": planning,
     "guides/serve.md": serving,
     "../README.md": readme,

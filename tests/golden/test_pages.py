@@ -17,6 +17,7 @@ PAGES = [
     "reference/worked_examples.md",
     "concepts/recompute.md",
     "concepts/parallelism.md",
+    "guides/first-minute.md",
     "guides/serve.md",
     "../README.md",
     "guides/plan.md",  # whole searches
