@@ -2,7 +2,7 @@
 `browser` and a Chromium (CHROMIUM).
 """
 
-# ruff: noqa: INP001
+# ruff: noqa: INP001, S603
 
 from __future__ import annotations
 
