@@ -37,9 +37,13 @@ PATHS = {
 """What the rows of a part's tensors are named by."""
 SPARING = 16
 """The first minor release of core 0 that takes static inputs again before it captures."""
+AFTERWARDS = frozenset({"mlp", "moe", "moe_router", "moe_preprocess"})
+"""Parts that are named since that release (v0.15.0 training/arguments.py:1411 takes full, attn and
+full_iteration; core_v0.16.0 :1430).
+"""
 OLD_INPUTS = (
     "captured by TransformerEngine, core 0.15 and before makes the static inputs of all micro-batches at "
-    "once: {} more; say engine_version for them"
+    "once, {}, when it begins to capture; {}"
 )
 
 
@@ -129,14 +133,14 @@ def captured_graphs(code: ModelCode, spec: ModelSpec, plan: Plan, stage: Count) 
     words = tuple(word for part in parts for word in PATHS[part])
     return Captured(
         static={  # steps before the capture run without
-            **{path: Bytes(0, own * size, own * size) for path, size in rows.items()},
-            **old,
+            path: Bytes(0, own * size, own * size) for path, size in rows.items()
         },
         outputs=Bytes(outputs if surely else 0, own * outputs, own * outputs),
         pooled=lambda kind, path: kind is Component.SAVED_ACTIVATIONS and any(word in path for word in words),
         whole=all(captures_ends(block, parts) for block in blocks),
         step=False,
         captures=1 if agreed(plan.mesh.pp == 1) else plan.accumulation,
+        before=old,
         notes=notes,
     )
 
@@ -158,13 +162,23 @@ def _inputs_of_all(code: ModelCode, spec: ModelSpec, plan: Plan, parts: frozense
 
 
 def _old_inputs(plan: Plan, size: Count) -> tuple[dict[str, Bytes], tuple[str, ...]]:
-    """The row of inputs that old releases make; a note where nobody says which release it is."""
+    """The row of inputs that old releases make, core 0.14 among them, which is accounted where none is named.
+    TransformerEngine lets those go that wait for a later micro-batch, before it captures the first graph
+    (c188b533 pytorch/graph.py:223-275); before 2.6 they stay (23e00ed transformer/cuda_graphs.py:1374). Core
+    0.14 captures before the first step, where moments stand only if they were loaded (training.py:2053); 0.15
+    after steps (v0.15.0 training.py:2253).
+    """
     release = stated_release(plan)
-    if "local" in plan.cuda_graphs or not agreed(plan.accumulation > 1):
+    newer = bool(AFTERWARDS & set(plan.cuda_graphs)) if release is None else release >= SPARING
+    if newer or "local" in plan.cuda_graphs or not agreed(plan.accumulation > 1):
         return {}, ()
-    if release is None:
-        return {}, (OLD_INPUTS.format(format_bytes(int(size))),) if isinstance(size, int) else ()
-    return {"static/inputs_of_all_microbatches": Bytes(0, 0, size)} if release < SPARING else {}, ()
+    surely = release == SPARING - 1 and "transformer_engine" in plan.cuda_graphs
+    row = {"static/inputs_of_all_microbatches": Bytes(size if surely else 0, size, size)}
+    if not isinstance(size, int):
+        return row, ()
+    words = "" if release is not None else " and core 0.16 makes fewer: engine_version says which it is"
+    stays = f"before TransformerEngine 2.6 they stay{words}"
+    return row, (OLD_INPUTS.format(format_bytes(size), stays),)
 
 
 @formula(
