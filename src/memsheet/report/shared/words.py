@@ -13,7 +13,7 @@ from memsheet.plan.names import SHORT
 from memsheet.plan.plan import Adapter, AdapterKind, GradientSync, OptimizerName, Plan, RecomputeMode
 from memsheet.report.shared.closing_words import closing_words
 from memsheet.report.shared.look import Look
-from memsheet.sheet import Bytes, Component, Instant, Item, Sheet, sum_byte_ranges
+from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 
 SHARDED_FROM = {
     Component.OPTIMIZER_STATES: 1,
@@ -100,30 +100,38 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet, lo
         case Component.CONTEXT:
             return "driver, kernels and libraries"
         case _:
-            return dominant_path_words(component, sheet)
+            return dominant_path_words(component, sheet) or _alike_path_words(component, sheet)
 
 
 def dominant_path_words(component: Component, sheet: Sheet) -> str:
     """The largest path of a component at the peak, where it takes a good part of it."""
-    instant = sheet.peak_instant
-    items = [item for item in sheet.items if item.component is component and instant in item.at]
-    top = max(items, key=lambda item: item.at[instant].value, default=None)
-    whole = sum(item.at[instant].value for item in items)
-    if top is None or not top.path or not whole:
+    sizes = _sizes_at_peak(component, sheet)
+    top = max(sizes, key=lambda path: sizes[path], default="")
+    if not top or sizes[top] < MOSTLY * sum(sizes.values()):
         return ""
-    if top.at[instant].value < MOSTLY * whole:
-        return _alike_path_words(items, instant) or f"the largest in {printable_line(top.path)}"
-    return f"{'all' if len(items) == 1 else 'mostly'} in {printable_line(top.path)}"
+    return f"{'all' if len(sizes) == 1 else 'mostly'} in {printable_line(top)}"
 
 
-def _alike_path_words(items: list[Item], instant: Instant) -> str:
-    """What paths that end alike are, where they take a good part together: ``*/cast``."""
-    ends: dict[str, int] = {}
-    for item in items:
-        _, slash, end = item.path.rpartition("/")
-        ends[slash and end] = ends.get(slash and end, 0) + item.at[instant].value
-    most = max(filter(None, ends), key=lambda end: ends[end], default="")
-    return f"mostly in */{printable_line(most)}" if most and ends[most] >= MOSTLY * sum(ends.values()) else ""
+def _alike_path_words(component: Component, sheet: Sheet) -> str:
+    """What paths that end alike are (``*/cast``), where they take a good part together; else the largest."""
+    sizes, ends = _sizes_at_peak(component, sheet), dict[str, int]()
+    for path, size in sizes.items():
+        _, slash, end = path.rpartition("/")
+        ends[slash + end] = ends.get(slash + end, 0) + size
+    most = max((end for end in ends if end.startswith("/")), key=lambda end: ends[end], default="")
+    if most and ends[most] >= MOSTLY * sum(sizes.values()):
+        return f"mostly in *{printable_line(most)}"
+    top = max(sizes, key=lambda path: sizes[path], default="")
+    return f"the largest in {printable_line(top)}" if top and sizes[top] else ""
+
+
+def _sizes_at_peak(component: Component, sheet: Sheet) -> dict[str, int]:
+    instant = sheet.peak_instant
+    return {
+        item.path: int(item.at[instant].value)
+        for item in sheet.items
+        if item.component is component and instant in item.at
+    }
 
 
 def _room_for_adapters(sheet: Sheet) -> str:
