@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import Count, agreed
-from memsheet.errors import Problem
+from memsheet.errors import Problem, nearest_words
 from memsheet.formulas.graph_captures import Captured, chunks_in_flight, every_layer_bytes
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.sharding.whole_matrices import stated_release
@@ -28,6 +28,7 @@ LAYER_PARTS = frozenset({"attn", "mlp", "moe", "moe_router", "moe_preprocess"})
 WHOLE_STEP = "full_iteration"
 CAPTURED_BY = ("local", "transformer_engine")
 WHOLE_LAYER = ("all", "full")
+STATE_SPACE = "mamba"  # of layers that are not modelled of it
 NAMES = (*sorted(LAYER_PARTS), *WHOLE_LAYER[1:], WHOLE_STEP, *CAPTURED_BY)
 """--cuda-graph-modules (once --cuda-graph-scope) and --cuda-graph-impl (transformer_config.py:1075-1090)."""
 PATHS = {
@@ -210,12 +211,13 @@ def graph_problems(spec: ModelSpec, plan: Plan) -> Iterator[Problem]:
     """What Megatron-Core captures no graphs of (transformer_config.py:2796-2880), and names that are none."""
     named = frozenset(plan.cuda_graphs)
     kinds = {type(block.feed_forward) for block in spec.blocks()}
-    reasons = [
-        (name, "is nothing that megatron captures", ", ".join(NAMES))
-        for name in named - {*NAMES, *WHOLE_LAYER}
-    ]
+    reasons = []
+    for name in named - {*NAMES, *WHOLE_LAYER, STATE_SPACE}:
+        near = nearest_words(name, NAMES)
+        hint = f"did you mean {near[0]}?" if near else ", ".join(NAMES)
+        reasons.append((name, "is nothing that megatron captures", hint))
     routed = ("moe", "moe_router", "moe_preprocess")
-    absent = {*([] if Moe in kinds else routed), *([] if Dense in kinds else ["mlp"])}
+    absent = {STATE_SPACE, *([] if Moe in kinds else routed), *([] if Dense in kinds else ["mlp"])}
     reasons += [(name, f"names no part of {spec.name}'s layers", "leave it out") for name in named & absent]
     if {"moe", "moe_router"} <= named:
         reasons.append(("moe", "holds the router, which is named beside it", "one of the two"))
