@@ -191,6 +191,7 @@ def _check_divisibility(gaps: RequestResolver, mesh: Mesh, model: ModelSpec) -> 
 
 def _expert_degrees(mesh: Mesh, experts: Iterable[int]) -> str:
     """Degrees that divide the experts of every layer and the ranks of a stage."""
-    shared = gcd(mesh.data_parallel * mesh.cp * mesh.tp // mesh.etp, *experts)
+    ranks = mesh.data_parallel * mesh.cp * mesh.tp // mesh.etp
+    shared = gcd(ranks, *experts) if ranks else 0
     degrees = [str(n) for n in range(1, shared + 1) if shared % n == 0]
     return f"one of {', '.join(degrees[-6:])}" if degrees else ""
