@@ -35,7 +35,7 @@ class Taken:
     several: bool = False
     source: str
 
-    def parts(self, value: Any) -> list[Any]:
+    def single_values(self, value: Any) -> list[Any]:
         """The values that are taken each by itself."""
         if not self.several:
             return [value]

@@ -22,7 +22,7 @@ def _values_not_taken(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for at, value in read.values.items():
             for row in taken_at(read.form.name, at):
-                for one in row.parts(value):
+                for one in row.single_values(value):
                     why = row.refusal(one) if is_said(one) else ""
                     if why:
                         yield _refused_value(f"{name}: {at}", read, row, str(one), why)

@@ -134,8 +134,9 @@ _OF_ROTATIONS = {
 }
 """How OFT is accounted: its defaults (peft 0.21.2 tuners/oft/config.py:150-175)."""
 _OF_PROJECTION = {"coft", "eps"}
-"""Constrained rotations are projected without a gradient before they are made, in copies of them that are gone
-then (peft 5d602fd tuners/oft/layer.py:148-163, 246-248); making them keeps as many, and turned inputs are more.
+"""Constrained rotations are projected without a gradient before they are made, in copies of them that are
+gone then (peft 5d602fd tuners/oft/layer.py:148-163, 246-248); making them keeps as many, and turned inputs
+are more.
 """
 _OF_ADALORA = {
     "init_r",

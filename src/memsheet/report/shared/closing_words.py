@@ -29,10 +29,10 @@ def closing_words(component: Component, answer: Answer, sheet: Sheet, look: Look
         spec = model_code(engine_for(answer.model, answer.plan).layers).built(answer.model, answer.plan)
         own = parameter_count(spec)
         text = own - sum(times * weight.elements for _, weight, times in tower_tensors(spec))
-        if text < own and not _closes(size, each * own // shares):
-            return _joined("of the text model", _difference_words(size, each * text // shares, look))
-        of = "" if _closes(own, answer.parameters) else f"of {format_parameter_count(own)} as built"
-        return _joined(of, _difference_words(size, each * own // shares, look))
+        if text < own and not _sizes_close(size, each * own // shares):
+            return _joined_words("of the text model", _difference_words(size, each * text // shares, look))
+        of = "" if _sizes_close(own, answer.parameters) else f"of {format_parameter_count(own)} as built"
+        return _joined_words(of, _difference_words(size, each * own // shares, look))
     if component is Component.GRADIENTS and isinstance(sheet.gradients, Bytes):
         whole = int(sheet.gradients.value)
         if not whole and answer.plan.offload.optimizer:
@@ -41,17 +41,17 @@ def closing_words(component: Component, answer: Answer, sheet: Sheet, look: Look
     return ""
 
 
-def _joined(*words: str) -> str:
+def _joined_words(*words: str) -> str:
     return ", ".join(filter(None, words))
 
 
 def _difference_words(size: int, plain: int, look: Look) -> str:
-    if _closes(size, plain):
+    if _sizes_close(size, plain):
         return ""
     return f"and {look.cell(size - plain)} beside them" if size > plain else f"of {look.cell(plain)} so far"
 
 
-def _closes(size: int, plain: int) -> bool:
+def _sizes_close(size: int, plain: int) -> bool:
     return abs(size - plain) * CLOSES <= max(size, plain)
 
 

@@ -35,18 +35,18 @@ def routing_notes(
         return ()
     sheet = next((sheet for sheet in sheets if sheet.rank == verdict.rank), sheets[0])
 
-    def routed(spread: Spread, *, replays: bool = False) -> Sheet:
+    def spread_sheet(spread: Spread, *, replays: bool = False) -> Sheet:
         spread_plan = replace(plan, routing=replace(routing, spread=spread))
         return account_rank(model, spread_plan, cluster, sheet.stage, replays=replays)
 
-    balanced, fullest = routed(Spread.BALANCED), routed(Spread.WORST)
+    balanced, fullest = spread_sheet(Spread.BALANCED), spread_sheet(Spread.WORST)
     if fullest.device.value < balanced.device.value * DECIDES:
         return ()
     low, value, high = int(verdict.device.low), int(verdict.device.value), int(verdict.device.high)
     if replays:  # as a question of that routing is answered
-        balanced = routed(Spread.BALANCED, replays=True)
+        balanced = spread_sheet(Spread.BALANCED, replays=True)
     even = max(low, min(int(balanced.device.value), value))
-    uneven = max(even, min(_with_slack_of(sheet, routed(Spread.UNEVEN)), high))
+    uneven = max(even, min(_with_slack_of(sheet, spread_sheet(Spread.UNEVEN)), high))
     worst = max(uneven, min(_with_slack_of(sheet, fullest), high))
     shares = f"{1 + MAX_VIOLATION:g} times an even share"
     decree = "--moe-balanced accounts the first (force_load_balancing, or what the router learned)"
