@@ -67,17 +67,27 @@ def with_graphs(
         NODES: Bytes(0, 0, graph_node_bytes(model, found.captures)),
     }
     added = with_added_states(kept, BytesByPath.of((key, size.value) for key, size in rows.items()))
-    ends = {key: (size.low, size.high) for key, size in rows.items()}
+    before = {(Component.CUDA_GRAPHS, path): size for path, size in found.before.items()}
+    added = with_added_states(added, BytesByPath.of((key, 0) for key in before))
+    ends = {key: (size.low, size.high) for key, size in (rows | before).items()}
     return replace(added, ranges={**kept.ranges, **ends}, notes=(*kept.notes, *found.notes))
 
 
-def pooled_at_step(peaks: Mapping[Instant, BytesByPath], found: Captured | None) -> BytesByPath:
-    """What a pool keeps while the optimizer steps: the most of what was captured at any instant."""
+def pooled_at_step(
+    peaks: Mapping[Instant, BytesByPath], kept: ResidentState, found: Captured | None
+) -> tuple[BytesByPath, ResidentState]:
+    """Between two backwards: what was made to capture, and what a pool keeps later beyond that, which is the
+    most of what was captured at any instant; with the state whose ranges hold both at once.
+    """
     if found is None:
-        return EMPTY
+        return EMPTY, kept
     most: Count = 0
     for instant in (Instant.FORWARD, Instant.LOSS, Instant.BACKWARD):
         if instant in peaks:
             held = peaks[instant].held.items()
             most = maximum(most, sum(size for key, size in held if found.pooled(*key)))
-    return BytesByPath.of([(POOLED, most)])
+    before = [((Component.CUDA_GRAPHS, path), size.value) for path, size in found.before.items()]
+    beyond = maximum(0, most - sum(size for _, size in before))
+    return BytesByPath.of([(POOLED, beyond), *before]), replace(
+        kept, ranges={**kept.ranges, POOLED: (beyond, most)}
+    )

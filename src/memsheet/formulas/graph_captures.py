@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 
 from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.formulas.pipeline import in_flight
@@ -19,7 +20,8 @@ class Captured:
     segments of the pool that nothing else gets, in which torch counts no tensor between two replays.
     ``pooled``: whether a tensor lies in the pool, by its component and path. ``whole``: no layer computes
     outside of graphs; ``step``: neither does anything else between the first forward and the last backward.
-    ``captures``: how many micro-batches have graphs of their own.
+    ``captures``: how many micro-batches have graphs of their own. ``before``: what stands between two steps
+    when the capture begins, before the pool has anything; its high end may stay for good.
     """
 
     static: Mapping[str, Bytes]
@@ -28,6 +30,7 @@ class Captured:
     whole: bool
     step: bool
     captures: Count
+    before: Mapping[str, Bytes] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

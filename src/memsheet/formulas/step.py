@@ -161,7 +161,7 @@ def _equal_microbatch_peaks(
     peaks = {
         instant: largest_moment_rows(candidates[instant]) for instant in Instant if candidates.get(instant)
     }
-    pooled = pooled_at_step(peaks, graphs)
+    pooled, kept = pooled_at_step(peaks, kept, graphs)
     peaks[Instant.OPTIMIZER_STEP] = merge_moment(
         [(1, steps[0].states), (1, kept.around.always), (1, kept.at_step), (1, steps[0].named), (1, pooled)]
     )

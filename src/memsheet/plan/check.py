@@ -138,6 +138,8 @@ def _check_key(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
             hint = (
                 _nearest_choice_hint(value, rule.choices) if rule.kind == "choice" else example_of(key, rule)
             )
+            if rule.kind == "count" and isinstance(value, str) and value.isdecimal():
+                hint = f"{value} without quotes"
             yield Problem(field=key, value=value, reason=reason, hint=hint)
 
 

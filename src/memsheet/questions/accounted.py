@@ -124,13 +124,14 @@ def answer_for_model(
     said += cluster.device.assumed if cluster else ()
     resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
     raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
-    sheets = sheets_of(spec, resolved, cluster, replays=slack == REPLAY)
+    replays = slack == REPLAY
+    sheets = sheets_of(spec, resolved, cluster, replays=replays)
     if (
         slack == BOUNDS
         and cluster
         and judge_plan(spec, resolved.plan, cluster, sheets).result is Result.UNCERTAIN
     ):
-        sheets = sheets_of(spec, resolved, cluster)
+        replays, sheets = True, sheets_of(spec, resolved, cluster)
     serving = (
         _serving_facts(spec, resolved, cluster, sheets)
         if isinstance(resolved.plan.workload, Serving)
@@ -176,7 +177,11 @@ def answer_for_model(
         verdict, serving = _verdict_on_sequences(
             spec, {**request, **served}, resolved.plan, cluster, verdict, serving, wanted, fix=fix
         )
-    routed = _expert_routing_notes(spec, resolved.plan, cluster, sheets, verdict) if serving is None else ()
+    routed: tuple[str, ...] = ()
+    if serving is None and cluster and verdict and resolved.plan.routing:
+        from memsheet.search.train.routing import routing_notes
+
+        routed = routing_notes(spec, resolved.plan, cluster, sheets, verdict, replays=replays)
     notes = (
         *routed,
         *spec.source.notes,
@@ -259,17 +264,6 @@ def _serving_facts(
     from memsheet.formulas.serving.servers import server_facts
 
     return server_facts(spec, resolved.plan, cluster, sheets)
-
-
-def _expert_routing_notes(
-    spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None
-) -> tuple[str, ...]:
-    """What expert routing decides, first of all notes."""
-    if cluster is None or verdict is None or plan.routing is None:
-        return ()
-    from memsheet.search.train.routing import routing_notes
-
-    return routing_notes(spec, plan, cluster, sheets, verdict)
 
 
 def _with_one_pooled(resolved: Resolved) -> Resolved:

@@ -16,6 +16,7 @@ from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.shared.colocated_server import CARD
 from memsheet.exchange.shared.file_format import EVERYTHING, Moved, Read
 from memsheet.exchange.shared.generation_script import NO_PROMPT
+from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import LAUNCHED, absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.trainer_script import MAPS, SCRIPT, SPREADS
@@ -49,6 +50,8 @@ from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
 TOWER = re.compile(r"visual|vision|audio|projector", re.IGNORECASE)
 """In the path of what belongs to a tower, in the library's classes of models that see or hear."""
 LEFT_OUT = "the sheet leaves out"
+PEFT_OPTIONS = frozenset(f"script.{name}" for name in (*READ, *OTHERS))
+"""What of an adapter's configuration is not accounted, which may train and keep more than what is."""
 
 
 def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
@@ -275,7 +278,9 @@ def _reason_to_doubt(
             beyond = "" if prompts else "; the range is of one sequence, and more need more"
             return Doubt(_not_held(reads, named) + beyond, least, no_most=True)
         words = _not_held(reads, named)
-        return Doubt(words, least_of(fewer, keys), movable_bytes=movable_bytes(fewer, keys))
+        grows = not PEFT_OPTIONS.isdisjoint(keys)
+        least = least_of(fewer, keys)
+        return Doubt(words, least, movable_bytes=movable_bytes(fewer, keys), no_most=grows)
     if verdict.result is not Result.FITS and unsure:
         return Doubt(DTYPE_UNKNOWN, least)
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)

@@ -4,6 +4,9 @@ on it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import gcd
+
 from memsheet.plan.check import Request
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
@@ -172,11 +175,23 @@ def _check_divisibility(gaps: RequestResolver, mesh: Mesh, model: ModelSpec) -> 
                 f"neither divides the {kv} key/value heads of {model.name} nor is a multiple of them",
                 hint,
             )
-    for experts in sorted({b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)}):
+    counts = {b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)}
+    for experts in sorted(counts):
         if experts % mesh.ep:
-            gaps.wrong("mesh.ep", mesh.ep, f"does not divide the {experts} experts of {model.name}")
+            reason = f"does not divide the {experts} experts of {model.name}"
+            gaps.wrong("mesh.ep", mesh.ep, reason, _expert_degrees(mesh, counts))
+            return
     ranks = mesh.data_parallel * mesh.cp * mesh.tp
     if ranks % (
         mesh.ep * mesh.etp
     ):  # Megatron-LM 23e00ed core/parallel_state.py:703: the world is divided by ep · etp · pp
-        gaps.wrong("mesh.ep", mesh.ep, f"times etp does not divide the {ranks} ranks of a stage")
+        reason = f"times etp does not divide the {ranks} ranks of a stage"
+        gaps.wrong("mesh.ep", mesh.ep, reason, _expert_degrees(mesh, counts))
+
+
+def _expert_degrees(mesh: Mesh, experts: Iterable[int]) -> str:
+    """Degrees that divide the experts of every layer and the ranks of a stage."""
+    ranks = mesh.data_parallel * mesh.cp * mesh.tp // mesh.etp
+    shared = gcd(ranks, *experts) if ranks else 0
+    degrees = [str(n) for n in range(1, shared + 1) if shared % n == 0]
+    return f"one of {', '.join(degrees[-6:])}" if degrees else ""

@@ -46,3 +46,10 @@ def test_a_plan_file_is_flattened_and_a_null_group_is_no_group() -> None:
     assert flat["precision.parameters"] == "bf16"
     assert flat["zero"] == 3
     assert "adapter" not in flat
+
+
+def test_a_number_in_quotes_is_told_from_a_word() -> None:
+    (one,) = check_request({"adapter.prompt_length": "20"})
+    assert (one.reason, one.hint) == ("is not a whole number", "20 without quotes")
+    (other,) = check_request({"adapter.prompt_length": "twenty"})
+    assert other.hint == "for example 1"

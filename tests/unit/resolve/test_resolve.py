@@ -12,6 +12,7 @@ from memsheet.plan.device import cluster_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Loss, RecomputeMode
 from memsheet.readers.model import read_model
+from memsheet.report.shared.plan_phrases import plan_choice_phrases
 from memsheet.resolve import Resolved, resolve_request
 
 
@@ -245,3 +246,16 @@ def test_a_model_that_is_released_quantized_trains_dequantized(name: str, lora: 
     stored = found.plan.quantization.weights.name if found.plan.quantization else None
     assert stored == lora.get("quantization.weights")
     assert any("training dequantizes it" in word for word in found.assumed)
+
+
+@pytest.mark.parametrize(("ep", "hint"), [(7, "one of 1, 2, 4, 8"), (16, "one of 1, 2, 4, 8")])
+def test_degrees_that_divide_the_experts_and_the_ranks_are_hinted_at(ep: int, hint: str) -> None:
+    with pytest.raises(InputError) as found:
+        asked("qwen3-30b-a3b", 8, engine="megatron", mesh__ep=ep)
+    assert [(one.field, one.hint) for one in found.value.problems] == [("mesh.ep", hint)]
+
+
+@pytest.mark.parametrize(("zero", "said"), [(0, "muon"), (1, "muon distributed")])
+def test_an_optimizer_is_called_distributed_where_its_states_are(zero: int, said: str) -> None:
+    plan = asked("llama-3.2-1b", 8, engine="megatron", zero=zero, optimizer__name="muon").plan
+    assert said in list(plan_choice_phrases(plan))

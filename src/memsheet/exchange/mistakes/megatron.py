@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.formats.megatron import graphs
 from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
 
 TP = "--tensor-model-parallel-size"
@@ -84,6 +85,23 @@ def _half_said(case: Case) -> Iterator[Found]:
                 says="takes neither --recompute-method nor --recompute-num-layers",
                 cure="leave them out",
                 stops=True,
+            )
+
+
+def _scope_alone(case: Case) -> Iterator[Found]:
+    """What of a layer is captured, and nobody who captures it."""
+    for name, values in _megatron_scripts(case):
+        scopes = [at for at in (graphs.SCOPE, graphs.MODULES) if at in values]
+        if scopes and not graphs.is_captured(values):
+            step = graphs.STEP in graphs.captured_scopes(values)
+            yield Found(
+                where=f"{name}: {scopes[0]}",
+                says=(
+                    "captures the whole step since core 0.18, and nothing before without --enable-cuda-graph"
+                    if step
+                    else f"has no effect without {graphs.BY}, which is none by default: nothing is captured"
+                ),
+                cure=f"{graphs.BY} {graphs.STEP if step else 'transformer_engine'}",
             )
 
 
@@ -218,6 +236,11 @@ MEGATRON = (
         id="switch-needs-another",
         source=f"{_ARGS}:559-600, 844; {_CORE}/transformer/transformer_config.py:860",
         looks=_needs_another,
+    ),
+    Rule(
+        id="graphs-not-captured",
+        source="NVIDIA/Megatron-LM d98e8a64 megatron/training/arguments.py:263-294; 23e00ed :1288",
+        looks=_scope_alone,
     ),
     Rule(id="one-connection", source=f"{_ARGS}:849-875", looks=_missing_max_connections),
     Rule(

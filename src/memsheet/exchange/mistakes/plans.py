@@ -10,9 +10,10 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule, answer_fits
+from memsheet.formulas.adapters import rotated_blocks
 from memsheet.plan.adapter_targets import passed_over_targets
 from memsheet.plan.engine_registry import find_engine
-from memsheet.plan.model import Attention
+from memsheet.plan.model import Attention, Role
 from memsheet.sheet import Component
 
 TARGETS = "adapter.targets"
@@ -133,6 +134,30 @@ def _passed_over_targets(case: Case) -> Iterator[Found]:
             )
 
 
+def _adjusted_blocks(case: Case) -> Iterator[Found]:
+    """Rotations in blocks that do not divide a layer's inputs, which peft makes others of."""
+    plan = case.trained
+    if case.model is None or plan is None or plan.adapter is None or not plan.adapter.block_size:
+        return
+    asked, targets = plan.adapter.block_size, plan.adapter.targets
+    widths = {
+        int(weight.shape[0 if weight.transposed else 1])
+        for block in case.model.blocks()
+        for weight in block.weights
+        if weight.role is Role.LINEAR
+        and weight.path.split(".")[-2:-1]
+        and weight.path.split(".")[-2] in targets
+    }
+    made = {width: rotated_blocks(width, asked)[1] for width in sorted(widths)}
+    other = [f"{size} of {width:,} inputs" for width, size in made.items() if size != asked]
+    if other:
+        yield Found(
+            where="adapter.block_size",
+            says=f"blocks of {asked} do not divide a layer's inputs: peft makes {', '.join(other)}",
+            cure="a size that divides them",
+        )
+
+
 def _words_apart(names: Sequence[str]) -> str:
     """A cure for words that are parted by commas, which a command line takes as part of them."""
     return "names without commas between them" if any("," in name for name in names) else ""
@@ -232,6 +257,11 @@ PLANS = (
         id="targets-passed-over",
         source="huggingface/peft 5d602fd src/peft/tuners/tuners_utils.py:943-953, 1025-1060",
         looks=_passed_over_targets,
+    ),
+    Rule(
+        id="blocks-adjusted",
+        source="huggingface/peft 5d602fd src/peft/tuners/oft/layer.py:447-454, 516-537",
+        looks=_adjusted_blocks,
     ),
     Rule(
         id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole

@@ -129,15 +129,30 @@ def _bits_as_keywords(case: Case) -> Iterator[Found]:
 
 
 def _from_pretrained_calls(text: str) -> list[Tree]:
-    """Calls that load a model of transformers; none of a text that is no Python."""
+    """Calls that load a model of transformers."""
+    return [held for held in _calls_of(text, "from_pretrained") if LOADS.search(held[WHOLE])]
+
+
+def _calls_of(text: str, name: str) -> list[Tree]:
+    """Calls by a name; none of a text that is no Python."""
     try:
-        return [
-            held
-            for held in named_calls(read_module(text, {}), ("from_pretrained",))
-            if LOADS.search(held[WHOLE])
-        ]
+        return [*named_calls(read_module(text, {}), (name,))]
     except ValueError:
         return []
+
+
+def _blocks_said_twice(case: Case) -> Iterator[Found]:
+    """How many blocks rotate, and how large they are: either follows from the other."""
+    for name, _ in case.of(*TRAINERS, "pytorch"):
+        for held in _calls_of(case.texts[name], "OFTConfig") if name.endswith(".py") else ():
+            said = [held.get(at) for at in ("r", "oft_block_size")]
+            if all(isinstance(size, int) and size != 0 for size in said):
+                yield Found(
+                    where=f"{name}:{held[LINE]}: OFTConfig",
+                    says=f"has r {said[0]} and oft_block_size {said[1]}: peft raises ValueError for both",
+                    cure="one of the two (r=0 beside a size)",
+                    stops=True,
+                )
 
 
 _ORDER = "pytorch/torchtitan b5bcd76 torchtitan/models/llama3/parallelize.py:43-78"
@@ -146,4 +161,5 @@ SCRIPTS = (
     Rule(id="optimizer-before-sharding", source="pytorch/torchtitan b5bcd76 torchtitan/trainer.py:479, 537: the optimizer is built of the divided model", looks=_early_optimizer),
     Rule(id="recomputes-twice", source="transformers 5.23.0 trainer.py:879-884", looks=_recomputes_twice),
     Rule(id="bits-as-keywords", source="transformers 5.23.0 modeling_utils.py:4279-4382: what is no key of the configuration goes to the model", looks=_bits_as_keywords),
+    Rule(id="blocks-said-twice", source="huggingface/peft 5d602fd src/peft/tuners/oft/config.py:193; v0.14.0 :187", looks=_blocks_said_twice),
 )  # fmt: skip

@@ -21,7 +21,8 @@ OPEN = frozenset("${}<>[]`%")
 class Taken:
     """What is taken at some places of formats: one of ``words``, or a number, from ``least`` to ``most``.
 
-    ``closed``: no release has other words; ``any_reader``: no program does anything with another value.
+    ``closed``: no release has other words; ``any_reader``: no program does anything with another value;
+    ``several``: a list of words, or words with commas between them.
     """
 
     formats: tuple[str, ...]
@@ -31,7 +32,14 @@ class Taken:
     most: float | None = None
     closed: bool = False
     any_reader: bool = False
+    several: bool = False
     source: str
+
+    def single_values(self, value: Any) -> list[Any]:
+        """The values that are taken each by itself."""
+        if not self.several:
+            return [value]
+        return list(value) if isinstance(value, list | tuple) else str(value).split(",")
 
     def refusal(self, value: Any) -> str:
         """Why the parser does not take a value, or nothing."""
@@ -134,6 +142,11 @@ TAKEN = (
     Taken(formats=("accelerate",), at=("num_processes", "num_machines"), least=0, any_reader=True, source="accelerate 1.15 commands/launch.py"),
     Taken(formats=("accelerate",), at=("mixed_precision",), words=("no", "fp8", "fp16", "bf16", "none"), closed=True, source="accelerate 1.15 utils/launch.py, utils/dataclasses.py:773"),
     Taken(formats=("accelerate",), at=("deepspeed_config.zero_stage",), least=0, most=3, any_reader=True, source=f"{_DS}/zero/config.py:81: ZeroStageEnum"),
+    Taken(formats=("megatron",), at=("--cuda-graph-impl",), words=("none", "local", "transformer_engine", "full_iteration"), any_reader=True, source="NVIDIA/Megatron-LM d98e8a64 megatron/core/transformer/transformer_config.py:1075"),
+    Taken(
+        formats=("megatron",), at=("--cuda-graph-scope", "--cuda-graph-modules"), any_reader=True, several=True,
+        words=("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full", "full_iteration", "full_iteration_inference"), source=f"{_MCORE}:256",
+    ),
     Taken(formats=("megatron",), at=tuple(f"--{name}" for name in _MEGATRON), any_reader=True, source=f"{_MCORE}: type=int"),
     Taken(formats=("torchtune",), at=("batch_size", "gradient_accumulation_steps", "tensor_parallel_dim", "tokenizer.max_seq_len", "model.lora_rank"), any_reader=True, source="pytorch/torchtune bd2a0fc recipes/full_finetune_distributed.py:145-200"),
     Taken(formats=("torchtune", "torchtune-ppo"), at=("dtype",), words=("fp16", "bf16", "fp32", "fp64"), closed=True, any_reader=True, source="pytorch/torchtune bd2a0fc torchtune/training/precision.py:18, 102"),

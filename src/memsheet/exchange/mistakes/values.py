@@ -22,9 +22,10 @@ def _values_not_taken(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for at, value in read.values.items():
             for row in taken_at(read.form.name, at):
-                why = row.refusal(value) if is_said(value) else ""
-                if why:
-                    yield _refused_value(f"{name}: {at}", read, row, str(value), why)
+                for one in row.single_values(value):
+                    why = row.refusal(one) if is_said(one) else ""
+                    if why:
+                        yield _refused_value(f"{name}: {at}", read, row, str(one), why)
 
 
 _COUNTED = (

@@ -100,7 +100,7 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         rest -= {
             "oft_block_size",
             "init_weights",
-            "eps",
+            *_OF_PROJECTION,
             "module_dropout" if not held.get("module_dropout") else "",
         }
         rest -= {at for at, usual in _OF_ROTATIONS.items() if held.get(at) == usual}
@@ -128,12 +128,16 @@ def _word(value: Any) -> str:
 
 _ONLY_OF_MLP = ("encoder_reparameterization_type",)
 _OF_ROTATIONS = {
-    "coft": False,
     "block_share": False,
     "use_cayley_neumann": True,
     "num_cayley_neumann_terms": 5,
 }
 """How OFT is accounted: its defaults (peft 0.21.2 tuners/oft/config.py:150-175)."""
+_OF_PROJECTION = {"coft", "eps"}
+"""Constrained rotations are projected without a gradient before they are made, in copies of them that are
+gone then (peft 5d602fd tuners/oft/layer.py:148-163, 246-248); making them keeps as many, and turned inputs
+are more.
+"""
 _OF_ADALORA = {
     "init_r",
     "target_r",

@@ -49,8 +49,15 @@ def moments_dtype(held: Held, plan: Plan) -> DType:
     return held.dtype if plan.adapter else plan.precision.moments
 
 
-def _quantizes_all_moments(plan: Plan) -> bool:
-    return engine_of(plan).eight_bit_embeddings or eight_bit_alike(plan.engine_version)
+def quantizes_all_moments(plan: Plan) -> bool:
+    """Whether moments of embeddings are in eight bits, too."""
+    torchao = plan.optimizer is not None and plan.optimizer.implementation is Way.TORCHAO
+    return torchao or engine_of(plan).eight_bit_embeddings or eight_bit_alike(plan.engine_version)
+
+
+def keeps_wide_moments(plan: Plan) -> bool:
+    """Whether moments of one dtype have 32 bits whatever the parameter has."""
+    return plan.optimizer is not None and plan.optimizer.implementation in (Way.BNB, Way.APEX)
 
 
 # ---- what is kept between steps ----------------------------------------------------------------------------
@@ -68,9 +75,9 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Coun
         case Name.ADAMW_8BIT if plan.optimizer.implementation is Way.TORCHAO:
             return torchao_states(elements, dtype)
         case Name.ADAMW_8BIT:
-            return eight_bit_states(held, elements, alike=_quantizes_all_moments(plan))
+            return eight_bit_states(held, elements, alike=quantizes_all_moments(plan))
         case Name.LION_8BIT:
-            return eight_bit_states(held, elements, alike=_quantizes_all_moments(plan)) // 2
+            return eight_bit_states(held, elements, alike=quantizes_all_moments(plan)) // 2
         case Name.PAGED_ADAMW | Name.PAGED_ADAMW_8BIT:
             return _paged_moment_bytes(held, elements, plan)[0]
         case Name.ADAFACTOR:
@@ -104,9 +111,8 @@ def step_count_bytes(plan: Plan) -> int:
 
 def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
     assert plan.optimizer is not None
-    name, way, step = plan.optimizer.name, plan.optimizer.implementation, step_count_bytes(plan)
-    wide = way in (Way.BNB, Way.APEX)  # 32 bits whatever the parameter has
-    return STATES_EACH.get(name, 2) * (FP32 if wide else dtype).nbytes(elements) + step
+    name, step = plan.optimizer.name, step_count_bytes(plan)
+    return STATES_EACH.get(name, 2) * (FP32 if keeps_wide_moments(plan) else dtype).nbytes(elements) + step
 
 
 @formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer")

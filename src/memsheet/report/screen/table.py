@@ -218,7 +218,7 @@ def peak_table_rows(answer: Answer, sheet: Sheet, look: Look) -> Iterator[TableR
     def component_rows(of: tuple[Component, ...] | None) -> Iterator[TableRow]:
         for component, size in rows:
             if (component in of) if of else component not in OUTSIDE_TENSORS:
-                words = component_size_reason(component, answer, sheet)
+                words = component_size_reason(component, answer, sheet, look)
                 yield TableRow(component, component_name(component), size, words)
 
     yield from component_rows(None)

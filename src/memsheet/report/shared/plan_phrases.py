@@ -8,7 +8,7 @@ from memsheet.arith import Count
 from memsheet.plan.engine_options import option_keys
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Adapter, AdapterKind, Plan, Speculative, SpeculativeMethod
+from memsheet.plan.plan import Adapter, AdapterKind, Implementation, Plan, Speculative, SpeculativeMethod
 from memsheet.plan.workload import Training
 from memsheet.units import format_count
 
@@ -65,7 +65,9 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
         else f"{precision.parameters.name} computed in {precision.compute.name}"
     )
     if plan.optimizer:
-        yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
+        way = plan.optimizer.implementation
+        whole = way is Implementation.DISTRIBUTED and plan.zero == 0  # nothing of its states is divided
+        yield plan.optimizer.name.value + ("" if whole else f" {way.value}")
     if not plan.training.seq_len:  # a bare parameter count: nothing below is counted
         return
     yield f"seq {plan.training.seq_len}"

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from memsheet.budget import Answer, Fix
 from memsheet.errors import printable_line
 from memsheet.formulas.states.gradients import reduces_surely_last
+from memsheet.formulas.states.optimizers import keeps_wide_moments, quantizes_all_moments
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.names import SHORT
 from memsheet.plan.plan import Adapter, AdapterKind, GradientSync, OptimizerName, Plan, RecomputeMode
+from memsheet.report.shared.closing_words import closing_words
+from memsheet.report.shared.look import Look
 from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 
 SHARDED_FROM = {
@@ -30,8 +33,8 @@ INSTANTS = {
 
 
 MOMENTS = {
-    OptimizerName.ADAMW: "two {dtype} moments", OptimizerName.PAGED_ADAMW: "two fp32 moments in pages",
-    OptimizerName.ADAMW_8BIT: "two moments in 8 bits", OptimizerName.PAGED_ADAMW_8BIT: "two moments in 8 bits, in pages",
+    OptimizerName.ADAMW: "two {dtype} moments", OptimizerName.PAGED_ADAMW: "moments of small tensors, others in pages",
+    OptimizerName.ADAMW_8BIT: "two moments in 8 bits", OptimizerName.PAGED_ADAMW_8BIT: "maxima of 8-bit moments, which are in pages",
     OptimizerName.LION: "one {dtype} moment", OptimizerName.LION_8BIT: "one moment in 8 bits",
     OptimizerName.SGD: "none but scalars", OptimizerName.SGD_MOMENTUM: "one {dtype} moment",
     OptimizerName.ADAFACTOR: "second moments as rows and columns", OptimizerName.MUON: "one {dtype} moment of matrices, two of the rest",
@@ -40,34 +43,43 @@ MOMENTS = {
 }  # fmt: skip
 """What an optimizer keeps between steps."""
 
+EIGHT_BIT = (OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT)
+
 
 def component_name(component: Component) -> str:
     return component.value.replace("_", " ")
 
 
-def component_size_reason(component: Component, answer: Answer, sheet: Sheet) -> str:
+def component_size_reason(component: Component, answer: Answer, sheet: Sheet, look: Look) -> str:
     """A few words on a component's size: its dtype and how it is split, or the path that takes most of it."""
     plan = answer.plan
     if answer.trace is not None and "step" in answer.trace:  # a step of one's own: nobody knows its plan
         return dominant_path_words(component, sheet)
+    closing = ""
+    if component in SHARDED_FROM and plan.task == "train":
+        closing = closing_words(component, answer, sheet, look, _shares_of_state(component, plan))
     match component:
         case Component.PARAMETERS:
-            return _join_nonempty(_parameter_dtype_words(plan), *_sharding_axis_words(component, plan))
+            return _join_nonempty(
+                _parameter_dtype_words(plan), *_sharding_axis_words(component, plan), closing
+            )
         case Component.MASTER_WEIGHTS:
             return _join_nonempty(
                 f"{plan.precision.master_weights.name} copy" if plan.precision.master_weights else "",
                 *_sharding_axis_words(component, plan),
+                closing,
             )
         case Component.GRADIENTS:
             of = "of the adapters" if plan.adapter else ""
             # what waits unreduced has the dtype that autograd made it in, beside shards of their own
             dtype = "" if plan.gradient_sync is GradientSync.LAST else plan.precision.gradients.name
-            return _join_nonempty(dtype, of, *_sharding_axis_words(component, plan))
+            return _join_nonempty(dtype, of, *_sharding_axis_words(component, plan), closing)
         case Component.OPTIMIZER_STATES:
             return _join_nonempty(
                 _optimizer_moment_words(plan),
                 "of the adapters" if plan.adapter else "",
                 *_sharding_axis_words(component, plan),
+                closing,
             )
         case Component.SAVED_ACTIVATIONS:
             return _join_nonempty(_recompute_mode_words(plan), dominant_path_words(component, sheet))
@@ -88,18 +100,38 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet) ->
         case Component.CONTEXT:
             return "driver, kernels and libraries"
         case _:
-            return dominant_path_words(component, sheet)
+            return dominant_path_words(component, sheet) or _alike_path_words(component, sheet)
 
 
 def dominant_path_words(component: Component, sheet: Sheet) -> str:
     """The largest path of a component at the peak, where it takes a good part of it."""
-    instant = sheet.peak_instant
-    items = [item for item in sheet.items if item.component is component and instant in item.at]
-    top = max(items, key=lambda item: item.at[instant].value, default=None)
-    whole = sum(item.at[instant].value for item in items)
-    if top is None or not top.path or top.at[instant].value < MOSTLY * whole:
+    sizes = _sizes_at_peak(component, sheet)
+    top = max(sizes, key=lambda path: sizes[path], default="")
+    if not top or sizes[top] < MOSTLY * sum(sizes.values()):
         return ""
-    return f"{'all' if len(items) == 1 else 'mostly'} in {printable_line(top.path)}"
+    return f"{'all' if len(sizes) == 1 else 'mostly'} in {printable_line(top)}"
+
+
+def _alike_path_words(component: Component, sheet: Sheet) -> str:
+    """What paths that end alike are (``*/cast``), where they take a good part together; else the largest."""
+    sizes, ends = _sizes_at_peak(component, sheet), dict[str, int]()
+    for path, size in sizes.items():
+        _, slash, end = path.rpartition("/")
+        ends[slash + end] = ends.get(slash + end, 0) + size
+    most = max((end for end in ends if end.startswith("/")), key=lambda end: ends[end], default="")
+    if most and ends[most] >= MOSTLY * sum(sizes.values()):
+        return f"mostly in *{printable_line(most)}"
+    top = max(sizes, key=lambda path: sizes[path], default="")
+    return f"the largest in {printable_line(top)}" if top and sizes[top] else ""
+
+
+def _sizes_at_peak(component: Component, sheet: Sheet) -> dict[str, int]:
+    instant = sheet.peak_instant
+    return {
+        item.path: int(item.at[instant].value)
+        for item in sheet.items
+        if item.component is component and instant in item.at
+    }
 
 
 def _room_for_adapters(sheet: Sheet) -> str:
@@ -124,15 +156,10 @@ def _join_nonempty(*parts: str) -> str:
 
 def _sharding_axis_words(component: Component, plan: Plan) -> tuple[str, ...]:
     """How the mesh splits a state; the axes that do not are left out."""
-    mesh, words = plan.mesh, []
-    sharded = mesh.dp_shard * mesh.cp if mesh.cp > 1 else mesh.dp_shard
-    engine = engine_of(plan)
-    gathers = (
-        plan.zero >= 2 and engine.sharding.gathers
-    )  # parameters rest in shards, however long they stay gathered
-    if component is Component.GRADIENTS and reduces_surely_last(plan, engine):
+    mesh, words, sharded = plan.mesh, [], _shares_of_state(component, plan)
+    if component is Component.GRADIENTS and reduces_surely_last(plan, engine_of(plan)):
         words.append("whole until the last micro-batch")
-    elif (gathers or plan.zero >= SHARDED_FROM[component]) and sharded > 1:
+    elif sharded > 1:
         words.append(f"1/{sharded} on each rank")
         if component is Component.PARAMETERS and plan.secondary_shard > 1:
             words.append(f"and 1/{plan.secondary_shard} again for gathers inside a node")
@@ -147,6 +174,16 @@ def _sharding_axis_words(component: Component, plan: Plan) -> tuple[str, ...]:
     if mesh.pp > 1:
         words.append("of this stage's layers")
     return tuple(words)
+
+
+def _shares_of_state(component: Component, plan: Plan) -> int:
+    """Data-parallel ranks that divide a state between them, before the last micro-batch."""
+    mesh, engine = plan.mesh, engine_of(plan)
+    # parameters rest in shards, however long they stay gathered
+    gathers = plan.zero >= 2 and engine.sharding.gathers
+    whole = component is Component.GRADIENTS and reduces_surely_last(plan, engine)
+    shares = not whole and (gathers or plan.zero >= SHARDED_FROM[component])
+    return mesh.dp_shard * mesh.cp if shares else 1
 
 
 def _parameter_dtype_words(plan: Plan) -> str:
@@ -169,7 +206,10 @@ def _with_adapter(base: str, adapter: Adapter) -> str:
 def _optimizer_moment_words(plan: Plan) -> str:
     if plan.optimizer is None:
         return ""
-    return MOMENTS[plan.optimizer.name].format(dtype=plan.precision.moments.name)
+    name, dtype = plan.optimizer.name, "fp32" if keeps_wide_moments(plan) else plan.precision.moments.name
+    words = MOMENTS[name].format(dtype=dtype)
+    wide = name in EIGHT_BIT and not quantizes_all_moments(plan) and plan.adapter is None
+    return f"{words} (fp32 of embeddings)" if wide else words
 
 
 def _recompute_mode_words(plan: Plan) -> str:

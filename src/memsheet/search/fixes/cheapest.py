@@ -87,6 +87,18 @@ def _full_recompute_edit(asked: _Tried) -> Edits | None:
     return {"recompute.mode": "full"} if asked.plan.recompute.mode is not RecomputeMode.FULL else None
 
 
+def _graphs_off(asked: _Tried) -> Edits | None:
+    """No graphs of a step, whose static buffers and pool are tensors of its own."""
+    trains = isinstance(asked.plan.workload, Training)
+    return {"cuda_graphs": False} if trains and asked.plan.cuda_graphs else None
+
+
+def _full_recompute_without_graphs(asked: _Tried) -> Edits | None:
+    """For engines that capture no layer that is recomputed whole."""
+    graphs, recompute = _graphs_off(asked), _full_recompute_edit(asked)
+    return {**recompute, **graphs} if graphs and recompute else None
+
+
 def _half_microbatch(asked: _Tried) -> Edits | None:
     """Half the micro-batch; the global batch stays what it was, so gradients accumulate."""
     job = asked.plan.workload
@@ -161,7 +173,14 @@ def _qlora_edit(asked: _Tried) -> Edits | None:
 CANDIDATES = (
     Candidate(0, "fused loss (logits never exist whole)", _fused_loss),
     Candidate(0, "expandable segments (fewer gaps in the allocator)", _expandable_segments),
+    Candidate(1, "no CUDA graphs", _graphs_off, "kernels launched one by one"),
     Candidate(1, "recompute every layer", _full_recompute_edit, "about a third more time"),
+    Candidate(
+        1,
+        "recompute every layer, without CUDA graphs",
+        _full_recompute_without_graphs,
+        "about a third more time, kernels launched one by one",
+    ),
     Candidate(
         1,
         "half the micro-batch",
@@ -351,7 +370,7 @@ def _previous_value(state: _Tried, key: str) -> Any:
     plan = state.plan
     resolved = {
         "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "nodes": state.cluster.nodes, "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
-        "zero": plan.zero, "engine": plan.engine, "allocator.expandable_segments": plan.expandable_segments,
+        "zero": plan.zero, "engine": plan.engine, "cuda_graphs": list(plan.cuda_graphs) or False, "allocator.expandable_segments": plan.expandable_segments,
         "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
         "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
     }  # fmt: skip

@@ -86,8 +86,12 @@ def _training_ways(
 
 
 def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
-    """Every layer recomputed, where nobody says what is."""
-    return RECOMPUTED if not any(key.startswith("recompute.") for key in request) else ()
+    """Every layer recomputed, where nobody says what is; no graphs of layers, which hold none of these."""
+    if any(key.startswith("recompute.") for key in request):
+        return ()
+    if not request.get("cuda_graphs"):
+        return RECOMPUTED
+    return tuple((f"{words}, no CUDA graphs", {**edits, "cuda_graphs": False}) for words, edits in RECOMPUTED)
 
 
 def adapter_edits(request: Request, plan: Plan) -> tuple[tuple[str, Edits], ...]:

@@ -19,32 +19,41 @@ DECIDES = 1.05
 
 
 def routing_notes(
-    model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict
+    model: ModelSpec,
+    plan: Plan,
+    cluster: Cluster,
+    sheets: tuple[Sheet, ...],
+    verdict: Verdict,
+    *,
+    replays: bool,
 ) -> tuple[str, ...]:
     """The three figures of the rank that the verdict is about, named by what is assumed of the routing;
-    nothing where routing is even by decree.
+    nothing where routing is even by decree. ``replays``: as the sheets were accounted.
     """
     routing = plan.routing
     if routing is None or routing.balanced or routing.padded or int(plan.mesh.ep) == 1:
         return ()
-    stage = next((sheet.stage for sheet in sheets if sheet.rank == verdict.rank), 0)
-    even, uneven, worst = (
-        int(
-            account_rank(
-                model, replace(plan, routing=replace(routing, spread=spread)), cluster, stage
-            ).device.value
-        )
-        for spread in (Spread.BALANCED, Spread.UNEVEN, Spread.WORST)
-    )
-    if worst < even * DECIDES:
+    sheet = next((sheet for sheet in sheets if sheet.rank == verdict.rank), sheets[0])
+
+    def spread_sheet(spread: Spread, *, replays: bool = False) -> Sheet:
+        spread_plan = replace(plan, routing=replace(routing, spread=spread))
+        return account_rank(model, spread_plan, cluster, sheet.stage, replays=replays)
+
+    balanced, fullest = spread_sheet(Spread.BALANCED), spread_sheet(Spread.WORST)
+    if fullest.device.value < balanced.device.value * DECIDES:
         return ()
+    low, value, high = int(verdict.device.low), int(verdict.device.value), int(verdict.device.high)
+    if replays:  # as a question of that routing is answered
+        balanced = spread_sheet(Spread.BALANCED, replays=True)
+    even = max(low, min(int(balanced.device.value), value))
+    uneven = max(even, min(_with_slack_of(sheet, spread_sheet(Spread.UNEVEN)), high))
+    worst = max(uneven, min(_with_slack_of(sheet, fullest), high))
     shares = f"{1 + MAX_VIOLATION:g} times an even share"
     decree = "--moe-balanced accounts the first (force_load_balancing, or what the router learned)"
     bound = "--moe-capacity-factor bounds the last by dropping tokens"
-    worst = min(worst, int(verdict.device.high))  # whose allocator has nothing beyond it
     decides = (
         "decides"
-        if verdict.result is not Result.FITS and _fits_when_even(model, plan, cluster)
+        if verdict.result is not Result.FITS and _fits_when_even(model, plan, cluster, replays=replays)
         else "matters"
     )
     said = (
@@ -57,14 +66,23 @@ def routing_notes(
     return (said,)
 
 
-def _fits_when_even(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
+def _with_slack_of(sheet: Sheet, routed: Sheet) -> int:
+    """The need of another routing, with the allocator's slack in the proportion of the job's own."""
+    outside = routed.device.value - routed.reserved.value
+    return int(routed.allocated.value * sheet.reserved.value // sheet.allocated.value + outside)
+
+
+def _fits_when_even(model: ModelSpec, plan: Plan, cluster: Cluster, *, replays: bool) -> bool:
     """Whether the whole job is sure to fit where each rank is given an even share, so that nothing else is
     unsure.
     """
     even = replace(plan, routing=replace(plan.routing, balanced=True)) if plan.routing else plan
-    return (
-        judge_on(
-            tuple(account_rank(model, even, cluster, stage) for stage in range(plan.mesh.pp)), cluster
-        ).result
-        is Result.FITS
-    )
+    result = Result.UNCERTAIN
+    for replayed in (False, True)[: 1 + replays]:
+        sheets = (
+            account_rank(model, even, cluster, stage, replays=replayed) for stage in range(plan.mesh.pp)
+        )
+        result = judge_on(tuple(sheets), cluster).result
+        if result is Result.DOES_NOT_FIT:
+            return False
+    return result is Result.FITS

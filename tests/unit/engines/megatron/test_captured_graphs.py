@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -125,15 +126,39 @@ def test_one_graph_of_the_step_has_the_inputs_of_every_micro_batch() -> None:
     assert kept == Bytes.exact(most)
 
 
-def test_old_releases_make_the_inputs_of_all_micro_batches_before_they_capture(tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("release", "names", "least"),
+    [("core 0.15", ["transformer_engine", "attn"], 1), ("core 0.15", ["attn"], 0), ("core 0.14", ["transformer_engine", "attn"], 0), (None, ["transformer_engine", "attn"], 0)],
+)  # fmt: skip
+def test_old_releases_make_the_inputs_of_all_micro_batches_before_they_capture(
+    tmp_path: Any, release: str | None, names: list[str], least: int
+) -> None:
+    """Between two steps, where no activation stands; they stay where TransformerEngine is old."""
     file = tmp_path / "plan.json"
-    file.write_text('{"engine_version": "core 0.15", "cuda_graphs": ["attn"]}', encoding="utf-8")
+    file.write_text(json.dumps({"engine_version": release, "cuda_graphs": names}), encoding="utf-8")
     (found,) = sheets(plan=str(file), global_batch=32)
     size = 4 * 8 * (STREAM + 512 * 512)
-    assert row(found, "static/inputs_of_all_microbatches") == Bytes(0, 0, size)
-    (unsaid,) = sheets(TINY, "attn", global_batch=32)
-    assert "static/inputs_of_all_microbatches" not in of_graphs(unsaid)
-    assert any("engine_version" in note for note in unsaid.notes)
+    path = "static/inputs_of_all_microbatches"
+    assert row(found, path) == Bytes(0, 0, size)
+    assert row(found, path, Instant.OPTIMIZER_STEP) == Bytes(least * size, size, size)
+    (without,) = sheets(TINY, "transformer_engine", "attn")
+    kept = row(without, "cuda_graphs/saved", Instant.OPTIMIZER_STEP)
+    assert row(found, "cuda_graphs/saved", Instant.OPTIMIZER_STEP) == Bytes(
+        max(kept.value - size, 0), max(kept.value - size, 0), kept.value
+    )
+    assert any("engine_version" in note for note in found.notes) is (release is None)
+
+
+@pytest.mark.parametrize(
+    ("release", "names"),
+    [("core 0.16", ["attn"]), (None, ["attn", "mlp"]), (None, ["local", "attn"]), (None, ["full_iteration"])],
+)
+def test_later_releases_take_buffers_again(tmp_path: Any, release: str | None, names: list[str]) -> None:
+    """Parts of a layer beside attention are named since core 0.16."""
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"engine_version": release, "cuda_graphs": names}), encoding="utf-8")
+    (found,) = sheets(plan=str(file), global_batch=32)
+    assert "static/inputs_of_all_microbatches" not in of_graphs(found)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ def zero(**changes: Any) -> str:
     return deepspeed(zero_optimization={"stage": 2, **changes})
 
 
+ROTATED = """from peft import OFTConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B", torch_dtype="bfloat16")
+model = get_peft_model(model, OFTConfig({said}))
+args = TrainingArguments(output_dir="o", per_device_train_batch_size=1, bf16=True)
+Trainer(model=model, args=args).train()
+"""
 DS, YAML, ARGS = "ds_config.json", "accelerate.yaml", "args.yaml"
 CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "batch-product": ({DS: deepspeed(train_batch_size=63)}, {}),
@@ -79,6 +86,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "yaml-1.1": ({YAML: FSDP.format(reshard="true").replace("mixed_precision: bf16", "mixed_precision: no")}, {}),
     "eager-attention": ({DS: deepspeed()}, {"attention": "eager"}),
     "targets-passed-over": ({ARGS: "per_device_train_batch_size: 1\nmax_length: 512\nuse_peft: true\nlora_target_modules: [q_proj, gate_projection]\nmodel_name_or_path: Qwen/Qwen3-0.6B\nbf16: true\nuse_liger_kernel: true\ndataset_name: a\n"}, {}),
+    "blocks-adjusted": ({"train.py": ROTATED.format(said="oft_block_size=48")}, {"model": "llama-3.2-1b"}),
     "no-reshard": ({YAML: FSDP.format(reshard="false")}, {"model": "llama-3-70b"}),
     "fsdp-version": ({YAML: FSDP.format(reshard="true").replace("  fsdp_version: 2\n", "")}, {}),
     "no-wrap-policy": ({YAML: FSDP.format(reshard="true").replace("TRANSFORMER_BASED_WRAP", "NO_WRAP")}, {}),
@@ -220,3 +228,23 @@ def test_an_empty_group_that_was_removed_stops_where_the_release_is_said(tmp_pat
     unsaid = checked(tmp_path, {DS: deepspeed(elasticity={})})
     assert "removed-key" in rules(unsaid)
     assert not unsaid.stops
+
+
+@pytest.mark.parametrize(
+    ("said", "stops"),
+    [("r=8, oft_block_size=32", True), ("r=0, oft_block_size=32", False), ("r=8, oft_block_size=0", False), ("r=8", False)],
+)  # fmt: skip
+def test_rotations_have_a_number_of_blocks_or_their_size(said: str, stops: bool, tmp_path: Path) -> None:
+    found = checked(tmp_path, {"train.py": ROTATED.format(said=said)})
+    assert any(rule.id == "blocks-said-twice" and one.stops for rule, one in found.mistakes) is stops
+    assert found.stops is stops
+
+
+def test_what_is_not_accounted_of_an_adapter_has_no_most(tmp_path: Path) -> None:
+    found = checked(tmp_path, {"train.py": ROTATED.format(said="block_share=True")})
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.no_most
+    (tmp_path / "train.py").write_text(ROTATED.format(said="coft=True, eps=1e-4"))
+    exact = checked(tmp_path, {})
+    assert not exact.doubt

@@ -132,6 +132,7 @@ CASES: dict[str, Case] = {
     ),
     "switch-needs-another": (flags(overlap_param_gather=True), flags(overlap_param_gather=True, overlap_grad_reduce=True), {}),
     "one-connection": (flags(connections=False), flags(), {}),
+    "graphs-not-captured": (flags(cuda_graph_scope="attn"), flags(external_cuda_graph=True, cuda_graph_scope="attn"), {}),
     "legacy-flash-switch": (flags(use_flash_attn=True), flags(attention_backend="flash"), {}),
     "attention-keeps-scores": (flags(transformer_impl="local"), flags(transformer_impl="transformer_engine"), {}),
     "loss-per-microbatch": (flags(eod_mask_loss=True), flags(eod_mask_loss=True, calculate_per_token_loss=True), {}),
@@ -378,3 +379,29 @@ def test_mistakes_without_a_length_are_those_at_the_sheets_own(job: str, tmp_pat
 
     taken, mistakes = told()
     assert mistakes == told(seq_len=taken)[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "rule", "stops", "doubt"),
+    [
+        ({"cuda_graph_scope": "attn"}, "graphs-not-captured", False, ""),
+        ({"cuda_graph_modules": "attn"}, "graphs-not-captured", False, ""),
+        ({"cuda_graph_scope": "full_iteration"}, "graphs-not-captured", False, "full_iteration"),
+        ({"external_cuda_graph": True, "cuda_graph_scope": "atn"}, "value-not-taken", True, ""),
+        ({"cuda_graph_impl": "transformer_engin"}, "value-not-taken", True, ""),
+        ({"cuda_graph_impl": "foo"}, "value-not-taken", False, ""),
+        ({"external_cuda_graph": True, "cuda_graph_scope": "attn"}, "", False, ""),
+    ],
+)
+def test_graphs_that_nobody_captures_and_words_that_name_none(
+    asked: dict[str, Any], rule: str, stops: bool, doubt: str, tmp_path: Path
+) -> None:
+    found = checked(tmp_path / "a", flags(**asked), {})
+    told = {
+        one.id: mistake
+        for one, mistake in found.mistakes
+        if one.id in ("graphs-not-captured", "value-not-taken")
+    }
+    assert list(told) == [rule][: bool(rule)]
+    assert found.stops is stops
+    assert doubt in found.doubt

@@ -86,7 +86,7 @@ def test_what_a_script_says_beside_its_arguments(line: str, key: str, value: Any
         ("m = AutoModelForCausalLM.from_pretrained(x, torch_dtype=half)", "script.dtype"),
         ("config = LoraConfig(r=rank)", "script.lora_rank"), ("config = PromptTuningConfig(num_virtual_tokens=tokens)", "script.prompt_length"),
         ("config = AdaLoraConfig(init_r=12, total_step=9)\nmodel.base_model.update_and_allocate(step)", "script.AdaLoraConfig"),
-        ("config = OFTConfig(r=8, oft_block_size=0)", "script.OFTConfig"), ("config = OFTConfig(coft=True)", "script.OFTConfig"),
+        ("config = OFTConfig(r=8, oft_block_size=0)", "script.OFTConfig"), ("config = OFTConfig(block_share=True)", "script.OFTConfig"),
         ("config = PromptEncoderConfig(num_virtual_tokens=20, encoder_reparameterization_type='LSTM')", "script.PromptEncoderConfig"),
         ("config = IA3Config(target_modules=['k_proj', 'up_proj'], feedforward_modules=['up_proj'])", "script.IA3Config"),
     ],
@@ -191,6 +191,7 @@ ORDER = {
         f"m = AutoModelForCausalLM.from_pretrained('a/b', load_in_8bit=True)\n{ARGS}",
         f"m = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=BitsAndBytesConfig(load_in_8bit=True))\n{ARGS}",
     ),
+    "blocks-said-twice": (f"c = OFTConfig(r=8, oft_block_size=32)\n{ARGS}", f"c = OFTConfig(oft_block_size=32)\n{ARGS}"),
 }  # fmt: skip
 
 

@@ -125,3 +125,24 @@ def test_nothing_is_looked_for_when_nobody_asks() -> None:
 def test_a_question_with_a_mistake_is_refused_before_any_fix() -> None:
     with pytest.raises(InputError):
         asked("llama-3-70b", "8xA100-80GB", microbatch=-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "edits"),
+    [
+        ({"seq_len": 32768, "global_batch": 8}, {"recompute": "full", "cuda_graphs": False}),
+        ({"seq_len": 4096, "global_batch": 512}, {"cuda_graphs": False}),
+    ],
+)
+def test_graphs_are_given_up_where_they_take_the_room_or_forbid_a_change(
+    options: dict[str, Any], edits: dict[str, Any]
+) -> None:
+    job = {"engine": "megatron", "tp": 2, "sequence_parallel": True, **options}
+    found = fix_of(asked("llama-3.1-8b", "8xH100-80GB", cuda_graphs=["transformer_engine", "attn"], **job))
+    (change,) = found.changes
+    assert {
+        KEYS.get(key, key): after for key, _, after in ((change.key, "", change.after), *change.also)
+    } == edits
+    again = asked("llama-3.1-8b", "8xH100-80GB", **job, **edits).verdict
+    assert again is not None
+    assert (again.result, again.device) == (Result.FITS, found.device)

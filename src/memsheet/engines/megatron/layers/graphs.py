@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import Count, agreed
-from memsheet.errors import Problem
+from memsheet.errors import Problem, nearest_words
 from memsheet.formulas.graph_captures import Captured, chunks_in_flight, every_layer_bytes
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.sharding.whole_matrices import stated_release
@@ -28,6 +28,7 @@ LAYER_PARTS = frozenset({"attn", "mlp", "moe", "moe_router", "moe_preprocess"})
 WHOLE_STEP = "full_iteration"
 CAPTURED_BY = ("local", "transformer_engine")
 WHOLE_LAYER = ("all", "full")
+STATE_SPACE = "mamba"  # of layers that are not modelled of it
 NAMES = (*sorted(LAYER_PARTS), *WHOLE_LAYER[1:], WHOLE_STEP, *CAPTURED_BY)
 """--cuda-graph-modules (once --cuda-graph-scope) and --cuda-graph-impl (transformer_config.py:1075-1090)."""
 PATHS = {
@@ -37,9 +38,13 @@ PATHS = {
 """What the rows of a part's tensors are named by."""
 SPARING = 16
 """The first minor release of core 0 that takes static inputs again before it captures."""
+AFTERWARDS = frozenset({"mlp", "moe", "moe_router", "moe_preprocess"})
+"""Parts that are named since that release (v0.15.0 training/arguments.py:1411 takes full, attn and
+full_iteration; core_v0.16.0 :1430).
+"""
 OLD_INPUTS = (
     "captured by TransformerEngine, core 0.15 and before makes the static inputs of all micro-batches at "
-    "once: {} more; say engine_version for them"
+    "once, {}, when it begins to capture; {}"
 )
 
 
@@ -129,14 +134,14 @@ def captured_graphs(code: ModelCode, spec: ModelSpec, plan: Plan, stage: Count) 
     words = tuple(word for part in parts for word in PATHS[part])
     return Captured(
         static={  # steps before the capture run without
-            **{path: Bytes(0, own * size, own * size) for path, size in rows.items()},
-            **old,
+            path: Bytes(0, own * size, own * size) for path, size in rows.items()
         },
         outputs=Bytes(outputs if surely else 0, own * outputs, own * outputs),
         pooled=lambda kind, path: kind is Component.SAVED_ACTIVATIONS and any(word in path for word in words),
         whole=all(captures_ends(block, parts) for block in blocks),
         step=False,
         captures=1 if agreed(plan.mesh.pp == 1) else plan.accumulation,
+        before=old,
         notes=notes,
     )
 
@@ -158,13 +163,23 @@ def _inputs_of_all(code: ModelCode, spec: ModelSpec, plan: Plan, parts: frozense
 
 
 def _old_inputs(plan: Plan, size: Count) -> tuple[dict[str, Bytes], tuple[str, ...]]:
-    """The row of inputs that old releases make; a note where nobody says which release it is."""
+    """The row of inputs that old releases make, core 0.14 among them, which is accounted where none is named.
+    TransformerEngine lets those go that wait for a later micro-batch, before it captures the first graph
+    (c188b533 pytorch/graph.py:223-275); before 2.6 they stay (23e00ed transformer/cuda_graphs.py:1374). Core
+    0.14 captures before the first step, where moments stand only if they were loaded (training.py:2053); 0.15
+    after steps (v0.15.0 training.py:2253).
+    """
     release = stated_release(plan)
-    if "local" in plan.cuda_graphs or not agreed(plan.accumulation > 1):
+    newer = bool(AFTERWARDS & set(plan.cuda_graphs)) if release is None else release >= SPARING
+    if newer or "local" in plan.cuda_graphs or not agreed(plan.accumulation > 1):
         return {}, ()
-    if release is None:
-        return {}, (OLD_INPUTS.format(format_bytes(int(size))),) if isinstance(size, int) else ()
-    return {"static/inputs_of_all_microbatches": Bytes(0, 0, size)} if release < SPARING else {}, ()
+    surely = release == SPARING - 1 and "transformer_engine" in plan.cuda_graphs
+    row = {"static/inputs_of_all_microbatches": Bytes(size if surely else 0, size, size)}
+    if not isinstance(size, int):
+        return row, ()
+    words = "" if release is not None else " and core 0.16 makes fewer: engine_version says which it is"
+    stays = f"before TransformerEngine 2.6 they stay{words}"
+    return row, (OLD_INPUTS.format(format_bytes(size), stays),)
 
 
 @formula(
@@ -196,12 +211,13 @@ def graph_problems(spec: ModelSpec, plan: Plan) -> Iterator[Problem]:
     """What Megatron-Core captures no graphs of (transformer_config.py:2796-2880), and names that are none."""
     named = frozenset(plan.cuda_graphs)
     kinds = {type(block.feed_forward) for block in spec.blocks()}
-    reasons = [
-        (name, "is nothing that megatron captures", ", ".join(NAMES))
-        for name in named - {*NAMES, *WHOLE_LAYER}
-    ]
+    reasons = []
+    for name in named - {*NAMES, *WHOLE_LAYER, STATE_SPACE}:
+        near = nearest_words(name, NAMES)
+        hint = f"did you mean {near[0]}?" if near else ", ".join(NAMES)
+        reasons.append((name, "is nothing that megatron captures", hint))
     routed = ("moe", "moe_router", "moe_preprocess")
-    absent = {*([] if Moe in kinds else routed), *([] if Dense in kinds else ["mlp"])}
+    absent = {STATE_SPACE, *([] if Moe in kinds else routed), *([] if Dense in kinds else ["mlp"])}
     reasons += [(name, f"names no part of {spec.name}'s layers", "leave it out") for name in named & absent]
     if {"moe", "moe_router"} <= named:
         reasons.append(("moe", "holds the router, which is named beside it", "one of the two"))

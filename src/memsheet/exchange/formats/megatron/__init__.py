@@ -389,7 +389,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "--heterogeneous-layers-config-path": (), "--spec": (), "--yaml-cfg": (), "--ddp-bucket-size": (),
     "--ddp-num-buckets": (), "--kitchen-config-file": (), "--kitchen-recipe-number": (), "--model-parallel-size": (), "--batch-size": (),
     "--checkpoint-activations": (False,), "--moe-extended-tp": (False,), "--use-checkpoint-args": (False,),
-    "--use-mp-args-from-checkpoint-args": (False,), **{f"--megatron-fsdp-{name}-dtype": ("auto", "fp32") for name in ("main-grads", "grad-comm", "main-params")}, VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (),
+    "--use-mp-args-from-checkpoint-args": (False,), **{f"--megatron-fsdp-{name}-dtype": ("auto", "fp32") for name in ("main-grads", "grad-comm", "main-params")}, VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (), graphs.ALONE: (),
 }  # fmt: skip
 
 
@@ -397,7 +397,7 @@ def _taken_or_open(values: Values) -> Mapping[str, Any]:
     kernel = {FUSED_BY: "native"} if values.get(FUSION) and FUSED_BY not in values else {}
     gathers = _has_expert_flags(values) and values.get(DISPATCHER, GATHERED) == GATHERED
     exchange = {GATHERING: f"{GATHERED} (the sheet is of {EXCHANGED})"} if gathers else {}
-    return {**kernel, **exchange, **left_open_sizes(values)}
+    return {**kernel, **exchange, **graphs.scope_alone(values), **left_open_sizes(values)}
 
 
 FORMAT = Format(

@@ -20,7 +20,24 @@ INFERENCE = "full_iteration_inference"
 AT = "megatron/training/arguments.py:1288"
 
 
-def _captured_scopes(values: Values) -> list[str]:
+ALONE = "$.step_graph"
+
+
+def is_captured(values: Values) -> bool:
+    """Whether somebody is named who captures."""
+    return any(values.get(at) is True for at in CAPTURED_BY) or values.get(BY, "none") != "none"
+
+
+def scope_alone(values: Values) -> Mapping[str, Any]:
+    """A whole step whose capture nobody is named for: since core 0.18 that names it (d98e8a6
+    core/transformer/cuda_graph_config.py:10), and before nothing is captured.
+    """
+    alone = STEP in captured_scopes(values) and not is_captured(values)
+    return {ALONE: f"{STEP} without {BY} (the sheet has no graphs)"} if alone else {}
+
+
+def captured_scopes(values: Values) -> list[str]:
+    """The parts that are named, but for a whole layer."""
     found = values.get(MODULES, values.get(SCOPE, LAYER))
     words = found if isinstance(found, list | tuple) else str(found).split(",")
     return [str(word) for word in words if word not in (LAYER, "", True)]
@@ -28,7 +45,7 @@ def _captured_scopes(values: Values) -> list[str]:
 
 def _read_captured(who: str, values: Values) -> Mapping[str, Any]:
     """What graphs hold: all of a layer unless parts are named; nothing where inference alone is."""
-    scopes = _captured_scopes(values)
+    scopes = captured_scopes(values)
     if who == "none" or INFERENCE in scopes:
         return {}
     if who == STEP or STEP in scopes:
