@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conftest import served, visited
+from gguf_files import GROUPED, HIDDEN, write_gguf
 from memsheet.questions.form import FIRST
 
 pytestmark = pytest.mark.web
@@ -81,6 +83,43 @@ def test_cards_and_models_stand_side_by_side(visit: Any) -> None:
     visit.settle()
     assert "qwen3-32b" in visit.verdict
     assert "H200" in visit.verdict
+
+
+DROP = """(files) => {
+  const held = new DataTransfer();
+  for (const [name, text] of files) held.items.add(new File([Uint8Array.from(atob(text), (one) => one.charCodeAt(0))], name));
+  document.dispatchEvent(new DragEvent("drop", { dataTransfer: held, bubbles: true, cancelable: true }));
+}"""
+
+
+def drop(visit: Any, files: dict[str, bytes]) -> None:
+    visit.page.evaluate(DROP, [(name, b64encode(held).decode()) for name, held in files.items()])
+    visit.page.wait_for_function(
+        "document.querySelector('#understood').textContent !== '' || document.body.dataset.idle === '0'"
+    )
+    visit.settle()
+
+
+def test_a_gguf_that_is_dropped_stays_where_it_is(visit: Any, tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    write_gguf(path, "llama", GROUPED, {"token_embd.weight": (96, HIDDEN), "output_norm.weight": (HIDDEN,)})
+    visit.open("#q=infer&model=llama-tiny&gpus=1xT4")
+    drop(visit, {path.name: b"GGUF, and no more"})
+    assert "no header" in visit.page.locator("#understood").inner_text()
+    drop(visit, {path.name: path.read_bytes()})
+    assert visit.page.get_by_label("model", exact=True).input_value() == "small.gguf"
+    assert max(map(len, visit.bodies)) < path.stat().st_size
+
+
+def test_files_of_one_job_are_dropped_together(visit: Any) -> None:
+    files = {
+        "ds_config.json": {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}},
+        "accelerate.json": {"distributed_type": "DEEPSPEED"},
+    }
+    visit.open()
+    drop(visit, {name: json.dumps(held).encode() for name, held in files.items()})
+    assert "ds_config.json" in visit.page.locator("#files").inner_text()
+    assert "accelerate.json" in visit.page.locator("#files").inner_text()
 
 
 def test_a_dragged_slider_shows_what_it_is_at(visit: Any) -> None:

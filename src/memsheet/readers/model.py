@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from memsheet.errors import InputError, input_error, nearest_words, printable_line
 from memsheet.frozen import dataclass
@@ -60,6 +63,8 @@ def find_config(
     """
     if isinstance(text, ModelSpec):
         return text
+    if isinstance(text, Mapping) and set(text) == {"gguf"}:
+        return _from_gguf_header(text["gguf"])
     if isinstance(text, Mapping):
         return Config(text, _config_model_name(text), Source(kind="dict"))
     if not isinstance(text, str | Path):
@@ -235,6 +240,32 @@ def _from_gguf(path: Path) -> ModelSpec:
     from memsheet.readers.gguf_model import model_from_gguf
 
     return model_from_gguf(path)
+
+
+def _from_gguf_header(held: Any) -> ModelSpec:
+    """A GGUF file that is elsewhere: its ``name``, how many ``bytes`` it has, and its ``header`` in base64,
+    whose tokens may be bytes in place of texts.
+    """
+    from memsheet.readers.gguf_model import model_from_gguf
+
+    held = held if isinstance(held, Mapping) else {}
+    name, size, text = held.get("name"), held.get("bytes"), held.get("header")
+    if not isinstance(name, str) or not isinstance(text, str) or type(size) is not int:
+        raise input_error("model.gguf", None, "has not name, bytes and header")
+    try:
+        header = b64decode(text, validate=True)
+    except ValueError:
+        raise input_error("model.gguf.header", None, "is no base64") from None
+
+    @contextmanager
+    def opened(_: Path) -> Iterator[tuple[BinaryIO, int]]:
+        yield BytesIO(header + bytes(max(0, min(size - len(header), AHEAD)))), size
+
+    return model_from_gguf(Path(Path(name).name or "model.gguf"), opened, lambda _: False)
+
+
+AHEAD = 2**18
+"""Bytes that are read at once beyond a header."""
 
 
 def _from_safetensors(path: Path) -> Config:

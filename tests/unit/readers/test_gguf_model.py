@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from memsheet.questions.accounted import infer
 from memsheet.readers.gguf import read_header, stored_bytes
 from memsheet.readers.gguf_model import ARCHITECTURES, model_from_gguf
 from memsheet.readers.hf_config import FAMILIES, read_hf_config
+from memsheet.readers.model import find_config
 
 VOCAB = 96
 WIDE = {**GROUPED, "attention.key_length": 32, "attention.value_length": 32}
@@ -182,3 +184,26 @@ def test_an_unknown_architecture_names_the_nearest(tmp_path: Path):
     write_gguf(tmp_path / "a.gguf", "qwen3moee", GROUPED, {})
     with pytest.raises(InputError, match="nearest known one is qwen3moe;"):
         model_from_gguf(tmp_path / "a.gguf")
+
+
+def test_a_header_alone_is_the_same_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama", GROUPED, llama_shapes(3), quantized=True)
+    raw = path.read_bytes()
+    whole = model_from_gguf(path)
+    held = {
+        "name": path.name,
+        "bytes": len(raw),
+        "header": b64encode(raw[: read_header(path).data_start]).decode(),
+    }
+    found = find_config({"gguf": held}, catalog=lambda _: None)
+    assert found == replace(whole, source=replace(whole.source, path=found.source.path))
+
+
+@pytest.mark.parametrize("held", [
+    None, [], {}, {"name": "a", "bytes": True, "header": ""}, {"name": "a", "bytes": 9, "header": "%"}, {"name": "", "bytes": 10**15, "header": "R0dVRg=="},
+    {"name": "../../etc/passwd", "bytes": -1, "header": ""},
+])  # fmt: skip
+def test_what_is_no_header_is_refused(held: Any) -> None:
+    with pytest.raises(InputError):
+        find_config({"gguf": held}, catalog=lambda _: None)

@@ -1,10 +1,11 @@
 // The form, the address and the panels: what somebody does, asked of the seam and shown by the view.
 
 import { ask, onLoading } from "./seam.js";
-import { commandOf, hashOf, readHash, requestOf, state } from "./state.js";
+import { ggufModel, isGguf } from "./gguf.js";
+import { commandOf, hashOf, nameOf, readHash, requestOf, state } from "./state.js";
 import { csvOf, gridTable, make, pictureText, save, showAnswer, showProblem } from "./view.js";
 
-const REST_MS = 300;
+const REST_MS = 300, MOST_FILE = 2 ** 20;
 const SHOWN = {
   train: ["engine", "seq_len", "microbatch", "global_batch", "zero", "tp", "pp", "precision", "optimizer", "recompute", "attention", "lora_rank", "quantize", "offload"],
   infer: ["engine", "tp", "max_model_len", "sequences", "kv_dtype", "quantize", "memory_fraction", "prompt_tokens"],
@@ -36,7 +37,7 @@ function control(name, row) {
   else if (choices.length && name !== "quantize" && name !== "offload" && name !== "optimizer") field = selectOf(id, choices, said, assumed, set);
   else {
     const list = name === "model" ? "model-names" : name === "gpus" ? "gpu-names" : choices.length ? `${id}-list` : null;
-    field = make("input", { id, value: typeof said === "object" ? said.model_type ?? "config.json" : said ?? "", placeholder: assumed ? `${assumed} (assumed)` : "", list, autocomplete: "off", spellcheck: "false", on: { change: (event) => set(event.target.value.trim()) } });
+    field = make("input", { id, value: typeof said === "object" ? nameOf(said) : said ?? "", placeholder: assumed ? `${assumed} (assumed)` : "", list, autocomplete: "off", spellcheck: "false", on: { change: (event) => set(event.target.value.trim()) } });
   }
   if (about) field.title = about;
   const parts = [label, field];
@@ -325,6 +326,30 @@ async function readPaste(text, name) {
   await settle();
 }
 
+// Files that are dropped: a model, a plan, or those of one job together.
+async function readFiles(dropped) {
+  const [first] = dropped, said = byId("understood");
+  const wrong = (words) => {
+    said.classList.add("wrong");
+    said.textContent = words;
+  };
+  if (!first) return;
+  if (isGguf(first)) {
+    const model = await ggufModel(first).catch(() => null);
+    if (!model) return wrong(`${first.name} has no header of a GGUF file.`);
+    said.classList.remove("wrong");
+    said.textContent = `Read as the header of ${first.name}.`;
+    Object.assign(state, { question: "infer", options: { ...(state.options.gpus ? { gpus: state.options.gpus } : {}), model }, files: [] });
+    return settle();
+  }
+  const large = dropped.find((file) => file.size > MOST_FILE);
+  if (large) return wrong(`${large.name} is larger than ${MOST_FILE / 2 ** 20} MiB, which no configuration is.`);
+  const files = await Promise.all(dropped.map(async (file) => ({ name: file.name, text: await file.text() })));
+  if (files.length > 1) Object.assign(state, { files });
+  if (files.length > 1) return settle();
+  return readPaste(files[0].text, /config\.json$|plan.*\.json$/.test(first.name) ? "" : first.name);
+}
+
 async function copy(text, button) {
   await navigator.clipboard.writeText(text).catch(() => prompt("Copy", text));
   const before = button.textContent;
@@ -373,10 +398,9 @@ function listen() {
     else if (event.key === "Escape") byId("further").open = false;
   });
   document.addEventListener("dragover", (event) => event.preventDefault());
-  document.addEventListener("drop", async (event) => {
+  document.addEventListener("drop", (event) => {
     event.preventDefault();
-    const file = event.dataTransfer.files[0];
-    if (file) readPaste(await file.text(), /config\.json$|plan.*\.json$/.test(file.name) ? "" : file.name);
+    readFiles([...event.dataTransfer.files]);
   });
   window.addEventListener("popstate", start);
 }

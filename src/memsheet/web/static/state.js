@@ -27,10 +27,13 @@ export async function hashOf({ question, options, files }, theme) {
   return `#${told.toString().replaceAll("%3A", ":").replaceAll("%2F", "/").replaceAll("%2C", ",")}`;
 }
 
+// What somebody would call a model that is held as it is.
+export const nameOf = (model) => model.gguf?.name ?? model.model_type ?? "config.json";
+
 export function commandOf({ question, options, files }) {
   const quoted = (text) => (/^[\w./:@,+-]+$/.test(text) ? text : `'${String(text).replaceAll("'", `'\\''`)}'`);
   const { model, plan, ...rest } = options;
-  const named = typeof model === "object" ? "config.json" : model;
+  const named = typeof model === "object" ? model.gguf?.name ?? "config.json" : model;
   if (plan) rest.plan = "plan.json";
   const head = files.length ? ["memsheet", "check", ...files.map((file) => file.name)] : ["memsheet", question, named ?? ""];
   const flags = Object.entries(files.length && named ? { model: named, ...rest } : rest).map(([key, value]) => {
