@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from memsheet.errors import printable_line
 from memsheet.exchange.mistakes import Found
 from memsheet.exchange.mistakes.case import source_for
 from memsheet.report.json.document import Document, Result, read_from
 from memsheet.report.json.sheet import Sheet
 from memsheet.report.shared.checked import Checked as CheckedFiles
 from memsheet.report.shared.checked import Launch as CheckedLaunch
+from memsheet.report.shared.checked import place_of
 
 
-def _finding_engine(checked: CheckedFiles, found: Found) -> str:
+def finding_engine(checked: CheckedFiles, found: Found) -> str:
     """The engine of the file that a finding is about; nothing where it is of none."""
     return str(
         next(
@@ -57,7 +59,7 @@ class File(Document):
 class Mistake(Document):
     """A known mistake, and what cures it. ``saves_bytes`` is of one GPU (less than nothing: it takes them),
     null where no plan says it; ``gains_bytes`` is what a server's cache gets; ``stops``: the engine refuses
-    the file; ``source``: who says so.
+    the file; ``source``: who says so; ``file``, ``line``: where it stands, null where that is not certain.
     """
 
     rule: str
@@ -69,6 +71,8 @@ class Mistake(Document):
     gains_bytes: int | None
     stops: bool
     source: str
+    file: str | None
+    line: int | None
 
 
 class MovedKey(Document):
@@ -94,9 +98,19 @@ class CommonCards(Document):
 
 def _mistakes_found(checked: CheckedFiles) -> list[dict[str, Any]]:
     return [
-        Mistake.document_of(found, rule=rule.id, source=source_for(rule, _finding_engine(checked, found)))
+        Mistake.document_of(
+            found,
+            rule=rule.id,
+            source=source_for(rule, finding_engine(checked, found)),
+            **_finding_place(checked, found),
+        )
         for rule, found in checked.mistakes
     ]
+
+
+def _finding_place(checked: CheckedFiles, found: Found) -> dict[str, Any]:
+    place = place_of(checked, found)
+    return {"file": place and printable_line(place.file), "line": place and place.line}
 
 
 class Checked(Document):

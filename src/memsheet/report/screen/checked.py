@@ -79,7 +79,7 @@ def _launch_lines(launch: Launch, look: Look) -> Iterator[str]:
         f"× {cluster.count if cluster else common[-1].gpus.partition('x')[0]}" if cluster or common else ""
     )
     yield f"{OUTCOMES[launch.outcome]:14} {need:>10} {cards:6} {launch.file}"
-    if why := _launch_reason(launch):
+    if why := launch_reason(launch):
         lines = _wrap_with_indent(why, look.width, "", " " * 33)
         cut = not look.full and len(lines) > MOST_REASON
         yield from (
@@ -97,7 +97,7 @@ def _cut_short(line: str, width: int) -> str:
     return f"{kept.rstrip(';,: ')} …"
 
 
-def _launch_reason(launch: Launch) -> str:
+def launch_reason(launch: Launch) -> str:
     """Why there is no verdict, or why it is not sure; nothing of what fits."""
     checked = launch.checked
     if checked is None:
