@@ -42,6 +42,7 @@ from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
     doubt_of,
+    host_memory_doubt,
     length_doubt,
     may_fit,
     moved_bytes,
@@ -395,6 +396,7 @@ def _judge_job(
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     doubt = both_doubts(doubt, length_doubt(answer))
+    doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
     doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
