@@ -109,7 +109,7 @@ FLAGS = {
         "--units",
     ],
     "calibrate": ["--debug", "--forget", "--from", "--gpus", "--json"],
-    "check": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--each", "--format", "--model"]),
+    "check": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--against", "--each", "--format", "--model"]),
     "export": ["--debug", "--force", "--out", "--pick", "--to"],
     "compare": ["--debug", "--format", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],

@@ -13,7 +13,7 @@ from memsheet.cli.error_output import explain_input
 from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
-from memsheet.errors import InputError
+from memsheet.errors import InputError, input_error
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers
@@ -29,6 +29,8 @@ def check(asked: Given) -> int:
     """
     form = asked.output or ("json" if asked.json else None)
     look = _look_of(asked, decimal=screen.wants_decimal_units(asked.units))
+    if asked.against is not None:
+        return _check_against(asked, form, look)
     if asked.each and asked.files:
         return _check_each(asked, form)
     if launches := launch_files(asked.files):
@@ -59,6 +61,26 @@ def _check_one_job(asked: Given) -> Checked:
     return check_configuration_files(
         asked.files, question.pop("model"), question, words=plan_flag_values(asked)
     )
+
+
+def _check_against(asked: Given, form: str | None, look: Look) -> int:
+    """What changed since another state of the files; the exit code is that of the files as they are."""
+    check_form("check --against", form)
+    if asked.each:
+        raise input_error(
+            "each", None, "checks files by themselves, and --against compares one job", "one of the two"
+        )
+    from memsheet.questions.against import check_against
+    from memsheet.report.screen.against import render_against
+
+    found = check_against(asked.files, asked.against, jobs.job_arguments(asked), plan_flag_values(asked))
+    assert found.after.checked is not None
+    if form is not None:
+        write_form("check --against", form, found)
+    else:
+        after = render_checked(found.after.checked, look)
+        screen.write_stdout(f"{render_against(found, look)}\n{after}")
+    return checked_exit_code(found.after.checked)
 
 
 def _check_each(asked: Given, form: str | None) -> int:

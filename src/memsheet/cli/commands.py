@@ -254,6 +254,12 @@ WEB_FLAGS = (
 CHECK_FLAGS = (
     Flag("model", JOB, "MODEL", "The model that is trained, as for train."),
     Flag("each", groups.OTHER, "", "Each file by itself; the exit code is the worst.", default=False),
+    Flag(
+        "against",
+        groups.OTHER,
+        "REF",
+        "What changed since REF: another file, or a revision of git such as main.",
+    ),
 )
 
 
@@ -321,8 +327,9 @@ COMMANDS = {command.name: command for command in (
         (Argument("files", "FILE|DIR", "Configuration files of one job, or the folder that holds them.", many=True),),
         _job_flags(*CHECK_FLAGS, FORMAT._replace(words="On stdout as json, markdown, html, csv, svg or sarif."), *OUTPUT_FLAGS),
         ("memsheet check run/",
-         "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096"),
-        ("model", "each", "format", *COMMON, *LIGHTER, *PRINTED),
+         "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
+         "memsheet check run.sh --against main"),
+        ("model", "each", "against", "format", *COMMON, *LIGHTER, *PRINTED),
         more="A flag says what the files leave open.",
     ),
     Command(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from memsheet.errors import printable_line
-from memsheet.exchange.mistakes import Found
+from memsheet.exchange.mistakes import Found, Rule
 from memsheet.exchange.mistakes.case import source_for
 from memsheet.report.json.document import Document, Result, read_from
 from memsheet.report.json.sheet import Sheet
@@ -25,6 +25,9 @@ def finding_engine(checked: CheckedFiles, found: Found) -> str:
             "",
         )
     )
+
+
+Outcome = Literal["does_not_start", "does_not_fit", "uncertain", "no_sheet", "not_read", "predicted", "fits"]
 
 
 class UnknownKey(Document):
@@ -96,7 +99,12 @@ class CommonCards(Document):
     doubt: str | None = read_from(lambda one: one.doubt or None)
 
 
-def _mistakes_found(checked: CheckedFiles) -> list[dict[str, Any]]:
+def mistake_documents(
+    checked: CheckedFiles | None, mistakes: Sequence[tuple[Rule, Found]]
+) -> list[dict[str, Any]]:
+    """Some of the mistakes of files, each with who says so and where it stands."""
+    if checked is None:
+        return []
     return [
         Mistake.document_of(
             found,
@@ -104,7 +112,7 @@ def _mistakes_found(checked: CheckedFiles) -> list[dict[str, Any]]:
             source=source_for(rule, finding_engine(checked, found)),
             **_finding_place(checked, found),
         )
-        for rule, found in checked.mistakes
+        for rule, found in mistakes
     ]
 
 
@@ -127,7 +135,7 @@ class Checked(Document):
     assumed: list[str] = read_from(
         lambda checked: [*checked.assumed, *(f"not read: {one}" for one in checked.not_read)]
     )
-    mistakes: list[Mistake] = read_from(_mistakes_found)
+    mistakes: list[Mistake] = read_from(lambda checked: mistake_documents(checked, checked.mistakes))
     moved: list[MovedKey]
     doubt: str | None = read_from(lambda checked: checked.doubt or None)
     why_not: list[str] = read_from(
@@ -148,9 +156,7 @@ class Launch(Document):
     """
 
     file: str
-    outcome: Literal[
-        "does_not_start", "does_not_fit", "uncertain", "no_sheet", "not_read", "predicted", "fits"
-    ]
+    outcome: Outcome
     problem: str | None = read_from(lambda launch: launch.problem or None)
     checked: Checked | None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer
 from memsheet.errors import input_error
+from memsheet.report.json.change import change_document
 from memsheet.report.json.checked import checked_document, launches_document
 from memsheet.report.json.plans import plans_document
 from memsheet.report.json.serve_plans import serving_document
@@ -20,6 +21,7 @@ from memsheet.report.page.sarif import sarif_document
 from memsheet.report.page.sheet import answer_view, evidence_words
 from memsheet.report.page.summaries import (
     Summary,
+    change_summary,
     checked_summary,
     comparison_summary,
     launches_summary,
@@ -27,6 +29,7 @@ from memsheet.report.page.summaries import (
     serving_summary,
     solution_summary,
 )
+from memsheet.report.shared.against import Against
 from memsheet.report.shared.checked import Checked, Launch
 from memsheet.report.shared.comparison import Comparison, comparison_document
 from memsheet.report.shared.json_text import dump_json_line
@@ -201,6 +204,11 @@ def _comparison_csv(found: Comparison) -> str:
     return records_csv(rows, keys)
 
 
+def _change_csv(found: Against) -> str:
+    keys = ("component", "before_bytes", "after_bytes", "difference_bytes")
+    return records_csv(change_document(found)["components"], keys)
+
+
 MISTAKE = ("rule", "stops", "file", "line", "where", "says", "cure", "saves_bytes", "gains_bytes", "source")
 
 
@@ -248,6 +256,10 @@ FORMATS: Mapping[str, Mapping[str, Writer]] = {
     "check": {
         "json": lambda checked: dump_json_line(checked_document(checked)), "markdown": checked_markdown, "html": checked_page,
         "svg": lambda checked: _picture_of(checked_summary(checked)), "csv": _checked_csv, "sarif": lambda checked: dump_json_line(sarif_document([Launch(file="", checked=checked)])),
+    },
+    "check --against": {
+        "json": lambda found: dump_json_line(change_document(found)), "markdown": lambda found: summary_markdown(change_summary(found)),
+        "html": lambda found: summary_page(change_summary(found)), "csv": _change_csv,
     },
     "check of several": {
         "json": lambda folder, launches, _: dump_json_line(launches_document(folder, launches)), "markdown": lambda _, launches, __: summary_markdown(launches_summary(launches)),

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memsheet.budget import Answer
 from memsheet.report.page.sheet import UNWRAPPED
+from memsheet.report.screen.against import (
+    change_columns,
+    change_headline,
+    change_rows,
+    mistake_words,
+    option_words,
+)
 from memsheet.report.screen.checked import (
     OUTCOMES,
     common_card_cells,
@@ -32,6 +39,7 @@ from memsheet.report.screen.solution import (
     solution_look,
 )
 from memsheet.report.screen.table import choice_phrases, question_words
+from memsheet.report.shared.against import Against
 from memsheet.report.shared.checked import Checked, Launch, place_of
 from memsheet.report.shared.comparison import Comparison
 from memsheet.report.shared.look import Look
@@ -149,6 +157,22 @@ def _mistake_table(checked: Checked) -> Table:
         rows.append((stops, found.where, line, found.says, f"{cure} [{rule.id}]"))
     columns = (("", False), ("where", False), ("line", True), ("mistake", False), ("cure", False))
     return Table(columns, tuple(rows))
+
+
+def change_summary(found: Against) -> Summary:
+    """What changed between two states of a job's files."""
+    sheets = [int(sheet.device.value) for sheet in found.sheets if sheet is not None]
+    look = LOOK.fitted(max(sheets)) if sheets else LOOK
+    word, _, phrases = change_headline(found, look)
+    differ = any(one != two for _, one, two in found.components())
+    tables = (Table(change_columns(look), tuple(change_rows(found, look))),) if differ else ()
+    told = (
+        ("Changed", option_words(found)),
+        ("New mistakes", mistake_words(found.new_mistakes)),
+        ("Cured", mistake_words(found.gone_mistakes)),
+    )
+    lines = tuple(f"{name}: {'; '.join(held)}" for name, held in told if held)
+    return Summary(word, phrases, tables=tables, lines=lines)
 
 
 def launches_summary(launches: Iterable[Launch]) -> Summary:

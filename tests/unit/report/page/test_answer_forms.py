@@ -68,6 +68,7 @@ LINES = {
     "plan infer": ("plan", "infer", *ASKED[:3], "--context", "512"),
     "compare": ("compare", "a.json", "b.json"),
     "check": ("check", "ds_config.json", "--model", *ASKED),
+    "check --against": ("check", "ds_config.json", "--against", "earlier.json", "--model", *ASKED),
     "check of several": ("check", "--each", "ds_config.json", "other.json"),
 }
 
@@ -76,6 +77,7 @@ LINES = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("forms")
     (made / "ds_config.json").write_text(DS)
+    (made / "earlier.json").write_text(DS.replace('gpu": 1', 'gpu": 4'))
     (made / "other.json").write_text("{")
     for name, length in (("a.json", 512), ("b.json", 1024)):
         sheet = memsheet.train("llama-3.2-1b", seq_len=length)
