@@ -16,6 +16,7 @@ from memsheet.report.json.plans import plans_document
 from memsheet.report.json.serve_plans import serving_document
 from memsheet.report.json.sheet import sheet_document
 from memsheet.report.json.solution import solution_document
+from memsheet.report.page.annotations import annotation_lines
 from memsheet.report.page.html import answer_html, bars_svg, html_page, summary_html, whole_page
 from memsheet.report.page.sarif import sarif_document
 from memsheet.report.page.sheet import answer_view, evidence_words
@@ -256,6 +257,7 @@ FORMATS: Mapping[str, Mapping[str, Writer]] = {
     "check": {
         "json": lambda checked: dump_json_line(checked_document(checked)), "markdown": checked_markdown, "html": checked_page,
         "svg": lambda checked: _picture_of(checked_summary(checked)), "csv": _checked_csv, "sarif": lambda checked: dump_json_line(sarif_document([Launch(file="", checked=checked)])),
+        "github": lambda checked: annotation_lines([Launch(file="", checked=checked)]),
     },
     "check --against": {
         "json": lambda found: dump_json_line(change_document(found)), "markdown": lambda found: summary_markdown(change_summary(found)),
@@ -264,6 +266,7 @@ FORMATS: Mapping[str, Mapping[str, Writer]] = {
     "check of several": {
         "json": lambda folder, launches, _: dump_json_line(launches_document(folder, launches)), "markdown": lambda _, launches, __: summary_markdown(launches_summary(launches)),
         "html": lambda _, launches, __: summary_page(launches_summary(launches)), "csv": _launches_csv, "sarif": lambda _, launches, root: dump_json_line(sarif_document(launches, root)),
+        "github": lambda _, launches, root: annotation_lines(launches, root),
     },
 }  # fmt: skip
 """Text of what a command found, by the command and the name of the form."""

@@ -42,7 +42,7 @@ def sarif_document(launches: Sequence[Launch], root: Path = Path()) -> dict[str,
     """One run with every finding of every launch. A line is given where it is certain, and none elsewhere.
     ``root``: the folder from which launches are named.
     """
-    told = [one for launch in launches for one in _launch_results(launch, root)]
+    told = told_results(launches, root)
     rules = {one.rule: one.source for one in told}
     places = {name: number for number, name in enumerate(rules)}
     driver = {
@@ -62,6 +62,13 @@ def sarif_document(launches: Sequence[Launch], root: Path = Path()) -> dict[str,
     ]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
+
+
+def told_results(launches: Sequence[Launch], root: Path = Path()) -> list[Told]:
+    """Every finding of every launch, and what the launch comes to where that is one. ``root``: the folder from
+    which launches are named.
+    """
+    return [one for launch in launches for one in _launch_results(launch, root)]
 
 
 def _own_version() -> str:
@@ -123,7 +130,16 @@ def _artifact(file: str) -> dict[str, Any]:
     """A file within the folder that the command runs in by its path from there, any other one by its own URI
     (section 3.4.3).
     """
-    here, path = Path.cwd(), Path(normpath(Path.cwd() / file))
-    if path.is_relative_to(here):
-        return {"uri": quote(path.relative_to(here).as_posix()), "uriBaseId": "%SRCROOT%"}
-    return {"uri": path.as_uri()}
+    path = path_from_here(file)
+    if path.is_absolute():
+        return {"uri": path.as_uri()}
+    return {"uri": quote(path.as_posix()), "uriBaseId": "%SRCROOT%"}
+
+
+def path_from_here(file: str) -> Path:
+    """A file within the folder that the command runs in by its path from there, any other one by its whole
+    path; links are not followed.
+    """
+    here = Path.cwd()
+    path = Path(normpath(here / file))
+    return path.relative_to(here) if path.is_relative_to(here) else path

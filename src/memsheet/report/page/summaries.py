@@ -139,7 +139,7 @@ def checked_summary(checked: Checked) -> Summary:
     columns = (("on common cards", False), ("needs", True), ("", False))
     tables = (Table(columns, cards),) if cards else ()
     if checked.mistakes:
-        tables = (*tables, _mistake_table(checked))
+        tables = (*tables, _mistake_table([("", checked)]))
     doubt = doubt_words(checked)
     lines = (doubt,) if doubt else ()
     if not checked.mistakes:
@@ -147,16 +147,19 @@ def checked_summary(checked: Checked) -> Summary:
     return Summary(word, phrases, tables=tables, lines=lines, answer=checked.answer)
 
 
-def _mistake_table(checked: Checked) -> Table:
+def _mistake_table(files: Iterable[tuple[str, Checked]]) -> Table:
+    """The mistakes of files. A name beside some of them is told where a mistake names no file itself."""
     rows = []
-    for rule, found in checked.mistakes:
-        place = place_of(checked, found)
-        line = "" if place is None or place.line is None else str(place.line)
-        cure = " · ".join((found.cure, *cure_effects(found, LOOK)))
-        stops = "stops" if found.stops else ""
-        rows.append((stops, found.where, line, found.says, f"{cure} [{rule.id}]"))
+    for name, checked in files:
+        for rule, found in checked.mistakes:
+            place = place_of(checked, found)
+            line = "" if place is None or place.line is None else str(place.line)
+            cure = " · ".join((found.cure, *cure_effects(found, LOOK)))
+            named = any(found.where.startswith(f"{one}:") for one in checked.reads)
+            where = f"{name}: {found.where}" if name and not named else found.where
+            rows.append(("stops" if found.stops else "", where, line, found.says, f"{cure} [{rule.id}]"))
     columns = (("", False), ("where", False), ("line", True), ("mistake", False), ("cure", False))
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple(dict.fromkeys(rows)))
 
 
 def change_summary(found: Against) -> Summary:
@@ -186,4 +189,6 @@ def launches_summary(launches: Iterable[Launch]) -> Summary:
         rows.append((OUTCOMES[one.outcome], one.file, need, mistakes, launch_reason(one)))
     columns = (("", False), ("file", False), ("needs", True), ("mistakes", True), ("why", False))
     word = OUTCOMES[min((one.outcome for one in held), key=list(OUTCOMES).index, default="fits")]
-    return Summary(word, (f"the worst of {len(held)}",), tables=(Table(columns, tuple(rows)),))
+    told = _mistake_table((one.file, one.checked) for one in held if one.checked)
+    tables = (Table(columns, tuple(rows)), *((told,) if told.rows else ()))
+    return Summary(word, (f"the worst of {len(held)}",), tables=tables)

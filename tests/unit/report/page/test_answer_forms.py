@@ -102,6 +102,9 @@ def test_every_command_has_the_forms_that_it_names(
             assert len({len(row) for row in rows}) == 1
         elif form == "svg":
             assert ET.fromstring(out).tag.endswith("svg")
+        elif form == "github":
+            assert all(line.startswith("::") for line in out.splitlines())
+            assert "file=ds_config.json,line=3,title=memsheet unknown-key::ds_config.json: " in out
         elif form == "html":
             assert out.startswith("<!doctype html>")
             assert "<table" in out

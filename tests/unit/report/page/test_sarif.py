@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from memsheet.cli import main
+from memsheet.report.page.annotations import annotation_lines
+from memsheet.report.shared.checked import Launch
 
 LEVELS = ("none", "note", "warning", "error")
 DS = """{
@@ -95,3 +97,13 @@ def test_nothing_found_is_a_run_without_results(
     (tmp_path / "ds_config.json").write_text(good)
     monkeypatch.chdir(tmp_path)
     assert log_of(capsys, "ds_config.json")[1]["runs"][0]["results"] == []
+
+
+def test_an_annotation_is_one_line_whatever_a_name_holds(tmp_path: Path) -> None:
+    name = "a,b: 100%.json"
+    (tmp_path / name).write_text("{")
+    lines = annotation_lines([Launch(file=name, checked=None, problem="no\n::error::JSON, 5%")], tmp_path)
+    assert lines.count("\n") == 1
+    assert lines.startswith("::error file=")
+    assert "a%2Cb%3A 100%25.json,title=memsheet not-read::The file cannot be read. " in lines
+    assert "5%25" in lines
