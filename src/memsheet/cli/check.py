@@ -17,7 +17,7 @@ from memsheet.errors import InputError, input_error
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers
-from memsheet.report.screen.checked import render_checked, render_launches, render_servers
+from memsheet.report.screen.checked import render_against, render_checked, render_launches, render_servers
 from memsheet.report.shared.checked import WORST_FIRST, Checked, Launch
 from memsheet.report.shared.exit_codes import BAD_INPUT, checked_exit_code
 from memsheet.report.shared.look import Look
@@ -71,7 +71,6 @@ def _check_against(asked: Given, form: str | None, look: Look) -> int:
             "each", None, "checks files by themselves, and --against compares one job", "one of the two"
         )
     from memsheet.questions.against import check_against
-    from memsheet.report.screen.against import render_against
 
     found = check_against(asked.files, asked.against, jobs.job_arguments(asked), plan_flag_values(asked))
     assert found.after.checked is not None

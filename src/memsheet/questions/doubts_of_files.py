@@ -189,8 +189,8 @@ def bytes_beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
 
 
 def host_memory_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | None) -> Doubt:
-    """Whether a batch script asks for as much host memory as what is offloaded takes: less is enforced on some
-    clusters alone.
+    """Whether a batch script asks for as much host memory as what is offloaded takes: less is enforced on
+    some clusters alone.
     """
     short = next((found.where for rule, found in mistakes if rule.id == HOST_MEMORY), "")
     if not short or answer is None or answer.verdict is None:

@@ -78,8 +78,8 @@ def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, st
 
 
 def files_as_they_lie(files: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The path and the text of each of ``texts`` (``read_texts_and_plan``) by its name, before anything is put
-    into it.
+    """The path and the text of each of ``texts`` (``read_texts_and_plan``) by its name, before anything is
+    put into it.
     """
     named = {
         path.name if len(files) == 1 else str(path): str(path)

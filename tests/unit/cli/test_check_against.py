@@ -1,4 +1,4 @@
-"""`memsheet check A --against REF`: another file, or a revision of git; what changed, and the exit code of A."""
+"""`memsheet check A --against REF`: another file, or a revision of git; what changed, the exit code of A."""
 
 import json
 import subprocess

@@ -23,7 +23,8 @@ MORE = {
     "@gpus": "more than it is given",
 }
 _OWN_STEP = re.compile(
-    r"^[ \t]*srun\b(?:[^\n\\]|\\\n)*?[ \t](?:-N|-n|-G|-w|--nodes|--ntasks(?:-per-node)?|--gpus[a-z-]*|--nodelist)\b",
+    r"^[ \t]*srun\b(?:[^\n\\]|\\\n)*?[ \t]"
+    r"(?:-N|-n|-G|-w|--nodes|--ntasks(?:-per-node)?|--gpus[a-z-]*|--nodelist)\b",
     re.MULTILINE,
 )
 """A step of a job that takes another part of it than the whole."""
@@ -39,7 +40,10 @@ def _other_cards(case: Case) -> Iterator[Found]:
         more = MORE[key] if started > asked else "the others are idle"
         yield Found(
             where=f"{name}{at}",
-            says=f"asks for {WORDS[key].format(asked)}, and {launch} starts {STARTED[key].format(started)}: {more}",
+            says=(
+                f"asks for {WORDS[key].format(asked)}, and {launch} starts "
+                f"{STARTED[key].format(started)}: {more}"
+            ),
             cure="the same number in both",
         )
 
@@ -57,14 +61,14 @@ def differing_counts(case: Case) -> Iterator[tuple[str, str, int, int, str]]:
             both = {
                 key: (one, two)
                 for key in COUNTED
-                if (one := _said(read, key)) and (two := _said(launch, key)) and one != two
+                if (one := _firm_count(read, key)) and (two := _firm_count(launch, key)) and one != two
             }
             if both.keys() - {"@gpus"}:
                 both.pop("@gpus", None)
             yield from ((name, key, *pair, other.removeprefix(f"{name}: ")) for key, pair in both.items())
 
 
-def _said(read: Read, key: str) -> int | None:
+def _firm_count(read: Read, key: str) -> int | None:
     held = read.request.get(key)
     return held if isinstance(held, int) and key not in read.unsaid else None
 
@@ -100,7 +104,8 @@ def _little_host_memory(case: Case) -> Iterator[Found]:
             where=f"{name}{directive_place(case.texts.get(name, ''), (option,))}",
             says=(
                 f"asks for {format_bytes(given, headroom=True)} of a node's host memory, and what is "
-                f"offloaded takes {format_bytes(need)} a rank{of}; a job that takes more is stopped where Slurm enforces it"
+                f"offloaded takes {format_bytes(need)} a rank{of}; a job that takes more is stopped where "
+                "Slurm enforces it"
             ),
             cure="more of it, or --mem=0: all that a node has",
         )

@@ -21,19 +21,19 @@ def annotation_lines(launches: Sequence[Launch], root: Path = Path()) -> str:
     ``told_results``.
     """
     told = sorted(told_results(launches, root), key=lambda one: one.level != "error")
-    return "".join(f"{_annotation(one)}\n" for one in told)
+    return "".join(f"{_annotation_line(one)}\n" for one in told)
 
 
-def _annotation(one: Told) -> str:
+def _annotation_line(one: Told) -> str:
     place = one.place
     said = {
         "file": path_from_here(place.file).as_posix() if place else "",
         "line": str(place.line) if place and place.line else "",
         "title": f"memsheet {one.rule}",
     }
-    values = ",".join(f"{name}={_escaped(value, VALUE)}" for name, value in said.items() if value)
-    return f"::{one.level} {values}::{_escaped(one.text, TEXT)}"
+    values = ",".join(f"{name}={_with_escapes(value, VALUE)}" for name, value in said.items() if value)
+    return f"::{one.level} {values}::{_with_escapes(one.text, TEXT)}"
 
 
-def _escaped(text: str, letters: dict[str, str]) -> str:
+def _with_escapes(text: str, letters: dict[str, str]) -> str:
     return "".join(letters.get(letter, letter) for letter in text)

@@ -1,4 +1,4 @@
-"""What each command finds in the forms that other programs take, by their names: one table for all of them."""
+"""What each command finds in the forms that other programs take, by their names: one table for all."""
 
 from __future__ import annotations
 

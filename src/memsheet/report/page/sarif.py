@@ -55,7 +55,7 @@ def sarif_document(launches: Sequence[Launch], root: Path = Path()) -> dict[str,
             "ruleIndex": places[one.rule],
             "level": one.level,
             "message": {"text": one.text},
-            **({"locations": [_location(one.place)]} if one.place else {}),
+            **({"locations": [_result_location(one.place)]} if one.place else {}),
         }
         for one in told
     ]
@@ -64,8 +64,8 @@ def sarif_document(launches: Sequence[Launch], root: Path = Path()) -> dict[str,
 
 
 def told_results(launches: Sequence[Launch], root: Path = Path()) -> list[Told]:
-    """Every finding of every launch, and what the launch comes to where that is one. ``root``: the folder from
-    which launches are named.
+    """Every finding of every launch, and what the launch comes to where that is one. ``root``: the folder
+    from which launches are named.
     """
     return [one for launch in launches for one in _launch_results(launch, root)]
 
@@ -82,7 +82,7 @@ def _launch_results(launch: Launch, root: Path) -> Iterator[Told]:
     outcome = launch.outcome
     if outcome not in LEVELS or (checked is not None and checked.keys_alone and outcome == NO_SHEET):
         return
-    text = f"{SAID[outcome]} {_sentence(_outcome_words(launch))}".strip()
+    text = f"{SAID[outcome]} {_as_sentence(_outcome_words(launch))}".strip()
     paths = [path for path, _ in checked.written.values()] if checked else []
     own = root / launch.file
     place = Place(paths[0]) if paths else Place(str(own)) if own.is_file() else None
@@ -103,23 +103,24 @@ def _outcome_words(launch: Launch) -> str:
     if answer is None or answer.verdict is None or answer.cluster is None:
         return launch_reason(launch)
     device, gives = answer.verdict.device, look.room(answer.cluster.device.framework_bytes)
-    need = f"It needs {look.need(device.value)} of {gives} a GPU, {look.need(device.low)} to {look.need(device.high)}"
+    ends = f"{look.need(device.low)} to {look.need(device.high)}"
+    need = f"It needs {look.need(device.value)} of {gives} a GPU, {ends}"
     why = launch_reason(launch)
     return f"{need}; {why}" if why else need
 
 
-def _sentence(text: str) -> str:
+def _as_sentence(text: str) -> str:
     return one_line(text).rstrip(".") + "." if text else ""
 
 
-def _location(place: Place) -> dict[str, Any]:
-    where: dict[str, Any] = {"artifactLocation": _artifact(place.file)}
+def _result_location(place: Place) -> dict[str, Any]:
+    where: dict[str, Any] = {"artifactLocation": _artifact_location(place.file)}
     if place.line is not None:
         where["region"] = {"startLine": place.line}
     return {"physicalLocation": where}
 
 
-def _artifact(file: str) -> dict[str, Any]:
+def _artifact_location(file: str) -> dict[str, Any]:
     """A file within the folder that the command runs in by its path from there, any other one by its own URI
     (section 3.4.3).
     """

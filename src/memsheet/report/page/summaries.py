@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memsheet.budget import Answer
 from memsheet.report.page.sheet import UNWRAPPED
-from memsheet.report.screen.against import (
+from memsheet.report.screen.checked import (
+    OUTCOMES,
     change_columns,
     change_headline,
     change_rows,
-    mistake_words,
-    option_words,
-)
-from memsheet.report.screen.checked import (
-    OUTCOMES,
     common_card_cells,
     cure_effects,
     doubt_words,
     launch_reason,
+    mistake_words,
+    option_words,
 )
 from memsheet.report.screen.comparison_table import comparison_headline, side_labels, signed_difference
 from memsheet.report.screen.layout import one_line
