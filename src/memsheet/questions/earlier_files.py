@@ -37,8 +37,8 @@ class _Blob(NamedTuple):
 @contextmanager
 def files_at(files: Sequence[str], revision: str) -> Iterator[tuple[str, ...]]:
     """``files`` as they were in ``revision``, with what they may name beside them, in a folder that is
-    removed afterwards. A file that was not there has a path at which there is none. Raises InputError where there is
-    no such revision, or no repository.
+    removed afterwards. A file that was not there has a path at which there is none. Raises InputError where
+    there is no such revision, or no repository.
     """
     top = _repository_of(Path(files[0]), revision)
     commit = _commit_named(top, revision)

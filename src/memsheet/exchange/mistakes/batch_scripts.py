@@ -22,12 +22,8 @@ MORE = {
     "@nodes": "more than it is given",
     "@gpus": "more than it is given",
 }
-_OWN_STEP = re.compile(
-    r"^[ \t]*srun\b(?:[^\n\\]|\\\n)*?[ \t]"
-    r"(?:-N|-n|-G|-w|--nodes|--ntasks(?:-per-node)?|--gpus[a-z-]*|--nodelist)\b",
-    re.MULTILINE,
-)
-"""A step of a job that takes another part of it than the whole."""
+_OF_STEP = re.compile(r"[ \t](?:-[NnGw](?=[\s\d])|--(?:nodes|ntasks|gpus|nodelist)[a-z-]*\b)")
+"""Options by which a step takes another part of a job than the whole (srun(1))."""
 _SIZE = re.compile(r"(\d{1,12})([KMGT]?)B?", re.IGNORECASE)
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """Of sizes of memory: megabytes where none is said (sbatch(1), --mem)."""
@@ -53,7 +49,7 @@ def differing_counts(case: Case) -> Iterator[tuple[str, str, int, int, str]]:
     numbers, and the launcher. Nodes, and cards of one node; those of the job where neither differs.
     """
     for name, read in case.of(SLURM):
-        if _OWN_STEP.search(case.texts.get(name, "")):
+        if _takes_a_part(case.texts.get(name, "")):
             continue
         for other, launch in case.reads.items():
             if not other.startswith(f"{name}: "):
@@ -66,6 +62,12 @@ def differing_counts(case: Case) -> Iterator[tuple[str, str, int, int, str]]:
             if both.keys() - {"@gpus"}:
                 both.pop("@gpus", None)
             yield from ((name, key, *pair, other.removeprefix(f"{name}: ")) for key, pair in both.items())
+
+
+def _takes_a_part(text: str) -> bool:
+    """Whether a step of a script says itself how much of the job it takes."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return any(line.lstrip().startswith("srun ") and _OF_STEP.search(line) for line in lines)
 
 
 def _firm_count(read: Read, key: str) -> int | None:

@@ -60,5 +60,6 @@ def test_a_header_and_its_command(tmp_path: Path, lines: tuple[str, ...], told: 
 
 
 def test_a_step_that_takes_a_part_of_the_job_is_left_to_the_files(tmp_path: Path) -> None:
-    step = "srun --nodes=1 torchrun --nnodes=1 --nproc_per_node=8 train.py"
-    assert "sbatch-cards" not in found_in(tmp_path, "#SBATCH -N 2", "#SBATCH --gres=gpu:8", step)
+    for part in ("--nodes=1", "-N1", "-n 1", "--exclusive \\\n  --ntasks-per-node=1"):
+        step = f"srun {part} torchrun --nnodes=1 --nproc_per_node=8 train.py"
+        assert "sbatch-cards" not in found_in(tmp_path, "#SBATCH -N 2", "#SBATCH --gres=gpu:8", step)
