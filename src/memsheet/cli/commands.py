@@ -258,7 +258,7 @@ CHECK_FLAGS = (
         "against",
         groups.OTHER,
         "REF",
-        "What changed since REF: another file, or a revision of git such as main.",
+        "What changed since REF: a file, or a git revision.",
     ),
 )
 
@@ -325,7 +325,7 @@ COMMANDS = {command.name: command for command in (
     Command(
         "check", "A configuration file of an engine: its sheet, its verdict, its mistakes.",
         (Argument("files", "FILE|DIR", "Configuration files of one job, or the folder that holds them.", many=True),),
-        _job_flags(*CHECK_FLAGS, FORMAT._replace(words="On stdout as json, markdown, html, csv, svg, sarif or github."), *OUTPUT_FLAGS),
+        _job_flags(*CHECK_FLAGS, FORMAT._replace(words="As json, markdown, html, csv, svg, sarif or github."), *OUTPUT_FLAGS),
         ("memsheet check run/",
          "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
          "memsheet check run.sh --against main"),
