@@ -8,6 +8,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import PurePath
 
 from memsheet.errors import InputError
@@ -42,13 +43,19 @@ def line_of_key(name: str, text: str, where: str) -> int | None:
         return at if stands else None
     if key.startswith("-") or kind not in PATHS:
         return _line_of_word(text, key)
-    try:
-        found = tuple(PATHS[kind](text))
-    except (InputError, ValueError):  # it is no such file
-        return None
+    found = _keys_of_text(kind, text)
     own = [line for path, line in found if path == key]
     below = [line for path, line in found if path.endswith(f".{key}")]
     return next(iter(own or below)) if len(own or below) == 1 else None
+
+
+@lru_cache(maxsize=8)  # a file may have many findings
+def _keys_of_text(kind: str, text: str) -> tuple[KeyLine, ...]:
+    """The keys of a file by the ending of its name; none where it is no such file."""
+    try:
+        return tuple(PATHS[kind](text))
+    except (InputError, ValueError):
+        return ()
 
 
 def _json_key_lines(text: str) -> Iterator[KeyLine]:
