@@ -88,6 +88,8 @@ def _yaml_key_lines(text: str) -> Iterator[KeyLine]:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
     finally:
         loader.dispose()
     waiting = [("", node)]
