@@ -26,26 +26,35 @@ _NUMBERED = re.compile(r"(?P<line>\d{1,7}): (?P<key>.+)", re.DOTALL)
 _COMMENT = re.compile(r"\s*#(?!SBATCH\b)")
 
 
-def line_of_key(name: str, text: str, where: str) -> int | None:
-    """The line of the key that a finding names. ``where``: as the finding has it behind the file's name
-    (``12: fully_shard``, ``zero_optimization.stage``, ``--tp-size = 8``); ``text``: of the file as it lies.
+def named_key(where: str) -> tuple[int | None, str]:
+    """The line that a finding says itself, if any, and the key that it names. ``where``: as the finding has
+    it behind the file's name (``12: fully_shard``, ``zero_optimization.stage``, ``--tp-size = 8``).
     """
     told = _NUMBERED.fullmatch(where)
     key = re.split(" = |, ", told["key"] if told else where, maxsplit=1)[0]
     key = key.partition(" ")[0] if key.startswith("-") else key  # a flag with its value
+    return int(told["line"]) if told else None, key
+
+
+def line_of_key(name: str, text: str, where: str) -> int | None:
+    """The line of the key that a finding names. ``where``: as of ``named_key``; ``text``: of the file as it
+    lies.
+    """
+    at, key = named_key(where)
     kind = PurePath(name).suffix.lower()
     if not key or kind == NOTEBOOK:  # lines of its script are none of the file's
         return None
-    if told:
+    if at is not None:
         lines = text.splitlines()
-        at = int(told["line"])
         stands = 0 < at <= len(lines) and key.rpartition(".")[2] in lines[at - 1]
         return at if stands else None
     if key.startswith("-") or kind not in PATHS:
         return _line_of_word(text, key)
     found = _keys_of_text(kind, text)
     own = [line for path, line in found if path == key]
-    below = [line for path, line in found if path.endswith(f".{key}")]
+    below = [line for path, line in found if "_" in key and path.endswith(f".{key}")]  # no word of any group
+    if not own and not below:  # a command inside it may say the key
+        return _line_of_word(text, f"--{key}")
     return next(iter(own or below)) if len(own or below) == 1 else None
 
 
@@ -129,12 +138,15 @@ PATHS: Mapping[str, Callable[[str], Iterator[KeyLine]]] = {
 
 
 def _line_of_word(text: str, key: str) -> int | None:
-    """The one line of a script, its comments apart, that holds a flag or the last part of a key's name."""
+    """The one line of a script, its comments apart, that holds a flag, or gives the last part of a key's name
+    a value.
+    """
     last = key if key.startswith("-") else key.rpartition(".")[2]
     if not re.fullmatch(r"-*[A-Za-z_][\w-]*", last):
         return None
-    spelled = re.sub("(?<=[^-])[-_]", "[-_]", last) if last.startswith("-") else last
-    word = re.compile(rf"(?<![\w-]){spelled}(?![\w-])")
+    flag = re.sub("(?<=[^-])[-_]", "[-_]", last)
+    said = rf"{flag}(?![\w-])" if last.startswith("-") else rf"--{flag}(?![\w-])|{last}[\"']?\s*(?:=(?!=)|:)"
+    word = re.compile(rf"(?<![\w-])(?:{said})")
     found = [
         number
         for number, line in enumerate(text.splitlines(), start=1)

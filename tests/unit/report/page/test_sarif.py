@@ -90,6 +90,19 @@ def test_a_file_that_is_none_is_a_finding_of_its_own(
     }
 
 
+def test_a_key_that_is_missed_has_no_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = '{"zero_optimization": {"stage": 2},\n "flops_profiler": {"bf16": true}}'
+    (tmp_path / "ds_config.json").write_text(said)
+    monkeypatch.chdir(tmp_path)
+    results = log_of(capsys, "ds_config.json")[1]["runs"][0]["results"]
+    found = next(one for one in results if one["ruleId"] == "no-sixteen-bits")
+    where = found["locations"][0]["physicalLocation"]
+    assert where["artifactLocation"]["uri"] == "ds_config.json"
+    assert "region" not in where
+
+
 def test_nothing_found_is_a_run_without_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
