@@ -53,6 +53,8 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "export": ("export", "plan.json", "--to", "deepspeed"),
     "check": ("check", "ds_config.json"),
     "check --each": ("check", "--each", "ds_config.json"),
+    "check --against": ("check", "ds_config.json", "--against", "config.json"),
+    "check as sarif": ("check", "ds_config.json", "--format", "sarif"),
     "compare": ("compare", "sheet.json", "sheet.json"),
     "explain": ("explain", "saved_activations"),
     "models": ("models",),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.check_each import worst_exit_code, worst_of_each
+from memsheet.cli.error_output import explain_input
 from memsheet.cli.flags import plan_flag_values
+from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
+from memsheet.errors import InputError, input_error
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers
-from memsheet.report.json.checked import checked_document, launches_document
-from memsheet.report.screen.checked import render_checked, render_launches, render_servers
+from memsheet.report.screen.checked import render_against, render_checked, render_launches, render_servers
+from memsheet.report.shared.checked import WORST_FIRST, Checked, Launch
 from memsheet.report.shared.exit_codes import BAD_INPUT, checked_exit_code
 from memsheet.report.shared.look import Look
 
@@ -22,51 +27,98 @@ def check(asked: Given) -> int:
     """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known
     mistakes.
     """
+    form = asked.output or ("json" if asked.json else None)
+    look = _look_of(asked, decimal=screen.wants_decimal_units(asked.units))
+    if asked.against is not None:
+        return _check_against(asked, form, look)
     if asked.each and asked.files:
-        check_total_bytes([path for file in asked.files for path in paths_of(Path(file))])
-        return worst_of_each(
-            asked.files,
-            lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})),
-            json=asked.json,
-        )
+        return _check_each(asked, form)
     if launches := launch_files(asked.files):
-        return _check_tree(asked, launches)
+        check_form(SEVERAL, form)
+        root = Path(asked.files[0])
+        tree = check_launches(launches, root, jobs.job_arguments(asked), plan_flag_values(asked))
+        return _print_launches(tree, form, root.name, root, lambda: render_launches(tree, look))
     if servers := started_servers(asked.files):
-        return _check_servers(asked, servers)
-    decimal = screen.wants_decimal_units(asked.units)
-    question = jobs.job_arguments(asked)
-    checked = check_configuration_files(
-        asked.files, question.pop("model"), question, words=plan_flag_values(asked)
-    )
-    if asked.json:
-        screen.write_json(checked_document(checked))
+        check_form(SEVERAL, form)
+        file = asked.files[0]
+        started = check_servers(file, servers, jobs.job_arguments(asked), plan_flag_values(asked))
+        left = servers[len(started) :]
+        return _print_launches(started, form, file, Path(), lambda: render_servers(started, left, look))
+    check_form("check", form)
+    checked = _check_one_job(asked)
+    if form is not None:
+        write_form("check", form, checked)
     else:
-        screen.write_stdout(render_checked(checked, _look_of(asked, decimal=decimal)))
+        screen.write_stdout(render_checked(checked, look))
     return checked_exit_code(checked)
 
 
-def _check_tree(asked: Given, launches: list[Path]) -> int:
-    """Every launch of a tree, a line each."""
-    decimal, root = screen.wants_decimal_units(asked.units), Path(asked.files[0])
-    found = check_launches(launches, root, jobs.job_arguments(asked), plan_flag_values(asked))
-    if asked.json:
-        screen.write_json(launches_document(root.name, found))
-    else:
-        screen.write_stdout(render_launches(found, _look_of(asked, decimal=decimal)))
-    return worst_exit_code(
-        BAD_INPUT if one.checked is None else checked_exit_code(one.checked) for one in found
+SEVERAL = "check of several"
+
+
+def _check_one_job(asked: Given) -> Checked:
+    question = jobs.job_arguments(asked)
+    return check_configuration_files(
+        asked.files, question.pop("model"), question, words=plan_flag_values(asked)
     )
 
 
-def _check_servers(asked: Given, names: tuple[str, ...]) -> int:
-    """Every server that a file starts, a sheet each."""
-    decimal, file = screen.wants_decimal_units(asked.units), asked.files[0]
-    found = check_servers(file, names, jobs.job_arguments(asked), plan_flag_values(asked))
-    left = names[len(found) :]
-    if asked.json:
-        screen.write_json(launches_document(file, found))
+def _check_against(asked: Given, form: str | None, look: Look) -> int:
+    """What changed since another state of the files; the exit code is that of the files as they are."""
+    check_form("check --against", form)
+    if asked.each:
+        raise input_error(
+            "each", None, "checks files by themselves, and --against compares one job", "one of the two"
+        )
+    from memsheet.questions.against import check_against
+
+    found = check_against(asked.files, asked.against, jobs.job_arguments(asked), plan_flag_values(asked))
+    assert found.after.checked is not None
+    if form is not None:
+        write_form("check --against", form, found)
     else:
-        screen.write_stdout(render_servers(found, left, _look_of(asked, decimal=decimal)))
+        after = render_checked(found.after.checked, look)
+        screen.write_stdout(f"{render_against(found, look)}\n{after}")
+    return checked_exit_code(found.after.checked)
+
+
+def _check_each(asked: Given, form: str | None) -> int:
+    """Each file by itself: a screen each, or all of them together in a form for programs."""
+    check_form(SEVERAL, form)
+    check_total_bytes([path for file in asked.files for path in paths_of(Path(file))])
+    alone = {file: Given(**{**vars(asked), "files": (file,), "each": False}) for file in asked.files}
+    if form is None:
+        return worst_of_each(asked.files, lambda file: check(alone[file]))
+    found = [launch for file in asked.files for launch in _launches_of(alone[file])]
+    found.sort(key=lambda one: (WORST_FIRST.index(one.outcome), one.file))
+    return _print_launches(found, form, "", Path(), lambda: "")
+
+
+def _launches_of(asked: Given) -> tuple[Launch, ...]:
+    """What one file or folder starts, each by its path from here; or why it was not read."""
+    (file,) = asked.files
+    try:
+        if launches := launch_files(asked.files):
+            tree = check_launches(launches, Path(file), jobs.job_arguments(asked), plan_flag_values(asked))
+            return tuple(replace(one, file=(Path(file) / one.file).as_posix()) for one in tree)
+        if servers := started_servers(asked.files):
+            return check_servers(file, servers, jobs.job_arguments(asked), plan_flag_values(asked))
+        return (Launch(file=file, checked=_check_one_job(asked)),)
+    except InputError as error:
+        explain_input(error)
+        return (Launch(file=file, checked=None, problem=str(error.problems[0])),)
+
+
+def _print_launches(
+    found: Sequence[Launch], form: str | None, folder: str, root: Path, render: Callable[[], str]
+) -> int:
+    """Several launches on the screen or in a form, and the worst exit code. ``root``: from where they are
+    named.
+    """
+    if form is not None:
+        write_form(SEVERAL, form, folder, found, root)
+    else:
+        screen.write_stdout(render())
     return worst_exit_code(
         BAD_INPUT if one.checked is None else checked_exit_code(one.checked) for one in found
     )

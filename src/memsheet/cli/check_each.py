@@ -20,18 +20,18 @@ def worst_exit_code(codes: Iterable[int]) -> int:
     return min(codes, key=lambda code: SEVERITY.index(code) if code in SEVERITY else -1, default=0)
 
 
-def worst_of_each(files: Iterable[str], checked: Callable[[str], int], *, json: bool = False) -> int:
+def worst_of_each(files: Iterable[str], checked: Callable[[str], int]) -> int:
     """The worst exit code of files that are checked one after the other; one that cannot be read does not
     keep the others from it.
     """
-    return worst_exit_code([_check_named_file(file, checked, json=json) for file in files])
+    return worst_exit_code([_check_named_file(file, checked) for file in files])
 
 
-def _check_named_file(file: str, checked: Callable[[str], int], *, json: bool = False) -> int:
+def _check_named_file(file: str, checked: Callable[[str], int]) -> int:
     from memsheet.cli import screen
 
     screen.write_stdout(f"== {file}\n")
     try:
         return checked(file)
     except InputError as error:
-        return explain_input(error, json=json)
+        return explain_input(error)

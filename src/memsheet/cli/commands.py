@@ -256,6 +256,12 @@ SKILL_FLAGS = (Flag("install", groups.OTHER, "DIR", "Write it into DIR/memsheet.
 CHECK_FLAGS = (
     Flag("model", JOB, "MODEL", "The model that is trained, as for train."),
     Flag("each", groups.OTHER, "", "Each file by itself; the exit code is the worst.", default=False),
+    Flag(
+        "against",
+        groups.OTHER,
+        "REF",
+        "What changed since REF: a file, or a git revision.",
+    ),
 )
 
 
@@ -295,7 +301,7 @@ COMMANDS = {command.name: command for command in (
     Command(
         "plan", "The fastest plans that fit, of every legal one, and why the others do not.",
         (Argument("task", "TASK", "train or infer", required=True), MODEL),
-        _job_flags(*SEARCH_FLAGS, *SERVE_FLAGS, *PICTURE_FLAGS, *OUTPUT_FLAGS),
+        _job_flags(*SEARCH_FLAGS, *SERVE_FLAGS, *PICTURE_FLAGS, FORMAT, *OUTPUT_FLAGS),
         ("memsheet plan train llama-3.1-70b --gpus 512xH100-80GB --seq-len 8192 --global-batch 1024",
          "memsheet plan train llama-3.1-8b --gpus 1xRTX4090 --seq-len 2048 --global-batch 16 --method qlora",
          "memsheet plan infer llama-3.1-70b --gpus 8xH100-80GB --context 8192 --users 200 --tpot 50ms"),
@@ -305,7 +311,7 @@ COMMANDS = {command.name: command for command in (
     Command(
         "solve", "The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.",
         (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters; of serving: sequences, max-model-len.", required=True), MODEL),
-        _job_flags(*SOLVE_FLAGS, *OUTPUT_FLAGS),
+        _job_flags(*SOLVE_FLAGS, FORMAT, *OUTPUT_FLAGS),
         ("memsheet solve seq-len llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --recompute full",
          "memsheet solve gpus llama-3.1-70b --gpus H100-80GB --engine fsdp2 --zero 3 --seq-len 4096",
          "memsheet solve sequences llama-3.1-8b --gpus 1xH100-80GB --engine vllm --max-model-len 8192"),
@@ -321,10 +327,11 @@ COMMANDS = {command.name: command for command in (
     Command(
         "check", "A configuration file of an engine: its sheet, its verdict, its mistakes.",
         (Argument("files", "FILE|DIR", "Configuration files of one job, or the folder that holds them.", many=True),),
-        _job_flags(*CHECK_FLAGS, *OUTPUT_FLAGS),
+        _job_flags(*CHECK_FLAGS, FORMAT._replace(words="As json, markdown, html, csv, svg, sarif or github."), *OUTPUT_FLAGS),
         ("memsheet check run/",
-         "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096"),
-        ("model", "each", *COMMON, *LIGHTER, *PRINTED),
+         "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
+         "memsheet check run.sh --against main"),
+        ("model", "each", "against", "format", *COMMON, *LIGHTER, *PRINTED),
         more="A flag says what the files leave open.",
     ),
     Command(
@@ -374,7 +381,7 @@ COMMANDS = {command.name: command for command in (
         "compare", "Two sheets side by side: which rows differ, the largest difference first.",
         (Argument("left", "A.json", "A sheet that `memsheet train|infer|trace|measure --json` printed, a record, or - for stdin.", required=True),
          Argument("right", "B.json", "The sheet to compare with it.", required=True)),
-        (*COMPARE_FLAGS, JSON, UNITS, DEBUG),
+        (*COMPARE_FLAGS, FORMAT._replace(words="On stdout as json, markdown, html or csv."), JSON, UNITS, DEBUG),
         ("memsheet compare a.json b.json",
          "memsheet train llama-tiny --seq-len 128 --json | memsheet compare a.json -"),
     ),

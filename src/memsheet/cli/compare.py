@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memsheet.cli import screen
+from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
 from memsheet.plan.values import parse_whole_number
@@ -12,13 +13,16 @@ from memsheet.questions.compare import compare as compare_sheets
 def compare(asked: Given) -> int:
     """Two sheets side by side: which rows differ, the largest difference first."""
     decimal = screen.wants_decimal_units(asked.units)
+    check_form("compare", asked.output)
     only = _parse_rank(asked.rank)
     if asked.left == asked.right == "-":
         raise input_error(
             "sheet", "-", "is named twice, and stdin can be read once", "put one of the two in a file"
         )
     found = compare_sheets(asked.left, asked.right, instant=asked.instant, rank=only, parts=asked.full)
-    if asked.json:
+    if asked.output is not None:
+        write_form("compare", asked.output, found)
+    elif asked.json:
         from memsheet.report.shared.comparison import comparison_document
 
         screen.write_json(comparison_document(found))

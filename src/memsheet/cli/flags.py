@@ -56,7 +56,7 @@ JSON = Flag("json", OUTPUT, "", "One JSON object on stdout.", default=False)
 DEBUG = Flag("debug", OUTPUT, "", "A traceback where something goes wrong.", default=False)
 UNITS = Flag("units", OUTPUT, "UNIT", "GiB, or GB for decimal.", default="GiB")
 FULL = Flag("full", OUTPUT, "", "Every item at every instant.", default=False)
-FORMAT = Flag("format", OUTPUT, "NAME", "On stdout as json, markdown, html, svg or csv.", key="output")
+FORMAT = Flag("format", OUTPUT, "NAME", "On stdout as json, markdown, html, csv or svg.", key="output")
 OUTPUT_FLAGS = (JSON, FULL, UNITS, DEBUG)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.cli import screen
 from memsheet.cli.flags import plan_flag_values
+from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json, read_stdin
@@ -24,6 +25,7 @@ _FUNCTION = re.compile(r".+\.py:\w+")
 def run_job(ask: Callable[..., Answer], asked: Given) -> int:
     """Ask, print, and return the verdict's exit code."""
     decimal = screen.wants_decimal_units(asked.units)
+    check_form("train", asked.output)
     return print_answer(
         ask(**job_arguments(asked)),
         json=asked.json,
@@ -60,11 +62,11 @@ def print_answer(
     typed: tuple[Any, ...] = (),
 ) -> int:
     """Print an answer, for a program or for a person, and return its exit code. ``curve`` draws memory over
-    the step for a look; ``typed``: the options of the line; ``form``: one of
+    the step for a look; ``typed``: the options of the line; ``form``: one of those of
     report.page.formats in place of the screen.
     """
     if form is not None:
-        screen.write_stdout(_formatted_answer(answer, form))
+        write_form("train", form, answer)
     elif json:
         from memsheet.report.json.sheet import sheet_document
 
@@ -83,15 +85,6 @@ def print_answer(
         )
         screen.write_stdout(render_answer(answer, look, curve(look) if curve else None))
     return EXIT[answer.verdict.result] if answer.verdict else 0
-
-
-def _formatted_answer(answer: Answer, form: str) -> str:
-    """Raises InputError for a form that is not known."""
-    from memsheet.report.page.formats import FORMATS
-
-    if form not in FORMATS:
-        raise input_error("format", form, "is no form of an answer", f"one of {', '.join(FORMATS)}")
-    return FORMATS[form](answer)
 
 
 def job_arguments(asked: Given) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from time import monotonic
 
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
+from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.cli.plan_pictures import check_picture_flags, draw_pictures
 from memsheet.cli.plan_serving import check_train, run_serving_search
@@ -31,7 +32,8 @@ def plan(asked: Given) -> int:
     if asked.task == "infer":
         return run_serving_search(plan_serving, asked)
     check_train(asked)
-    check_picture_flags(asked, json=asked.json)
+    check_form("plan train", asked.output)
+    check_picture_flags(asked, json=asked.json or asked.output is not None)
     decimal, tokens = screen.wants_decimal_units(asked.units), _parse_token_budget(asked)
     start, question = monotonic(), jobs.job_arguments(asked)
     with show_elapsed_time("weighing every legal plan"):
@@ -46,7 +48,9 @@ def plan(asked: Given) -> int:
         colour=screen.supports_colour(),
         ascii=screen.plain_ascii(),
     )
-    if asked.json:
+    if asked.output is not None:
+        write_form("plan train", asked.output, found, took, tokens)
+    elif asked.json:
         from memsheet.report.json.plans import plans_document
 
         screen.write_json(plans_document(found, seconds=took, tokens=tokens))

@@ -57,7 +57,7 @@ def _picture_flag_problems(flags: Given, *, json: bool) -> list[Problem]:
             Problem(
                 field="show",
                 value=flags.show,
-                reason="draws on the terminal, where JSON goes",
+                reason="draws on the terminal, where JSON goes, or another form",
                 hint="add --picture FILE",
             )
         )

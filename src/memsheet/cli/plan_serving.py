@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.commands import SEARCH_FLAGS, SERVE_FLAGS
+from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.plan.values import parse_token_count, parse_whole_number
@@ -42,6 +43,7 @@ def check_train(asked: Given) -> None:
 def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
     """Ask, print, draw, and return the exit code: holds, does not, may."""
     _check_serving_flags(asked)
+    check_form("plan infer", asked.output)
     decimal, start = screen.wants_decimal_units(asked.units), monotonic()
     numbers = {
         "context": None if asked.context is None else parse_token_count(asked.context),
@@ -55,7 +57,9 @@ def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
         any_precision=asked.any_precision,
     )
     took = monotonic() - start
-    if asked.json:
+    if asked.output is not None:
+        write_form("plan infer", asked.output, found, took)
+    elif asked.json:
         from memsheet.report.json.serve_plans import serving_document
 
         screen.write_json(serving_document(found, seconds=took))

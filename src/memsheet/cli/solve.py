@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
+from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
 from memsheet.questions.solve import Solved, solve_question, target_named
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 def solve(asked: Given) -> int:
     """The longest sequence, the largest micro-batch, the fewest GPUs or the largest model that fits."""
     decimal, target = screen.wants_decimal_units(asked.units), target_named(asked.what)
+    check_form("solve", asked.output)
     _check_family(target.value, asked)
     question = jobs.job_arguments(asked)
     found = solve_question(
@@ -66,7 +68,9 @@ def _draw_solved_sizes(found: Solved, file: str | None) -> None:
 def _print_solution(
     solution: Solution, curves: tuple[Curve, ...], output: Given, *, decimal: bool, typed: tuple[Any, ...]
 ) -> int:
-    if output.json:
+    if output.output is not None:
+        write_form("solve", output.output, solution, curves)
+    elif output.json:
         from memsheet.report.json.solution import solution_document
 
         screen.write_json(solution_document(solution, curves))

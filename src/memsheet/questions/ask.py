@@ -8,6 +8,7 @@ every option of a plan by its short name or in any tool's words, as texts if nee
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -210,6 +211,8 @@ def _ask_check(asked: dict[str, Any], folder: Path) -> Said:
     found = check_configuration_files(names, model, {**question}, words=asked)
     if found.no_model and otherwise is not None:
         found = check_configuration_files(names, otherwise, {**question}, words=asked)
+    sent = {name: (Path(path).name, text) for name, (path, text) in found.written.items()}
+    found = replace(found, written=sent)  # where a request's files were written is no one's business
     return Said(
         checked_exit_code(found),
         checked_document(found),

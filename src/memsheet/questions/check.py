@@ -42,6 +42,7 @@ from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
     doubt_of,
+    host_memory_doubt,
     length_doubt,
     may_fit,
     moved_bytes,
@@ -51,6 +52,7 @@ from memsheet.questions.doubts_of_files import (
 )
 from memsheet.questions.files_on_disk import (
     adjacent_file_texts,
+    files_as_they_lie,
     folders_of_job,
     large_scripts,
     read_texts_and_plan,
@@ -235,6 +237,7 @@ class _JobFiles:
     reads: dict[str, Read]
     document: Mapping[str, Any]
     not_read: tuple[str, ...]
+    written: Mapping[str, tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +253,7 @@ class _AccountedJob:
 
 def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path | None) -> _JobFiles:
     texts, document = read_texts_and_plan(files, plan)
+    written = files_as_they_lie(files, texts)
     too_large = tuple(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
@@ -264,13 +268,15 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
     reads, skipped = recognise_files(texts, folder, server, scripts)
     if beside := adjacent_file_texts(folders, texts, reads):
         texts |= beside
+        written |= {path: (path, text) for path, text in beside.items()}
         reads, skipped = recognise_files(texts, folder, server, scripts)
     reads = {name: bundled_draft(read) for name, read in with_their_files(with_shipped_files(reads)).items()}
     put_in |= {name: put_in[script] for name in reads if (script := _started_script(name)) in put_in}
     reads = {
         name: replace(read, assumed=(*read.assumed, *put_in.get(name, ()))) for name, read in reads.items()
     }
-    return _JobFiles({**dict.fromkeys(reads, ""), **texts}, reads, document, (*skipped, *too_large))
+    whole = {**dict.fromkeys(reads, ""), **texts}
+    return _JobFiles(whole, reads, document, (*skipped, *too_large), written)
 
 
 def _started_script(name: str) -> str:
@@ -390,6 +396,7 @@ def _judge_job(
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     doubt = both_doubts(doubt, length_doubt(answer))
+    doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
     doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
@@ -414,6 +421,7 @@ def _judge_job(
         moved=moved,
         doubt=doubt.words,
         not_read=files.not_read,
+        written=files.written,
         on_cards=bool(job.ask["gpus"]),
     )
 

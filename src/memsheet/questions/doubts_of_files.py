@@ -13,6 +13,7 @@ from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
+from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY
 from memsheet.exchange.shared.colocated_server import CARD
 from memsheet.exchange.shared.file_format import EVERYTHING, Moved, Read
 from memsheet.exchange.shared.generation_script import NO_PROMPT
@@ -188,6 +189,18 @@ def bytes_beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
         for rule, found in mistakes
         if rule.beyond and found.saves_bytes
     )
+
+
+def host_memory_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | None) -> Doubt:
+    """Whether a batch script asks for as much host memory as what is offloaded takes: less is enforced on
+    some clusters alone.
+    """
+    short = next((found.where for rule, found in mistakes if rule.id == HOST_MEMORY), "")
+    if not short or answer is None or answer.verdict is None:
+        return Doubt("")
+    device = answer.verdict.device
+    words = f"what is offloaded takes more host memory than {short} asks for"
+    return Doubt(words, int(device.low), int(device.high))
 
 
 def _differing_model_sizes(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:

@@ -77,6 +77,18 @@ def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, st
     return texts, plan or {}
 
 
+def files_as_they_lie(files: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """The path and the text of each of ``texts`` (``read_texts_and_plan``) by its name, before anything is
+    put into it.
+    """
+    named = {
+        path.name if len(files) == 1 else str(path): str(path)
+        for file in files
+        for path in paths_of(Path(file))
+    }
+    return {name: (named[name], text) for name, text in texts.items() if name in named}
+
+
 def check_total_bytes(paths: Iterable[Path]) -> None:
     """Refuse more than a command reads, before any of it is read."""
     total = sum(path.stat().st_size for path in paths if is_file(path) and path.name not in (PLAN, SHEET))

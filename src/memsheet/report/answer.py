@@ -35,6 +35,13 @@ class Answer(budget.Answer):
         """``rows`` as a DataFrame of pandas or polars, or a Table of pyarrow, whichever is installed."""
         return frame_of(self.rows())
 
+    def picture(self) -> str:
+        """Every kind of rank as a bar against what a GPU gives, as the text of an SVG file."""
+        from memsheet.report.page.html import bars_svg
+        from memsheet.report.page.sheet import answer_view
+
+        return f"{bars_svg(answer_view(self))}\n"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, the bars and the table, in one piece without scripts."""
         from memsheet.report.page.html import answer_html

@@ -16,6 +16,8 @@ import yaml
 
 from memsheet.cli.check_each import worst_exit_code
 from memsheet.cli.commands import COMMANDS
+from memsheet.cli.line import flag_spellings
+from memsheet.report.page.formats import FORMATS
 
 ROOT = Path(__file__).parents[3]
 HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -81,29 +83,74 @@ def test_arguments_of_a_hook_reach_the_check(repository: Path) -> None:
     assert hooked("memsheet-check-job", repository, *job, "ds_config_a b.json") == 10
 
 
-def workflow(folder: Path, **inputs: str) -> int:
+def workflow(folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
     default = {
         "FILES": WORKFLOW[True]["workflow_call"]["inputs"]["files"]["default"],
         "MODEL": "",
         "GPUS": "",
         "SEQ_LEN": "",
+        "AGAINST": WORKFLOW[True]["workflow_call"]["inputs"]["against"]["default"],
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
     }
     environment = {**ENVIRONMENT, **default, **inputs}
     return subprocess.run(
-        ["bash", "-c", SCRIPT["run"]], cwd=folder, env=environment, capture_output=True, check=False
-    ).returncode
+        ["bash", "-c", SCRIPT["run"]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+
+
+JOB = {"MODEL": "llama-3.1-70b", "GPUS": "1xA100-80GB", "SEQ_LEN": "512"}
 
 
 def test_the_workflow_checks_the_files_of_a_repository(repository: Path) -> None:
-    assert workflow(repository) == 0
-    assert workflow(repository, MODEL="llama-3.1-70b", GPUS="1xA100-80GB", SEQ_LEN="512") == 10
-    assert workflow(repository, FILES="nothing") == 2
+    assert workflow(repository).returncode == 0
+    assert workflow(repository, **JOB).returncode == 10
+    assert workflow(repository, FILES="nothing").returncode == 2
     assert not (repository / "ran").exists()
 
 
+def test_the_workflow_annotates_and_tells_what_changed(repository: Path) -> None:
+    named = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    file = repository / "ds_config_a b.json"
+    for text in (GOOD, GOOD.replace('"stage": 2', '"stage": 2,\n "bogus": 1')):
+        file.write_text(text)
+        subprocess.run(
+            ["git", "-C", str(repository), *named, "commit", "-aqm", "a", "--allow-empty"], check=True
+        )
+    done = workflow(repository, **JOB)
+    assert done.returncode == 10
+    assert "::warning file=ds_config_a b.json,line=2,title=memsheet unknown-key::" in done.stdout
+    assert "::error file=ds_config_a b.json,title=memsheet does-not-fit::" in done.stdout
+    summary = (repository / "summary.md").read_text()
+    assert summary.count("### What changed") == 1
+    assert "**THE SAME**" in summary
+    assert "New mistakes" in summary
+    assert json.loads((repository / "memsheet.sarif").read_text())["version"] == "2.1.0"
+
+
+def test_flags_of_the_workflow_are_those_of_the_command() -> None:
+    flags = {name for flag in COMMANDS["check"].flags for name, _ in flag_spellings(flag)}
+    said = set(
+        re.findall(
+            r"(?<![\w-])(--[a-z][a-z-]*)",
+            "\n".join(re.findall(r"memsheet check .*|form .*|flags\+=.*", SCRIPT["run"])),
+        )
+    )
+    assert {"--each", "--format", "--model", "--against"} <= said <= flags
+    forms = set(re.findall(r"\bform (\w+) ", SCRIPT["run"]))
+    assert {"github", "sarif", "markdown"} == forms <= FORMATS["check of several"].keys()
+    assert "markdown" in FORMATS["check --against"]
+
+
 def test_no_input_is_text_of_a_script() -> None:
-    assert not [step for step in STEPS if "${{" in step.get("run", "")]
-    assert WORKFLOW["permissions"] == {"contents": "read"}
+    jobs = WORKFLOW["jobs"].values()
+    assert not [step for job in jobs for step in job["steps"] if "${{" in step.get("run", "")]
+    assert WORKFLOW["jobs"]["check"]["permissions"] == {"contents": "read"}
+    assert not [step for step in WORKFLOW["jobs"]["upload"]["steps"] if "run" in step]
 
 
 @pytest.mark.parametrize(

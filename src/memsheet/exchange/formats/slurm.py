@@ -6,27 +6,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, allocator_conf_rows
 from memsheet.exchange.shared.file_format import UNSET, Format, Key, Values
 from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
 from memsheet.exchange.shared.serve_script import has_unset_placeholder
+from memsheet.exchange.shared.slurm_environment import DIRECTIVE, LONG, sbatch_options
 
 VERSION = "sbatch as its manual says (Slurm)"
 RUNS, TORCHRUN = "$runs", "torchrun"
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
-_DIRECTIVE = re.compile(r"#SBATCH(?=\s)")  # nothing is gone back to: lines may be long
-_OPTION = re.compile(r"\s*+(?:--([a-z-]++)[=\s]*+|-([A-Za-z])\s*+)")
-_VALUE = re.compile(r"""<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}|"[^"]*+"|'[^']*+'|(?!-\D|\#)\S++""")
-_LONG = {
-    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency",
-    "e": "error", "F": "nodefile", "G": "gpus", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
-    "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "t": "time", "w": "nodelist", "x": "exclude",
-    "H": "hold", "I": "immediate", "k": "no-kill", "O": "overcommit", "Q": "quiet", "s": "oversubscribe", "v": "verbose", "W": "wait",
-}  # fmt: skip
-"""Options of one letter (sbatch(1))."""
 _RANGE = re.compile(r"\d{1,7}-\d{1,7}")
 _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
 
@@ -58,8 +49,8 @@ def _parse_slurm_script(text: str) -> Mapping[str, Any]:
     """The directives, and what is exported; nothing is run."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
-        if _DIRECTIVE.match(line):
-            for name, value in _sbatch_options(line):
+        if DIRECTIVE.match(line):
+            for name, value in sbatch_options(line):
                 found[f"#{name}"] = (
                     int(value)
                     if value and value.isdigit() and len(value) < 8
@@ -74,15 +65,6 @@ def _parse_slurm_script(text: str) -> Mapping[str, Any]:
                 (script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN
             )
     return _with_nodes(found)
-
-
-def _sbatch_options(line: str) -> Iterator[tuple[str, str | None]]:
-    """Options of a directive by their long names, of which a line may have several, up to a comment."""
-    at = len("#SBATCH")
-    while option := _OPTION.match(line, at):
-        value = _VALUE.match(line, option.end())
-        at = value.end() if value else option.end()
-        yield option[1] or _LONG.get(option[2], option[2]), value[0].strip("\"'") if value else None
 
 
 def _with_nodes(found: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +138,7 @@ FORMAT = Format(
         f"#{name}" for name in (
             "ntasks-per-node", "ntasks", "time", "partition", "account", "qos", "output", "error", "mem", "cpus-per-task", "exclusive",
             "constraint", "exclude", "nodelist", "mail-type", "mail-user", "array", "requeue", "signal", "open-mode", "chdir", "cpus-per-gpu", "mem-per-gpu", "mem-per-cpu",
-            *(name for name in _LONG.values() if name not in ("gpus", "nodes", "job-name")), "wrap", "nice", "hint", "switches", "gpu-bind", "gpu-freq", "reservation", "dependency", "comment", "export",
+            *(name for name in LONG.values() if name not in ("gpus", "nodes", "job-name")), "wrap", "nice", "hint", "switches", "gpu-bind", "gpu-freq", "reservation", "dependency", "comment", "export",
         )
     }),
     problems=one_node, along=server_of,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.exchange.mistakes.batch_scripts import BATCH_SCRIPTS
 from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
 from memsheet.exchange.mistakes.files import FILES
 from memsheet.exchange.mistakes.loops import LOOPS
@@ -23,7 +24,7 @@ from memsheet.exchange.mistakes.values import VALUES
 from memsheet.exchange.mistakes.zero import ZERO
 from memsheet.exchange.shared.script_defaults import absent_files
 
-TRAINING = (*FILES, *VALUES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS, *LOOPS)
+TRAINING = (*FILES, *BATCH_SCRIPTS, *VALUES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS, *LOOPS)
 RULES = (*TRAINING, *SERVING, *STORED)
 SERVED = (*FILES, *VALUES, *SERVING, *STORED)
 """Those for a server's command; the others are of training."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from memsheet.exchange.mistakes.batch_scripts import COUNTED, differing_counts
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
 from memsheet.exchange.shared.file_format import EVERYWHERE, Read
 from memsheet.exchange.shared.program_releases import is_key_typo, keys_known
@@ -43,7 +44,10 @@ def _is_certain_mismatch(case: Case, whole: int, product: int) -> bool:
 
 
 def _disagreeing_files(case: Case) -> Iterator[Found]:
+    headers = {name for name, *_ in differing_counts(case)}  # of which the rule of batch scripts tells
     for one in case.together.disagree:
+        if one.key in COUNTED and headers.intersection(name for name, _ in one.said):
+            continue
         said = ", ".join(f"{name} says {value}" for name, value in one.said)
         yield Found(where=one.key.lstrip("@"), says=said, cure="say it once, or the same everywhere")
 

@@ -1,11 +1,11 @@
-"""Variables that Slurm gives a job by the options that it is submitted with (sbatch(1), OUTPUT ENVIRONMENT
-VARIABLES).
+"""What the header of a batch script asks Slurm for, and the variables that it gives a job for it (sbatch(1),
+OUTPUT ENVIRONMENT VARIABLES).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _CARDS_OF_NODE = re.compile(
     r"--(?:gres|gpus-per-node)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(?P<count>\d{1,4})(?![\w.])"
@@ -22,6 +22,26 @@ _OPTIONS = {
     name: re.compile(rf"(?<!\S){words}(?P<count>\d{{1,6}})(?:-(?P<most>\d{{1,6}}))?(?![\w.:])")
     for name, words in _COUNT.items()
 }
+
+DIRECTIVE = re.compile(r"#SBATCH(?=\s)")  # nothing is gone back to: lines may be long
+_OPTION = re.compile(r"\s*+(?:--([a-z-]++)[=\s]*+|-([A-Za-z])\s*+)")
+_VALUE = re.compile(r"""<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}|"[^"]*+"|'[^']*+'|(?!-\D|\#)\S++""")
+LONG = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency",
+    "e": "error", "F": "nodefile", "G": "gpus", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
+    "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "t": "time", "w": "nodelist", "x": "exclude",
+    "H": "hold", "I": "immediate", "k": "no-kill", "O": "overcommit", "Q": "quiet", "s": "oversubscribe", "v": "verbose", "W": "wait",
+}  # fmt: skip
+"""Options of one letter (sbatch(1))."""
+
+
+def sbatch_options(line: str) -> Iterator[tuple[str, str | None]]:
+    """Options of a directive by their long names, of which a line may have several, up to a comment."""
+    at = len("#SBATCH")
+    while option := _OPTION.match(line, at):
+        value = _VALUE.match(line, option.end())
+        at = value.end() if value else option.end()
+        yield option[1] or LONG.get(option[2], option[2]), value[0].strip("\"'") if value else None
 
 
 def slurm_variables(options: Iterable[str]) -> list[str]:

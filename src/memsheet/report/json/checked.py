@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from memsheet.exchange.mistakes import Found
+from memsheet.errors import printable_line
+from memsheet.exchange.mistakes import Found, Rule
 from memsheet.exchange.mistakes.case import source_for
 from memsheet.report.json.document import Document, Result, read_from
 from memsheet.report.json.sheet import Sheet
 from memsheet.report.shared.checked import Checked as CheckedFiles
 from memsheet.report.shared.checked import Launch as CheckedLaunch
+from memsheet.report.shared.checked import place_of
 
 
-def _finding_engine(checked: CheckedFiles, found: Found) -> str:
+def finding_engine(checked: CheckedFiles, found: Found) -> str:
     """The engine of the file that a finding is about; nothing where it is of none."""
     return str(
         next(
@@ -23,6 +25,9 @@ def _finding_engine(checked: CheckedFiles, found: Found) -> str:
             "",
         )
     )
+
+
+Outcome = Literal["does_not_start", "does_not_fit", "uncertain", "no_sheet", "not_read", "predicted", "fits"]
 
 
 class UnknownKey(Document):
@@ -57,7 +62,7 @@ class File(Document):
 class Mistake(Document):
     """A known mistake, and what cures it. ``saves_bytes`` is of one GPU (less than nothing: it takes them),
     null where no plan says it; ``gains_bytes`` is what a server's cache gets; ``stops``: the engine refuses
-    the file; ``source``: who says so.
+    the file; ``source``: who says so; ``file``, ``line``: where it stands, null where that is not certain.
     """
 
     rule: str
@@ -69,6 +74,8 @@ class Mistake(Document):
     gains_bytes: int | None
     stops: bool
     source: str
+    file: str | None
+    line: int | None
 
 
 class MovedKey(Document):
@@ -92,11 +99,26 @@ class CommonCards(Document):
     doubt: str | None = read_from(lambda one: one.doubt or None)
 
 
-def _mistakes_found(checked: CheckedFiles) -> list[dict[str, Any]]:
+def mistake_documents(
+    checked: CheckedFiles | None, mistakes: Sequence[tuple[Rule, Found]]
+) -> list[dict[str, Any]]:
+    """Some of the mistakes of files, each with who says so and where it stands."""
+    if checked is None:
+        return []
     return [
-        Mistake.document_of(found, rule=rule.id, source=source_for(rule, _finding_engine(checked, found)))
-        for rule, found in checked.mistakes
+        Mistake.document_of(
+            found,
+            rule=rule.id,
+            source=source_for(rule, finding_engine(checked, found)),
+            **_finding_place(checked, found),
+        )
+        for rule, found in mistakes
     ]
+
+
+def _finding_place(checked: CheckedFiles, found: Found) -> dict[str, Any]:
+    place = place_of(checked, found)
+    return {"file": place and printable_line(place.file), "line": place and place.line}
 
 
 class Checked(Document):
@@ -113,7 +135,7 @@ class Checked(Document):
     assumed: list[str] = read_from(
         lambda checked: [*checked.assumed, *(f"not read: {one}" for one in checked.not_read)]
     )
-    mistakes: list[Mistake] = read_from(_mistakes_found)
+    mistakes: list[Mistake] = read_from(lambda checked: mistake_documents(checked, checked.mistakes))
     moved: list[MovedKey]
     doubt: str | None = read_from(lambda checked: checked.doubt or None)
     why_not: list[str] = read_from(
@@ -134,9 +156,7 @@ class Launch(Document):
     """
 
     file: str
-    outcome: Literal[
-        "does_not_start", "does_not_fit", "uncertain", "no_sheet", "not_read", "predicted", "fits"
-    ]
+    outcome: Outcome
     problem: str | None = read_from(lambda launch: launch.problem or None)
     checked: Checked | None
 

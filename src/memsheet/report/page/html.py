@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.report.chart.palette import COLOURS
 from memsheet.sheet import Component
+
+if TYPE_CHECKING:
+    from memsheet.report.page.summaries import Summary, Table
 
 WIDE, LEFT, TALL = 720, 150, 26
 """Of the bars, in pixels: the picture, what labels take of it, and one bar."""
 STYLE = {
     "fits": "color:#0b6b2b", "does_not_fit": "color:#a3200d", "uncertain": "color:#7a5200", None: "",
 }  # fmt: skip
+FRAME = "font-family:system-ui,sans-serif;max-width:60em"
 CELL, NUMBER = "padding:1px 8px;text-align:left", "padding:1px 8px;text-align:right;white-space:nowrap"
 
 
@@ -29,14 +33,49 @@ def answer_html(view: Mapping[str, Any]) -> str:
         bars_svg(view),
         _component_table(view),
     ]
-    return f'<div style="font-family:system-ui,sans-serif;max-width:60em">{"".join(parts)}</div>'
+    return f'<div style="{FRAME}">{"".join(parts)}</div>'
 
 
 def html_page(view: Mapping[str, Any]) -> str:
     """The same as a document of its own."""
-    title = escape(f"{view['question']['task']} {view['question']['name']}: {view['word']}")
-    head = f'<meta charset="utf-8"><title>{title}</title>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{answer_html(view)}</body></html>\n'
+    return whole_page(
+        f"{view['question']['task']} {view['question']['name']}: {view['word']}", answer_html(view)
+    )
+
+
+def whole_page(title: str, body: str) -> str:
+    """A body of HTML as a document of its own."""
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def summary_html(summary: Summary, bars: str = "") -> str:
+    """A word, phrases and tables as HTML. ``bars``: a picture that stands between them."""
+    task, name, where = map(escape, summary.question)
+    parts = []
+    if summary.word:
+        word = f'<b style="font-size:1.3em">{escape(summary.word)}</b>'
+        parts.append(f"<p>{word} {escape(' · '.join(filter(None, summary.phrases)))}</p>")
+    if task:
+        choices = escape(" · ".join(filter(None, summary.choices)))
+        parts.append(f"<p>{task} <b>{name}</b> {where}<br>{choices}</p>")
+    parts += [bars, *map(_summary_table, summary.tables)]
+    parts += [f"<p>{escape(line)}</p>" for line in summary.lines]
+    return f'<div style="{FRAME}">{"".join(parts)}</div>'
+
+
+def _summary_table(table: Table) -> str:
+    styles = [NUMBER if numbers else CELL for _, numbers in table.columns]
+    head = "".join(
+        f'<th style="{style}">{escape(name)}</th>'
+        for style, (name, _) in zip(styles, table.columns, strict=True)
+    )
+    rows = (
+        "".join(f'<td style="{style}">{escape(cell)}</td>' for style, cell in zip(styles, row, strict=True))
+        for row in table.rows
+    )
+    body = "".join(f"<tr>{cells}</tr>" for cells in rows)
+    return f'<table style="border-collapse:collapse"><tr>{head}</tr>{body}</table>'
 
 
 def bars_svg(view: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ def render_comparison(found: Comparison, look: Look) -> str:
 
 def _comparison_sections(found: Comparison, look: Look) -> Iterator[RenderableType]:
     pair, names = found.pairs[0], side_labels(found)
-    yield _comparison_headline(pair, names, look)
+    yield labelled_row(*comparison_headline(pair, names, look), look)
     yield _compared_sides_table(found, pair, names)
     yield _difference_table(pair, names, look)
     yield _instant_peaks_table(pair, names, look)
@@ -41,8 +41,10 @@ def side_labels(found: Comparison) -> tuple[str, str]:
     return (left, right) if left != right else ("A", "B")
 
 
-def _comparison_headline(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
-    """The verdict in words: both sizes, the difference, what explains most of it, and what that leaves."""
+def comparison_headline(pair: Pair, names: tuple[str, str], look: Look) -> tuple[str, str, tuple[str, ...]]:
+    """A word, its style and phrases: both sizes, the difference, what explains most of it, and what that
+    leaves.
+    """
     left, right = pair.sizes
     both = f"{names[1]} {look.need(right, 2)}, {names[0]} {look.need(left, 2)}"
     when = f"both in {INSTANTS[pair.at[0]]}"
@@ -54,21 +56,13 @@ def _comparison_headline(pair: Pair, names: tuple[str, str], look: Look) -> Rend
     if not pair.bytes:
         equal = not any(each.bytes for each in pair.rows)
         word = "EQUAL" if equal else "EQUAL IN SUM"
-        return labelled_row(
-            word,
-            "bold green" if equal else "bold yellow",
-            (both, when, *(() if equal else _cancelling_part_phrases(pair, look))),
-            look,
-        )
+        cancel = () if equal else _cancelling_part_phrases(pair, look)
+        return word, "bold green" if equal else "bold yellow", (both, when, *cancel)
     more = "MORE" if pair.bytes > 0 else "LESS"
     word = f"{names[1].upper()} {percent_of_whole(pair.bytes, left, signed=False)} {more}"
     change = f"{look.need(abs(pair.bytes), 2)} {more.lower()} ({abs(pair.bytes):,} bytes)"
-    return labelled_row(
-        word,
-        "bold yellow",
-        (both, change, *_range_check_phrases(pair, names, look), when, *_main_difference_phrases(pair, look)),
-        look,
-    )
+    within, most = _range_check_phrases(pair, names, look), _main_difference_phrases(pair, look)
+    return word, "bold yellow", (both, change, *within, when, *most)
 
 
 def _range_check_phrases(pair: Pair, names: tuple[str, str], look: Look) -> Iterator[str]:

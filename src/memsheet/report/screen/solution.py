@@ -44,10 +44,8 @@ def render_solution(solution: Solution, look: Look, curves: tuple[Curve, ...] = 
 
 def _solution_sections(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[RenderableType]:
     shown = solution.shown
-    for _, tried in _named_tries(solution):
-        look = look_with_exact_digits(tried.verdict, tried.cluster, look)
-    look = look.fitted(int(shown.verdict.device.high))
-    yield _solution_headline(solution, shown, look)
+    look = solution_look(solution, look)
+    yield labelled_row(*solution_headline(solution, look), look)
     yield question_summary(shown.answer, look)
     yield _neighbour_table(solution, look)
     yield _deciding_component_text(solution, shown, look)
@@ -97,7 +95,9 @@ def _format_value(solution: Solution, tried: Tried) -> str:
     return format_parameter_count(value) if solution.target is Target.PARAMETERS else f"{value:,}"
 
 
-def _solution_headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
+def solution_headline(solution: Solution, look: Look) -> tuple[str, str, tuple[str, ...]]:
+    """The verdict's word, its style, and its phrases."""
+    shown = solution.shown
     verdict = shown.verdict
     said = (
         *need_and_room(shown.cluster.device, verdict, look),
@@ -105,20 +105,19 @@ def _solution_headline(solution: Solution, shown: Tried, look: Look) -> Renderab
         _deciding_rank_words(shown),
     )
     if solution.result is Result.DOES_NOT_FIT:
-        return labelled_row(
-            "NOTHING FITS",
-            "bold red",
-            (f"{_least_demand_word(solution)}, {_value_with_unit(solution, shown)}, {said[0]}", *said[1:]),
-            look,
-        )
+        least = f"{_least_demand_word(solution)}, {_value_with_unit(solution, shown)}, {said[0]}"
+        return "NOTHING FITS", "bold red", (least, *said[1:])
+    best = BEST[solution.target].format(_value_with_unit(solution, shown))
     if solution.found is None:
-        best = (
-            f"{BEST[solution.target].format(_value_with_unit(solution, shown))} may fit, nothing is sure to"
-        )
-        return labelled_row("UNCERTAIN", "bold yellow", (best, *said), look)
-    return labelled_row(
-        "FITS", "bold green", (BEST[solution.target].format(_value_with_unit(solution, shown)), *said), look
-    )
+        return "UNCERTAIN", "bold yellow", (f"{best} may fit, nothing is sure to", *said)
+    return "FITS", "bold green", (best, *said)
+
+
+def solution_look(solution: Solution, look: Look) -> Look:
+    """A look in whose columns every value that is named can be told from the room."""
+    for _, tried in _named_tries(solution):
+        look = look_with_exact_digits(tried.verdict, tried.cluster, look)
+    return look.fitted(int(solution.shown.verdict.device.high))
 
 
 def _least_demand_word(solution: Solution) -> str:
@@ -200,19 +199,32 @@ def _neighbour_table(solution: Solution, look: Look) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
-    table.add_column("", no_wrap=True)
-    table.add_column(UNITS[solution.target], justify="right", no_wrap=True)
-    table.add_column(f"needs {look.unit}", justify="right", no_wrap=True)
-    table.add_column("low to high", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    for name, numbers in neighbour_columns(solution, look):
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
+    for cells in neighbour_rows(solution, look):
+        table.add_row(*cells)
+    return table
+
+
+def neighbour_columns(solution: Solution, look: Look) -> tuple[tuple[str, bool], ...]:
+    """Headings of the table of values, and whether numbers stand below each."""
+    return (
+        ("", False),
+        (UNITS[solution.target], True),
+        (f"needs {look.unit}", True),
+        ("low to high", True),
+        ("", False),
+    )
+
+
+def neighbour_rows(solution: Solution, look: Look) -> Iterator[tuple[str, ...]]:
+    """Where it ends: the last value that fits, the one after it, and as far as the expected bytes go."""
     every = (("tried", tried) for tried in solution.tried if look.full)
     for name, tried in (*_named_tries(solution), *every):
         device = tried.verdict.device
         spread = f"{look.cell(device.low)} to {look.cell(device.high)}"
-        table.add_row(
-            name, _format_value(solution, tried), look.cell(device.value), spread, WORDS[tried.verdict.result]
-        )
-    return table
+        value, need = _format_value(solution, tried), look.cell(device.value)
+        yield name, value, need, spread, WORDS[tried.verdict.result]
 
 
 def _deciding_component_text(solution: Solution, shown: Tried, look: Look) -> Text:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
+from typing import NamedTuple
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes import Found, Rule
+from memsheet.exchange.mistakes.key_lines import line_of_key, named_key
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.frozen import dataclass
 from memsheet.sheet import Bytes
@@ -42,6 +45,9 @@ class Checked:
     on_cards: bool = False  # GPUs were named, so that a verdict was asked for
     keys_alone: bool = False  # files of a kind that names no model, looked over for mistakes of their keys
     common: tuple[OnCards, ...] = ()  # and where none were, what some common ones come to
+    written: Mapping[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # files as they lie: path and text, by name
 
     @property
     def result(self) -> Result | None:
@@ -53,6 +59,40 @@ class Checked:
     def stops(self) -> bool:
         """Whether the engine refuses the files as they stand."""
         return any(found.stops for _, found in self.mistakes)
+
+
+class Place(NamedTuple):
+    """Where a finding stands: a file by its path, and the line from 1, where that is certain."""
+
+    file: str
+    line: int | None = None
+
+
+def place_of(checked: Checked, found: Found) -> Place | None:
+    """Where a finding stands; None where nothing says which of several files it is about."""
+    name = max((one for one in checked.reads if found.where.startswith(f"{one}:")), key=len, default="")
+    key = found.where.removeprefix(f"{name}:").strip()
+    at, named = named_key(key)
+    if at is None and name and not _is_said(checked.reads[name], named):  # it is missed, and stands nowhere
+        key = ""
+    held = dict.fromkeys(one for one in (name, *name.split(": ")) if one in checked.written)
+    places = [
+        Place(path, line_of_key(path, text, key)) for path, text in map(checked.written.__getitem__, held)
+    ]
+    sure = [place for place in places if place.line is not None]
+    if len(sure) == 1:
+        return sure[0]
+    if not name and len(checked.written) == 1:
+        return Place(next(iter(checked.written.values()))[0])
+    return Place(places[0].file) if places else None
+
+
+def _is_said(read: Read, key: str) -> bool:
+    """Whether a file has a key, by its whole path or the end of it, or keys below it."""
+    return any(
+        at == key or at.endswith(f".{key}") or at.startswith(f"{key}.") or f".{key}." in at
+        for at in read.values
+    )
 
 
 NO_START, NO_SHEET, NOT_READ, PREDICTED = "does_not_start", "no_sheet", "not_read", "predicted"

@@ -57,7 +57,7 @@ def _ranking_sections(advice: Advice, look: Look, tokens: int | None) -> Iterato
         yield labelled_row("NO LEGAL PLAN", "bold red", map(one_line, ranking.notes), look, between="; ")
         return
     look = look.fitted(int(best.verdict.device.high))
-    yield _best_plan_headline(ranking, best, look)
+    yield labelled_row(*best_plan_headline(ranking, best, look), look)
     yield question_summary(best.tried.answer, look)
     yield command_row("Run", plan_command(ranking, best), look)
     if ranking.plans:
@@ -96,7 +96,10 @@ def _advice_paragraph(lines: tuple[str, ...], look: Look) -> Text:
     return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for line in lines))
 
 
-def _best_plan_headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
+def best_plan_headline(ranking: Ranking, best: Planned, look: Look) -> tuple[str, str, tuple[str, ...]]:
+    """The word of what was found, its style, and its phrases. ``best``: the plan to take first, or the one
+    that lacks least.
+    """
     look = look_with_exact_digits(best.verdict, ranking.cluster, look)
     device = ranking.cluster.device
     said = *need_and_room(device, best.verdict, look), headroom_phrase(device, best.verdict, look)
@@ -105,12 +108,10 @@ def _best_plan_headline(ranking: Ranking, best: Planned, look: Look) -> Renderab
         host = (f"host memory lacks {look.need(short)} a node for what it keeps there",) if short else ()
         least = f"the plan that lacks least {said[0]}"
         if ranking.result is Result.UNCERTAIN:
-            return labelled_row(
-                "UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host), look
-            )
-        return labelled_row("NOTHING FITS", "bold red", (least, *said[1:], *host), look)
+            return "UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host)
+        return "NOTHING FITS", "bold red", (least, *said[1:], *host)
     host = (host_words(best.host_bytes, ranking.cluster.per_node, look),) if best.host_bytes else ()
-    return labelled_row("BEST PLAN", "bold green", (*_step_time_phrases(best), *said, *host), look)
+    return "BEST PLAN", "bold green", (*_step_time_phrases(best), *said, *host)
 
 
 def host_words(size: int, ranks: int, look: Look) -> str:
@@ -160,15 +161,14 @@ def _format_duration(hours: float) -> str:
     return f"{format_three_digits(hours * 60)} minutes"
 
 
-def _plan_ranking_table(ranking: Ranking, look: Look) -> RenderableType:
+def ranking_columns(look: Look) -> tuple[tuple[str, str], ...]:
+    """Headings of the table of plans, each with its side."""
+    named = ("a step", "tokens/s/GPU", "MFU", look.unit)
+    return *((name, "right") for name in named), ("plan", "left")
+
+
+def ranking_rows(ranking: Ranking, look: Look) -> Iterator[tuple[str, ...]]:
     """The plans that fit, the one to take first; ``=`` marks times that cannot be told from the fastest."""
-    table = plain_table(
-        ("a step", "right"),
-        ("tokens/s/GPU", "right"),
-        ("MFU", "right"),
-        (look.unit, "right"),
-        ("plan", "left"),
-    )
     for planned in ranking.plans:
         time = planned.time
         figures = ("-", "-", "-")
@@ -178,7 +178,13 @@ def _plan_ranking_table(ranking: Ranking, look: Look) -> RenderableType:
                 f"{float(time.tokens_per_s_per_gpu):,.0f}",
                 f"{float(time.mfu):.0%}",
             )
-        table.add_row(*figures, look.cell(planned.verdict.device.value), plan_summary(planned))
+        yield *figures, look.cell(planned.verdict.device.value), plan_summary(planned)
+
+
+def _plan_ranking_table(ranking: Ranking, look: Look) -> RenderableType:
+    table = plain_table(*ranking_columns(look))
+    for cells in ranking_rows(ranking, look):
+        table.add_row(*cells)
     return table
 
 

@@ -51,7 +51,7 @@ def render_serving(found: Deployment, look: Look) -> str:
 
 def _deployment_sections(found: Deployment, look: Look) -> Iterator[RenderableType]:
     best = found.plans[0]
-    yield labelled_row(*HEADLINE[best.holds], _serving_verdict_phrases(found, best, look), look)
+    yield labelled_row(*serving_headline(found, look), look)
     yield _serving_load_text(found, look)
     yield command_row("Run" if best.in_all else "Nearest", serving_command(found, best), look)
     if found.ways:
@@ -64,6 +64,12 @@ def _deployment_sections(found: Deployment, look: Look) -> Iterator[RenderableTy
     yield labelled_row("Looked at", "bold", _cut_count_phrases(found), look)
     if notes := tuple(_deployment_note_lines(found)):
         yield labelled_row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+
+
+def serving_headline(found: Deployment, look: Look) -> tuple[str, str, tuple[str, ...]]:
+    """Whether the load is held, in a word, its style, and how in phrases."""
+    best = found.plans[0]
+    return *HEADLINE[best.holds], tuple(_serving_verdict_phrases(found, best, look))
 
 
 def _serving_verdict_phrases(found: Deployment, best: Served, look: Look) -> Iterator[str]:
@@ -118,6 +124,14 @@ def _user_capacity_phrases(found: Deployment, best: Served) -> Iterator[str]:
 def _serving_load_text(found: Deployment, look: Look) -> Text:
     from rich.text import Text
 
+    where, asked = serving_question(found)
+    return Text.assemble("serve ", (found.model.name, "bold"), where).append(
+        "\n" + join_phrases(asked, look.width), "dim"
+    )
+
+
+def serving_question(found: Deployment) -> tuple[str, list[str]]:
+    """On what and by what it is served, and the load that was asked for."""
     load, best = found.load, found.plans[0]
     asked = [f"{load.context:,} tokens of context"]
     asked += [f"{load.users:,} users"] if load.users else []
@@ -129,16 +143,12 @@ def _serving_load_text(found: Deployment, look: Look) -> Text:
     asked += [f"first token within {format_latency(load.ttft_s)}"] if load.ttft_s else []
     asked += [f"a token within {format_latency(load.tpot_s)}"] if load.tpot_s else []
     version = f" {best.serving['read'].split(' ', 1)[-1]}" if best.serving.get("read") else ""
-    where = f" on {found.cluster.count}×{found.cluster.device.name} by {found.engine}{version}"
-    return Text.assemble("serve ", (found.model.name, "bold"), where).append(
-        "\n" + join_phrases(asked, look.width), "dim"
-    )
+    return f" on {found.cluster.count}×{found.cluster.device.name} by {found.engine}{version}", asked
 
 
 def _serving_plan_table(found: Deployment, look: Look) -> RenderableType:
     """Every cut without stages, then the best of those with stages; the sizes are of the fullest GPU."""
-    heads = (look.unit + " a GPU:", "weights", "KV", "total", "each", "all", "token", "first", "holds")
-    rows = [_serving_plan_cells(one, look) for one in select_table_plans(found, full=look.full)]
+    heads, rows = serving_heads(look), [*serving_rows(found, look)]
     table = plain_table(("", "left"), *((name, "right") for name in heads[1:-1]), ("holds", "left"))
     for place, (column, name) in enumerate(zip(table.columns, heads, strict=True)):
         column.header = name
@@ -147,6 +157,16 @@ def _serving_plan_table(found: Deployment, look: Look) -> RenderableType:
     for cells in rows:
         table.add_row(*cells)
     return table
+
+
+def serving_heads(look: Look) -> tuple[str, ...]:
+    """Headings of the table of cuts."""
+    return f"{look.unit} a GPU:", "weights", "KV", "total", "each", "all", "token", "first", "holds"
+
+
+def serving_rows(found: Deployment, look: Look) -> Iterator[tuple[str, ...]]:
+    """A row of that table for each cut that is worth one."""
+    return (_serving_plan_cells(one, look) for one in select_table_plans(found, full=look.full))
 
 
 def _serving_plan_cells(one: Served, look: Look) -> tuple[str, ...]:
