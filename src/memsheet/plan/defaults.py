@@ -164,7 +164,8 @@ SERVED_ADAPTERS = (
 )
 """Keys of adapters that a server keeps room for."""
 PROMPTED = ("llama-adapter", "llama-adapter-v2")
-RANKLESS = (*PROMPTED, "ia3", "oft", "prompt-tuning", "p-tuning")  # kinds of adapters that have no rank
+# kinds of adapters that have no rank
+RANKLESS = (*PROMPTED, "ia3", "oft", "prompt-tuning", "p-tuning", "prefix-tuning", "prefix-projection")
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 

@@ -113,6 +113,7 @@ def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
         IA3Config,
         OFTConfig,
         PeftConfig,
+        PrefixTuningConfig,
         PromptEncoderConfig,
         PromptTuningConfig,
         VeraConfig,
@@ -132,6 +133,15 @@ def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
         length, width = plan.adapter.prompt_length, plan.adapter.encoder_width
         config = PromptEncoderConfig(
             task_type="CAUSAL_LM", num_virtual_tokens=length, encoder_hidden_size=width
+        )
+    elif plan.adapter.kind.before_keys:
+        length, width = plan.adapter.prompt_length, plan.adapter.encoder_width
+        projects = plan.adapter.kind is AdapterKind.PROJECTED_PREFIX
+        config = PrefixTuningConfig(
+            task_type="CAUSAL_LM",
+            num_virtual_tokens=length,
+            prefix_projection=projects,
+            encoder_hidden_size=width or None,  # type: ignore[arg-type]
         )
     elif plan.adapter.kind is AdapterKind.ADALORA:
         rank, dropout = int(plan.adapter.rank), plan.adapter.dropout

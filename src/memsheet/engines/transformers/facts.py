@@ -64,6 +64,8 @@ ENGINE = Engine(
         AdapterKind.OFT,
         AdapterKind.PROMPT_TUNING,
         AdapterKind.P_TUNING,
+        AdapterKind.PREFIX_TUNING,
+        AdapterKind.PROJECTED_PREFIX,
     ),
     takes_remainder=True,
     steps_in_backward=True,

@@ -12,13 +12,13 @@ from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.defaults import IA3_INPUTS
 
 LORA, IA3, VERA, PROMPT = "LoraConfig", "IA3Config", "VeraConfig", "PromptTuningConfig"
-ADALORA, OFT, ENCODED = "AdaLoraConfig", "OFTConfig", "PromptEncoderConfig"
+ADALORA, OFT, ENCODED, PREFIX = "AdaLoraConfig", "OFTConfig", "PromptEncoderConfig", "PrefixTuningConfig"
 ALLOCATES = "update_and_allocate"
 """AdaLoRA's call that keeps three scores as large as what trains (peft 0.21.2 tuners/adalora/layer.py
 RankAllocator.update_ipt); the Trainer makes none, and a sheet has none.
 """
-READ = (LORA, IA3, VERA, PROMPT, ADALORA, OFT, ENCODED)
-KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", "PrefixTuningConfig": "prefix-tuning", ENCODED: "p-tuning", ADALORA: "adalora"} | {
+READ = (LORA, IA3, VERA, PROMPT, ADALORA, OFT, ENCODED, PREFIX)
+KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", PREFIX: "prefix-tuning", ENCODED: "p-tuning", ADALORA: "adalora"} | {
     f"{name}Config": name.lower() for name in (
         "AdaptionPrompt", "BOFT", "C3A", "FourierFT", "HRA", "LNTuning", "LoHa", "LoKr", "MultitaskPromptTuning", "OFT",
         "RandLora", "Shira", "TrainableTokens", "VBLoRA", "XLora",
@@ -110,6 +110,14 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         made |= {"encoder_width": width} if (width := held.get("encoder_hidden_size")) else {}
         rest -= {"num_virtual_tokens", "encoder_hidden_size", "encoder_num_layers", "encoder_dropout"}
         rest -= {at for at in _ONLY_OF_MLP if _word(held.get(at)) == "MLP"}
+        rest -= {"num_transformer_submodules"} if held.get("num_transformer_submodules") == 1 else set()
+    elif name == PREFIX:
+        projects, width = held.get("prefix_projection", False), held.get("encoder_hidden_size")
+        made |= {"prompt_length": held.get("num_virtual_tokens", UNSET)}
+        made |= {"adapter_kind": "prefix-projection"} if projects is True else {}
+        made |= {"encoder_width": width} if projects is True and width else {}
+        rest -= {"num_virtual_tokens", "encoder_hidden_size", "init_weights"}
+        rest -= {"prefix_projection"} if isinstance(projects, bool) else set()
         rest -= {"num_transformer_submodules"} if held.get("num_transformer_submodules") == 1 else set()
     elif name == PROMPT:
         made |= {"prompt_length": held.get("num_virtual_tokens", UNSET)}

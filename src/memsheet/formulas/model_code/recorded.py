@@ -109,6 +109,8 @@ NOT_RECORDED = (
     AdapterKind.OFT,
     AdapterKind.PROMPT_TUNING,
     AdapterKind.P_TUNING,
+    AdapterKind.PREFIX_TUNING,
+    AdapterKind.PROJECTED_PREFIX,
 )
 
 

@@ -47,6 +47,7 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
 )
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.model_code.transformers.plan_problems import transformers_problems
+from memsheet.formulas.model_code.transformers.prefixes import prefix_axes, spec_with_prefix
 from memsheet.formulas.model_code.transformers.prompts import (
     named_by_wrapper,
     prompt_axes,
@@ -90,7 +91,7 @@ def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
     return with_products({
         **experts, **(_attention_axes(at, plan, shape) if isinstance(at, Attention) else mixer_axes(at, shape.tokens)),
         "b": shape.sequences, "s": shape.tokens, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
-        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-shape.tokens // 32) * 32,
+        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-shape.tokens // 32) * 32, "s8": -(-shape.tokens // 8) * 8,
         **awq_axes(shape.sequences * shape.tokens),
     })  # fmt: skip
 
@@ -102,6 +103,9 @@ def _attention_axes(at: Attention, plan: Plan, shape: PassShape) -> dict[str, Co
         "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)),
         "d": at.head_dim,
         "s+1": shape.tokens + 1,
+        "prefix": plan.past_tokens,
+        "p+s": plan.past_tokens + shape.tokens,
+        "p+s8": -(-(plan.past_tokens + shape.tokens) // 8) * 8,
     }
 
 
@@ -125,7 +129,7 @@ def on_rank(block: Block, plan: Plan) -> Block:
 def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     tokens = shape.sequences * shape.tokens
     return {
-        "b": shape.sequences, "s": shape.tokens, **prompt_axes(plan, shape), "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
+        "b": shape.sequences, "s": shape.tokens, **prompt_axes(plan, shape), **prefix_axes(spec, plan), "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
         "n": spec.head.width, "s-1": shape.tokens - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
 
@@ -135,7 +139,7 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     the plan names them.
     """
     spec = spec_with_shared_matrices(spec_with_prompts(spec_with_fused_qkv(spec, plan), plan), plan)
-    spec = spec_with_fp32_stream(spec)
+    spec = spec_with_fp32_stream(spec_with_prefix(spec, plan))
     job = plan.workload if isinstance(plan.workload, Training) else None
     if job and spec.model_type in VISION and spec.towers and agreed(job.image_tokens > 0):
         spec = with_pictures(spec, plan)

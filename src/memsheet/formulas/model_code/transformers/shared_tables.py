@@ -103,6 +103,7 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
 
     A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
     """
+    keys = plan.past_tokens + shape.tokens
     if plan.attention is AttentionKind.EAGER:
         kinds = {
             None if family_traits(kind).own_window else at.window or at.chunk
@@ -110,7 +111,7 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
             if at.causal
         } | other_masks(language_blocks(spec))
         mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(
-            shape.sequences * shape.tokens * shape.tokens
+            shape.sequences * shape.tokens * keys
         )
     else:
         kinds, mask = (
@@ -119,7 +120,7 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
                 for kind, at in attention_mixers(spec)
                 if not at.chunk and needs_mask(at, plan, shape, kind)
             },
-            BOOL.nbytes(shape.tokens * shape.tokens),
+            BOOL.nbytes(shape.tokens * keys),
         )
     component = (
         Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES
