@@ -72,7 +72,7 @@ RULES: dict[str, Rule] = {
     "compile": _FLAG, "dropout": _SHARE,
     "moe.dispatch": _TEXT, "moe.capacity_factor": Rule("number", low=0), "moe.balanced": _FLAG,
     "moe.pad_to_capacity": _FLAG, "moe.grouped_gemm": _FLAG, "moe.permute_fusion": _FLAG,
-    "adapter.kind": _choice_rule("lora", "dora", "lora-fa", "llama-adapter", "llama-adapter-v2", "ia3", "vera", "adalora", "oft", "prompt-tuning", "p-tuning", "prefix-tuning", "prefix-projection"), "adapter.rank": _count_rule(high=2**16), "adapter.targets": _TEXTS, "adapter.dtype": _DTYPE,
+    "adapter.kind": _choice_rule("lora", "dora", "lora-fa", "llama-adapter", "llama-adapter-v2", "ia3", "vera", "adalora", "oft", "loha", "lokr", "ln-tuning", "prompt-tuning", "p-tuning", "prefix-tuning", "prefix-projection"), "adapter.rank": _count_rule(high=2**16), "adapter.targets": _TEXTS, "adapter.dtype": _DTYPE,
     "adapter.alpha": Rule("any"), "adapter.dropout": _SHARE, "adapter.trainable_parameters": _count_rule(0, 2**50), "adapter.full_modules": _TEXTS,
     "adapter.prompt_length": _count_rule(high=2**20), "adapter.start_layer": _count_rule(0, 10_000), "adapter.encoder_width": _count_rule(high=2**20), "adapter.block_size": _count_rule(high=2**20),
     "quantization.weights": _TEXT, "quantization.group_size": _count_rule(high=2**20), "quantization.double_quant": _FLAG,

@@ -92,6 +92,9 @@ class AdapterKind(Enum):
     VERA = "vera"  # vectors around two matrices of some rank that all layers share and nothing trains
     ADALORA = "adalora"  # LoRA with a factor for each of its ranks, kept near orthogonal by the loss
     OFT = "oft"  # rotations of blocks of what a layer is given
+    LOHA = "loha"  # the product, number by number, of two products of two matrices each
+    LOKR = "lokr"  # the Kronecker product of two matrices, the second of them of some rank
+    LN_TUNING = "ln-tuning"  # copies of norms
     PROMPT_TUNING = "prompt-tuning"  # learned tokens before every sequence
     P_TUNING = "p-tuning"  # the same, made by a small network
     PREFIX_TUNING = "prefix-tuning"  # learned keys and values before those of every layer
@@ -105,7 +108,7 @@ class AdapterKind(Enum):
     @property
     def ranked(self) -> bool:
         """Whether it has matrices or vectors of some rank."""
-        return not self.prompts and self not in (AdapterKind.IA3, AdapterKind.OFT)
+        return not self.prompts and self not in (AdapterKind.IA3, AdapterKind.OFT, AdapterKind.LN_TUNING)
 
     @property
     def before_text(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memsheet.plan.adapter_targets import targets_of
+from dataclasses import replace
+
+from memsheet.plan.adapter_targets import norms_of, targets_of
 from memsheet.plan.defaults import RANKLESS
 from memsheet.plan.dtypes import FP32, DType, dtype_named
 from memsheet.plan.engine import Engine
@@ -24,12 +26,14 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     if kind.prompts:
         return _resolve_prompt_adapter(gaps, kind, dtype)
     others = ("adapter.prompt_length", "adapter.start_layer", "adapter.encoder_width", "adapter.block_size")
-    ranked = () if kind.ranked else ("adapter.rank", "adapter.dropout")
+    undropped = ("adapter.dropout",) if kind in LINEAR_ALONE else ()
+    ranked = undropped if kind.ranked else ("adapter.rank", "adapter.dropout")
     for key in (*(other for other in others if other != OWN_KEYS.get(kind)), *ranked):
         if gaps.request.get(key):
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
-    targets = targets_of(gaps, model, engine, kind)
-    if kind is AdapterKind.OFT and model is not None and _transposed(model, targets):
+    copies_norms = kind is AdapterKind.LN_TUNING
+    targets = norms_of(gaps, model, kind) if copies_norms else targets_of(gaps, model, engine, kind)
+    if kind in LINEAR_ALONE and model is not None and _transposed(model, targets):
         gaps.wrong("adapter.kind", kind.value, f"is not made by peft on the layers of {model.name}", "lora")
     return Adapter(
         kind=kind,
@@ -42,12 +46,27 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     )
 
 
+def in_base_dtype(gaps: RequestResolver, adapter: Adapter, base: DType) -> Adapter:
+    """An adapter in the dtype that peft makes it in: copies of norms have that of the norms
+    (tuners/ln_tuning/model.py:130-134), every other's is its own.
+    """
+    if adapter.kind is not AdapterKind.LN_TUNING:
+        return adapter
+    if (asked := gaps.request.get("adapter.dtype")) and dtype_named(asked) is not base:
+        gaps.wrong("adapter.dtype", asked, "is not what copies of norms have", base.name)
+    return replace(adapter, dtype=base)
+
+
 def _transposed(model: ModelSpec, targets: tuple[str, ...]) -> bool:
     """Whether a target is a layer that keeps its matrix transposed, which is no torch.nn.Linear (Conv1D)."""
     weights = (weight for block in model.blocks() for weight in block.weights if weight.transposed)
     return any(weight.path.removesuffix(".weight").rpartition(".")[2] in targets for weight in weights)
 
 
+LINEAR_ALONE = (AdapterKind.OFT, AdapterKind.LOHA, AdapterKind.LOKR)
+"""Kinds that peft makes on torch.nn.Linear, and on none that keeps its matrix transposed
+(tuners/lycoris_utils.py LycorisTuner.layers_mapping).
+"""
 OWN_KEYS = {AdapterKind.OFT: "adapter.block_size"}
 BLOCK_SIZE = 32
 """Inputs that are rotated together (peft 0.21.2 tuners/oft/config.py:112, oft_block_size)."""

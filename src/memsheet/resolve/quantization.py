@@ -31,6 +31,9 @@ OVER_NONE = (
     AdapterKind.VERA,
     AdapterKind.ADALORA,
     AdapterKind.OFT,
+    AdapterKind.LOHA,
+    AdapterKind.LOKR,
+    AdapterKind.LN_TUNING,
     AdapterKind.PREFIX_TUNING,
     AdapterKind.PROJECTED_PREFIX,
 )

@@ -111,6 +111,9 @@ def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
     from peft import (
         AdaLoraConfig,
         IA3Config,
+        LNTuningConfig,
+        LoHaConfig,
+        LoKrConfig,
         OFTConfig,
         PeftConfig,
         PrefixTuningConfig,
@@ -150,6 +153,14 @@ def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
         )
     elif plan.adapter.kind is AdapterKind.OFT:
         config = OFTConfig(oft_block_size=plan.adapter.block_size, target_modules=targets, task_type=task)
+    elif plan.adapter.kind is AdapterKind.LN_TUNING:
+        config = LNTuningConfig(target_modules=targets, task_type=task)
+    elif plan.adapter.kind in (AdapterKind.LOHA, AdapterKind.LOKR):
+        rank, made = (
+            int(plan.adapter.rank),
+            LoHaConfig if plan.adapter.kind is AdapterKind.LOHA else LoKrConfig,
+        )
+        config = made(r=rank, alpha=rank, target_modules=targets, task_type=task)
     elif plan.adapter.kind is AdapterKind.VERA:
         rank, dropout = int(plan.adapter.rank), plan.adapter.dropout
         config = VeraConfig(r=rank, target_modules=targets, vera_dropout=dropout, task_type=task)

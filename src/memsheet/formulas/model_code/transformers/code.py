@@ -51,6 +51,7 @@ from memsheet.formulas.model_code.transformers.prefixes import prefix_axes, spec
 from memsheet.formulas.model_code.transformers.prompts import (
     named_by_wrapper,
     prompt_axes,
+    spec_with_norms,
     spec_with_prompts,
     spec_with_shared_matrices,
 )
@@ -139,7 +140,7 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     the plan names them.
     """
     spec = spec_with_shared_matrices(spec_with_prompts(spec_with_fused_qkv(spec, plan), plan), plan)
-    spec = spec_with_fp32_stream(spec_with_prefix(spec, plan))
+    spec = spec_with_fp32_stream(spec_with_norms(spec_with_prefix(spec, plan), plan))
     job = plan.workload if isinstance(plan.workload, Training) else None
     if job and spec.model_type in VISION and spec.towers and agreed(job.image_tokens > 0):
         spec = with_pictures(spec, plan)
