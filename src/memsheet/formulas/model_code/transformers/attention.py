@@ -13,6 +13,7 @@ from memsheet.formulas.model_code.transformers.falcon import falcon_qkv_heads
 from memsheet.formulas.model_code.transformers.families import FamilyTraits, FusedQkvLayout, PartialRotary
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.model_code.transformers.prefixes import after_past
+from memsheet.formulas.model_code.transformers.ring import RING, ring_attention
 from memsheet.formulas.model_code.transformers.rotary_positions import (
     apply_rotary_positions,
     scale_by_position,
@@ -60,7 +61,7 @@ def attention(
     if how.adapter_kind.before_keys:
         k, v = (after_past(r, x, f"{at.path}/{name}", how) for x, name in ((k, "k"), (v, "v")))
     core = bloom_attention if own.batched_bias else CORES[how.attention]
-    made = core(r, q, k, v, at, how, own)
+    made = ring_attention(r, q, k, v, at, how) if RING in how.options else core(r, q, k, v, at, how, own)
     context, probabilities = made[0], made[1]
     if own.batched_bias:
         inside += [q, k, v, *made]

@@ -55,6 +55,7 @@ from memsheet.formulas.model_code.transformers.prompts import (
     spec_with_prompts,
     spec_with_shared_matrices,
 )
+from memsheet.formulas.model_code.transformers.ring import part_of_rank, ring_options
 from memsheet.formulas.model_code.transformers.shared_tables import (
     keeps_masks,
     mask_and_rotary_bytes,
@@ -105,6 +106,7 @@ def _attention_axes(at: Attention, plan: Plan, shape: PassShape) -> dict[str, Co
         "d": at.head_dim,
         "s+1": shape.tokens + 1,
         "prefix": plan.past_tokens,
+        "cp": plan.mesh.cp,
         "p+s": plan.past_tokens + shape.tokens,
         "p+s8": -(-(plan.past_tokens + shape.tokens) // 8) * 8,
     }
@@ -165,6 +167,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
     return replace(
         how,
+        options=how.options | ring_options(plan),
         keeps_scores=softmax_keeps_input(plan.engine_version),
         asks_grad=asks,
         handed_low=casts_arguments(plan),
@@ -172,7 +175,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
 
 
 CODE = ModelCode(
-    built=transformers_spec, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
+    built=transformers_spec, of_rank=part_of_rank, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
     forward=decoder_block_forward, embed=input_embeddings, head=logits_or_states, loss=head_output_loss, loss_input=loss_input, problems=transformers_problems, block_numerics=block_numerics,
     axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, inside=weights_of_units_inside, any_kernel=True, until_loss=named_by_wrapper,
 )  # fmt: skip
