@@ -7,6 +7,7 @@ from __future__ import annotations
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.formulas.whole_products import WHOLE, whole_product
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32, DType
@@ -29,6 +30,7 @@ class Branch:
     dropout: bool
     quantized: bool
     scales_low: bool = False  # the branch is scaled when it has the base's dtype (awq.py:76-84)
+    factors: tuple[tuple[str, tuple[int, int]], ...] = ()  # of those that make a whole matrix, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,13 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
     """The layer's result with its adapter's. ``base`` gives its one tensor up, which goes when it is used
     up.
     """
+    if at.kind in WHOLE:
+        branch = whole_product(r, x, at.kind, at.name, at.factors, (at.out, at.width), at.dtype)
+        back = x.dtype
+        del x
+        total = r.add(base.pop(), branch, f"{at.name}/output")
+        del branch
+        return r.cast(total, back, f"{at.name}/output")
     if r.compute is None or not at.quantized:
         x = r.cast(x, at.dtype, f"{at.name}/lora_input")
     if at.kind is AdapterKind.DORA:

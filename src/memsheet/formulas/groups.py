@@ -250,7 +250,7 @@ BRIDGE = "bridge"
 
 def enters_frozen(spec: ModelSpec, plan: Plan) -> bool:
     """Whether nothing before the first layer trains."""
-    if any(weight.adapter for weight in spec.embeddings.weights):
+    if plan.virtual_tokens:
         return False
     tables = {weight.path.split(".")[-2] for weight in spec.embeddings.weights}
     return plan.adapter is not None and not tables & set(plan.adapter.full_modules)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.picture_towers import has_pictures, pixel_bytes
 from memsheet.formulas.model_code.transformers.pictures import of_pictures, picture_bytes
+from memsheet.formulas.model_code.transformers.ring import shared_inputs
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.dtypes import INT64
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Stack
 from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
@@ -32,6 +34,8 @@ def microbatch_inputs(model: ModelSpec, plan: Plan) -> BytesByPath:
         "pooler" in w.path or "classifier.dense" in w.path for w in model.head.weights
     )
     labels = sequences if whole else tokens
+    if plan.context_parallel is not None and engine_of(plan).layers is None:
+        return _input_rows(shared_inputs(plan, tokens, sequences))
     pair = {"decoder_input_ids": tokens} if _is_pair(model.stacks) else {}
     return _input_rows({"input_ids": tokens, "labels": labels, **pair})
 

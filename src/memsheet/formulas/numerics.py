@@ -22,6 +22,7 @@ from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.formulas.whole_products import WHOLE, whole_factors
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, DType
 from memsheet.plan.engine_registry import engine_of
@@ -79,6 +80,7 @@ class RunConfig:
     adapter_dropout: bool = False
     adapter_kind: AdapterKind = AdapterKind.LORA
     adapter_block: int = 0  # inputs that OFT rotates together
+    adapter_rank: int = 0  # of those whose factors' shapes follow from it
     whole: frozenset[str] = (
         frozenset()
     )  # last names of modules of which a copy is trained beside the frozen one
@@ -194,6 +196,13 @@ def stored_as(quantization: Quantization | None) -> str:
     )
 
 
+def _factors_beside(weight: Weight, how: RunConfig) -> tuple[tuple[str, tuple[int, int]], ...]:
+    if how.adapter_kind not in WHOLE:
+        return ()
+    out, across = (int(size) for size in weight.shape)
+    return tuple(whole_factors(how.adapter_kind, out, across, how.adapter_rank))
+
+
 def record_linear(
     r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: RunConfig
 ) -> Tensor:
@@ -241,6 +250,7 @@ def record_linear(
             dropout=how.adapter_dropout,
             quantized=how.quantized and weight.role is Role.LINEAR and not STORED[how.stored].sums_wide,
             scales_low=how.quantized and STORED[how.stored].scales_low,
+            factors=_factors_beside(weight, how),
         )
         return with_adapter(r, x, base, branch)
     return result

@@ -89,6 +89,7 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     choices, and all on this rank.
     """
     check_modelled(rank.whole, plan, engine)
+    plan = model_code(engine.layers).of_rank(plan)
     bags, kept = _last_smaller(rank, plan, engine)
     if plan.routing is None or not _depends_on_routing(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)

@@ -9,6 +9,7 @@ from memsheet.plan.defaults import (
     ADALORA_TARGETS,
     FUSED_TARGETS,
     IA3_TARGETS,
+    LN_TARGETS,
     LORA_TARGETS,
     STACKED_EXPERTS,
 )
@@ -104,6 +105,28 @@ def targets_of(
             hint = f"it has {', '.join(sorted(present))}; or {LINEAR_MODULES} alone"
             gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
     return tuple(targets)
+
+
+def norms_of(gaps: RequestResolver, model: ModelSpec | None, kind: AdapterKind) -> tuple[str, ...]:
+    """Last names of the norms of which copies train, as they are asked for, else as peft has them."""
+    asked = gaps.request.get("adapter.targets")
+    found = tuple(asked or LN_TARGETS.get(model.model_type if model else "", ()))
+    if not found:
+        gaps.wrong(
+            "adapter.targets", None, f"is missing; peft has no default for {kind.value}", "for example norm"
+        )
+    elif asked is None:
+        gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default for {kind.value})")
+    if model is None:
+        return found
+    norms = [norm for stack in model.stacks for norm in stack.final_norms]
+    norms += [norm for block in model.blocks() for norm in block.norms]
+    known = {norm.path.rpartition(".")[2] for norm in norms if norm.weights}
+    for name in found:
+        if name not in known:
+            hint = f"it has {', '.join(sorted(known))}"
+            gaps.wrong("adapter.targets", name, f"names no norm around the layers of {model.name}", hint)
+    return found
 
 
 def passed_over_targets(targets: Sequence[str], model: ModelSpec, engine: Engine) -> tuple[str, ...]:

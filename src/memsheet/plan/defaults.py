@@ -101,6 +101,14 @@ ADALORA_TARGETS = {
     "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), "bert": ("query", "value"), "roberta": ("query", "key", "value", "dense"),
     "t5": ("q", "k", "v", "o", "wi", "wo"), "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
 }  # fmt: skip
+# peft's TRANSFORMERS_MODELS_TO_LNTUNING_TARGET_MODULES_MAPPING (0.21.2 utils/constants.py)
+LN_TARGETS = {
+    **dict.fromkeys(("llama", "mistral", "gemma"), ("input_layernorm", "post_attention_layernorm", "norm")),
+    **dict.fromkeys(("qwen2", "qwen3"), ("post_attention_layernorm",)), "gpt2": ("ln_1", "ln_2", "ln_f"), "gptj": ("ln_1", "ln_f"),
+    "falcon": ("input_layernorm", "post_attention_layernorm", "ln_f"), "bloom": ("input_layernorm", "post_attention_layernorm", "ln_f"),
+    "phi": ("input_layernorm", "final_layernorm"),
+    **dict.fromkeys(("gemma2", "gemma3_text"), ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm", "norm")),
+}  # fmt: skip
 IA3_INPUTS = ("down_proj", "fc2", "fc_out", "dense_4h_to_h", "wo")
 # transformers 5 stacks routed experts; peft takes their old names for the stacks, and no longer for dense or
 # shared layers of that name (peft 0.21.2 utils/transformers_weight_conversion.py:330-352, transformers 5.23.0
@@ -123,7 +131,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (0,), "serving.attn_max_batch": (0,), "serving.fused_moe": (),
-    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "serving.dp_lm_head": (False,), "serving.dp_dense": (False,), "serving.dispatch": ("gather",), "serving.offline_inference": (False,), "serving.graph_sequences": (), "serving.state_slots": (), "serving.state_ratio": (), "serving.host_weights_gib": (0,), "serving.kv_cache_bytes": (0,), "serving.kv_blocks": (0,), "serving.shared_prefix_tokens": (0,), "serving.max_loras": (0,), "serving.max_cpu_loras": (0,), "serving.fully_sharded_loras": (False,), "moe.balanced": (True,), "fp8.skip": ([], ()), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
+    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "serving.tensor_split": (), "serving.split_mode": ("layer",), "serving.main_gpu": (0,), "serving.dp_lm_head": (False,), "serving.dp_dense": (False,), "serving.dispatch": ("gather",), "serving.offline_inference": (False,), "serving.graph_sequences": (), "serving.state_slots": (), "serving.state_ratio": (), "serving.host_weights_gib": (0,), "serving.kv_cache_bytes": (0,), "serving.kv_blocks": (0,), "serving.shared_prefix_tokens": (0,), "serving.max_loras": (0,), "serving.max_cpu_loras": (0,), "serving.fully_sharded_loras": (False,), "moe.balanced": (True,), "fp8.skip": ([], ()), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
 }  # fmt: skip
 
 DESCRIPTIVE: dict[str, str] = {
@@ -164,7 +172,17 @@ SERVED_ADAPTERS = (
 )
 """Keys of adapters that a server keeps room for."""
 PROMPTED = ("llama-adapter", "llama-adapter-v2")
-RANKLESS = (*PROMPTED, "ia3", "oft", "prompt-tuning", "p-tuning")  # kinds of adapters that have no rank
+# kinds of adapters that have no rank
+RANKLESS = (
+    *PROMPTED,
+    "ia3",
+    "oft",
+    "ln-tuning",
+    "prompt-tuning",
+    "p-tuning",
+    "prefix-tuning",
+    "prefix-projection",
+)
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 

@@ -210,6 +210,9 @@ class Engine:
     policies: frozenset[str] = (
         frozenset()
     )  # what it may recompute besides modules: chosen operations, every so many-th layer
+    dealt: Callable[[int, int, Mapping[str, Any]], tuple[int, ...] | None] | None = (
+        None  # and where a request says of its own how layers are dealt, None where it does not
+    )
     stages: Callable[[int, int, str | None], tuple[int, ...] | None] | None = (
         None  # layers of each pipeline stage, of layers, stages, version
     )

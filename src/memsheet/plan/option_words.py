@@ -90,6 +90,13 @@ HELP: dict[str, tuple[str, str, str]] = {
     "k_dtype": (SERVING, "DTYPE", "Number format of the cache's keys where values have another (llama.cpp)."),
     "gpu_layers": (SERVING, "N", "Layers on devices, the output counted as one (llama.cpp)."),
     "host_experts": (SERVING, "N", "Layers whose routed experts lie on the host (llama.cpp)."),
+    "tensor_split": (SERVING, "N,N,…", "Shares of the layers that each device takes: 3,1 (llama.cpp)."),
+    "split_mode": (
+        SERVING,
+        "MODE",
+        "Whether layers are dealt to devices, or one has all: layer or none (llama.cpp).",
+    ),
+    "main_gpu": (SERVING, "N", "With --split-mode none, the device that has all (llama.cpp)."),
     "mla_mode": (SERVING, "N", "How latent attention is computed, 1 to 3 (ik_llama.cpp)."),
     "attn_max_batch": (
         SERVING,

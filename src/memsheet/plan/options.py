@@ -118,6 +118,9 @@ class InferOptions(TrainOptions, total=False):
     memory_fraction: float | None
     gpu_layers: int | None
     host_experts: int | None
+    tensor_split: str | None
+    split_mode: str | None
+    main_gpu: int | None
     mla_mode: int | None
     attn_max_batch: int | None
     dp_lm_head: bool | None

@@ -92,23 +92,33 @@ class AdapterKind(Enum):
     VERA = "vera"  # vectors around two matrices of some rank that all layers share and nothing trains
     ADALORA = "adalora"  # LoRA with a factor for each of its ranks, kept near orthogonal by the loss
     OFT = "oft"  # rotations of blocks of what a layer is given
+    LOHA = "loha"  # the product, number by number, of two products of two matrices each
+    LOKR = "lokr"  # the Kronecker product of two matrices, the second of them of some rank
+    LN_TUNING = "ln-tuning"  # copies of norms
     PROMPT_TUNING = "prompt-tuning"  # learned tokens before every sequence
     P_TUNING = "p-tuning"  # the same, made by a small network
+    PREFIX_TUNING = "prefix-tuning"  # learned keys and values before those of every layer
+    PROJECTED_PREFIX = "prefix-projection"  # the same, made by a small network
 
     @property
     def prompts(self) -> bool:
         """Whether it has prompts in place of matrices of some rank."""
-        return self.layered or self.before_text
+        return self.layered or self.before_text or self.before_keys
 
     @property
     def ranked(self) -> bool:
         """Whether it has matrices or vectors of some rank."""
-        return not self.prompts and self not in (AdapterKind.IA3, AdapterKind.OFT)
+        return not self.prompts and self not in (AdapterKind.IA3, AdapterKind.OFT, AdapterKind.LN_TUNING)
 
     @property
     def before_text(self) -> bool:
         """Whether its prompts are tokens before every sequence."""
         return self in (AdapterKind.PROMPT_TUNING, AdapterKind.P_TUNING)
+
+    @property
+    def before_keys(self) -> bool:
+        """Whether its prompts are keys and values that attention is given as those of earlier tokens."""
+        return self in (AdapterKind.PREFIX_TUNING, AdapterKind.PROJECTED_PREFIX)
 
     @property
     def layered(self) -> bool:
@@ -408,6 +418,11 @@ class Plan:
         PromptLearningConfig.num_virtual_tokens).
         """
         return self.workload.virtual_tokens if isinstance(self.workload, Training) else 0
+
+    @property
+    def past_tokens(self) -> int:
+        """Learned keys and values of each layer before those of every sequence."""
+        return self.adapter.prompt_length if self.adapter is not None and self.adapter.kind.before_keys else 0
 
     @property
     def accumulation(self) -> Count:

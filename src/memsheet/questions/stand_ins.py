@@ -62,6 +62,7 @@ def _whole_sequences(request: Request, _: Problem) -> Request | None:
     more = {key: request.get(key) for key in ("mesh.dp_shard", "global_batch")}
     return {
         "mesh.cp": None,
+        **({"context_parallel_comm": None} if "context_parallel_comm" in request else {}),
         **{key: held * degree for key, held in more.items() if isinstance(held, int)},
     }
 
@@ -172,6 +173,7 @@ STAND_INS = (
     StandIn("engine", "vision tower is not modelled", _per_parameter_shards),
     StandIn("precision", r"is not how \S+ trains", _usual_precision),
     StandIn("mesh.cp", "not modelled", _whole_sequences),
+    StandIn("context_parallel_comm", "not modelled", _whole_sequences),
     StandIn("layers_per_stage", "is not a list of whole numbers", lambda *_: {"layers_per_stage": None}),
     StandIn(
         "mesh.tp",

@@ -33,7 +33,7 @@ from memsheet.plan.plan import (
     Plan,
 )
 from memsheet.plan.workload import KvCache, Serving
-from memsheet.resolve.adapters import adapter_of
+from memsheet.resolve.adapters import adapter_of, in_base_dtype
 from memsheet.resolve.cache import kv_dtype_of
 from memsheet.resolve.lora import served_adapters_of
 from memsheet.resolve.mesh import mesh_of, mesh_product, resharding_of, zero_stage_of
@@ -115,6 +115,7 @@ def _resolve_for_engine(
     adapter = None if beside else adapter_of(gaps, model, engine)
     quantization = quantization_of(gaps, model, engine, task, adapter, cluster)
     precision = precision_of(gaps, engine, task, adapter, model, cluster.device if cluster else None)
+    adapter = in_base_dtype(gaps, adapter, precision.parameters) if adapter is not None else None
     served_adapters = served_adapters_of(gaps, engine, model, mesh, precision)
     usual = usual_options(gaps, engine, mesh, model, cluster)
     sequences = sequences_of(gaps, task, usual.get("serving.max_sequences"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from memsheet.plan.adapter_targets import targets_of
+from dataclasses import replace
+
+from memsheet.plan.adapter_targets import norms_of, targets_of
 from memsheet.plan.defaults import RANKLESS
 from memsheet.plan.dtypes import FP32, DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind
 
 
@@ -17,19 +19,21 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     if rank is None and asked not in RANKLESS:
         return None
     kind = gaps.choice("adapter.kind", AdapterKind.LORA, engine.adapters, engine.name, silent=True)
-    if kind.before_text:
+    if kind.before_text or kind.before_keys:
         return _resolve_prompt_tuning(gaps, model, kind)
     dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
     assert dtype is not None
     if kind.prompts:
         return _resolve_prompt_adapter(gaps, kind, dtype)
     others = ("adapter.prompt_length", "adapter.start_layer", "adapter.encoder_width", "adapter.block_size")
-    ranked = () if kind.ranked else ("adapter.rank", "adapter.dropout")
+    undropped = ("adapter.dropout",) if kind in LINEAR_ALONE else ()
+    ranked = undropped if kind.ranked else ("adapter.rank", "adapter.dropout")
     for key in (*(other for other in others if other != OWN_KEYS.get(kind)), *ranked):
         if gaps.request.get(key):
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
-    targets = targets_of(gaps, model, engine, kind)
-    if kind is AdapterKind.OFT and model is not None and _transposed(model, targets):
+    copies_norms = kind is AdapterKind.LN_TUNING
+    targets = norms_of(gaps, model, kind) if copies_norms else targets_of(gaps, model, engine, kind)
+    if kind in LINEAR_ALONE and model is not None and _transposed(model, targets):
         gaps.wrong("adapter.kind", kind.value, f"is not made by peft on the layers of {model.name}", "lora")
     return Adapter(
         kind=kind,
@@ -42,15 +46,31 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     )
 
 
+def in_base_dtype(gaps: RequestResolver, adapter: Adapter, base: DType) -> Adapter:
+    """An adapter in the dtype that peft makes it in: copies of norms have that of the norms
+    (tuners/ln_tuning/model.py:130-134), every other's is its own.
+    """
+    if adapter.kind is not AdapterKind.LN_TUNING:
+        return adapter
+    if (asked := gaps.request.get("adapter.dtype")) and dtype_named(asked) is not base:
+        gaps.wrong("adapter.dtype", asked, "is not what copies of norms have", base.name)
+    return replace(adapter, dtype=base)
+
+
 def _transposed(model: ModelSpec, targets: tuple[str, ...]) -> bool:
     """Whether a target is a layer that keeps its matrix transposed, which is no torch.nn.Linear (Conv1D)."""
     weights = (weight for block in model.blocks() for weight in block.weights if weight.transposed)
     return any(weight.path.removesuffix(".weight").rpartition(".")[2] in targets for weight in weights)
 
 
+LINEAR_ALONE = (AdapterKind.OFT, AdapterKind.LOHA, AdapterKind.LOKR)
+"""Kinds that peft makes on torch.nn.Linear, and on none that keeps its matrix transposed
+(tuners/lycoris_utils.py LycorisTuner.layers_mapping).
+"""
 OWN_KEYS = {AdapterKind.OFT: "adapter.block_size"}
 BLOCK_SIZE = 32
 """Inputs that are rotated together (peft 0.21.2 tuners/oft/config.py:112, oft_block_size)."""
+MADE_BY_NETWORK = (AdapterKind.P_TUNING, AdapterKind.PROJECTED_PREFIX)
 PROMPT_LENGTH, START_LAYER = 10, 2
 """Learned positions, and the first layer that has them (Lightning-AI/litgpt, litgpt/adapter.py, Config)."""
 
@@ -69,9 +89,9 @@ def _resolve_prompt_adapter(gaps: RequestResolver, kind: AdapterKind, dtype: DTy
 
 
 def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind: AdapterKind) -> Adapter:
-    """Learned tokens before every sequence, in fp32 whatever the base is in (peft 0.21.2
+    """Learned tokens before every sequence, or keys and values, in fp32 whatever the base is in (peft 0.21.2
     tuners/prompt_tuning/model.py:67-100), and what makes them (tuners/p_tuning/model.py:74-121), as wide as
-    the model where nobody says (utils/other.py:1235).
+    the model, or as a layer's keys, where nobody says (utils/other.py:1235).
     """
     unread = (
         "adapter.rank",
@@ -80,7 +100,7 @@ def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind:
         "adapter.targets",
         "adapter.start_layer",
         "adapter.block_size",
-        *(() if kind is AdapterKind.P_TUNING else ("adapter.encoder_width",)),
+        *(() if kind in MADE_BY_NETWORK else ("adapter.encoder_width",)),
     )
     for key in unread:
         if gaps.request.get(key):
@@ -93,8 +113,13 @@ def _resolve_prompt_tuning(gaps: RequestResolver, model: ModelSpec | None, kind:
     if model is not None and (model.towers or len(model.stacks) > 1 or model.head.kind != "causal_lm"):
         gaps.wrong("adapter.kind", kind.value, f"is not modelled for {model.name}", "lora")
     width = 0
-    if kind is AdapterKind.P_TUNING:
-        width = gaps.get("adapter.encoder_width", model.hidden if model else 1)
+    if kind in MADE_BY_NETWORK:
+        usual = model.hidden if model else 1
+        if model is not None and kind is AdapterKind.PROJECTED_PREFIX:
+            usual = max(
+                (at.kv_heads * at.head_dim for at in model.mixers() if isinstance(at, Attention)), default=1
+            )
+        width = gaps.get("adapter.encoder_width", usual)
     return Adapter(kind=kind, rank=0, targets=(), dtype=FP32, prompt_length=length or 1, encoder_width=width)
 
 

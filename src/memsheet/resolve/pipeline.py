@@ -19,6 +19,14 @@ def layers_per_stage_of(
 ) -> tuple[int, ...] | None:
     given, stages = gaps.request.get("layers_per_stage"), mesh.pp * mesh.vpp
     layers = model.layers if model else None
+    if engine.dealt is not None and layers is not None:
+        dealt = engine.dealt(layers, stages, gaps.request)
+        if dealt is not None and given is not None and tuple(given) != dealt:
+            gaps.wrong(
+                "layers_per_stage", given, f"is not how these shares deal them: {dealt}", "leave it out"
+            )
+        if dealt is not None:
+            return dealt
     if given is None and engine.stages is not None and stages > 1 and layers is not None:
         found = engine.stages(layers, stages, gaps.request.get("engine_version"))
         gaps.assumed += (

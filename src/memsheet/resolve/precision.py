@@ -19,6 +19,7 @@ from memsheet.plan.hardware import BF16_UNITS, is_older_device, lowers_itself, n
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
 from memsheet.plan.workload import Training
+from memsheet.resolve.adapters import in_base_dtype
 
 
 def precision_of(
@@ -54,12 +55,14 @@ def precision_of(
         )
         halved = _in_half(engine, device) and base is ADAPTER_PRECISION
         base = replace(base, parameters=FP16, compute=FP16) if halved else base
+        copied = adapter.kind is AdapterKind.LN_TUNING
+        kept = base.parameters.name if copied else engine.adapter_dtype
         gaps.assumed += (
             []
             if fields
             else [
                 (
-                    f"precision = {base.parameters.name} frozen base, {engine.adapter_dtype} "
+                    f"precision = {base.parameters.name} frozen base, {kept} "
                     f"adapters{_why_half(device, halved)}"
                 )
             ]
@@ -75,7 +78,7 @@ def precision_of(
         _check_served_in(gaps, found, engine, model, device)
         return _serving_precision(gaps, found)
     if adapter is not None and not engine.copies_adapters:
-        found = _of_adapters(gaps, found, adapter, engine)
+        found = _of_adapters(gaps, found, in_base_dtype(gaps, adapter, found.parameters), engine)
     _check_reduce(gaps, found, engine)
     return found
 

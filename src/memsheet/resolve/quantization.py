@@ -31,6 +31,11 @@ OVER_NONE = (
     AdapterKind.VERA,
     AdapterKind.ADALORA,
     AdapterKind.OFT,
+    AdapterKind.LOHA,
+    AdapterKind.LOKR,
+    AdapterKind.LN_TUNING,
+    AdapterKind.PREFIX_TUNING,
+    AdapterKind.PROJECTED_PREFIX,
 )
 """Kinds of adapters that are modelled beside quantized layers that have no others, and beside none."""
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them

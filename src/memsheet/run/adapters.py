@@ -111,8 +111,12 @@ def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
     from peft import (
         AdaLoraConfig,
         IA3Config,
+        LNTuningConfig,
+        LoHaConfig,
+        LoKrConfig,
         OFTConfig,
         PeftConfig,
+        PrefixTuningConfig,
         PromptEncoderConfig,
         PromptTuningConfig,
         VeraConfig,
@@ -133,6 +137,15 @@ def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
         config = PromptEncoderConfig(
             task_type="CAUSAL_LM", num_virtual_tokens=length, encoder_hidden_size=width
         )
+    elif plan.adapter.kind.before_keys:
+        length, width = plan.adapter.prompt_length, plan.adapter.encoder_width
+        projects = plan.adapter.kind is AdapterKind.PROJECTED_PREFIX
+        config = PrefixTuningConfig(
+            task_type="CAUSAL_LM",
+            num_virtual_tokens=length,
+            prefix_projection=projects,
+            encoder_hidden_size=width or None,  # type: ignore[arg-type]
+        )
     elif plan.adapter.kind is AdapterKind.ADALORA:
         rank, dropout = int(plan.adapter.rank), plan.adapter.dropout
         config = AdaLoraConfig(
@@ -140,6 +153,14 @@ def _other_method(model: nn.Module, plan: Plan) -> nn.Module:
         )
     elif plan.adapter.kind is AdapterKind.OFT:
         config = OFTConfig(oft_block_size=plan.adapter.block_size, target_modules=targets, task_type=task)
+    elif plan.adapter.kind is AdapterKind.LN_TUNING:
+        config = LNTuningConfig(target_modules=targets, task_type=task)
+    elif plan.adapter.kind in (AdapterKind.LOHA, AdapterKind.LOKR):
+        rank, made = (
+            int(plan.adapter.rank),
+            LoHaConfig if plan.adapter.kind is AdapterKind.LOHA else LoKrConfig,
+        )
+        config = made(r=rank, alpha=rank, target_modules=targets, task_type=task)
     elif plan.adapter.kind is AdapterKind.VERA:
         rank, dropout = int(plan.adapter.rank), plan.adapter.dropout
         config = VeraConfig(r=rank, target_modules=targets, vera_dropout=dropout, task_type=task)

@@ -43,7 +43,9 @@ def scaled_dot_product_attention(
         return _flash_attention_output(query, key, value, dropout_p, is_causal, scale)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = _additive_mask(attn_mask, query.dtype)
-    if query.size(1) == key.size(1) and query.size(-1) % (8 if query.dtype in HALF else 4) == 0:
+    if attn_mask is not None and _takes_efficient(query, key):
+        attn_mask = _aligned_bias(attn_mask)
+    if _takes_efficient(query, key):
         return _efficient_attention_output(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return plain_attention_output(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -111,6 +113,18 @@ def _pad_head_dim(x: Tensor) -> Tensor:
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask as a bias (attention.cpp convert_boolean_attn_mask): zeros filled in place."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
+
+
+def _takes_efficient(query: Tensor, key: Tensor) -> bool:
+    return query.size(1) == key.size(1) and query.size(-1) % (8 if query.dtype in HALF else 4) == 0
+
+
+def _aligned_bias(bias: Tensor) -> Tensor:
+    """Rows of a multiple of eight values, of which a part is shown (attention.cpp preprocess_mask)."""
+    if all(step % 8 == 0 for step in bias.stride()[:-1]):
+        return bias
+    keys = bias.size(-1)
+    return F.pad(bias, (0, 8 - keys % 8))[..., :keys]
 
 
 def _efficient_attention_output(

@@ -26,6 +26,9 @@ TINY: dict[str, Any] = {
 IA3: dict[str, Any] = {"adapter.kind": "ia3", "adapter.rank": None, "adapter.targets": None}
 PROMPT: dict[str, Any] = {**IA3, "adapter.kind": "prompt-tuning", "adapter.prompt_length": 20}
 P_TUNING: dict[str, Any] = {**PROMPT, "adapter.kind": "p-tuning", "adapter.encoder_width": 128}
+PREFIX: dict[str, Any] = {**IA3, "adapter.kind": "prefix-tuning", "adapter.prompt_length": 20}
+PROJECTED: dict[str, Any] = {**PREFIX, "adapter.kind": "prefix-projection"}
+NORMS: dict[str, Any] = {**IA3, "adapter.kind": "ln-tuning"}
 OFT: dict[str, Any] = {"adapter.kind": "oft", "adapter.rank": None}
 RANK, HIDDEN, NARROW, LAYERS = 8, 256, 64, 3  # keys and values are NARROW wide
 LORA = {
@@ -136,6 +139,13 @@ def test_an_input_that_trains_makes_the_first_layer_hand_a_gradient_back() -> No
         ({**OFT, "quantization.weights": "nf4"}, "not modelled over nf4"),
         ({"adapter.kind": "adalora", "quantization.weights": "int8"}, "not modelled over int8"),
         ({**PROMPT, "adapter.encoder_width": 8}, "no meaning for prompt-tuning"),
+        ({**NORMS, "adapter.targets": ["q_proj"]}, "names no norm"),
+        ({**NORMS, "adapter.dtype": "fp32"}, "not what copies of norms have"),
+        ({"adapter.kind": "loha", "adapter.dropout": 0.1}, "no meaning for loha"),
+        ({"adapter.kind": "lokr", "quantization.weights": "nf4"}, "not modelled over nf4"),
+        ({**PREFIX, "adapter.encoder_width": 8}, "no meaning for prefix-tuning"),
+        ({**PREFIX, "recompute.mode": "full"}, "is refused by peft"),
+        ({**PREFIX, "quantization.weights": "nf4"}, "not modelled over nf4"),
         ({"adapter.block_size": 8}, "no meaning for lora"),
         ({**PROMPT, "adapter.prompt_length": None}, "peft has no default"),
         ({**PROMPT, "adapter.dtype": "bf16"}, "not what peft makes prompts in"),
@@ -167,7 +177,7 @@ def test_tied_embeddings_are_not_trained_whole() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [{}, IA3, PROMPT, P_TUNING, OFT, {"adapter.kind": "adalora"}, {"adapter.kind": "vera"}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
+    [{}, IA3, PROMPT, P_TUNING, PREFIX, PROJECTED, NORMS, {"adapter.kind": "loha"}, {"adapter.kind": "lokr"}, OFT, {"adapter.kind": "adalora"}, {"adapter.kind": "vera"}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
 )  # fmt: skip
 def test_a_plan_with_an_adapter_reads_back(request_: dict[str, Any]) -> None:
     spec = read_hf_config(TINY, name="tiny")
@@ -227,6 +237,14 @@ def test_other_methods_train_few_vectors_or_a_prompt() -> None:
     assert trained(sheet(**dotted(IA3))) == LAYERS * (NARROW + NARROW + 512)
     assert trained(sheet(**dotted(PROMPT))) == 20 * HIDDEN
     assert trained(sheet(**dotted(P_TUNING))) == 20 * HIDDEN + (2 * HIDDEN + 128) * 128 + 256 + HIDDEN
+    assert trained(sheet(adapter__kind="loha")) == 2 * PAIRS
+    kron = 16 * 16 + 16 * 16 + 8 * 16 + 16 * 8  # of 256 by 256, and of 64 by 256 whose second is of rank 8
+    assert trained(sheet(adapter__kind="lokr")) == LAYERS * kron
+    norms = sheet(**dotted(NORMS)).of(Component.GRADIENTS, instant=Instant.OPTIMIZER_STEP).value
+    assert norms == (2 * LAYERS + 1) * HIDDEN * 2  # bf16, as the norms that they are copies of
+    assert trained(sheet(**dotted(PREFIX))) == 20 * LAYERS * 2 * NARROW
+    made = NARROW * NARROW + NARROW + (NARROW + 1) * LAYERS * 2 * NARROW
+    assert trained(sheet(**dotted(PROJECTED))) == 20 * NARROW + made
     assert trained(sheet(**dotted(OFT))) == LAYERS * 2 * 8 * 32 * 31 // 2
     assert trained(sheet(adapter__kind="adalora")) == PAIRS + LAYERS * 2 * (RANK + 1)
     assert trained(sheet(adapter__kind="vera")) == LAYERS * (2 * RANK + HIDDEN + NARROW)
@@ -350,8 +368,13 @@ def test_every_kind_of_adapter_has_a_name() -> None:
         "vera",
         "adalora",
         "oft",
+        "loha",
+        "lokr",
+        "ln-tuning",
         "prompt-tuning",
         "p-tuning",
+        "prefix-tuning",
+        "prefix-projection",
     }
 
 
@@ -366,6 +389,10 @@ def test_every_kind_of_adapter_has_a_name() -> None:
         *({**OFT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16", "adapter.block_size": 48})),
         *({**OFT, "adapter.targets": ["q_proj", "down_proj", "up_proj"], **how} for how in ({"recompute.mode": "full"}, {"precision.name": "bf16-autocast"})),
         *({**P_TUNING, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.encoder_width": None})),
+        *({"adapter.kind": kind, **how} for kind in ("loha", "lokr") for how in ({}, {"adapter.dtype": "bf16", "recompute.mode": "full"}, {"precision.name": "bf16-autocast", "adapter.rank": 2, "adapter.targets": ["q_proj", "down_proj"]})),
+        *({**NORMS, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast", "adapter.targets": ["input_layernorm", "norm"]})),
+        *({**PREFIX, **how} for how in ({}, {"precision.name": "bf16-autocast"}, {"attention": "eager", "adapter.prompt_length": 33}, {"precision.name": "fp32", "global_batch": 6})),
+        *({**PROJECTED, **how} for how in ({}, {"precision.name": "bf16-autocast", "adapter.encoder_width": 128})),
         *({**PROMPT, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"microbatch": 1, "attention": "eager"})),
         *({**IA3, **how} for how in ({}, {"recompute.mode": "full"}, {"precision.name": "bf16-autocast"}, {"adapter.dtype": "bf16"}, {"adapter.targets": ["q_proj", "up_proj"]})),
         {"adapter.kind": "dora"}, {"adapter.kind": "dora", "adapter.dropout": 0.1}, {"adapter.kind": "dora", "recompute.mode": "full"},
@@ -388,3 +415,17 @@ def test_every_instant_is_that_of_pefts_own_code(request_: dict[str, Any]) -> No
         assert predicted.at(instant).value == pytest.approx(
             traced.at(instant).value, abs=1e-3 * traced.peak.value
         ), instant
+
+
+def test_layers_that_attend_in_several_ways_have_no_prefix() -> None:
+    with pytest.raises(InputError, match="in several ways"):
+        memsheet.train("gemma-3-1b", plan={**LORA, **PREFIX, "adapter.targets": None})
+
+
+def test_a_prefix_leaves_more_of_keys_and_values_and_of_their_gradients() -> None:
+    """Those of the text are behind the learned ones in one tensor."""
+    none, some = (
+        sheet(**dotted({**PREFIX, "adapter.prompt_length": n, "attention": "eager"})) for n in (8, 72)
+    )
+    more = saved_forward(some) - saved_forward(none)
+    assert more >= LAYERS * 64 * 2 * HIDDEN * 2  # repeated for every head of queries

@@ -17,6 +17,7 @@ from memsheet.engines.llama_cpp.facts import is_fork
 from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
 from memsheet.engines.llama_cpp.graph import reserved_graph
 from memsheet.engines.llama_cpp.options import llama_cpp_options
+from memsheet.engines.llama_cpp.splits import device_at, split_points
 from memsheet.engines.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
@@ -87,16 +88,20 @@ class Placed:
 )
 def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
     """Devices of a model's layers; of an explicit ``layers_per_stage`` as it says."""
-    devices = int(plan.mesh.pp)
-    asked = llama_cpp_options(plan).gpu_layers
+    devices, own = int(plan.mesh.pp), llama_cpp_options(plan)
+    asked = own.gpu_layers
     wanted = layers + 1 if asked is None else min(asked, layers + 1)
-    if plan.layers_per_stage is not None and wanted == layers + 1:
-        own = tuple(device for device, count in enumerate(plan.layers_per_stage) for _ in range(count))
-        return Placed(layers=own, output=devices - 1, host=devices)
+    ends = split_points(own.tensor_split, devices)
+    dealt = ends is not None or own.split_mode == "none"
+    if plan.layers_per_stage is not None and wanted == layers + 1 and not dealt:
+        each = tuple(device for device, count in enumerate(plan.layers_per_stage) for _ in range(count))
+        return Placed(layers=each, output=devices - 1, host=devices)
     first = max(layers + (1 if facts.recent else 0) - wanted, 0)
 
     def device(layer: int) -> int:
         on = layer - first
+        if dealt and 0 <= on < wanted:
+            return device_at(ends, on, wanted) if ends is not None else own.main_gpu
         return on * devices // wanted if 0 <= on < wanted else devices
 
     return Placed(layers=tuple(map(device, range(layers))), output=device(layers), host=devices)
@@ -311,7 +316,8 @@ def _compute_buffer_bytes(
         attn_max_batch=own.attn_max_batch,
         quantized_cache=_key_type(plan).block > 1,
     )
-    parallel, matrices = where.host > 1 and where.whole and not experts, _matrix_bytes_by_layer(tensors)
+    several = where.host > 1 and own.split_mode != "none"
+    parallel, matrices = several and where.whole and not experts, _matrix_bytes_by_layer(tensors)
     copied = compute_buffers(reserved_graph(read_spec, how, matrices), where.host + 1, parallel=parallel)
     if not experts:
         return tuple(map(Bytes.exact, copied))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES, is_fork
 from memsheet.engines.llama_cpp.gguf_mixes import gguf_named
 from memsheet.engines.llama_cpp.options import LlamaCppOptions
+from memsheet.engines.llama_cpp.splits import MAX_DEVICES, split_points
 from memsheet.engines.shared.adapter_room import adapter_dtype, check_target_names, loaded_adapters
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.dtypes import BF16, FP16, FP32, dtype_named
@@ -45,6 +46,19 @@ def _own_options(gaps: RequestResolver) -> LlamaCppOptions:
             "is not modelled for this version",
             "leave it out",
         )
+    split = str(gaps.get("serving.tensor_split", "", silent=True))
+    mode, main = (
+        gaps.get("serving.split_mode", "layer", silent=True),
+        gaps.get("serving.main_gpu", 0, silent=True),
+    )
+    if split and split_points(split, MAX_DEVICES) is None:
+        gaps.wrong("serving.tensor_split", split, "is no list of shares", "for example --tensor-split 3,1")
+    if split and mode == "none":
+        gaps.wrong(
+            "serving.tensor_split", split, "deals layers, and one device has all", "leave one of them out"
+        )
+    if main and mode != "none":
+        gaps.wrong("serving.main_gpu", main, "has no meaning where layers are dealt", "--split-mode none")
     sequences = gaps.request.get("serving.max_sequences") or 1
     if sequences > MAX_SEQUENCES and not fork:
         gaps.wrong(
@@ -61,6 +75,9 @@ def _own_options(gaps: RequestResolver) -> LlamaCppOptions:
         k_dtype=dtype_named(given) if given else None,
         gpu_layers=gaps.get("serving.gpu_layers", silent=True),
         host_experts=gaps.get("serving.host_experts", 0, silent=True),
+        tensor_split=split,
+        split_mode=mode,
+        main_gpu=main,
         mla_mode=gaps.get("serving.mla_mode", 0, silent=True),
         attn_max_batch=gaps.get("serving.attn_max_batch", 0, silent=True),
     )

@@ -36,3 +36,18 @@ def driver_items(plan: Plan, cluster: Cluster | None, instants: Iterable[Instant
         if late
         else items
     )
+
+
+def unused_driver_items(cluster: Cluster | None, instants: Iterable[Instant]) -> list[Item]:
+    """The context at most on a card that the process sees and gives nothing: it is asked for its free memory
+    before it is left out (ggml-org/llama.cpp 00395eb2 src/llama.cpp llama_model_load_from_file_impl).
+    """
+    context, held_by = driver_context(cluster.device) if cluster else (Bytes.exact(0), CUBLAS)
+    return [
+        Item(
+            Component.CONTEXT,
+            CONTEXT,
+            dict.fromkeys(instants, Bytes(0, context.value, context.high)),
+            held_by,
+        )
+    ]

@@ -7,6 +7,7 @@ Read at 00395eb2 (2026); of December 2025's b7342 the masks and the order of off
 
 from __future__ import annotations
 
+from memsheet.engines.llama_cpp.splits import dealt_layers
 from memsheet.plan.defaults import COMMON_DTYPES, SERVED_ADAPTERS
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.engine import server_engine
@@ -30,6 +31,9 @@ OWN = (
     "k_dtype",
     "gpu_layers",
     "host_experts",
+    "tensor_split",
+    "split_mode",
+    "main_gpu",
     "logical_batch",
     "mla_mode",
     "attn_max_batch",
@@ -88,6 +92,7 @@ ENGINE = server_engine(
     stores_gguf=True,
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
     stages=device_layer_counts,
+    dealt=dealt_layers,
     serving=ServingFacts(
         unserved=UNSERVED,
         usual_dtype=FP16,  # whatever the file stores

@@ -31,7 +31,7 @@ from memsheet.engines.llama_cpp.draft import (
     draft_per_token,
     drafting_of,
 )
-from memsheet.engines.llama_cpp.driver import CUDA_LIKE, driver_items
+from memsheet.engines.llama_cpp.driver import CUDA_LIKE, driver_items, unused_driver_items
 from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES
 from memsheet.engines.llama_cpp.latent_fork import cell_bytes
 from memsheet.engines.llama_cpp.lora import lora_file_host_bytes, lora_file_items
@@ -61,6 +61,9 @@ MOST = 2**24
 def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on one device."""
     del engine
+    own = llama_cpp_options(plan)
+    if own.split_mode == "none" and stage != own.main_gpu:
+        return unused_driver_items(cluster, (Instant.LOAD,) if plan.serving.phase == "load" else ALWAYS)
     instants = (Instant.LOAD,) if plan.serving.phase == "load" else ALWAYS
     made = buffers_of(spec, plan)
     pooled = cluster is None or cluster.device.backend in CUDA_LIKE
@@ -289,5 +292,6 @@ def start_up(made: Buffers, backend: str = "CUDA") -> list[str]:
         for name, size in zip(
             (*names, f"{backend}_Host" if backend in CUDA_LIKE else "CPU"), made.compute, strict=True
         )
+        if size.value
     ]
     return lines

@@ -154,6 +154,12 @@ def _parallelism_size_row(axis: str) -> Key:
     )
 
 
+def _read_rotation(value: Any, values: Values) -> Mapping[str, Any]:
+    """How keys and values reach other ranks: gathered where nobody says."""
+    shared = values.get(f"{M}.parallelism_config_cp_size") not in (None, 1)
+    return {"context_parallel_comm": "ring"} if shared and value == "alltoall" else {}
+
+
 def _offload_device_row(name: str, plan: str, line: int) -> Key:
     def back(value: Any, _: Values) -> Mapping[str, Any]:
         return {plan: plan_word({"cpu": 1, "nvme": 1, "none": 0}, value)}
@@ -185,6 +191,7 @@ KEYS = (
     Key(at=f"{F}.fsdp_offload_params", out=_offloads_params, back=_read_offload_params, usual=False, source="commands/launch.py:521"),
     Key(at=f"{F}.fsdp_activation_checkpointing", out=_fsdp_checkpointing_switch, back=_read_fsdp_checkpointing, source="commands/launch.py:600"),
     *map(_parallelism_size_row, ("dp_replicate", "dp_shard", "tp", "cp")),
+    Key(at=f"{M}.parallelism_config_cp_comm_strategy", out=lambda _: None, back=_read_rotation, source="utils/dataclasses.py:2245"),
     Key(at=f"{D}.zero_stage", out=_of_deepspeed("zero"), back=_read_zero_stage, usual=2, source="commands/launch.py:417"),
     Key(
         at=f"{D}.gradient_accumulation_steps", out=_of_deepspeed("@accumulation"), back=lambda v, _: {"@accumulation": v},
@@ -277,7 +284,7 @@ FORMAT = Format(
         f"{F}.fsdp_state_dict_type", f"{F}.fsdp_cpu_ram_efficient_loading", f"{F}.fsdp_sync_module_states", f"{F}.fsdp_use_orig_params",
         f"{F}.fsdp_transformer_layer_cls_to_wrap", f"{F}.fsdp_backward_prefetch", f"{F}.fsdp_backward_prefetch_policy",
         f"{F}.fsdp_forward_prefetch", f"{F}.fsdp_min_num_params", f"{F}.fsdp_ignored_modules",
-        f"{M}.parallelism_config_cp_comm_strategy", f"{M}.parallelism_config_cp_backend", f"{M}.parallelism_config_sp_backend",
+        f"{M}.parallelism_config_cp_backend", f"{M}.parallelism_config_sp_backend",
         f"{M}.parallelism_config_sp_seq_length", f"{M}.parallelism_config_sp_seq_length_is_variable",
         f"{M}.parallelism_config_sp_attn_implementation",
     }),

@@ -154,6 +154,23 @@ def _read_layer_count(value: Any, _: Values) -> Mapping[str, Any]:
     return {"serving.gpu_layers": value} if isinstance(value, int) and value >= 0 else {}
 
 
+def _read_shares(value: Any, values: Values) -> Mapping[str, Any]:
+    """Shares of layers; nothing but zeros is even ones, and one device has all whatever they are."""
+    idle = not re.search("[1-9]", str(value)) or values.get("--split-mode") == "none"
+    return {} if idle else {"serving.tensor_split": str(value)}
+
+
+def _read_split_mode(value: Any, _: Values) -> Mapping[str, Any]:
+    """Layer is the default; row and tensor, which cut matrices, stay open (``holds``)."""
+    return {"serving.split_mode": "none"} if value == "none" else {}
+
+
+def _read_main_gpu(value: Any, values: Values) -> Mapping[str, Any]:
+    """Read where one device has all, and of no effect where layers are dealt (include/llama.h)."""
+    alone = values.get("--split-mode") == "none" and isinstance(value, int)
+    return {"serving.main_gpu": value} if alone else {}
+
+
 def _read_cache_type(key: str) -> Any:
     return lambda value, _: {key: CACHE.get(str(value).lower(), f"gguf:{str(value).upper()}")}
 
@@ -195,6 +212,9 @@ KEYS = (
     Key(at="--ubatch-size", says="serving.max_batched_tokens", source=TABLE),
     Key(at="--batch-size", says="serving.logical_batch", source=TABLE),
     Key(at="--n-gpu-layers", says="serving.gpu_layers", back=_read_layer_count, source=TABLE),
+    Key(at="--tensor-split", says="serving.tensor_split", back=_read_shares, source=TABLE),
+    Key(at="--split-mode", says="serving.split_mode", back=_read_split_mode, holds=("layer", "none"), instead="layers dealt to devices whole", source=TABLE),
+    Key(at="--main-gpu", says="serving.main_gpu", back=_read_main_gpu, source=TABLE),
     Key(at="--n-cpu-moe", says="serving.host_experts", source=TABLE),
     Key(
         at="--cpu-moe", out=lambda _: None, back=lambda v, _: {"serving.host_experts": EVERY_LAYER} if v is True else {},
@@ -236,7 +256,7 @@ cpu-mask-batch-draft cpu-strict-batch-draft prio-batch-draft poll-batch-draft sp
 _REMOVED = "draft-max draft-min spec-ngram-size-n spec-ngram-size-m spec-ngram-min-hits"
 """Flags at which this release's parser stops ("the argument has been removed")."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "kv-offload": (True,), "kv-unified": (True,), "split-mode": ("layer",), "tensor-split": (), "main-gpu": (0,), "device": (),
+    "kv-offload": (True,), "kv-unified": (True,), "device": (),
     "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "swa-full": (False,), "lora": (), "lora-scaled": (), "control-vector": (),
     "control-vector-scaled": (), "control-vector-layer-range": (), "mmproj": (False,), "mmproj-url": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),

@@ -12,15 +12,16 @@ from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.defaults import IA3_INPUTS
 
 LORA, IA3, VERA, PROMPT = "LoraConfig", "IA3Config", "VeraConfig", "PromptTuningConfig"
-ADALORA, OFT, ENCODED = "AdaLoraConfig", "OFTConfig", "PromptEncoderConfig"
+ADALORA, OFT, ENCODED, PREFIX = "AdaLoraConfig", "OFTConfig", "PromptEncoderConfig", "PrefixTuningConfig"
 ALLOCATES = "update_and_allocate"
 """AdaLoRA's call that keeps three scores as large as what trains (peft 0.21.2 tuners/adalora/layer.py
 RankAllocator.update_ipt); the Trainer makes none, and a sheet has none.
 """
-READ = (LORA, IA3, VERA, PROMPT, ADALORA, OFT, ENCODED)
-KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", "PrefixTuningConfig": "prefix-tuning", ENCODED: "p-tuning", ADALORA: "adalora"} | {
+LOHA, LOKR, NORMS = "LoHaConfig", "LoKrConfig", "LNTuningConfig"
+READ = (LORA, IA3, VERA, PROMPT, ADALORA, OFT, ENCODED, PREFIX, LOHA, LOKR, NORMS)
+KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", PREFIX: "prefix-tuning", NORMS: "ln-tuning", ENCODED: "p-tuning", ADALORA: "adalora"} | {
     f"{name}Config": name.lower() for name in (
-        "AdaptionPrompt", "BOFT", "C3A", "FourierFT", "HRA", "LNTuning", "LoHa", "LoKr", "MultitaskPromptTuning", "OFT",
+        "AdaptionPrompt", "BOFT", "C3A", "FourierFT", "HRA", "LoHa", "LoKr", "MultitaskPromptTuning", "OFT",
         "RandLora", "Shira", "TrainableTokens", "VBLoRA", "XLora",
     )
 }  # fmt: skip
@@ -31,6 +32,8 @@ ADAPTED = frozenset({"lora_rank", "adapter_kind"})
 OURS = (CLASS, LINE, SCOPE, WHOLE)
 WITHOUT_BYTES = (
     "lora_alpha",
+    "alpha_pattern",
+    "loftq_config",
     "bias",
     "task_type",
     "inference_mode",
@@ -92,6 +95,19 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         made.pop(LORA, None)
         rest -= _OF_ADALORA
         rest -= {"target_modules"} if "lora_targets" in made else set()
+    elif name in (LOHA, LOKR):
+        made |= lora_config_keys(held)
+        for of_lora in (LORA, "lora_dropout"):
+            made.pop(of_lora, None)
+        rest -= {"r", "alpha", "alpha_pattern", "init_weights", "use_effective_conv2d", "rank_dropout_scale"}
+        rest -= {"decompose_factor"} if held.get("decompose_factor") == -1 else set()
+        rest -= {"target_modules"} if "lora_targets" in made else set()
+        rest -= {at for at in ("rank_dropout", "module_dropout") if held.get(at) == 0}
+    elif name == NORMS:
+        targets = held.get("target_modules")
+        listed = isinstance(targets, list) and all(isinstance(one, str) for one in targets)
+        made |= {"lora_targets": targets} if listed else {}
+        rest -= {"target_modules"} if listed else set()
     elif name == OFT:
         size = held.get("oft_block_size", 32)  # none where blocks are counted by r
         made |= ({"block_size": size} if size else {}) | lora_config_keys(held)
@@ -105,20 +121,32 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         }
         rest -= {at for at, usual in _OF_ROTATIONS.items() if held.get(at) == usual}
         rest -= {"target_modules"} if "lora_targets" in made else set()
-    elif name == ENCODED:
-        made |= {"prompt_length": held.get("num_virtual_tokens", UNSET)}
-        made |= {"encoder_width": width} if (width := held.get("encoder_hidden_size")) else {}
-        rest -= {"num_virtual_tokens", "encoder_hidden_size", "encoder_num_layers", "encoder_dropout"}
-        rest -= {at for at in _ONLY_OF_MLP if _word(held.get(at)) == "MLP"}
-        rest -= {"num_transformer_submodules"} if held.get("num_transformer_submodules") == 1 else set()
-    elif name == PROMPT:
-        made |= {"prompt_length": held.get("num_virtual_tokens", UNSET)}
-        rest -= _OF_PROMPTS
-        rest -= {"num_transformer_submodules"} if held.get("num_transformer_submodules") == 1 else set()
+    elif name in (PROMPT, ENCODED, PREFIX):
+        said, read = _prompt_keys(name, held)
+        made, rest = made | said, rest - read
     else:
         rest = set()  # the kind is refused by its name
     named = [at for at in sorted(rest) if held[at] not in NOTHING]
     return {**made, **({name: ", ".join(named)} if named else {})}
+
+
+def _prompt_keys(name: str, held: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """A prompt's tokens and what makes them, and the arguments that say so or change no byte."""
+    made: dict[str, Any] = {"prompt_length": held.get("num_virtual_tokens", UNSET)}
+    read = {"num_virtual_tokens"}
+    read |= {"num_transformer_submodules"} if held.get("num_transformer_submodules") == 1 else set()
+    width, projects = held.get("encoder_hidden_size"), held.get("prefix_projection", False)
+    if name == PREFIX:
+        made |= {"adapter_kind": "prefix-projection"} if projects is True else {}
+        read |= {"encoder_hidden_size", "init_weights"}
+        read |= {"prefix_projection"} if isinstance(projects, bool) else set()
+    elif name == ENCODED:
+        read |= {"encoder_hidden_size", "encoder_num_layers", "encoder_dropout"}
+        read |= {at for at in _ONLY_OF_MLP if _word(held.get(at)) == "MLP"}
+    else:
+        read |= _OF_PROMPTS
+    made |= {"encoder_width": width} if width and (name == ENCODED or projects is True) else {}
+    return made, read
 
 
 def _word(value: Any) -> str:
@@ -153,7 +181,6 @@ _OF_ADALORA = {
 }
 _OF_VERA = {"r", "vera_dropout", "d_initial", "save_projection", "projection_prng_key", "init_weights"}
 _OF_PROMPTS = {
-    "num_virtual_tokens",
     "prompt_tuning_init",
     "prompt_tuning_init_text",
     "tokenizer_name_or_path",

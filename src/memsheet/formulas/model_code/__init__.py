@@ -33,6 +33,10 @@ def _as_it_is(spec: ModelSpec, _: Plan) -> ModelSpec:
     return spec
 
 
+def _same_plan(plan: Plan) -> Plan:
+    return plan
+
+
 def _nothing_shared(*_: object) -> BytesByPath:
     return EMPTY
 
@@ -50,7 +54,8 @@ class ModelCode:
     """One way of writing models. What depends on how much enters the layers at once is handed the shape of
     the pass: training's of its workload, a server's of what it computes then.
 
-    ``built``: the model as this code builds it (its own module names, joined projections). ``problems``: what
+    ``built``: the model as this code builds it (its own module names, joined projections). ``of_rank``: the
+    plan of what a rank has, where its layers are handed a part of every sequence. ``problems``: what
     it cannot run or what is not modelled of it. ``plan_numerics``: what depends on the plan alone;
     ``block_numerics``: on a block's shapes too. ``axes``, ``end_axes``: values of the axes that shapes are
     named by. ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``:
@@ -78,6 +83,7 @@ class ModelCode:
     end_axes: Callable[[ModelSpec, Plan, PassShape], dict[str, Count]]
     normalise: Callable[[Recorder, Tensor, Norm, RunConfig], Tensor] | None = None
     built: Callable[[ModelSpec, Plan], ModelSpec] = _as_it_is
+    of_rank: Callable[[Plan], Plan] = _same_plan
     on_rank: Callable[[Block, Plan], Block] = lambda block, _: block
     shared: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
     plan_numerics: Callable[[Plan, RunConfig], RunConfig] = lambda _, how: how

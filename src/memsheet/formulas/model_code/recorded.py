@@ -107,8 +107,13 @@ NOT_RECORDED = (
     AdapterKind.VERA,
     AdapterKind.ADALORA,
     AdapterKind.OFT,
+    AdapterKind.LOHA,
+    AdapterKind.LOKR,
+    AdapterKind.LN_TUNING,
     AdapterKind.PROMPT_TUNING,
     AdapterKind.P_TUNING,
+    AdapterKind.PREFIX_TUNING,
+    AdapterKind.PROJECTED_PREFIX,
 )
 
 

@@ -141,6 +141,6 @@ def _part_at_length(part: Part, length: int) -> Recorded:
     """A part's tapes with their sizes at another length."""
     assert part.played is not None
     tape, light, axes = part.played
-    other: Axes = {**axes, "s": length, "s32": -(-length // 32) * 32}
+    other: Axes = {**axes, "s": length, "s32": -(-length // 32) * 32, "s8": -(-length // 8) * 8}
     first = Sized.of(light, other, Lifetimes.RECORDED) if light else None
     return Recorded(Sized.of(tape, other, Lifetimes.RECORDED), first)

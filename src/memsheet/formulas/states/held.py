@@ -13,6 +13,8 @@ from memsheet.arith import Count, at_least, where
 from memsheet.formulas.adapters import rotated_blocks
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
+from memsheet.formulas.whole_products import WHOLE as WHOLE_PRODUCTS
+from memsheet.formulas.whole_products import whole_factors
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import (
     BF16,
@@ -106,6 +108,8 @@ def _tensor_and_adapters(path: str, weight: Weight, times: int, plan: Plan, *, u
     shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
     if plan.adapter and weight.adapter:
         yield Held(path, shape, plan.adapter.dtype, True, weight.role, times)
+        if plan.adapter.kind is AdapterKind.LN_TUNING:  # beside the norm that it is a copy of
+            yield Held(path, shape, plan.precision.parameters, False, weight.role, times)
         return
     yield Held(
         path, shape, parameter_storage_dtype(path, weight, plan), plan.adapter is None, weight.role, times
@@ -160,6 +164,10 @@ def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) 
         yield Held(f"{module}.oft_R.weight", above, dtype, True, Role.LINEAR, times)
         for name in ("rows", "cols"):  # of the upper triangle
             yield Held(f"{module}.oft_R.{name}", above[1:], INT64, False, Role.BUFFER, times)
+        return
+    if kind in WHOLE_PRODUCTS:
+        for name, factor in whole_factors(kind, int(shape[0]), int(shape[1]), int(rank)):
+            yield Held(f"{module}.{name}", factor, dtype, True, Role.LINEAR, times)
         return
     if kind is AdapterKind.VERA:
         yield Held(f"{module}.vera_lambda_d", (rank,), dtype, True, Role.LINEAR, times)

@@ -251,6 +251,17 @@ class Graph:
             x.node = Node(0, "", (), [], [], lambda _: [])
         return x
 
+    def name_until_return(self, x: Tensor) -> Tensor:
+        """``x``, which the model's forward names until it returns."""
+        assert x.storage is not None
+        self._cache[str(x.storage.index)] = Tensor(x.storage, x.shape, x.dtype)
+        return x
+
+    def keep_gradient(self, g: Grad) -> None:
+        """Keep a gradient until the whole backward is over."""
+        if g.storage is not None:
+            self._held.append(g.storage)
+
     def parameter(
         self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO
     ) -> Tensor:

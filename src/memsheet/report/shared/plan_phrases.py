@@ -83,7 +83,7 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
 
 def _adapter_phrase(adapter: Adapter) -> str:
     kind = adapter.kind.value
-    if adapter.kind is AdapterKind.IA3:
+    if adapter.kind in (AdapterKind.IA3, AdapterKind.LN_TUNING):
         return kind
     if adapter.kind is AdapterKind.OFT:
         return f"{kind} in blocks of {adapter.block_size}"

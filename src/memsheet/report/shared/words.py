@@ -199,6 +199,10 @@ def _with_adapter(base: str, adapter: Adapter) -> str:
     if adapter.kind.before_text:
         learned = f"{adapter.prompt_length} {adapter.dtype.name} tokens"
         return f"frozen {base} base, {learned} before every sequence"
+    if adapter.kind is AdapterKind.LN_TUNING:
+        return f"frozen {base} base, copies of norms"
+    if adapter.kind.before_keys:
+        return f"frozen {base} base, {adapter.prompt_length} learned keys and values a layer"
     size = f"{adapter.prompt_length} prompts a layer" if adapter.kind.prompts else f"rank {adapter.rank}"
     return f"frozen {base} base, {adapter.dtype.name} adapters of {size}"
 

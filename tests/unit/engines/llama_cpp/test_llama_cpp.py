@@ -20,6 +20,7 @@ from memsheet.engines.llama_cpp.ggml import LARGEST, Buffer, Graph, Tensor, buff
 from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
 from memsheet.engines.llama_cpp.gguf_mixes import MIXES, Where, end_type, gguf_named, matrix_type
 from memsheet.engines.llama_cpp.graph import reserved_graph
+from memsheet.engines.llama_cpp.splits import dealt_layers, device_at, split_points
 from memsheet.engines.llama_cpp.weights import Stored, stored_tensors
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
@@ -177,6 +178,52 @@ def test_layers_are_dealt_with_the_output_counted_as_one():
     assert answer.plan.mesh.pp == 2
     caches = [held(answer, Component.KV_CACHE, n) for n in (0, 1)]
     assert [c * 32 // sum(caches) for c in caches] == [17, 15]
+
+
+@pytest.mark.parametrize(
+    ("shares", "layers", "output"),
+    [
+        ("3,1", (25, 7), 1),
+        ("1/1", (17, 15), 1),
+        ("1", (32, 0), 0),
+        ("0,1", (0, 32), 1),
+        ("32,1", (32, 0), 1),
+        ("0.7,0.3", (24, 8), 1),
+    ],
+)
+def test_shares_deal_layers_and_the_output(shares: str, layers: tuple[int, ...], output: int):
+    """llama-model.cpp load_tensors: the first device whose part ends behind a layer's place among all and the
+    output.
+    """
+    assert dealt_layers(32, 2, {"serving.tensor_split": shares}) == layers
+    ends = split_points(shares, 2)
+    assert ends is not None
+    assert device_at(ends, 32, 33) == output
+    answer = served(LLAMA, gpus="2xRTX4090", tensor_split=shares)
+    found = [held(answer, Component.KV_CACHE, number) for number in range(2)]
+    assert found == [count * 2 * 1024 * 2 * 4096 for count in layers]
+
+
+def test_one_device_has_all_and_the_other_a_context_at_most():
+    answer = served(LLAMA, gpus="2xRTX4090", split_mode="none", main_gpu=1)
+    first, second = answer.sheets
+    assert {item.component for item in first.items} == {Component.CONTEXT}
+    alone = served(LLAMA, gpus="1xRTX4090").sheets[0]
+    assert second.device == alone.device
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"tensor_split": "much"}, "tensor_split"),
+        ({"tensor_split": "3,1", "split_mode": "none"}, "tensor_split"),
+        ({"main_gpu": 1}, "main_gpu"),
+        ({"split_mode": "none", "main_gpu": 2}, "main_gpu"),
+    ],
+)
+def test_shares_that_deal_nothing_are_refused(asked: dict[str, Any], field: str):
+    with pytest.raises(InputError, match=field):
+        served(LLAMA, gpus="2xRTX4090", **asked)
 
 
 def test_a_pipeline_holds_four_copies_of_its_inputs():
@@ -420,8 +467,23 @@ def test_a_context_that_nobody_names_is_the_training_context():
     assert held(answer, Component.KV_CACHE) == 32 * 131072 * 2 * 1024 * 2
 
 
-def test_a_plan_reads_back_as_it_was_written():
-    answer = served(LLAMA, quantize="gguf:Q4_K_M", k_dtype="q8_0", gpu_layers=20, max_batched_tokens=1024)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"gpus": "2xRTX4090", "tensor_split": "3,1"},
+        {"gpus": "2xRTX4090", "split_mode": "none", "main_gpu": 1},
+    ],
+)
+def test_a_plan_reads_back_as_it_was_written(more: dict[str, Any]):
+    asked = {
+        "quantize": "gguf:Q4_K_M",
+        "k_dtype": "q8_0",
+        "gpu_layers": 20,
+        "max_batched_tokens": 1024,
+        **more,
+    }
+    answer = served(LLAMA, **asked)
     again = resolve_document(plan_document(answer.plan), answer.model)
     assert again == answer.plan
 

@@ -51,6 +51,27 @@ COMPOSE = """services:
 """.format(SHORT.removeprefix("llama-server "))
 
 
+SPLITS = [
+    ("-ts 3/1", {"serving.tensor_split": "3/1"}), ("--tensor-split 0,0", {}), ("-sm layer -ts 3,1 -mg 1", {"serving.tensor_split": "3,1"}),
+    ("-sm none -mg 1 -ts 3,1", {"serving.split_mode": "none", "serving.main_gpu": 1}), ("-sm row -mg 1", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "asked"), SPLITS)
+def test_shares_of_devices_and_the_one_that_has_all(flags: str, asked: dict[str, Any]) -> None:
+    found = said(f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf {flags}")
+    assert {key: value for key, value in found.items() if key.startswith("serving.")} == asked
+
+
+def test_matrices_that_are_cut_leave_the_answer_open(tmp_path: Path) -> None:
+    by_rows, dealt = tmp_path / "rows.sh", tmp_path / "layers.sh"
+    command = "llama-server -m a/Qwen3-8B-Q4_K_M.gguf -c 4096 -ngl 99 -fit off -sm {} -ts 3,1\n"
+    by_rows.write_text(command.format("row"))
+    dealt.write_text(command.format("layer"))
+    results = [memsheet.check(str(path), gpus="2xRTX4090").result for path in (by_rows, dealt)]
+    assert results == [Result.UNCERTAIN, Result.FITS]
+
+
 @pytest.mark.parametrize(("name", "text"), [("a.sh", SHORT), ("b.sh", LONG), ("compose.yaml", COMPOSE)])
 def test_short_flags_long_flags_and_containers_say_the_same(name: str, text: str) -> None:
     assert said(text, name) == {

@@ -303,6 +303,12 @@ def _parallel_degree_row(at: str, key: str, line: int) -> Key:
     )
 
 
+def _read_own_ring(value: Any, _: Values) -> Mapping[str, Any]:
+    """Ranks that share sequences by the ring-flash-attn package (monkeypatch/ring_attn), and not by torch."""
+    shared = isinstance(value, int) and value > 1
+    return {"mesh.cp": value} | ({"context_parallel_comm": "ring"} if shared else {})
+
+
 def _only_with_adapter(make: Any) -> Any:
     return lambda asked: make(asked) if asked.get("adapter.rank") else None
 
@@ -330,7 +336,7 @@ KEYS = (
     _parallel_degree_row("dp_shard_size", "mesh.dp_shard", 1091),
     _parallel_degree_row("dp_replicate_size", "mesh.dp_replicate", 1097),
     _parallel_degree_row("tensor_parallel_size", "mesh.tp", 1125),
-    Key(at="context_parallel_size", out=lambda _: None, back=lambda v, _: {"mesh.cp": v}, source=f"{C}:1107"),
+    Key(at="context_parallel_size", out=lambda _: None, back=_read_own_ring, source=f"{C}:1107"),
     Key(at="expert_parallel_size", out=lambda _: None, back=lambda v, _: {"mesh.ep": v}, source="integrations/expert_parallel/args.py:23"),
     Key(
         at="deepspeed", out=lambda a: "ds_config.json" if a["engine"] == "deepspeed" else None, back=lambda *_: {"engine": "deepspeed"},

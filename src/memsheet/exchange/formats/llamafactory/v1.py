@@ -111,6 +111,12 @@ def _nothing(*_: Any) -> Mapping[str, Any]:
     return {}
 
 
+def _read_own_exchange(value: Any, _: Any) -> Mapping[str, Any]:
+    """Ranks that share sequences by its own code, which exchanges heads, and not by torch's ring."""
+    shared = isinstance(value, int) and value > 1
+    return {"mesh.cp": value} | ({"context_parallel_comm": "all_to_all"} if shared else {})
+
+
 KEYS = (
     Key(at="model", says="@model", source=f"{M}:24"),
     Key(at="cutoff_len", says="seq_len", back=lambda v, _: {"seq_len": v, "?seq_len_kind": "maximum"}, usual=2048, source=f"{T}:41"),
@@ -122,7 +128,7 @@ KEYS = (
     _row(f"{DIST}.name", _read_engine, f"{T}:81", ""),
     _row(f"{DIST}.reshard_after_forward", _nothing, "v1/plugins/trainer_plugins/distributed/interface.py:38"),
     _row(f"{DIST}.offload_params", _read_offload, "v1/plugins/trainer_plugins/distributed/interface.py:39"),
-    _row("cp_size", lambda v, _: {"mesh.cp": v}, f"{T}:89", 1),
+    _row("cp_size", _read_own_exchange, f"{T}:89", 1),
     _row("mp_replicate_size", lambda v, values: {"mesh.dp_replicate": v} if _plugin(values, DIST) in SHARDED else {}, f"{T}:97"),
     _row("optim_config.name", _read_optimizer, f"{T}:109", ""),
     _row(f"{PEFT}.name", _read_peft, f"{M}:52"),

@@ -12,6 +12,8 @@ from memsheet.formulas.model_code.transformers.bloom import bloom_attention
 from memsheet.formulas.model_code.transformers.falcon import falcon_qkv_heads
 from memsheet.formulas.model_code.transformers.families import FamilyTraits, FusedQkvLayout, PartialRotary
 from memsheet.formulas.model_code.transformers.norms import apply_norm
+from memsheet.formulas.model_code.transformers.prefixes import after_past
+from memsheet.formulas.model_code.transformers.ring import RING, ring_attention
 from memsheet.formulas.model_code.transformers.rotary_positions import (
     apply_rotary_positions,
     scale_by_position,
@@ -30,7 +32,6 @@ Core = Callable[
 """The context, the probabilities if there are any, and what else goes by a name until attention is done."""
 HEADS: Shape = ("b", "a", "s", "d")
 MERGED: Shape = ("b", "s", "a", "d")
-SCORES: Shape = ("b", "a", "s", "s")
 
 
 def attention(
@@ -57,8 +58,10 @@ def attention(
         q, k = (
             t if n is None else apply_norm(r, t, n, how) for t, n in zip((q, k), qk_norms(at), strict=True)
         )
+    if how.adapter_kind.before_keys:
+        k, v = (after_past(r, x, f"{at.path}/{name}", how) for x, name in ((k, "k"), (v, "v")))
     core = bloom_attention if own.batched_bias else CORES[how.attention]
-    made = core(r, q, k, v, at, how, own)
+    made = ring_attention(r, q, k, v, at, how) if RING in how.options else core(r, q, k, v, at, how, own)
     context, probabilities = made[0], made[1]
     if own.batched_bias:
         inside += [q, k, v, *made]
@@ -140,7 +143,8 @@ def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
     if at.heads == at.kv_heads:
         return x
     back, dtype = x.shape, x.dtype
-    repeated = Tensor(x.storage, HEADS, dtype) if at.kv_heads == 1 else r.tensor(path, HEADS, dtype)
+    each = ("b", "a", *back[2:])
+    repeated = Tensor(x.storage, each, dtype) if at.kv_heads == 1 else r.tensor(path, each, dtype)
     return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
 
 
@@ -152,7 +156,7 @@ def eager_attention(
     """
     path = at.path
     inside = not at.rotary_dim or own.rest is PartialRotary.NONE  # heads lie inside positions
-    views = at.kv_heads in (at.heads, 1)
+    views = at.kv_heads in (at.heads, 1) and not how.adapter_kind.before_keys  # which are joined anew
     late = own.joint is FusedQkvLayout.PICKED  # one head of keys is broadcast by each product
     if not late:
         k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
@@ -161,7 +165,7 @@ def eager_attention(
     weights = r.product(
         q,
         repeat_kv(r, r.autocast(k, path + "/k"), path + "/k", at) if late else k,
-        SCORES,
+        _scores_shape(k),
         path + "/scores",
         copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1)),
     )
@@ -175,7 +179,7 @@ def eager_attention(
         weights = r.add(weights, Tensor(None, ("a", 1, "s"), FP32), path + "/biased")
         weights = r.scale(weights, path + "/masked")
     elif at.causal or how.keeps_scores:
-        weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
+        weights = r.add(weights, Tensor(None, ("b", 1, "s", k.shape[2]), how.stream), path + "/scores")
     named = weights if own.summed_bias else None
     weights = _attention_probabilities(r, weights, (q if own.wide_softmax else v).dtype, path, own, how)
     del _raw
@@ -183,6 +187,10 @@ def eager_attention(
     v = repeat_kv(r, r.autocast(v, path + "/v"), path + "/v", at) if late else v
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
     return r.copy(out, MERGED, path + "/context"), weights, named
+
+
+def _scores_shape(keys: Tensor) -> Shape:
+    return ("b", "a", "s", keys.shape[2])
 
 
 def scores_dtype(how: RunConfig, own: FamilyTraits) -> DType:
@@ -273,11 +281,11 @@ def _in_plain_operations(
     scale on either side, keys and values repeated, a bias in place of a mask.
     """
     path = at.path
-    bias = _attention_mask_bias(r, q, path, how) if at.causal else None
+    bias = _attention_mask_bias(r, q, k.shape[2], path, how) if at.causal else None
     q = r.scale(q, path + "/q")
     k, v = _repeat_heads_copy(r, k, path + "/k"), _repeat_heads_copy(r, v, path + "/v")
     weights = r.product(
-        q, r.scale(k, path + "/k"), SCORES, path + "/scores", copies=(several, False)
+        q, r.scale(k, path + "/k"), _scores_shape(k), path + "/scores", copies=(several, False)
     )  # the scaled keys have no name
     weights = r.add(weights, bias, path + "/scores") if bias else weights
     weights = r.unary(weights, path + "/softmax", saves="output")
@@ -296,7 +304,7 @@ def _multi_query_eager(
     q = r.scale(q, path + "/q")
     k = r.scale(k, path + "/k")
     weights = r.product(
-        q, repeat_kv(r, k, path + "/k", at), SCORES, path + "/scores", copies=(several, several)
+        q, repeat_kv(r, k, path + "/k", at), _scores_shape(k), path + "/scores", copies=(several, several)
     )
     weights = r.add(weights, bias, path + "/scores")
     weights = r.unary(weights, path + "/softmax", saves="output")
@@ -305,10 +313,10 @@ def _multi_query_eager(
     )
 
 
-def _attention_mask_bias(r: Recorder, q: Tensor, path: str, how: RunConfig) -> Tensor:
+def _attention_mask_bias(r: Recorder, q: Tensor, keys: Axis, path: str, how: RunConfig) -> Tensor:
     """What is added to the scores: of the mask that is given, or of a causal one made here."""
     if how.mask:
-        return r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype)
+        return r.tensor(path + "/mask_bias", ("b", "s", keys), q.dtype)
     ones = r.tensor(path + "/ones", ("s", "s"), BOOL)
     lower = r.tensor(path + "/tril", ("s", "s"), BOOL)
     del ones
@@ -320,7 +328,7 @@ def _attention_mask_bias(r: Recorder, q: Tensor, path: str, how: RunConfig) -> T
 def _repeat_heads_copy(r: Recorder, x: Tensor, path: str) -> Tensor:
     """Keys or values for every query head, copied; the gradient is summed back over the group."""
     back, dtype = x.shape, x.dtype
-    return r.apply(r.tensor(path, HEADS, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+    return r.apply(r.tensor(path, ("b", "a", *back[2:]), dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
 def efficient_attention(
@@ -332,7 +340,8 @@ def efficient_attention(
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     q, k, v = _autocast_qkv(r, q, k, v, path)
-    bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
+    rows = f"{k.shape[2]}8"  # padded (attention.cpp preprocess_mask)
+    bias = (r.tensor(path + "/mask_bias", ("b", "s", rows), q.dtype),) if how.mask else ()
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32)
     seed = r.tensor(path + "/rng", (2,), INT64)
@@ -350,7 +359,7 @@ def processor_attention(
     if how.mask:
         k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     q, k, v = _autocast_qkv(r, q, k, v, path)
-    bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
+    bias = (r.tensor(path + "/mask_bias", ("b", "s", k.shape[2]), q.dtype),) if how.mask else ()
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
     r.custom(path, (q, k, v), out, (q, k, v, out, lse, *bias))

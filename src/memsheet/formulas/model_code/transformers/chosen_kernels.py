@@ -98,9 +98,10 @@ def has_grouped_kv_heads(at: Attention, kind: str) -> bool:
 
 def needs_mask(at: Attention, plan: Plan, shape: PassShape, kind: str) -> bool:
     """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the
-    flash-attn package takes it as a number.
+    flash-attn package takes it as a number. So are keys that are more than the queries (the same file,
+    304-308).
     """
-    if plan.attention is AttentionKind.SDPA and family_traits(kind).always_masked:
+    if plan.attention is AttentionKind.SDPA and (family_traits(kind).always_masked or plan.past_tokens):
         return True
     span = at.window or at.chunk
     return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= shape.tokens)

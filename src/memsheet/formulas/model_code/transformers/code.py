@@ -47,12 +47,15 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
 )
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.model_code.transformers.plan_problems import transformers_problems
+from memsheet.formulas.model_code.transformers.prefixes import prefix_axes, spec_with_prefix
 from memsheet.formulas.model_code.transformers.prompts import (
     named_by_wrapper,
     prompt_axes,
+    spec_with_norms,
     spec_with_prompts,
     spec_with_shared_matrices,
 )
+from memsheet.formulas.model_code.transformers.ring import part_of_rank, ring_options
 from memsheet.formulas.model_code.transformers.shared_tables import (
     keeps_masks,
     mask_and_rotary_bytes,
@@ -90,7 +93,7 @@ def block_axes(block: Block, plan: Plan, shape: PassShape) -> dict[str, Count]:
     return with_products({
         **experts, **(_attention_axes(at, plan, shape) if isinstance(at, Attention) else mixer_axes(at, shape.tokens)),
         "b": shape.sequences, "s": shape.tokens, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
-        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-shape.tokens // 32) * 32,
+        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-shape.tokens // 32) * 32, "s8": -(-shape.tokens // 8) * 8,
         **awq_axes(shape.sequences * shape.tokens),
     })  # fmt: skip
 
@@ -102,6 +105,10 @@ def _attention_axes(at: Attention, plan: Plan, shape: PassShape) -> dict[str, Co
         "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)),
         "d": at.head_dim,
         "s+1": shape.tokens + 1,
+        "prefix": plan.past_tokens,
+        "cp": plan.mesh.cp,
+        "p+s": plan.past_tokens + shape.tokens,
+        "p+s8": -(-(plan.past_tokens + shape.tokens) // 8) * 8,
     }
 
 
@@ -125,7 +132,7 @@ def on_rank(block: Block, plan: Plan) -> Block:
 def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     tokens = shape.sequences * shape.tokens
     return {
-        "b": shape.sequences, "s": shape.tokens, **prompt_axes(plan, shape), "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
+        "b": shape.sequences, "s": shape.tokens, **prompt_axes(plan, shape), **prefix_axes(spec, plan), "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
         "n": spec.head.width, "s-1": shape.tokens - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
 
@@ -135,7 +142,7 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     the plan names them.
     """
     spec = spec_with_shared_matrices(spec_with_prompts(spec_with_fused_qkv(spec, plan), plan), plan)
-    spec = spec_with_fp32_stream(spec)
+    spec = spec_with_fp32_stream(spec_with_norms(spec_with_prefix(spec, plan), plan))
     job = plan.workload if isinstance(plan.workload, Training) else None
     if job and spec.model_type in VISION and spec.towers and agreed(job.image_tokens > 0):
         spec = with_pictures(spec, plan)
@@ -160,6 +167,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
     return replace(
         how,
+        options=how.options | ring_options(plan),
         keeps_scores=softmax_keeps_input(plan.engine_version),
         asks_grad=asks,
         handed_low=casts_arguments(plan),
@@ -167,7 +175,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
 
 
 CODE = ModelCode(
-    built=transformers_spec, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
+    built=transformers_spec, of_rank=part_of_rank, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
     forward=decoder_block_forward, embed=input_embeddings, head=logits_or_states, loss=head_output_loss, loss_input=loss_input, problems=transformers_problems, block_numerics=block_numerics,
     axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, inside=weights_of_units_inside, any_kernel=True, until_loss=named_by_wrapper,
 )  # fmt: skip

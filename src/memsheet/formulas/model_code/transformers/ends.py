@@ -23,6 +23,7 @@ from memsheet.formulas.model_code.transformers.pictures import (
     of_pictures,
     picture_classes,
 )
+from memsheet.formulas.model_code.transformers.prefixes import with_prefix
 from memsheet.formulas.model_code.transformers.prompts import is_prompt, with_prompt
 from memsheet.formulas.numerics import RunConfig, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
@@ -48,13 +49,13 @@ def input_embeddings(
         return embed_pictures(r, embeddings, how), ()
     tables = [table for table in embeddings.weights if not is_prompt(table)]
     first, *others = sorted(tables, key=lambda table: (table is not tables[0], KINDS not in table.path))
-    prompted = len(tables) < len(embeddings.weights)
+    prompted = len(tables) < len(embeddings.weights) and how.adapter_kind.before_text
     x = _look_up(r, first.path, "V0", how, "b", tied=tied, tokens="ids" if prompted else "s")
     if how.asks_grad:
         x.node = x.node or Node(
             0, "", (), [], [x.storage], lambda _: []
         )  # where gradients are added up names the tensor
-    x = with_prompt(r, x, how) if prompted else x
+    x = with_prompt(r, x, how) if prompted else with_prefix(r, x, how) if how.adapter_kind.before_keys else x
     rows = [
         _look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1)
         for table in others

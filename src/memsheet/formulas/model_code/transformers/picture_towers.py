@@ -147,7 +147,7 @@ def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.training.microbatch, "S": plan.training.seq_len}
     if _START in block.kind:
         return {**own, "b": plan.training.microbatch, "s": plan.training.seq_len, "h": block.hidden}
-    own |= {"b": 1, "s": rows, "h": block.hidden, "s32": -(-rows // 32) * 32}
+    own |= {"b": 1, "s": rows, "h": block.hidden, "s32": -(-rows // 32) * 32, "s8": -(-rows // 8) * 8}
     at, ff = block.mixers[0] if block.mixers else None, block.feed_forward
     if not isinstance(at, Attention) or not isinstance(ff, Dense):
         return own

@@ -17,6 +17,8 @@ from memsheet.formulas.model_code.transformers.language_stacks import (
 from memsheet.formulas.model_code.transformers.mixers import sparse_problems
 from memsheet.formulas.model_code.transformers.picture_problems import picture_problems
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures
+from memsheet.formulas.model_code.transformers.prefixes import prefix_problems
+from memsheet.formulas.model_code.transformers.ring import ring_problems
 from memsheet.plan.dtypes import INT8
 from memsheet.plan.engine_registry import MODELLED, engine_of, find_engine
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec
@@ -86,6 +88,8 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *_int8_rows(plan),
         *_tensor_parallel(spec, plan),
         *_idle_dropout(spec, plan),
+        *prefix_problems(spec, plan),
+        *ring_problems(spec, plan),
         *sparse_problems(spec, plan),
     ]
 

@@ -14,7 +14,7 @@ from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import INT64, DType
-from memsheet.plan.model import ModelSpec, Role, Weight
+from memsheet.plan.model import ModelSpec, Norm, Role, Weight
 from memsheet.plan.plan import AdapterKind, Plan
 from memsheet.plan.workload import PassShape
 from memsheet.references import PEFT, formula
@@ -72,6 +72,38 @@ def spec_with_shared_matrices(spec: ModelSpec, plan: Plan) -> ModelSpec:
         Weight(path=path, shape=shape, role=Role.BUFFER, dtype=adapter.dtype.name) for path, shape in made
     )
     return replace(spec, extras=(*spec.extras, *extras))
+
+
+def spec_with_norms(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model whose norms train as copies (tuners/ln_tuning/layer.py LNTuningLayer), where the plan trains
+    them.
+    """
+    adapter = plan.adapter
+    if adapter is None or adapter.kind is not AdapterKind.LN_TUNING:
+        return spec
+
+    def trained(norms: tuple[Norm, ...]) -> tuple[Norm, ...]:
+        return tuple(
+            replace(norm, weights=tuple(replace(w, adapter=True) for w in norm.weights))
+            if norm.path.rpartition(".")[2] in adapter.targets
+            else norm
+            for norm in norms
+        )
+
+    stacks = tuple(
+        replace(
+            stack,
+            final_norms=trained(stack.final_norms),
+            runs=tuple(
+                replace(
+                    run, pattern=tuple(replace(block, norms=trained(block.norms)) for block in run.pattern)
+                )
+                for run in stack.runs
+            ),
+        )
+        for stack in spec.stacks
+    )
+    return replace(spec, stacks=stacks)
 
 
 def is_prompt(weight: Weight) -> bool:

@@ -14,6 +14,7 @@ from memsheet.formulas.model_code.transformers.language_stacks import (
 )
 from memsheet.formulas.model_code.transformers.mixers import other_masks, other_tables
 from memsheet.formulas.model_code.transformers.picture_towers import kept_beside
+from memsheet.formulas.model_code.transformers.ring import RING
 from memsheet.formulas.model_code.transformers.rotary_positions import lowers_tables
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
@@ -68,7 +69,7 @@ def _table_sizes(spec: ModelSpec, shape: PassShape, how: RunConfig, *, copied: b
             at.rotary_dim // (2 if at.sinks else 1),
             kind in TABLES_BY_KIND and at.window is not None,
             FP32 if family_traits(kind).wide_tables else how.stream,
-            family_traits(kind).tables_each,
+            family_traits(kind).tables_each or RING in how.options,
         )
         for kind, at in attention_mixers(spec)
         if at.rotary_dim
@@ -103,6 +104,7 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
 
     A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
     """
+    keys = plan.past_tokens + shape.tokens
     if plan.attention is AttentionKind.EAGER:
         kinds = {
             None if family_traits(kind).own_window else at.window or at.chunk
@@ -110,7 +112,7 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
             if at.causal
         } | other_masks(language_blocks(spec))
         mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(
-            shape.sequences * shape.tokens * shape.tokens
+            shape.sequences * shape.tokens * keys
         )
     else:
         kinds, mask = (
@@ -119,7 +121,7 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
                 for kind, at in attention_mixers(spec)
                 if not at.chunk and needs_mask(at, plan, shape, kind)
             },
-            BOOL.nbytes(shape.tokens * shape.tokens),
+            BOOL.nbytes(shape.tokens * keys),
         )
     component = (
         Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES

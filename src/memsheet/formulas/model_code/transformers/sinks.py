@@ -7,7 +7,7 @@ probability is left out. Axes besides those of ``blocks.py``: ``s+1`` positions 
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.attention import HEADS, MERGED, SCORES, repeat_kv
+from memsheet.formulas.model_code.transformers.attention import HEADS, MERGED, repeat_kv
 from memsheet.formulas.model_code.transformers.latent import broadcast_subtract, pairs_turned
 from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
@@ -54,13 +54,13 @@ def _eager_sink_attention(
     """
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
-    weights = r.scale(r.product(q, k, SCORES, path + "/scores"), path + "/scores")
+    weights = r.scale(r.product(q, k, ("b", "a", "s", "s"), path + "/scores"), path + "/scores")
     weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
     joined = r.cat((weights, _sink_logits(r, path + ".sinks", how)), JOINED, path + "/joined")
     joined = broadcast_subtract(r, joined, _row_maximum(r, joined, path), path + "/joined")
     shares = r.unary(joined, path + "/softmax", saves="output")
     weights = r.cast(
-        r.dropout(r.slice(shares, SCORES), path + "/dropout", active=how.dropout),
+        r.dropout(r.slice(shares, ("b", "a", "s", "s")), path + "/dropout", active=how.dropout),
         v.dtype,
         path + "/probabilities",
     )
