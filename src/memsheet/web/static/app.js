@@ -1,7 +1,6 @@
 // The form, the address and the panels: what somebody does, asked of the seam and shown by the view.
 
 import { ask, onLoading } from "./seam.js";
-import { ggufModel, isGguf } from "./gguf.js";
 import { commandOf, hashOf, nameOf, readHash, requestOf, state } from "./state.js";
 import { csvOf, gridTable, make, pictureText, save, showAnswer, showProblem } from "./view.js";
 
@@ -334,7 +333,8 @@ async function readFiles(dropped) {
     said.textContent = words;
   };
   if (!first) return;
-  if (isGguf(first)) {
+  if (/\.gguf$/i.test(first.name)) {
+    const { ggufModel } = await import("./gguf.js");
     const model = await ggufModel(first).catch(() => null);
     if (!model) return wrong(`${first.name} has no header of a GGUF file.`);
     said.classList.remove("wrong");

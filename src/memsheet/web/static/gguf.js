@@ -5,8 +5,6 @@ const MOST_HEADER = 64 * 2 ** 20;
 const SIZES = { 0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8 };
 const TEXT = 8, ARRAY = 9, BYTE = 0;
 
-export const isGguf = (file) => /\.gguf$/i.test(file.name);
-
 export async function ggufModel(file) {
   const bytes = new Uint8Array(await file.slice(0, MOST_HEADER).arrayBuffer());
   const view = new DataView(bytes.buffer), kept = [];
