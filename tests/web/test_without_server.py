@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,11 @@ def test_a_change_is_applied_without_a_server(alone: Any) -> None:
 def test_what_a_browser_cannot_do_is_said(alone: Any) -> None:
     alone.open(SMALL).click("Best plans", role="tab").click("Find the best plans")
     assert "numpy" in alone.page.locator("#panel-plan").inner_text()
+
+
+def test_what_a_first_visit_imports_is_compiled(site: Path) -> None:
+    with zipfile.ZipFile(site / "memsheet.zip") as held:
+        names = held.namelist()
+        compiled = {name for name in names if name.endswith(".pyc")}
+    assert any("/ask.cpython-" in name for name in compiled)
+    assert len(compiled) < sum(name.endswith(".py") for name in names)
