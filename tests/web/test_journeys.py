@@ -122,6 +122,55 @@ def test_files_of_one_job_are_dropped_together(visit: Any) -> None:
     assert "accelerate.json" in visit.page.locator("#files").inner_text()
 
 
+SCRIPT = b"deepspeed --num_gpus 4 train.py --model_name_or_path Qwen/Qwen3-8B --deepspeed ds_config.json --per_device_train_batch_size 2 --max_length 2048 --bf16"
+
+
+def test_what_files_say_is_not_overridden_by_what_nobody_set(visit: Any) -> None:
+    visit.open()
+    drop(
+        visit,
+        {
+            "ds_config.json": b'{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}',
+            "train.sh": SCRIPT,
+        },
+    )
+    said = visit.page.locator("#verdict").inner_text()
+    assert "qwen3-8b" in said
+    assert "dp_shard 4" in said
+    assert "seq 2048" in said
+    asked = json.loads(visit.bodies[-1])
+    assert asked["model_otherwise"] == FIRST["model"]
+    assert not {"gpus", "seq_len", "model"} & asked.keys()
+    visit.fill("gpus", "4xH100-80GB")
+    assert visit.verdict.startswith("FITS")
+    assert json.loads(visit.bodies[-1])["gpus"] == "4xH100-80GB"
+
+
+def test_a_cure_of_a_server_is_its_own_word(visit: Any) -> None:
+    visit.open().paste(
+        "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --max-model-len 40960 --max-num-seqs 64"
+    )
+    visit.fill("gpus", "2xH100-80GB").click("See it cured")
+    assert visit.verdict.startswith("FITS")
+    assert json.loads(visit.bodies[-1])["max_num_seqs"] == "32"
+
+
+def test_plans_keep_what_is_set(visit: Any) -> None:
+    visit.open("#q=train&model=llama-3.2-1b&gpus=1xRTX4090&lora_rank=16&quantize=nf4&seq_len=512")
+    visit.click("Best plans", role="tab")
+    assert "quantize nf4" in visit.page.locator("#panel-plan").inner_text()
+    visit.click("Find the best plans")
+    assert json.loads(visit.bodies[-1])["quantize"] == "nf4"
+
+
+def test_a_damaged_link_is_told(visit: Any) -> None:
+    visit.open("#q=train&model=llama-3.1-8b&gpus=8xH100-80GB&f=garbage!!")
+    assert (
+        "damaged" in visit.page.locator("#verdict").inner_text()
+        or "cut off" in visit.page.locator("#verdict").inner_text()
+    )
+
+
 def test_a_dragged_slider_shows_what_it_is_at(visit: Any) -> None:
     visit.open()
     slider = visit.page.get_by_label("seq len, in steps")

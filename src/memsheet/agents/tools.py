@@ -70,7 +70,10 @@ def answer_tool(name: str, arguments: Mapping[str, Any]) -> Told:
     document = answer["document"]
     if document.get("schema") == "memsheet/error/1":
         problems = document["problems"]
-        words = "; ".join(f"{one['field']}: {one['reason']} (hint: {one['hint']})" for one in problems)
+        words = "; ".join(
+            f"{one['field']}: {one['reason']}" + (f" (hint: {one['hint']})" if one["hint"] else "")
+            for one in problems
+        )
         return Told(words, {"exit_code": answer["exit_code"], "problems": problems}, is_error=True)
     words, found = SHORT[name](answer)
     return Told(words, {"exit_code": answer["exit_code"], **found}, is_error=False)

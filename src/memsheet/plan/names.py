@@ -31,6 +31,7 @@ SHORT: dict[str, str] = {
 """Short name → dotted key of ``memsheet/plan/1``. ``offload`` is a list of what to offload and stands apart.
 """
 
+NOWHERE = "none"
 OFFLOADABLE = {"optimizer": 1, "parameters": 1, "activations": True}
 
 
@@ -43,12 +44,14 @@ def parse_offload(value: Any) -> dict[str, int | bool] | Problem:
         if isinstance(value, list | tuple | set | frozenset)
         else [value]
     )
+    if wanted == [NOWHERE]:
+        return {f"offload.{name}": type(most)(0) for name, most in OFFLOADABLE.items()}
     strange = [name for name in wanted if not isinstance(name, str) or name not in OFFLOADABLE]
     if strange:
         return Problem(
             field="offload",
             value=", ".join(map(str, strange)),
             reason="cannot be offloaded",
-            hint=f"choose from {', '.join(OFFLOADABLE)}",
+            hint=f"choose from {', '.join(OFFLOADABLE)}, or {NOWHERE}",
         )
     return {f"offload.{name}": OFFLOADABLE[name] for name in wanted}

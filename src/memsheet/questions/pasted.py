@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from memsheet.errors import input_error
+from memsheet.errors import InputError, input_error
 from memsheet.guard import MAX_JSON_BYTES, parse_json
 
 LINK = re.compile(r"^(?:\S*#)?q=(train|infer)&(\S+)$")
@@ -45,9 +45,21 @@ def read_pasted(text: Any) -> dict[str, Any]:
         hint = "paste the configuration or the command that was run"
         raise input_error("text", None, "is the message of a job that died, which is not read here", hint)
     file = {"name": _file_name(held), "text": text}
+    _check_recognised(file["name"], text)
     return _pasted_request(
         "files", {"question": "check", "files": [file]}, "an engine's configuration or command"
     )
+
+
+def _check_recognised(name: str, text: str) -> None:
+    from memsheet.questions.recognised_files import UNKNOWN, recognise_files
+
+    try:
+        recognise_files({name: text}, ())
+    except InputError as error:
+        if error.problems[0].reason == UNKNOWN:
+            hint = "a model's name, its config.json, an engine's configuration, a command"
+            raise input_error("text", None, "is nothing that is known here", hint) from None
 
 
 def _pasted_request(kind: str, request: Mapping[str, Any], said: str) -> dict[str, Any]:

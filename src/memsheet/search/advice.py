@@ -101,7 +101,7 @@ def training_advice(
     """
     names = tuple(engines)
     asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
-    ranking = rank_training_plans(model, cluster, asked, names, top=top, scaled=scaled)
+    ranking = rank_training_plans(model, cluster, asked, names, top=top, scaled=scaled, tells=True)
     chosen = ranking.plans[0] if ranking.plans else ranking.least
     if chosen is None:
         return Advice(ranking=ranking)

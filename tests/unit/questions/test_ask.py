@@ -108,7 +108,7 @@ PASTED = (
     ('{"zero_optimization": {"stage": 3}}', "files", None),
     ("vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2", "files", None),
     ("base_model: gpt2\nsequence_len: 512\n", "files", None),
-    ("from transformers import Trainer\n", "files", None),
+    ('from transformers import TrainingArguments\nTrainingArguments("out", per_device_train_batch_size=1)\n', "files", None),
 )  # fmt: skip
 
 
@@ -154,3 +154,18 @@ def test_a_share_is_never_replayed_and_proposes_nothing(monkeypatch: pytest.Monk
     for gpus in ("8xH100-80GB", "8xA100-40GB", "1xT4"):
         asked = {"question": "train", **JOB, "gpus": gpus, "slack": "share", "fix": False, "view": True}
         assert ask(asked)["exit_code"] in (0, 10, 11)
+
+
+def test_offload_none_takes_back_what_a_file_says() -> None:
+    files = [
+        {
+            "name": "ds_config.json",
+            "text": '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "train_micro_batch_size_per_gpu": 1}',
+        }
+    ]
+    asked = {"question": "check", "files": files, **JOB}
+    kept, back = (
+        ask({**asked, **more})["document"]["sheet"]["plan"]["offload"] for more in ({}, {"offload": "none"})
+    )
+    assert kept["optimizer"] == 1
+    assert not any(back.values())

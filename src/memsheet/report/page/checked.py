@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from memsheet.budget import Answer
 from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.report.page.sheet import answer_view, typed_options
 from memsheet.report.screen.checked import (
@@ -32,7 +34,7 @@ def checked_view(checked: Checked, look: Look) -> dict[str, Any]:
                 "says": one_line(found.says),
                 "cure": one_line(found.cure),
                 "effects": list(cure_effects(found, look)),
-                "apply": typed_options(found.changes, checked.answer)
+                "apply": _applied_options(found.changes, checked.answer)
                 if found.changes and checked.answer
                 else None,
             }
@@ -42,6 +44,18 @@ def checked_view(checked: Checked, look: Look) -> dict[str, Any]:
         "common": [list(cells) for cells in common_card_cells(checked, look)],
         "doubt": one_line(doubt_words(checked)),
     }
+
+
+OF_SERVERS = {"vllm": "max_num_seqs", "sglang": "max_running_requests", "llama.cpp": "parallel"}
+"""An engine's own word for how many sequences it takes at once: ours asks that all of them have room."""
+
+
+def _applied_options(changes: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+    """Changed keys as options, at the length that the sheet was made of."""
+    found = typed_options(changes, answer)
+    if "sequences" in found and (word := OF_SERVERS.get(answer.plan.engine)):
+        found[word] = found.pop("sequences")
+    return {"seq_len": int(answer.plan.training.seq_len), **found} if answer.ladder else found
 
 
 def _file_headline(checked: Checked) -> dict[str, Any]:

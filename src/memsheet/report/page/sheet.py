@@ -145,7 +145,7 @@ def _stacked_bar(group: list[Sheet], answer: Answer, look: Look) -> dict[str, An
     device = sheet.device.ordered
     return {
         "label": rank_group_label(group, answer),
-        "total": look.need(sheet.device.value),
+        "total": look.need(sheet.device.value, look.digits),
         "low_bytes": int(device.low), "bytes": int(device.value), "high_bytes": int(device.high),
         "range": size_range_suffix(sheet.device, look).strip(" ()"),
         "parts": [{"component": each.value, "bytes": int(size)} for each, size in parts if size > 0],
@@ -162,7 +162,7 @@ def _table_rows(answer: Answer, sheet: Sheet, look: Look) -> Iterator[dict[str, 
             "name": name,
             "size": look.cell(size.value),
             "share": percent_share(size.value, whole),
-            "range": size_range_suffix(size, look).strip(" ()"),
+            "range": size_range_suffix(size.ordered, look).strip(" ()"),
             "words": words,
             "items": [
                 {

@@ -110,12 +110,14 @@ def rank_training_plans(
     *,
     top: int,
     scaled: Scaled = lambda _: None,
+    tells: bool = False,
 ) -> Ranking:
-    """Every legal plan of some engines, the ``top`` fastest that fit.
+    """Every legal plan of some engines, the ``top`` fastest that fit. ``tells``: how far it is, to whoever
+    listens.
 
     Raises InputError where no engine can be asked at all: with the first one's problems.
     """
-    grids, timed, notes = _timed_plans_by_engine(model, cluster, request, engines, scaled)
+    grids, timed, notes = _timed_plans_by_engine(model, cluster, request, engines, scaled, tells=tells)
     seen: Counter[Result] = Counter()
     for found in grids.values():
         seen.update(found.counts())
@@ -150,7 +152,13 @@ def rank_training_plans(
 
 
 def _timed_plans_by_engine(
-    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], scaled: Scaled
+    model: ModelSpec,
+    cluster: Cluster,
+    request: Mapping[str, Any],
+    engines: Iterable[str],
+    scaled: Scaled,
+    *,
+    tells: bool,
 ) -> tuple[dict[str, Grid], list[Timed], tuple[str, ...]]:
     """The plans of each engine that has any, their times, and why the others have none."""
     grids, timed, notes = dict[str, Grid](), list[Timed](), list[str]()
@@ -165,7 +173,8 @@ def _timed_plans_by_engine(
         if found.plans:
             grids[engine] = found
             timed += [Timed.of(engine, one, found.space, scaled(engine)) for one in found.graded]
-            tell_progress(lambda: _found_so_far(engine, grids, timed))  # noqa: B023 it is called at once
+            if tells:
+                tell_progress(lambda: _found_so_far(engine, grids, timed))  # noqa: B023 it is called at once
         else:
             notes.append(f"{engine}: no legal plan ({_commonest_refusal(found)})")
     if not grids and problems is not None:

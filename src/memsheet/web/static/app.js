@@ -29,14 +29,16 @@ function control(name, row) {
   const said = state.options[name], set = (value) => choose(name, value);
   const choices = name === "engine" ? form.engines[state.question] : row?.choices ?? [];
   const resolved = latest?.view?.resolved?.[name];
-  const assumed = resolved === undefined ? "" : `${Array.isArray(resolved) ? resolved.join(",") : resolved}`;
+  const read = state.files.length && name === "model" ? latest?.view?.question?.name : resolved;
+  const assumed = read === undefined ? "" : `${Array.isArray(read) ? read.join(",") : read}`;
+  const unset = assumed && (state.files.length ? assumed : `${assumed} (assumed)`);
   const about = row?.words ?? "";
   let field;
-  if (row?.kind === "flag") field = selectOf(id, ["true", "false"], said, assumed, set);
-  else if (choices.length && name !== "quantize" && name !== "offload" && name !== "optimizer") field = selectOf(id, choices, said, assumed, set);
+  if (row?.kind === "flag") field = selectOf(id, ["true", "false"], said, unset, set);
+  else if (choices.length && name !== "quantize" && name !== "offload" && name !== "optimizer") field = selectOf(id, choices, said, unset, set);
   else {
     const list = name === "model" ? "model-names" : name === "gpus" ? "gpu-names" : choices.length ? `${id}-list` : null;
-    field = make("input", { id, value: typeof said === "object" ? nameOf(said) : said ?? "", placeholder: assumed ? `${assumed} (assumed)` : "", list, autocomplete: "off", spellcheck: "false", on: { change: (event) => set(event.target.value.trim()) } });
+    field = make("input", { id, value: typeof said === "object" ? nameOf(said) : said ?? "", placeholder: unset, list, autocomplete: "off", spellcheck: "false", on: { change: (event) => set(event.target.value.trim()) } });
   }
   if (about) field.title = about;
   const parts = [label, field];
@@ -45,8 +47,8 @@ function control(name, row) {
   return make("div", { class: "control" }, ...parts);
 }
 
-function selectOf(id, choices, said, assumed, set) {
-  const unset = make("option", { value: "" }, assumed ? `${assumed} (assumed)` : "not set");
+function selectOf(id, choices, said, words, set) {
+  const unset = make("option", { value: "" }, words || "not set");
   const field = make("select", { id, class: said === undefined ? "unset" : "", on: { change: (event) => set(event.target.value) } }, unset, ...choices.map((value) => make("option", { value, selected: String(said) === value }, value)));
   return field;
 }
@@ -60,6 +62,7 @@ function slider(name, value, field) {
     field.value = chosen;
     range.setAttribute("aria-valuetext", chosen);
     state.options[name] = chosen;
+    state.given.add(name);
     askSoon();
   });
   range.addEventListener("change", settle);
@@ -82,19 +85,34 @@ function renderForm() {
   for (const radio of document.querySelectorAll("[name=question]")) radio.checked = radio.value === state.question;
   const files = byId("files");
   files.hidden = !state.files.length;
-  files.replaceChildren(...(state.files.length ? [make("p", {}, "Files: ", make("strong", {}, state.files.map((file) => file.name).join(", ")), " ", make("button", { type: "button", on: { click: () => { state.files = []; settle(); } } }, "Leave them"))] : []));
+  files.replaceChildren(...(state.files.length ? [make("p", {}, "Files: ", make("strong", {}, state.files.map((file) => file.name).join(", ")), " ", make("button", { type: "button", on: { click: leaveFiles } }, "Leave them"))] : []));
   if (active) byId(active)?.focus();
 }
 
 function choose(name, value) {
   if (value === "" || value === null || value === undefined) delete state.options[name];
   else state.options[name] = value;
+  state.given.add(name);
+  settle();
+}
+
+// Files say their own: what only stood in the form does not override them.
+function takeFiles(files) {
+  const kept = Object.entries(state.options).filter(([name]) => ["model", "gpus"].includes(name) && state.given.has(name));
+  Object.assign(state, { files, options: Object.fromEntries(kept) });
+}
+
+function leaveFiles() {
+  const { question, ...first } = form.first;
+  Object.assign(state, { files: [], options: { ...first, ...state.options } });
   settle();
 }
 
 function apply(changes) {
   for (const [name, value] of Object.entries(changes)) {
-    if (value === null) delete state.options[name];
+    state.given.add(name);
+    if (value === null && state.files.length && name === "offload") state.options.offload = "none";
+    else if (value === null) delete state.options[name];
     else state.options[name] = Array.isArray(value) ? value.join(",") : String(value);
   }
   settle();
@@ -119,6 +137,7 @@ async function run(more, rough) {
       showProblem(answer.problem);
     } else {
       latest = answer;
+      if (state.files.length) state.question = answer.view.question?.task === "infer" ? "infer" : "train";
       showAnswer(answer, { rough, apply });
     }
     if (!rough) {
@@ -159,6 +178,7 @@ async function settle() {
 // ---- panels -----------------------------------------------------------------------------------
 
 const PANELS = { grid: gridPanel, cards: cardsPanel, solve: solvePanel, plan: planPanel, files: filesPanel, compare: comparePanel };
+const OF_FORM = new Set(["grid", "cards", "solve", "plan"]);
 let open = null;
 
 function select(name, focus) {
@@ -174,7 +194,10 @@ function select(name, focus) {
 }
 
 function renderPanel() {
-  if (open) PANELS[open](byId(`panel-${open}`));
+  if (!open) return;
+  const panel = byId(`panel-${open}`);
+  if (state.files.length && OF_FORM.has(open)) panel.replaceChildren(make("p", { class: "quiet" }, "Of files this is not asked: paste a plan, or leave the files and fill in the form."));
+  else PANELS[open](panel);
 }
 
 async function inPanel(panel, request, show, options = {}) {
@@ -182,7 +205,9 @@ async function inPanel(panel, request, show, options = {}) {
   panel.replaceChildren(make("p", { class: "quiet" }, "Asking …"));
   try {
     const answer = await ask(request, options);
+    const within = panel.contains(document.activeElement) || document.activeElement === document.body;
     panel.replaceChildren(...(answer.problem ? [make("div", { class: "problem" }, answer.problem.detail, ...(answer.problem.errors ?? []).slice(0, 3).map((row) => make("div", { class: "quiet" }, row.hint)))] : show(answer)));
+    if (within) panel.querySelector("td.current button")?.focus({ preventScroll: true });
   } catch (error) {
     panel.replaceChildren(make("div", { class: "problem" }, `no answer: ${error.message}`));
   } finally {
@@ -190,17 +215,18 @@ async function inPanel(panel, request, show, options = {}) {
   }
 }
 
+const SERVED_GRID = "Across: the longest sequence; down: how many such sequences are to have room at once. Each cell: GiB a GPU, and whether they all have it. A cell takes its plan over.";
+
 function gridPanel(panel) {
-  if (state.files.length) return panel.replaceChildren(make("p", { class: "quiet" }, "Of files there is no table: paste a plan, or fill in the form."));
   const [x, y] = state.question === "train" ? ["seq_len", "microbatch"] : ["max_model_len", "sequences"];
-  const current = { ...(latest?.view?.resolved ?? {}), ...state.options };
-  return inPanel(panel, { ...requestOf(state), question: "grid", task: state.question, x, y }, (answer) => [gridTable(answer.document, { current, go: apply })]);
+  const asked = state.question === "train" ? latest?.view?.resolved : {}; // what a server takes by itself is not asked for at once
+  const current = { ...(asked ?? {}), ...state.options };
+  return inPanel(panel, { ...requestOf(state), question: "grid", task: state.question, x, y }, (answer) => [gridTable(answer.document, { current, go: apply, words: state.question === "train" ? undefined : SERVED_GRID })]);
 }
 
 const CARDS = ["RTX4090", "L40S", "A100-80GB", "H100-80GB", "H200", "B200", "MI300X"];
 
 function cardsPanel(panel) {
-  if (state.files.length) return panel.replaceChildren(make("p", { class: "quiet" }, "Of files there is no table: paste a plan, or fill in the form."));
   const count = /^(\d+)x/i.exec(state.options.gpus ?? "")?.[1] ?? "1", out = make("div", { "aria-live": "polite" });
   const field = (id, words, value) => make("label", { for: id }, `${words} `, make("input", { id, size: "40", value, autocomplete: "off", spellcheck: "false" }));
   const listed = (id) => byId(id).value.split(/[,;\s]+/).filter(Boolean);
@@ -234,9 +260,7 @@ function planPanel(panel) {
   const out = make("div", { "aria-live": "polite" });
   const stop = new AbortController();
   const search = () => {
-    const { question, files, ...asked } = requestOf(state);
-    const keep = state.question === "train" ? ["model", "gpus", "seq_len", "global_batch", "engine", "lora_rank", "nodes", "per_node", "host_memory"] : ["model", "gpus", "engine", "kv_dtype", "quantize", "max_model_len"];
-    const pinned = Object.fromEntries(Object.entries(asked).filter(([key]) => keep.includes(key)));
+    const { question, ...pinned } = requestOf(state);
     const serves = state.question === "infer";
     const context = byId("plan-context")?.value, users = byId("plan-users")?.value;
     const request = serves ? { ...pinned, question: "plan-serving", ...(context ? { context } : {}), ...(users ? { users } : {}), view: true } : { ...pinned, question: "plan", view: true };
@@ -246,7 +270,9 @@ function planPanel(panel) {
     });
   };
   const load = state.question === "infer" ? [make("label", {}, "Tokens of a user's sequence ", make("input", { id: "plan-context", size: "8", value: state.options.max_model_len ?? "8192" })), " ", make("label", {}, "Users at once ", make("input", { id: "plan-users", size: "6" })), " "] : [];
-  panel.replaceChildren(make("p", {}, ...load, make("button", { type: "button", class: "apply", on: { click: search } }, "Find the best plans")), out);
+  const kept = Object.entries(state.options).filter(([name]) => !["model", "gpus"].includes(name)).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+  const words = kept.length ? `Kept as set: ${kept.join(", ")}. Everything else is searched.` : "Everything is searched.";
+  panel.replaceChildren(make("p", {}, ...load, make("button", { type: "button", class: "apply", on: { click: search } }, "Find the best plans")), make("p", { class: "quiet" }, words), out);
 }
 
 function progressWords({ seconds, engine, plans, fit, step_seconds, device_bytes }) {
@@ -295,10 +321,10 @@ function fileBlock(name, text) {
 
 function comparePanel(panel) {
   const sheet = latest?.document?.ranks ? latest.document : latest?.document?.sheet;
-  const keep = make("button", { type: "button", on: { click: () => { held = { sheet, words: commandOf(state) }; renderPanel(); } } }, "Keep this answer to compare with");
+  const keep = make("button", { type: "button", on: { click: () => { held = { sheet, words: commandOf(state, latest?.view?.question?.name) }; renderPanel(); } } }, "Keep this answer to compare with");
   const out = make("div");
   panel.replaceChildren(make("p", {}, keep, held ? ` Kept: ${held.words}` : " Then change the form: the difference is told row by row."), out);
-  if (held && sheet && held.words !== commandOf(state)) inPanel(out, { question: "compare", left: held.sheet, right: sheet, view: true }, (answer) => [make("pre", { tabindex: "0" }, answer.view.screen)]);
+  if (held && sheet && held.words !== commandOf(state, latest?.view?.question?.name)) inPanel(out, { question: "compare", left: held.sheet, right: sheet, view: true }, (answer) => [make("pre", { tabindex: "0" }, answer.view.screen)]);
 }
 
 // ---- what is pasted, copied, pressed ----------------------------------------------------------
@@ -317,10 +343,12 @@ async function readPaste(text, name) {
   const { request, said: words } = answer.document;
   const { question, files, plan, ...options } = request;
   said.textContent = `Read as ${words}.`;
-  const { model, gpus } = state.options;
-  if (files) Object.assign(state, { files, options: { ...(model ? { model } : {}), ...(gpus ? { gpus } : {}) } });
+  if (files) takeFiles(files);
   else if (question) Object.assign(state, { question, options: {}, files: [] });
-  for (const [key, value] of Object.entries(options)) state.options[key] = typeof value === "object" ? value : String(value);
+  for (const [key, value] of Object.entries(options)) {
+    state.options[key] = typeof value === "object" ? value : String(value);
+    state.given.add(key);
+  }
   if (plan) state.options.plan = plan;
   await settle();
 }
@@ -345,7 +373,7 @@ async function readFiles(dropped) {
   const large = dropped.find((file) => file.size > MOST_FILE);
   if (large) return wrong(`${large.name} is larger than ${MOST_FILE / 2 ** 20} MiB, which no configuration is.`);
   const files = await Promise.all(dropped.map(async (file) => ({ name: file.name, text: await file.text() })));
-  if (files.length > 1) Object.assign(state, { files });
+  if (files.length > 1) takeFiles(files);
   if (files.length > 1) return settle();
   return readPaste(files[0].text, /config\.json$|plan.*\.json$/.test(first.name) ? "" : first.name);
 }
@@ -376,7 +404,7 @@ function listen() {
   byId("form").addEventListener("submit", (event) => event.preventDefault());
   for (const radio of document.querySelectorAll("[name=question]")) radio.addEventListener("change", () => { state.question = radio.value; state.files = []; keepShared(); settle(); });
   byId("copy-link").addEventListener("click", (event) => copy(location.href, event.target));
-  byId("copy-command").addEventListener("click", (event) => copy(commandOf(state), event.target));
+  byId("copy-command").addEventListener("click", (event) => copy(commandOf(state, latest?.view?.question?.name), event.target));
   byId("theme").addEventListener("click", async () => {
     setTheme(theme === "d" ? "l" : "d");
     history.replaceState(null, "", await hashOf(state, theme));
@@ -386,7 +414,10 @@ function listen() {
     tab.addEventListener("click", () => select(tab.id.replace("tab-", "")));
     tab.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (step) select(tabs[(at + step + tabs.length) % tabs.length].id.replace("tab-", ""), true);
+      const to = { Home: 0, End: tabs.length - 1 }[event.key] ?? (step && (at + step + tabs.length) % tabs.length);
+      if (to === undefined) return;
+      event.preventDefault();
+      select(tabs[to].id.replace("tab-", ""), true);
     });
   });
   document.addEventListener("keydown", (event) => {
@@ -412,8 +443,13 @@ function keepShared() {
 }
 
 async function start() {
-  const found = await readHash(location.hash).catch(() => ({ question: "train", options: {}, files: [] }));
-  Object.assign(state, { question: found.question, options: found.options, files: found.files });
+  const found = await readHash(location.hash).catch(() => null);
+  if (!found) {
+    renderForm();
+    busy(false);
+    return showProblem({ detail: "This link is damaged: what it holds cannot be read.", errors: [{ field: "link", reason: "is cut off or changed", hint: "ask for it again, or fill in the form" }] });
+  }
+  Object.assign(state, { question: found.question, options: found.options, files: found.files, given: new Set(Object.keys(found.options)), standIn: form.first.model });
   if (!Object.keys(state.options).length && !state.files.length) {
     const { question, ...options } = form.first;
     Object.assign(state, { question, options: { ...options } });

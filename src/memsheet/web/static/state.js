@@ -1,6 +1,7 @@
 // What is asked, kept in the address: only what somebody set, readable, in the order of the form.
 
-export const state = { question: "train", options: {}, files: [] };
+// given: names of options that somebody set, which the first question's are not.
+export const state = { question: "train", options: {}, files: [], given: new Set(), standIn: "" };
 const VERSION = "1";
 
 export async function readHash(hash) {
@@ -30,26 +31,26 @@ export async function hashOf({ question, options, files }, theme) {
 // What somebody would call a model that is held as it is.
 export const nameOf = (model) => model.gguf?.name ?? model.model_type ?? "config.json";
 
-export function commandOf({ question, options, files }) {
+export function commandOf({ question, options, files, standIn }, shown) {
   const quoted = (text) => (/^[\w./:@,+-]+$/.test(text) ? text : `'${String(text).replaceAll("'", `'\\''`)}'`);
   const { model, plan, ...rest } = options;
   const named = typeof model === "object" ? model.gguf?.name ?? "config.json" : model;
   if (plan) rest.plan = "plan.json";
+  const unsaid = files.length && !model && shown === standIn ? { model: standIn } : {};
   const head = files.length ? ["memsheet", "check", ...files.map((file) => file.name)] : ["memsheet", question, named ?? ""];
-  const flags = Object.entries(files.length && named ? { model: named, ...rest } : rest).map(([key, value]) => {
+  const flags = Object.entries(files.length && named ? { model: named, ...rest } : { ...unsaid, ...rest }).map(([key, value]) => {
     const flag = key.replaceAll("_", "-");
     return value === "true" ? `--${flag}` : value === "false" ? `--no-${flag}` : `--${flag} ${quoted(String(value))}`;
   });
   return [...head, ...flags].filter(Boolean).join(" ");
 }
 
-export function requestOf({ question, options, files }) {
+export function requestOf({ question, options, files, standIn }) {
   const typed = Object.fromEntries(
     Object.entries(options).map(([key, value]) => [key, value === "true" ? true : value === "false" ? false : value]),
   );
   if (!files.length) return { ...typed, question };
-  const { model, ...rest } = typed;
-  return { ...rest, model_otherwise: model, question: "check", files };
+  return { ...(typed.model ? {} : { model_otherwise: standIn }), ...typed, question: "check", files };
 }
 
 async function squeeze(bytes, stream) {

@@ -186,14 +186,16 @@ function showStep(view) {
   const { instants } = view;
   const parts = [make("h2", {}, "Over the step")];
   if (instants.length > 1) {
-    const width = widthOfFigures(), edge = width < 600 ? 34 : 60, height = 120, top = Math.max(...instants.map((each) => each.bytes)) || 1;
-    const x = (n) => edge + (n * (width - 2 * edge)) / (instants.length - 1), y = (bytes) => height - 30 - ((height - 55) * bytes) / top;
+    const width = widthOfFigures(), edge = width < 600 ? 34 : 60, height = width < 600 ? 134 : 120, top = Math.max(...instants.map((each) => each.bytes)) || 1;
+    const x = (n) => edge + (n * (width - 2 * edge)) / (instants.length - 1), y = (bytes) => height - (width < 600 ? 44 : 30) - (65 * bytes) / top;
+    const ends = { 0: edge < 60 ? "start" : "middle", [instants.length - 1]: edge < 60 ? "end" : "middle" };
     const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Allocated, in ${view.unit}: ${instants.map((each) => `${each.name} ${each.size}`).join(", ")}` });
     svg.append(draw("polyline", { points: instants.map((each, n) => `${x(n)},${y(each.bytes)}`).join(" "), class: "step-line" }));
     instants.forEach((each, n) => {
       svg.append(draw("circle", { cx: x(n), cy: y(each.bytes), r: 4, class: "step-dot" }));
       svg.append(draw("text", { x: x(n), y: y(each.bytes) - 8, "text-anchor": "middle", class: "bar-label" }, each.size));
-      svg.append(draw("text", { x: x(n), y: height - 8, "text-anchor": "middle", class: "bar-quiet" }, each.name));
+      const low = width < 600 && n % 2 ? 0 : 12; // where there is little room every other name stands lower
+      svg.append(draw("text", { x: x(n), y: height - 8 - (width < 600 ? low : 0), "text-anchor": ends[n] ?? "middle", class: "bar-quiet" }, each.name));
     });
     parts.push(make("figure", {}, svg));
   }
@@ -203,9 +205,9 @@ function showStep(view) {
 
 const labelOf = (value) => (Number.isFinite(Number(value)) ? Number(value).toLocaleString("en") : String(value));
 
-export function gridTable(document, { current, go, label = "Lengths and batches" }) {
+export function gridTable(document, { current, go, label = "Lengths and batches", words }) {
   const { x, y, cells } = document;
-  const caption = `Each cell: ${document.unit} a GPU, and whether that fits; ${x.words} across, ${y.words} down. A cell takes its plan over.`;
+  const caption = words ?? `Each cell: ${document.unit} a GPU, and whether that fits; ${x.words} across, ${y.words} down. A cell takes its plan over.`;
   const head = make("tr", {}, make("td", {}), ...x.values.map((value) => make("th", { scope: "col", class: "number" }, labelOf(value))));
   const rows = y.values.map((down, j) =>
     make("tr", {}, make("th", { scope: "row", class: "number" }, labelOf(down)), ...x.values.map((across, i) => {
