@@ -122,7 +122,10 @@ def test_files_of_one_job_are_dropped_together(visit: Any) -> None:
     assert "accelerate.json" in visit.page.locator("#files").inner_text()
 
 
-SCRIPT = b"deepspeed --num_gpus 4 train.py --model_name_or_path Qwen/Qwen3-8B --deepspeed ds_config.json --per_device_train_batch_size 2 --max_length 2048 --bf16"
+SCRIPT = (
+    b"deepspeed --num_gpus 4 train.py --model_name_or_path Qwen/Qwen3-8B --deepspeed ds_config.json "
+    b"--per_device_train_batch_size 2 --max_length 2048 --bf16"
+)
 
 
 def test_what_files_say_is_not_overridden_by_what_nobody_set(visit: Any) -> None:

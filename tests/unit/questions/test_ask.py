@@ -157,13 +157,9 @@ def test_a_share_is_never_replayed_and_proposes_nothing(monkeypatch: pytest.Monk
 
 
 def test_offload_none_takes_back_what_a_file_says() -> None:
-    files = [
-        {
-            "name": "ds_config.json",
-            "text": '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "train_micro_batch_size_per_gpu": 1}',
-        }
-    ]
-    asked = {"question": "check", "files": files, **JOB}
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    text = json.dumps({"zero_optimization": zero, "train_micro_batch_size_per_gpu": 1})
+    asked = {"question": "check", "files": [{"name": "ds_config.json", "text": text}], **JOB}
     kept, back = (
         ask({**asked, **more})["document"]["sheet"]["plan"]["offload"] for more in ({}, {"offload": "none"})
     )
