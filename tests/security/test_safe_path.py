@@ -54,6 +54,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "check": ("check", "ds_config.json"),
     "check --each": ("check", "--each", "ds_config.json"),
     "compare": ("compare", "sheet.json", "sheet.json"),
+    "diagnose": ("diagnose", "sheet.json"),
     "explain": ("explain", "saved_activations"),
     "models": ("models",),
     "gpus": ("gpus",),
