@@ -22,7 +22,7 @@ def diagnose(asked: Given) -> int:
 
         screen.write_json(diagnosis_document(found))
     else:
-        from memsheet.report.screen.diagnosis import render_diagnosis
+        from memsheet.report.screen.died.diagnosis import render_diagnosis
         from memsheet.report.shared.look import Look
 
         look = Look(

@@ -1,7 +1,7 @@
 """A log without what terminals, launchers and loggers put around its words.
 
-Messages are looked for in a text from which all spaces and ends of lines are gone: what a terminal, an issue's
-box or a test's report wrapped, in the middle of a word if need be, is whole there.
+Messages are looked for in a text from which all spaces and ends of lines are gone: what a terminal, an
+issue's box or a test's report wrapped, in the middle of a word if need be, is whole there.
 """
 
 from __future__ import annotations

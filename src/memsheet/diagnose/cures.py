@@ -1,4 +1,6 @@
-"""What would have served the request that failed, and what would not: by verdict, in the words of the program."""
+"""What would have served the request that failed, and what would not: by verdict, in the words of the
+program.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from collections.abc import Iterator
 from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
 from memsheet.diagnose.interval import (
     NOTHING,
+    at_least,
     at_most_words,
-    reaches,
     size_words,
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
-from memsheet.diagnose.rules import is_warm_up, short_bytes
+from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
 from memsheet.diagnose.signs import Signs
 
 MOST = 4
@@ -42,6 +44,13 @@ def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, wh
 
 def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> Iterator[Cure]:
     match cause:
+        case Cause.LIMIT_SET if who.startswith("MPS"):
+            yield Cure(
+                change="no limit, at the risk of the whole system's memory",
+                helps=MAYBE,
+                where="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
+            )
+            yield from _for_need(figures, signs, term)
         case Cause.LIMIT_SET:
             yield Cure(
                 change="raise or remove the limit on this process",
@@ -126,12 +135,18 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
 
 
 def _without_others(figures: Figures) -> Iterator[Cure]:
+    if are_siblings(figures):
+        yield Cure(
+            change="let every rank choose its own card first", helps=MAYBE, saves_bytes=figures.others_total.high,
+            where="torch.cuda.set_device(local_rank)", why="a rank that does not makes its context on the first card",
+        )  # fmt: skip
+        return
     held = figures.others_total if figures.others else figures.unseen or NOTHING
-    served = figures.free is not None and reaches(figures.free + held, aligned_bytes(figures.asked)) is True
+    served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
     named = ", ".join(str(pid) for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3])
     yield Cure(
-        change=f"end the other {'processes' if len(figures.others) > 1 else 'process'} {named}".rstrip() if named else "find who else is on the card",
-        helps=YES if served and named else MAYBE, saves_bytes=held.high, where=f"nvidia-smi; kill {named}" if named else "nvidia-smi (on the host)",
+        change=f"end or move the other {'processes' if len(figures.others) > 1 else 'process'} {named}".rstrip() if named else "find who else is on the card",
+        helps=YES if served and named else MAYBE, saves_bytes=held.high, where="nvidia-smi" if named else "nvidia-smi (on the host)",
         why=f"{size_words(figures.free or NOTHING)} free + {size_words(held)} of theirs cover the request",
     )  # fmt: skip
     yield Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N")
@@ -164,7 +179,7 @@ def _expandable_by_sum(figures: Figures, signs: Signs, who: str) -> Cure:
         return expandable_cure(
             figures, signs, who, covered=None, why="what is kept without tensors is not said"
         )
-    covered = reaches(free + kept, figures.asked)
+    covered = at_least(free + kept, figures.asked)
     sums = f"{size_words(free)} free + {size_words(kept)} kept"
     why = f"{sums} {'<' if covered is False else 'against'} {size_words(figures.asked)} asked for"
     return expandable_cure(figures, signs, who, covered=covered, why=why)
@@ -272,7 +287,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             and proportional
             and term is not None
             and term.exact
-            and reaches(free, aligned_bytes(half)) is True
+            and at_least(free, aligned_bytes(half)) is True
         )
         yield Cure(
             change="half the micro-batch or half the length",

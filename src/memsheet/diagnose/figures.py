@@ -8,7 +8,8 @@ from memsheet.frozen import dataclass
 from memsheet.units import GIB
 
 PAGE = 2 * 2**20
-"""The driver hands out whole pages of 2 MiB (c10/cuda/CUDACachingAllocator.h, kSmallBuffer and kRoundLarge)."""
+"""The driver hands out whole pages of 2 MiB (c10/cuda/CUDACachingAllocator.h, kSmallBuffer and kRoundLarge).
+"""
 OUTSIDE_MOST = 3 * GIB
 """The most that a usual process has outside the allocator: the high ends of a context and of a few
 communicators (catalog/overheads.toml: 1 GiB, 1.5 GiB each of buffers made on use).
@@ -53,6 +54,8 @@ def read_figures(message: Message) -> Figures | None:
         unallocated = (reserved - allocated).positive
     elif allocated is not None and unallocated is not None:
         reserved = allocated + unallocated
+    elif allocated is not None and "other_allocations" in said:  # MPS counts those of its system, too
+        reserved = allocated + said["other_allocations"]
     capacity, free = said.get("capacity"), said.get("free")
     process, others = _own_process(said.get("process"), message.processes, reserved)
     free_is_said = free is not None
@@ -74,8 +77,8 @@ def read_figures(message: Message) -> Figures | None:
 def _own_process(
     own: Interval | None, processes: tuple[tuple[int, Interval], ...], reserved: Interval | None
 ) -> tuple[Interval | None, tuple[tuple[int, Interval], ...]]:
-    """The process itself and the others: a container sees itself under the number that its host gives it, by what it
-    keeps and a context.
+    """The process itself and the others: a container sees itself under the number that its host gives it, by
+    what it keeps and a context.
     """
     if own is not None or reserved is None:
         return own, processes

@@ -31,13 +31,16 @@ _VOCAB = re.compile(
     re.IGNORECASE,
 )
 _LENGTH = re.compile(
-    r"\b(?:max_?seq_?len(?:gth)?|max_?length|seq_?len(?:gth)?|sequence_?len(?:gth)?|cutoff_?len|max_?model_?len|context_?length|"
-    r"max_?tokens(?:_?per_?gpu)?|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"\b(?:max_?seq_?len(?:gth)?|max_?length|seq_?len(?:gth)?|sequence_?len(?:gth)?|cutoff_?len|"
+    r"max_?model_?len|context_?length|"
+    r"max_?tokens(?:_?per_?gpu)?|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
+    r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d[\d,_]{0,9})\b",
     re.IGNORECASE,
 )
 _BATCH = re.compile(
-    r"\b(?:per_device_train_batch_size|micro_?batch_?size|train_batch_size|batch_?size|max_sentences|bsz|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"\b(?:per_device_train_batch_size|micro_?batch_?size|train_batch_size|batch_?size|max_sentences|"
+    r"bsz|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
 _HEADS = re.compile(
@@ -47,7 +50,7 @@ _HEADS = re.compile(
 
 
 class Axes(NamedTuple):
-    """What is known of a job's sizes; ``sheet``: sizes of a plan's own tensors by component, path and bytes."""
+    """What is known of a job's sizes; ``sheet``: tensors of its plan by component, path and bytes."""
 
     vocabularies: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
@@ -70,7 +73,7 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         return None
     axes = _with_axes_of_text(known, signs.text)
     found: dict[str, Candidate] = {}
-    for each in _candidates(asked, signs.frame, axes):
+    for each in _candidate_terms(asked, signs.frame, axes):
         if each.term.shape not in found or each.rank > found[each.term.shape].rank:
             found[each.term.shape] = each
     best = sorted(found.values(), key=lambda each: each.rank, reverse=True)
@@ -80,19 +83,19 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
 
 
 def _with_axes_of_text(known: Axes, text: str) -> Axes:
-    lengths = (*known.lengths, *_numbers(_LENGTH, text))
+    lengths = (*known.lengths, *_numbers_in(_LENGTH, text))
     return known._replace(
         vocabularies=tuple(
-            dict.fromkeys((*known.vocabularies, *(n for n in _numbers(_VOCAB, text) if n >= 256)))
+            dict.fromkeys((*known.vocabularies, *(n for n in _numbers_in(_VOCAB, text) if n >= 256)))
         ),
         tokens=tuple(dict.fromkeys((*known.tokens, *lengths))),
         lengths=tuple(dict.fromkeys(lengths)),
-        batches=tuple(dict.fromkeys((*known.batches, *_numbers(_BATCH, text)))),
-        heads=tuple(dict.fromkeys((*known.heads, *_numbers(_HEADS, text)))),
+        batches=tuple(dict.fromkeys((*known.batches, *_numbers_in(_BATCH, text)))),
+        heads=tuple(dict.fromkeys((*known.heads, *_numbers_in(_HEADS, text)))),
     )
 
 
-def _numbers(pattern: re.Pattern[str], text: str, most: int = 12) -> tuple[int, ...]:
+def _numbers_in(pattern: re.Pattern[str], text: str, most: int = 12) -> tuple[int, ...]:
     found = (
         int(each.replace(",", "").replace("_", "")) for each in pattern.findall(text) if each.strip(",_")
     )
@@ -107,7 +110,7 @@ def fit_of(asked: Interval, size: int) -> int:
     return 1 if asked.low <= rounded <= asked.high else 0
 
 
-def _candidates(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candidate]:
+def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candidate]:
     for component, path, size in axes.sheet:
         if fit := fit_of(asked, size):
             yield Candidate(
@@ -122,12 +125,12 @@ def _candidates(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Ca
             )
     at_loss = frame is None or frame.component in (LOGITS.component, "saved_activations")
     if at_loss and frame is not SCORES:
-        yield from _logits(asked, frame, axes)
+        yield from _logits_terms(asked, frame, axes)
     if frame is None or frame is SCORES or frame.component != LOGITS.component:
-        yield from _scores(asked, axes)
+        yield from _scores_terms(asked, axes)
 
 
-def _logits(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candidate]:
+def _logits_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candidate]:
     """Tokens × vocabulary: of lengths and vocabularies that are named, of one of them and a power of two, and
     where the loss asked and a vocabulary is named, of as many tokens as the size says.
     """
@@ -151,7 +154,10 @@ def _logits(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candid
     if at_loss and len(named) == 1:
         (vocabulary,) = named
         count = asked.middle // (4 * vocabulary)
-        words = f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits, if nothing else was asked for"
+        words = (
+            f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits, if nothing else was asked "
+            f"for"
+        )
         yield Candidate(
             (2, 3),
             Term(
@@ -164,14 +170,17 @@ def _logits(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candid
         )
 
 
-def _scores(asked: Interval, axes: Axes) -> Iterator[Candidate]:
+def _scores_terms(asked: Interval, axes: Axes) -> Iterator[Candidate]:
     """Sequences × heads × length²: of what is named alone."""
     for length in axes.lengths:
         for heads in axes.heads:
             for batch in dict.fromkeys((1, *axes.batches)):
                 for width, dtype in WIDTHS:
                     if fit := fit_of(asked, batch * heads * length * length * width):
-                        words = f"{dtype} attention scores of {batch} × {heads} heads × {length:,}² × {width} bytes"
+                        words = (
+                            f"{dtype} attention scores of {batch} × {heads} heads × {length:,}² × {width} "
+                            f"bytes"
+                        )
                         yield Candidate((4, fit), Term(
                             component="saved_activations", path=SCORES.path, exact=True, words=words,
                             shape=f"[{batch}, {heads}, {length}, {length}] {dtype}",

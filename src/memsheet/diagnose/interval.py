@@ -69,12 +69,12 @@ def printed_bytes(number: str, unit: str) -> Interval | None:
     return Interval(-(-max(0, doubled - 1) * factor // parts), (doubled + 1) * factor // parts)
 
 
-def reaches(left: Interval, right: Interval) -> bool | None:
+def at_least(left: Interval, right: Interval) -> bool | None:
     """Whether ``left`` ≥ ``right``."""
     return True if left.low >= right.high else False if left.high < right.low else None
 
 
-def exceeds(left: Interval, right: Interval) -> bool | None:
+def more_than(left: Interval, right: Interval) -> bool | None:
     """Whether ``left`` > ``right``."""
     return True if left.low > right.high else False if left.high <= right.low else None
 

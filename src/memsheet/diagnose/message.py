@@ -79,8 +79,8 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One failing message. ``facts``: its sizes; ``words``: its other figures and names; ``processes``: others
-    on the card by their numbers.
+    """One failing message. ``facts``: its sizes; ``words``: its other figures and names; ``processes``:
+    others on the card by their numbers.
     """
 
     kind: str
@@ -107,7 +107,7 @@ NUMBER = r"\d{1,20}(?:\.\d{1,9})?"
 UNIT = "(?:bytes|[KMGTPE]iB|[KMGT]B)"
 
 
-def sized(name: str) -> str:
+def sized_pattern(name: str) -> str:
     """The pattern of a figure and its unit, as two groups."""
     return rf"(?P<{name}>{NUMBER})(?P<{name}_unit>{UNIT})"
 

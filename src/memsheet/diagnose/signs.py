@@ -91,7 +91,8 @@ _STEP_NUMBER = re.compile(
     re.IGNORECASE,
 )
 _CHANGE_AT = re.compile(
-    r"\b((?:freeze|frozen|unfreeze|warmup|curriculum|switch|stage)\w*(?:updates|steps|iters|iterations|step|iter))"
+    r"\b((?:freeze|frozen|unfreeze|warmup|curriculum|switch|stage)\w*(?:updates|steps|iters|"
+    r"iterations|step|iter))"
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?(\d{1,12})\b",
     re.IGNORECASE,
 )
@@ -163,7 +164,7 @@ def read_signs(log: Log, line: int) -> Signs:
     phases = [frame.phase for frame in named if frame.phase and (trains or frame.phase not in OF_TRAINING)]
     text = log.text
     return Signs(
-        frame=_innermost(named), phase=phases[-1] if phases else "",
+        frame=_innermost_frame(named), phase=phases[-1] if phases else "",
         program=next((name for name, marks in PROGRAMS if any(mark in text for mark in marks)), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
@@ -171,7 +172,7 @@ def read_signs(log: Log, line: int) -> Signs:
     )  # fmt: skip
 
 
-def _innermost(frames: list[Frame]) -> Frame | None:
+def _innermost_frame(frames: list[Frame]) -> Frame | None:
     """The last that says what is made; what only says that a step runs gives way to one that says more."""
     telling = [frame for frame in frames if frame not in (_STEP, BACKWARD)]
     return (telling or frames)[-1] if frames else None

@@ -1,5 +1,5 @@
-"""One text, or several of one job → what it died of: the first message that failed decides, later ones are its
-echo.
+"""One text, or several of one job → what it died of: the first message that failed decides, later ones are
+its echo.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitte
 SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS)
 FORMS = (*below_torch.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS)
 SAME_FAILURE, SAME_PLACE = 200, 3
-"""Lines behind a failed request within which a server's own words are of the same failure; lines within which two
-forms are one message.
+"""Lines behind a failed request within which a server's own words are of the same failure; lines within which
+two forms are one message.
 """
 NONE_FOUND = "no memory error found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What a text comes to. ``cause``: UNKNOWN where nothing was found (``found`` is false) or where it is open
-    between ``open_between``; ``facts``: sizes by the names of the document.
+    """What a text comes to. ``cause``: UNKNOWN where nothing was found (``found`` is false) or where it is
+    open between ``open_between``; ``facts``: sizes by the names of the document.
     """
 
     inputs: tuple[str, ...]
@@ -93,13 +93,13 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     found = _judged_message(first, messages, log, known or Axes())
     return replace(
         found, inputs=inputs, facts={**context, **found.facts},
-        notes=(*found.notes, *_notes(first, messages, context, caught)),
+        notes=(*found.notes, *_notes_beside(first, messages, context, caught)),
     )  # fmt: skip
 
 
 def _failing_messages(log: Log) -> tuple[int, list[Message]]:
-    """How many failures were caught and went on, and the messages that were not, in order; of a plain one that
-    says no size and another at the same place the other stays.
+    """How many failures were caught and went on, and the messages that were not, in order; of a plain one
+    that says no size and another at the same place the other stays.
     """
     found = [*torch_allocator.allocator_messages(log), *messages_of(log, (*SERVER_FORMS, *FORMS))]
     found.sort(key=lambda each: each.line)
@@ -202,42 +202,57 @@ def _without_message(
     nothing = Diagnosis(inputs=inputs, found=False, cause=Cause.UNKNOWN, because=NONE_FOUND, facts=context)
     if caught:
         return replace(
-            nothing, notes=(f"{_requests(caught)} failed and {_was(caught)} caught: the program went on",)
+            nothing,
+            notes=(
+                f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
+            ),
         )
     if failed:
-        because = f"a table counts {_requests(failed)} that failed; what was asked for and what was free then is not in it"
+        because = (
+            f"a table counts {_request_words(failed)} that failed; what was asked for and what was free "
+            f"then is not in it"
+        )
         return replace(nothing, found=True, because=because, open_between=())
     return nothing
 
 
-def _requests(count: int) -> str:
+def _request_words(count: int) -> str:
     return "one request" if count == 1 else f"{count:,} requests"
 
 
-def _was(count: int) -> str:
+def _was_or_were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def _notes(
+def _notes_beside(
     first: Message, messages: list[Message], context: Mapping[str, Interval], caught: int
 ) -> Iterator[str]:
     later = sum(each.line > first.line for each in messages)
     if later:
-        yield f"{later} later {'message is' if later == 1 else 'messages are'} taken as {'its' if later == 1 else 'their'} echo: the first decides"
+        yield (
+            f"{later} later {'message is' if later == 1 else 'messages are'} taken as "
+            f"{'its' if later == 1 else 'their'} echo: the first decides"
+        )
     if caught:
-        yield f"{_requests(caught)} failed before and {_was(caught)} caught"
+        yield f"{_request_words(caught)} failed before and {_was_or_were(caught)} caught"
     freed = context.get("sleep_freed_bytes")
     if freed is not None and freed.high < 8 * MIB:
         yield "a sleeping server freed nothing: expandable segments keep its memory from being taken back"
     kept = context.get("kept_before_bytes")
     if kept is not None and kept.low > 0:
-        yield f"the trainer kept {size_words(kept)} without tensors in it before: torch.cuda.empty_cache() gives that back"
+        yield (
+            f"the trainer kept {size_words(kept)} without tensors in it before: torch.cuda.empty_cache() "
+            f"gives that back"
+        )
     if "card_used_bytes" in context:
-        yield f"nvidia-smi in the same text shows {size_words(context['card_used_bytes'])} of {size_words(context['card_bytes'])} used, at its own time"
+        yield (
+            f"nvidia-smi in the same text shows {size_words(context['card_used_bytes'])} of "
+            f"{size_words(context['card_bytes'])} used, at its own time"
+        )
 
 
 def cured_first(found: Diagnosis, cures: Iterable[Cure]) -> Diagnosis:
-    """The same with changes that were accounted in front, four at the most; advice that does not help stays."""
+    """The same with accounted changes in front, four at the most; advice that does not help stays."""
     extra = tuple(cures)
     useless = tuple(cure for cure in found.cures if cure.helps == "no")[:1]
     rest = tuple(cure for cure in found.cures if cure not in useless)

@@ -265,7 +265,7 @@ def _ask_compare(asked: dict[str, Any], _: Path) -> Said:
 def _ask_diagnose(asked: dict[str, Any], _: Path) -> Said:
     from memsheet.questions.diagnose import diagnose_named_texts
     from memsheet.report.json.diagnosis import diagnosis_document
-    from memsheet.report.screen.diagnosis import render_diagnosis
+    from memsheet.report.screen.died.diagnosis import render_diagnosis
     from memsheet.report.shared.exit_codes import diagnosis_exit_code
 
     text = asked.pop("text", None)

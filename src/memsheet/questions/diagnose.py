@@ -30,11 +30,11 @@ SERVED = ("max_model_len", "sequences", "memory_fraction", "users")
 
 
 def diagnose(*texts: str | bytes | PathLike[str], model: Any = None, **options: Any) -> Diagnosis:
-    """What a job died of, from its message, its log, an nvidia-smi table: each of ``texts`` is a text, or a path
-    (``pathlib.Path``) of one; all are of one job, in order.
+    """What a job died of, from its message, its log, an nvidia-smi table: each of ``texts`` is a text, or a
+    path (``pathlib.Path``) of one; all are of one job, in order.
 
-    With ``model`` and the options of ``train`` or ``infer`` the sheet of that plan says which term it was, and
-    changes are accounted. Raises InputError where nothing can be read, or the plan cannot be.
+    With ``model`` and the options of ``train`` or ``infer`` the sheet of that plan says which term it was,
+    and changes are accounted. Raises InputError where nothing can be read, or the plan cannot be.
     """
     named: dict[str, str | bytes] = {}
     with of_one_command():
@@ -104,7 +104,7 @@ def _answer_of_job(model: Any, options: dict[str, Any], *, served: bool) -> Answ
 
 
 def _axes_of_answer(answer: Answer) -> Axes:
-    """What the plan's own tensors come to: words and lengths as a rank has them, and every item of its sheet."""
+    """What the plan's own tensors come to: words and lengths as a rank has them, and its sheet."""
     plan, model = answer.plan, answer.model
     vocabularies = tuple(dict.fromkeys((model.vocab, -(-model.vocab // max(1, plan.mesh.tp)))))
     work = plan.workload
@@ -123,7 +123,7 @@ def _rank_tokens(plan: Plan, lengths: tuple[int, ...], batches: tuple[int, ...])
 
 
 def _sheet_sizes(answer: Answer) -> Iterator[tuple[str, str, int]]:
-    """Tensors that are one: an item of the loss or the head; what repeats with the layers is a layer's share."""
+    """Tensors that are one: an item of the loss or the head; of what repeats a layer's share."""
     for sheet in answer.sheets[:1]:
         for item in sheet.items:
             size, layers = int(item.largest.value), answer.model.layers

@@ -25,7 +25,8 @@ def _wake_up(_: Message, log: Log) -> Judgement:
     if not wakes:
         return Judgement(
             causes=(Cause.WAKE_UP_RACE, Cause.REAL_NEED),
-            because="a server's own allocator was refused memory by the driver, when it woke or when it was filled",
+            because="a server's own allocator was refused memory by the driver, when it woke or when it "
+            "was filled",
         )
     cures = (
         Cure(change="return the trainer's cached memory before the server wakes", helps=MAYBE, where="torch.cuda.empty_cache()",
@@ -40,7 +41,7 @@ def _wake_up(_: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _nccl(message: Message, _: Log) -> Judgement:
+def _refused_communication(message: Message, _: Log) -> Judgement:
     size = f" {int(message.words['count']):,} bytes" if "count" in message.words else ""
     return Judgement(
         causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
@@ -49,11 +50,12 @@ def _nccl(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _blas(_: Message, log: Log) -> Judgement:
+def _refused_handle(_: Message, log: Log) -> Judgement:
     if "device-side assert" in log.text or "illegal memory access" in log.text:
         return Judgement(
             causes=(Cause.FOLLOW_UP_ERROR,),
-            because="an earlier error of a kernel stands in the same log; what comes after it is its echo, no shortage",
+            because="an earlier error of a kernel stands in the same log; what comes after it is its echo, "
+            "no shortage",
         )
     return Judgement(
         causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
@@ -62,23 +64,25 @@ def _blas(_: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _echo(_: Message, __: Log) -> Judgement:
+def _torn_collective(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.FOLLOW_UP_ERROR,),
-        because="a size beyond 1 EB is no request: a collective was torn down, and its half-read figures are what is "
+        because="a size beyond 1 EB is no request: a collective was torn down, and its half-read figures "
+        "are what is "
         "printed; look for the first error of any rank",
     )
 
 
-def _driver(_: Message, __: Log) -> Judgement:
+def _refused_by_driver(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR),
-        because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold "
+        because="the driver refused memory outside PyTorch's allocator, and the message has no figures: "
+        "others may hold "
         "the card (nvidia-smi shows them), or this process fills it",
     )
 
 
-def _bare(_: Message, __: Log) -> Judgement:
+def _without_figures(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(), because="the message has no figures, and without them the cause cannot be told"
     )
@@ -90,15 +94,20 @@ FORMS = (
     Form(
         "wake-up",
         re.compile(
-            r"cu_?[mM]em_?[cC]reate\S{0,120}?(?:CUDA_ERROR_OUT_OF_MEMORY|CUresulterror:2)|CUresulterror:2\S{0,120}?cu_?[mM]em_?[cC]reate"
+            r"cu_?[mM]em_?[cC]reate\S{0,120}?(?:CUDA_ERROR_OUT_OF_MEMORY|CUresulterror:2)|"
+            r"CUresulterror:2\S{0,120}?cu_?[mM]em_?[cC]reate"
         ),
         _wake_up,
     ),
-    Form("communication", re.compile(r"FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes"), _nccl),
-    Form("communication", re.compile(r"Cudafailure\d{0,4}'outofmemory'"), _nccl),
-    Form("matrix library", re.compile(r"CUBLAS_STATUS_ALLOC_FAILED"), _blas),
-    Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _echo),
-    Form("driver", re.compile(r"CUDAerror:outofmemory|cudaErrorMemoryAllocation"), _driver),
+    Form(
+        "communication",
+        re.compile(r"FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes"),
+        _refused_communication,
+    ),
+    Form("communication", re.compile(r"Cudafailure\d{0,4}'outofmemory'"), _refused_communication),
+    Form("matrix library", re.compile(r"CUBLAS_STATUS_ALLOC_FAILED"), _refused_handle),
+    Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
+    Form("driver", re.compile(r"CUDAerror:outofmemory|cudaErrorMemoryAllocation"), _refused_by_driver),
 )
-BARE = (Form("bare", re.compile(r"OutOfMemoryError|(?:CUDA|HIP|XPU|GPU)outofmemory"), _bare),)
+BARE = (Form("bare", re.compile(r"OutOfMemoryError|(?:CUDA|HIP|XPU|GPU)outofmemory"), _without_figures),)
 """What is looked for where nothing else is found."""

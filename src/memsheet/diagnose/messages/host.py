@@ -1,4 +1,4 @@
-"""Failures of the host's memory: the kernel's and Ray's killers, shared memory, page files, NumPy's arrays."""
+"""Failures of the host's memory: killers of the kernel and of Ray, shared memory, page files, arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import size_words
-from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message, sized
+from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message, sized_pattern
 
 SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
@@ -26,38 +26,40 @@ MORE_HOST = Cure(
 )
 
 
-def _judged(because: str, *cures: Cure) -> Judgement:
+def _host_shortage(because: str, *cures: Cure) -> Judgement:
     return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=because, cures=(*cures, SMALLER_BATCH))
 
 
-def _killed(message: Message, _: Log) -> Judgement:
+def _killed_by_kernel(message: Message, _: Log) -> Judgement:
     who = f"process {message.words['pid']} " if "pid" in message.words else "a process "
     held = message.facts.get("resident")
     size = f"with {size_words(held)} resident " if held else ""
     group = "its control group's limit" if message.kind == "cgroup" else "no memory was left on the host"
-    return _judged(f"the kernel killed {who}{size}because {group}: host memory, not the GPU's", MORE_HOST)
+    return _host_shortage(
+        f"the kernel killed {who}{size}because {group}: host memory, not the GPU's", MORE_HOST
+    )
 
 
-def _ray(_: Message, __: Log) -> Judgement:
-    return _judged(
+def _killed_by_ray(_: Message, __: Log) -> Judgement:
+    return _host_shortage(
         "Ray killed a worker as its node ran low on host memory; it takes the youngest worker, which need not be the one "
         "that grew", MORE_HOST,
     )  # fmt: skip
 
 
-def _signal(_: Message, __: Log) -> Judgement:
-    return _judged(
+def _killed_by_signal(_: Message, __: Log) -> Judgement:
+    return _host_shortage(
         "a process was killed from outside (signal 9): no GPU shortage ends so; as a rule the host ran out of memory, "
         "which `dmesg | grep -i oom` or the scheduler tells", MORE_HOST,
     )  # fmt: skip
 
 
-def _loader(_: Message, __: Log) -> Judgement:
-    return _judged("a worker that loads data was killed: host memory ran out", WORKERS, MORE_HOST)
+def _killed_loader(_: Message, __: Log) -> Judgement:
+    return _host_shortage("a worker that loads data was killed: host memory ran out", WORKERS, MORE_HOST)
 
 
 def _shared_memory(_: Message, __: Log) -> Judgement:
-    return _judged(
+    return _host_shortage(
         "shared memory (/dev/shm) is full or too small: batches and messages between processes lie there",
         SHARED,
         WORKERS,
@@ -68,24 +70,24 @@ def _page_file(_: Message, __: Log) -> Judgement:
     cure = Cure(
         change="a larger page file", helps=MAYBE, where="System > Advanced > Performance > Virtual memory"
     )
-    return _judged(
+    return _host_shortage(
         "Windows' commit limit is reached (error 1455): the page file is too small for what was asked",
         cure,
         WORKERS,
     )
 
 
-def _array(message: Message, _: Log) -> Judgement:
+def _refused_array(message: Message, _: Log) -> Judgement:
     size = message.facts.get("asked")
     told = f"{size_words(size)} " if size else ""
-    return _judged(f"{told}of host memory were asked for and refused", MORE_HOST)
+    return _host_shortage(f"{told}of host memory were asked for and refused", MORE_HOST)
 
 
-def _pinned(_: Message, __: Log) -> Judgement:
-    return _judged("page-locked memory of the host was asked for and refused", MORE_HOST)
+def _refused_pinned(_: Message, __: Log) -> Judgement:
+    return _host_shortage("page-locked memory of the host was asked for and refused", MORE_HOST)
 
 
-def _system(message: Message, _: Log) -> Judgement:
+def _short_system(message: Message, _: Log) -> Judgement:
     asked, free = message.facts.get("asked"), message.facts.get("free")
     told = (
         f"{size_words(asked)} of host memory are needed and {size_words(free)} available"
@@ -99,20 +101,20 @@ def _system(message: Message, _: Log) -> Judgement:
 
 
 FORMS = (
-    Form("cgroup", re.compile(r"Memorycgroupoutofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed, {"resident": "kB"}),
-    Form("cgroup", re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG"), _killed),
-    Form("kernel", re.compile(r"Outofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed, {"resident": "kB"}),
-    Form("kernel", re.compile(r"invokedoom-killer|oom-kill:constraint="), _killed),
-    Form("kernel", re.compile(r"OOMKilled|oom_killevent|Detected\d{1,6}oom[-_]kill"), _killed),
-    Form("Ray", re.compile(r"ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory"), _ray),
-    Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _loader),
+    Form("cgroup", re.compile(r"Memorycgroupoutofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
+    Form("cgroup", re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG"), _killed_by_kernel),
+    Form("kernel", re.compile(r"Outofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
+    Form("kernel", re.compile(r"invokedoom-killer|oom-kill:constraint="), _killed_by_kernel),
+    Form("kernel", re.compile(r"OOMKilled|oom_killevent|Detected\d{1,6}oom[-_]kill"), _killed_by_kernel),
+    Form("Ray", re.compile(r"ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory"), _killed_by_ray),
+    Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
     Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject"), _shared_memory),
     Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,200}?/dev/shm|/dev/shm\S{0,120}?Nospaceleftondevice|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
     Form("page file", re.compile(r"WinError1455|oserror1455"), _page_file),
-    Form("array", re.compile(rf"Unabletoallocate{sized('asked')}foranarraywithshape"), _array),
-    Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), _array, {"asked": "bytes"}),
-    Form("array", re.compile(r"std::bad_alloc|numpy\S{0,30}?ArrayMemoryError"), _array),
-    Form("pinned", re.compile(r"[Ff]ailed(?:toallocate|allocating)\S{0,60}?pinnedhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), _pinned),
-    Form("system", re.compile(rf"requiresmoresystemmemory\({sized('asked')}\)thanisavailable\({sized('free')}\)"), _system),
-    Form("signal", re.compile(r"exitcode:?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|SIGKILL|died with<Signals\.SIGKILL"), _signal),
+    Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), _refused_array),
+    Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), _refused_array, {"asked": "bytes"}),
+    Form("array", re.compile(r"std::bad_alloc|numpy\S{0,30}?ArrayMemoryError"), _refused_array),
+    Form("pinned", re.compile(r"[Ff]ailed(?:toallocate|allocating)\S{0,60}?pinnedhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), _refused_pinned),
+    Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
+    Form("signal", re.compile(r"exitcode:?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|SIGKILL|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, exceeds, printed_bytes, reaches, size_words
+from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 
 SIGNS = (b"RESOURCE_EXHAUSTED", b"CompileTimeHbmOom", b"Ran out of memory in memory space", b"hbm capacity")
@@ -35,7 +35,7 @@ _POOL = {
 _BUFFER = re.compile(r"Shape:((?:bf16|f16|f32|f64|s32|u32|s8|u8|pred|f8\w{0,10})\[[\d,]{1,60}\])")
 
 
-def _compiled(message: Message, _: Log) -> Judgement:
+def _counted_by_compiler(message: Message, _: Log) -> Judgement:
     used, held, over = (message.facts.get(each) for each in ("used", "capacity", "missing"))
     told = f"{size_words(used)} used of {size_words(held)}" if used and held else "more than the chip has"
     short = over or ((used - held).positive if used and held else None)
@@ -45,7 +45,7 @@ def _compiled(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _asked(message: Message, log: Log) -> Judgement:
+def _asked_of_pool(message: Message, log: Log) -> Judgement:
     size = message.facts.get("asked")
     text, lines = log.squeezed, log.text
     pool = {name: int(found[1]) for name, pattern in _POOL.items() if (found := pattern.search(text))}
@@ -62,7 +62,7 @@ def _asked(message: Message, log: Log) -> Judgement:
         return _of_pool(size, pool, told)
     total = stats.get("total")
     card = message.facts.get("capacity")
-    if total is not None and card is not None and exceeds(total, card):
+    if total is not None and card is not None and more_than(total, card):
         return Judgement(
             causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), missing=(total - card).positive,
             because=f"{told}; the program needs {size_words(total)} in all, and the card has {size_words(card)}",
@@ -79,8 +79,11 @@ def _asked(message: Message, log: Log) -> Judgement:
 
 def _of_pool(size: Interval, pool: dict[str, int], told: str) -> Judgement:
     left = Interval(max(0, pool["limit"] - pool["in_use"]), max(0, pool["limit"] - pool["in_use"]))
-    sum_words = f"{told}; of the pool's limit {size_words(Interval(pool['limit'], pool['limit']))} were {size_words(left)} left"
-    if exceeds(size, left):
+    sum_words = (
+        f"{told}; of the pool's limit {size_words(Interval(pool['limit'], pool['limit']))} were "
+        f"{size_words(left)} left"
+    )
+    if more_than(size, left):
         return Judgement(
             causes=(Cause.REAL_NEED,),
             because=sum_words,
@@ -88,7 +91,7 @@ def _of_pool(size: Interval, pool: dict[str, int], told: str) -> Judgement:
             cures=(SMALLER, SHARE, PREALLOCATED),
         )
     largest = pool.get("largest_free")
-    if largest is not None and reaches(left, size) and size.low > largest:
+    if largest is not None and at_least(left, size) and size.low > largest:
         return Judgement(
             causes=(Cause.FRAGMENTATION,),
             because=f"{sum_words}, the largest piece {largest:,} bytes",
@@ -97,10 +100,13 @@ def _of_pool(size: Interval, pool: dict[str, int], told: str) -> Judgement:
     return Judgement(causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=sum_words, cures=(SMALLER,))
 
 
-_CARD = rf"(?:(?:\S{{0,4000}}?)(?:totalmemory|cardof|GPUof|memory:)(?P<capacity>{NUMBER})(?P<capacity_unit>[MG]iB))?"
+_CARD = (
+    rf"(?:(?:\S{{0,4000}}?)(?:totalmemory|cardof|GPUof|"
+    rf"memory:)(?P<capacity>{NUMBER})(?P<capacity_unit>[MG]iB))?"
+)
 FORMS = (
-    Form("compiler", re.compile(rf"Used(?P<used>{NUMBER})(?P<used_unit>[KMG])of(?P<capacity>{NUMBER})(?P<capacity_unit>[KMG])hbm(?:\.Exceededhbmcapacityby(?P<missing>{NUMBER})(?P<missing_unit>[KMG]))?"), _compiled),
-    Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _compiled),
-    Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _asked, {"asked": "bytes"}),
-    Form("XLA", re.compile(r"RESOURCE_EXHAUSTED:\S{0,40}?(?:[Oo]utofmemory|OOM|CUDA_ERROR_OUT_OF_MEMORY)"), _asked),
+    Form("compiler", re.compile(rf"Used(?P<used>{NUMBER})(?P<used_unit>[KMG])of(?P<capacity>{NUMBER})(?P<capacity_unit>[KMG])hbm(?:\.Exceededhbmcapacityby(?P<missing>{NUMBER})(?P<missing_unit>[KMG]))?"), _counted_by_compiler),
+    Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _counted_by_compiler),
+    Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _asked_of_pool, {"asked": "bytes"}),
+    Form("XLA", re.compile(r"RESOURCE_EXHAUSTED:\S{0,40}?(?:[Oo]utofmemory|OOM|CUDA_ERROR_OUT_OF_MEMORY)"), _asked_of_pool),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, exceeds, printed_bytes, size_words
+from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 
 SIGNS = (
@@ -24,7 +24,8 @@ ONE_COPY = Cure(
 _FREE = re.compile(rf"(?:-|MiB,)(?P<free>{NUMBER})MiBfree")
 _SUCCESS = re.compile(r"retryingwithoutpipelineparallelism")
 _FAILS = re.compile(
-    r"failedtoallocatecompute(?:pp)?buffers|failedtocreatecontext|failedtoinitializethecontext|errorloadingmodel|failedtoloadmodel"
+    r"failedtoallocatecompute(?:pp)?buffers|failedtocreatecontext|failedtoinitializethecontext|"
+    r"errorloadingmodel|failedtoloadmodel"
 )
 _COPIES = re.compile(r"n_copies=(\d{1,3})")
 LARGEST_CARD = 288 * 2**30
@@ -53,7 +54,7 @@ def _buffer_kind(message: Message, log: Log) -> str:
     return "cache" if "kvcache" in after.lower() or "kv_cache" in after.lower() or "K-shift" in after else ""
 
 
-def _refused(message: Message, log: Log) -> Judgement:
+def _refused_buffer(message: Message, log: Log) -> Judgement:
     asked, kind = message.facts.get("asked"), _buffer_kind(message, log)
     component, path, words = _WORDS.get(kind, ("temporaries", "buffer", "a buffer"))
     free = _free_on_card(log, message)
@@ -76,7 +77,7 @@ def _refused(message: Message, log: Log) -> Judgement:
     if copies and int(copies[1]) > 1 and kind == "compute":
         cures = (ONE_COPY, *cures)
     told = f"{size_words(asked)} were asked for {words}" if asked else f"{words} was refused"
-    if asked and free and exceeds(asked, free):
+    if asked and free and more_than(asked, free):
         return Judgement(
             causes=(Cause.REAL_NEED,), term=term, cures=cures[:4], missing=(asked - free).positive,
             because=f"{told}, and {size_words(free)} of the card were free before the model was loaded",
@@ -118,8 +119,8 @@ def retry_succeeds(message: Message, log: Log) -> bool:
 
 
 FORMS = (
-    Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice\d{{1,3}}:cudaMallocfailed"), _refused, {"asked": "MiB"}),
+    Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice\d{{1,3}}:cudaMallocfailed"), _refused_buffer, {"asked": "MiB"}),
     Form("llama host", re.compile(r"failedtoallocateCPUbuffer|unabletoallocateCPU|failedtoallocatebufferofsize\d{1,18}\S{0,20}?CPU"), _host_buffer),
-    Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused, {"asked": "bytes"}),
-    Form("llama", re.compile(r"unabletoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}buffer"), _refused),
+    Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused_buffer, {"asked": "bytes"}),
+    Form("llama", re.compile(r"unabletoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}buffer"), _refused_buffer),
 )  # fmt: skip

@@ -11,7 +11,9 @@ from memsheet.frozen import dataclass
 SIGNS = (b"NVIDIA-SMI",)
 _CARD = re.compile(r"(?<!\d)(\d{1,7})\s{0,3}MiB\s{0,3}/\s{0,3}(\d{1,7})\s{0,3}MiB")
 _PROCESS = re.compile(
-    r"^\|?\s{0,6}(\d{1,3})\s+(?:N/A\s+N/A\s+)?(\d{1,10})\s+[CG](?:\+[CG])?\s.{1,120}?\s(\d{1,7})\s?MiB\s{0,3}\|?$"
+    r"^\|"
+    r"?\s{0,6}(\d{1,3})\s+(?:N/A\s+N/A\s+)?(\d{1,10})\s+[CG](?:\+[CG])?"
+    r"\s.{1,120}?\s(\d{1,7})\s?MiB\s{0,3}\|?$"
 )
 
 

@@ -26,7 +26,7 @@ def _too_little(_: Message, __: Log) -> Judgement:
     )
 
 
-def _graphs(_: Message, __: Log) -> Judgement:
+def _refused_capture(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT,),
         because="the capture of CUDA graphs has no room beside weights and cache",
@@ -40,7 +40,7 @@ def _graphs(_: Message, __: Log) -> Judgement:
     )
 
 
-def _slots(_: Message, __: Log) -> Judgement:
+def _spent_slots(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
         because="slots for requests ran out, which are a count and no bytes",
@@ -48,7 +48,7 @@ def _slots(_: Message, __: Log) -> Judgement:
     )
 
 
-def _pool(_: Message, __: Log) -> Judgement:
+def _full_pool(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
         because="the pool of cached tokens is full for the requests that were let in",
@@ -71,7 +71,7 @@ FORMS = (
         _too_little,
     ),
     Form("server start", re.compile(r"profiledvalue\S{0,20}?-\d{1,12}"), _too_little),
-    Form("graphs", re.compile(r"Capture(?:cuda|CUDA)graphfailed"), _graphs),
-    Form("slots", re.compile(r"alloc_req_slotsrunsoutofmemory"), _slots),
-    Form("pool", re.compile(r"(?:Prefill|Decode)outofmemory\.Trytolower"), _pool),
+    Form("graphs", re.compile(r"Capture(?:cuda|CUDA)graphfailed"), _refused_capture),
+    Form("slots", re.compile(r"alloc_req_slotsrunsoutofmemory"), _spent_slots),
+    Form("pool", re.compile(r"(?:Prefill|Decode)outofmemory\.Trytolower"), _full_pool),
 )

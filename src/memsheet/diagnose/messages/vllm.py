@@ -1,7 +1,8 @@
 """vLLM's start-up checks, its sampler's warm-up and its sleep: what its own lines say.
 
 The sentences are those of vllm/v1/worker/utils.py (request_memory), vllm/v1/core/kv_cache_utils.py
-(check_enough_kv_cache_memory), vllm/v1/worker/gpu_worker.py and vllm/device_allocator/cumem.py. Its GiB are 2^30.
+(check_enough_kv_cache_memory), vllm/v1/worker/gpu_worker.py and vllm/device_allocator/cumem.py. Its GiB are
+2^30.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, printed_bytes, reaches, size_words
+from memsheet.diagnose.interval import Interval, at_least, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, YES, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.units import GIB
 
@@ -24,21 +25,22 @@ OVERHEAD = 3 * GIB
 _SEQUENCES = re.compile(r"max_num_seqs[=:'\"]{1,3}(\d{1,6})")
 
 
-def _start(message: Message, _: Log) -> Judgement:
+def _refused_start(message: Message, _: Log) -> Judgement:
     free, card, desired = (message.facts[name] for name in ("free", "capacity", "desired"))
     share = message.words["share"]
     used = (card - free).positive
     lower = free.low * 100 // card.high
     fits = Cure(
-        change=f"a share that is free: {UTILIZATION} 0.{lower:02d}", helps=YES, where=f"{UTILIZATION} 0.{lower:02d}",
+        change=f"a share that is free: {UTILIZATION} 0.{lower:02d}", helps=YES if free.low * 2 > desired.high else MAYBE, where=f"{UTILIZATION} 0.{lower:02d}",
         why=f"passes this check: 0.{lower:02d} × {size_words(card)} ≤ {size_words(free)}; the cache gets as much less",
     )  # fmt: skip
     lines = (
-        f"{share} × {size_words(card)} = {size_words(desired)} wanted, {size_words(free)} free, {size_words(used)} in use before the start",
+        f"{share} × {size_words(card)} = {size_words(desired)} wanted, {size_words(free)} free",
+        f"{size_words(card)} - {size_words(free)} free = {size_words(used)} in use before the start",
     )
     missing = (desired - free).positive
     others = Cure(
-        change=FREE_THE_CARD, helps=YES if reaches(card - Interval(OVERHEAD, OVERHEAD), desired) else MAYBE, saves_bytes=used.high, where="nvidia-smi",
+        change=FREE_THE_CARD, helps=YES if at_least(card - Interval(OVERHEAD, OVERHEAD), desired) else MAYBE, saves_bytes=used.high, where="nvidia-smi",
         why=f"{size_words(used)} are in use before the start",
     )  # fmt: skip
     if used.low * 10 > card.high or used.low > OVERHEAD:
@@ -65,7 +67,8 @@ def _no_blocks(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
         cures=cures,
-        because="weights and the server's trial run take all of its share of the card: nothing is left for the KV cache",
+        because="weights and the server's trial run take all of its share of the card: nothing is left for "
+        "the KV cache",
     )
 
 
@@ -87,7 +90,7 @@ def _one_request(message: Message, log: Log) -> Judgement:
         and "kv_cache_dtype" in log.text
         and re.search(r"kv_cache_dtype[=:'\" ]{1,4}fp8", log.text)
     )
-    enough = reaches(held, half)
+    enough = at_least(held, half)
     halved = Cure(
         change="a cache in eight bits", helps=NO if enough is False else MAYBE, saves_bytes=needed.high // 2, where="--kv-cache-dtype fp8",
         why=f"half of {size_words(needed)} is {size_words(half)}, {'within' if enough else 'more than'} {size_words(held)}",
@@ -105,13 +108,13 @@ def _one_request(message: Message, log: Log) -> Judgement:
         because=f"one request of {length:,} tokens needs {size_words(needed)} of KV cache, and {size_words(held)} are left for it",
         arithmetic=(
             f"{size_words(needed)} / {length:,} tokens = {per_token:,} bytes a token; {size_words(held)} hold {held.middle // max(1, per_token):,} tokens",
-            *_stages(log, needed, held),
+            *_stage_shares(log, needed, held),
         ),
         term=Term(component="kv_cache", path="model", shape=f"[{length}] tokens", exact=False, words="the KV cache of one request"),
     )  # fmt: skip
 
 
-def _stages(log: Log, needed: Interval, held: Interval) -> tuple[str, ...]:
+def _stage_shares(log: Log, needed: Interval, held: Interval) -> tuple[str, ...]:
     """What each stage of a pipeline holds of it, where the layers of each are told."""
     found = re.search(r"layers_per_stage\D{1,6}([\d,]{3,80})", log.squeezed) or re.search(
         r"(?:VLLM_PP_LAYER_PARTITION)[=:\"']{1,3}([\d,]{3,80})", log.squeezed
@@ -141,7 +144,7 @@ def _old_length(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _sampler(message: Message, _: Log) -> Judgement:
+def _sampler_trial(message: Message, _: Log) -> Judgement:
     count = int(message.words["count"])
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT,),
@@ -155,13 +158,16 @@ def _sampler(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-_GB = rf"(?P<needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailableKVcachememory\((?P<available>{NUMBER})GiB\)"
+_GB = (
+    rf"(?P<needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailableKVcachememory"
+    rf"\((?P<available>{NUMBER})GiB\)"
+)
 FORMS = (
-    Form("server start", re.compile(rf"(?:Freememoryondevice(?:cuda:\d{{1,3}})?)\(?(?P<free>{NUMBER})/(?P<capacity>{NUMBER})GiB\)onstartupislessthandesiredGPUmemoryutilization\((?P<share>[\d.]{{1,8}}),(?P<desired>{NUMBER})GiB\)"), _start, {"free": "GiB", "capacity": "GiB", "desired": "GiB"}),
+    Form("server start", re.compile(rf"(?:Freememoryondevice(?:cuda:\d{{1,3}})?)\(?(?P<free>{NUMBER})/(?P<capacity>{NUMBER})GiB\)onstartupislessthandesiredGPUmemoryutilization\((?P<share>[\d.]{{1,8}}),(?P<desired>{NUMBER})GiB\)"), _refused_start, {"free": "GiB", "capacity": "GiB", "desired": "GiB"}),
     Form("cache of one request", re.compile(rf"maxseqlen\((?P<length>[\d,]{{1,12}})\),?\(?{_GB}(?:\S{{0,80}}?estimatedmaximummodellengthis(?P<estimate>[\d,]{{1,12}}?)\.)?"), _one_request, {"needed": "GiB", "available": "GiB"}),
     Form("no cache", re.compile(r"Noavailablememoryforthecacheblocks|#(?:GPU|CUDA|cuda)blocks:0\b"), _no_blocks),
     Form("cache of one request", re.compile(r"maxseqlen\((?P<length>\d{1,9})\)islargerthanthemaximumnumberoftokensthatcanbestoredinKVcache\((?P<stored>\d{1,9})\)"), _old_length),
-    Form("sampler", re.compile(r"warmingupsamplerwith(?P<count>\d{1,7})dummyrequests"), _sampler),
+    Form("sampler", re.compile(r"warmingupsamplerwith(?P<count>\d{1,7})dummyrequests"), _sampler_trial),
 )  # fmt: skip
 _FACTS = {
     "kv_available": re.compile(rf"AvailableKVcachememory:(?P<size>{NUMBER})GiB"),

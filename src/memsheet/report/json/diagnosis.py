@@ -14,7 +14,7 @@ Verdict = Literal[
 ]  # fmt: skip
 
 
-def _ends(size: Interval | None) -> list[int] | None:
+def _two_ends(size: Interval | None) -> list[int] | None:
     return None if size is None else [size.low, size.high]
 
 
@@ -28,9 +28,9 @@ class Term(Document):
 
 
 class Cure(Document):
-    """A change. ``helps``: whether the request that failed would have been served, or the check passed: yes where
-    that is certain, no where it is certain that not; ``saves_bytes``: at the most, null where nobody can say;
-    ``where``: the line to write.
+    """A change. ``helps``: whether the request that failed would have been served, or the check passed: yes
+    where that is certain, no where it is certain that not; ``saves_bytes``: at the most, null where nobody
+    can say; ``where``: the line to write.
     """
 
     change: str
@@ -42,9 +42,9 @@ class Cure(Document):
 
 class Diagnosis(Document):
     """``memsheet/diagnosis/1``. Figures of a message are rounded, so each fact is its least and its most.
-    ``verdict`` is unknown where there is no memory error (``found`` is false), or where ``open_between`` names
-    what could not be told apart. ``missing_bytes``: the shortage, at least and at the most. ``sheet``: of the
-    plan that ran, where one was named.
+    ``verdict`` is unknown where there is no memory error (``found`` is false), or where ``open_between``
+    names what could not be told apart. ``missing_bytes``: the shortage, at least and at the most. ``sheet``:
+    of the plan that ran, where one was named.
     """
 
     schema_: str = "memsheet/diagnosis/1"
@@ -55,10 +55,10 @@ class Diagnosis(Document):
     because: str
     arithmetic: list[str]
     facts: dict[str, list[int]] = read_from(
-        lambda found: {name: _ends(size) for name, size in found.facts.items()}
+        lambda found: {name: _two_ends(size) for name, size in found.facts.items()}
     )
     term: Term | None
-    missing_bytes: list[int] | None = read_from(lambda found: _ends(found.missing))
+    missing_bytes: list[int] | None = read_from(lambda found: _two_ends(found.missing))
     cures: list[Cure]
     notes: list[str] = read_from(lambda found: list(found.notes))
     sheet: Sheet | None = read_from("answer")

@@ -41,7 +41,7 @@ def render_diagnosis(found: Diagnosis, look: Look) -> str:
 
 
 def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType]:
-    yield _headline(found, look)
+    yield _diagnosis_headline(found, look)
     if found.found:
         lines = "\n".join(map(one_line, (found.because, *found.arithmetic)))
         yield labelled_row("Why", "bold", (lines,), look)
@@ -65,19 +65,19 @@ def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType
         yield labelled_row("Notes", "bold", map(one_line, found.notes), look, between="; ")
 
 
-def _headline(found: Diagnosis, look: Look) -> RenderableType:
+def _diagnosis_headline(found: Diagnosis, look: Look) -> RenderableType:
     if not found.found:
         return labelled_row("NOTHING TO DIAGNOSE", "bold", (found.because,), look)
     if found.cause is not Cause.UNKNOWN:
         style = "bold green" if found.cause in (Cause.NOT_GPU_MEMORY, Cause.FOLLOW_UP_ERROR) else "bold red"
-        return labelled_row("DIED OF", style, (TITLES[found.cause], *_shortage(found, look)), look)
+        return labelled_row("DIED OF", style, (TITLES[found.cause], *_shortage_words(found, look)), look)
     between = " or ".join(TITLES[cause] for cause in found.open_between)
     return labelled_row(
         "UNDECIDED", "bold yellow", (between or "a memory error without enough figures",), look
     )
 
 
-def _shortage(found: Diagnosis, look: Look) -> tuple[str, ...]:
+def _shortage_words(found: Diagnosis, look: Look) -> tuple[str, ...]:
     missing = found.missing
     if missing is None or missing.high <= 0:
         return ()
@@ -96,7 +96,10 @@ def _term_words(found: Diagnosis) -> tuple[str, ...]:
 def _sheet_words(answer: Answer, look: Look) -> tuple[str, ...]:
     worst = max(answer.sheets, key=lambda sheet: sheet.device.high)
     device = worst.device
-    said = f"predicted peak {look.need(int(device.value), 1)} (range {look.need(int(device.low), 1)} to {look.need(int(device.high), 1)}) in {INSTANTS[worst.peak_instant]}"
+    said = (
+        f"predicted peak {look.need(int(device.value), 1)} (range {look.need(int(device.low), 1)} to "
+        f"{look.need(int(device.high), 1)}) in {INSTANTS[worst.peak_instant]}"
+    )
     if answer.verdict is None:
         return (said,)
     asked = {
