@@ -29,6 +29,42 @@ TRAINERS: dict[str, dict[str, str]] = {
     "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
 }  # fmt: skip
 """Where each program is told of a change."""
+OF_PHASE: dict[str, tuple[Cure, ...]] = {
+    "evaluate": (
+        Cure(change="a smaller batch of the evaluation", helps=MAYBE, where="per_device_eval_batch_size=1"),
+        Cure(change="predictions moved to the host as they come", helps=MAYBE, where="eval_accumulation_steps=1"),
+        Cure(change="no gradients in the evaluation", helps=MAYBE, where="torch.no_grad()"),
+    ),
+    "save": (
+        Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are held while a checkpoint is saved"),
+    ),
+    "restore": (
+        Cure(change="the checkpoint loaded on the host first", helps=MAYBE, where='torch.load(file, map_location="cpu")'),
+        Cure(change="states that are loaded in shards", helps=MAYBE),
+    ),
+    "load": (
+        Cure(change="weights in fewer bits", helps=MAYBE),
+        Cure(change="weights over more GPUs, or part of them on the host", helps=MAYBE),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch"),
+    ),
+}  # fmt: skip
+"""By the phase of the run."""
+OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
+    "parameters": OF_PHASE["load"],
+    "optimizer_states": (
+        Cure(change="an optimizer with smaller states", helps=MAYBE, where='optim="adamw_8bit"'),
+        Cure(change="states over more GPUs (ZeRO, FSDP), or on the host", helps=MAYBE),
+        Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
+    ),
+}  # fmt: skip
+"""By what the request is for."""
+SUM_NUMBERS = Cure(
+    change="sum numbers, not tensors", helps=MAYBE, where="total_loss += loss.item()", why="the graph of each step is then let go"
+)  # fmt: skip
+KEEP_NOTHING = Cure(
+    change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
+)  # fmt: skip
 SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
 SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
 
@@ -115,12 +151,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield from _in_server(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.LEAK:
-            yield Cure(
-                change="sum numbers, not tensors",
-                helps=MAYBE,
-                where="total_loss += loss.item()",
-                why="the graph of each step is then let go",
-            )
+            yield SUM_NUMBERS if signs.sums_losses else KEEP_NOTHING
             yield _expandable_by_sum(figures, signs, who)
             yield _no_cache_clearing()
         case Cause.REGIME_CHANGE:
@@ -251,6 +282,12 @@ def _first_axis(term: Term) -> int:
 
 def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
     """By what the request is."""
+    if found := OF_PHASE.get(signs.phase):
+        yield from found
+        return
+    if term is not None and (found := OF_COMPONENT.get(term.component)):
+        yield from found
+        return
     lines = TRAINERS.get(signs.program, {})
     proportional = (
         term is not None and term.path != "sampler" and term.component in ("temporaries", "saved_activations")

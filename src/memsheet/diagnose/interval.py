@@ -85,8 +85,12 @@ def all_hold(*tests: bool | None) -> bool | None:
 
 
 def size_words(size: Interval) -> str:
-    """A size for a sentence: as messages print it, two digits behind the point."""
-    return _rounded_words(size.middle)
+    """A size for a sentence: as messages print it, two digits behind the point; of what is known within wide
+    bounds alone, these.
+    """
+    if (size.high - size.low) * 4 <= size.high:
+        return _rounded_words(size.middle)
+    return f"{f'{at_least_words(size)} to' if size.low > 0 else 'up to'} {at_most_words(size)}"
 
 
 def at_least_words(size: Interval) -> str:

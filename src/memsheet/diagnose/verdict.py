@@ -151,11 +151,7 @@ def _judged_figures(
         cause if cause is not Cause.UNKNOWN or Cause.REAL_NEED not in judged.causes else Cause.REAL_NEED
     )
     cures = cures_of(asked_of, figures, signs, term, message.words.get("who", "CUDA"))
-    arithmetic = (
-        *judged.arithmetic,
-        *((f"{size_words(figures.asked)} = {term.words}",) if term and term.exact else ()),
-    )
-    return _diagnosis_of(replace(judged, term=term, arithmetic=arithmetic), facts, signs, cures)
+    return _diagnosis_of(replace(judged, term=term), facts, signs, cures)
 
 
 def _term_of_frame(signs: Signs) -> Term | None:
@@ -227,7 +223,7 @@ def _was_or_were(count: int) -> str:
 def _notes_beside(
     first: Message, messages: list[Message], context: Mapping[str, Interval], caught: int
 ) -> Iterator[str]:
-    later = sum(each.line > first.line for each in messages)
+    later = sum(each.line > first.line and not _is_servers_own(each) for each in messages)
     if later:
         yield (
             f"{later} later {'message is' if later == 1 else 'messages are'} taken as "

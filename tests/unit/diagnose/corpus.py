@@ -222,7 +222,7 @@ FURTHER = (
     Case("the CPU's allocator", "RuntimeError: [enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 34359738368 bytes. "
          "Error code 12 (Cannot allocate memory)", "not_gpu_memory", says=("32.00 GiB",)),
     Case("XLA's sums", "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 14.08GiB.\nBufferAssignment stats:\n"
-         "parameter allocation: 0.10GiB\nmaybe_live_out allocation: 9.64GiB\npreallocated temp allocation: 4.44GiB\nGPU total memory 12.00GiB", "unknown"),
+         "parameter allocation: 0.10GiB\nmaybe_live_out allocation: 9.64GiB\npreallocated temp allocation: 4.44GiB\nGPU total memory 12.00GiB", "real_need", says=("14.08 GiB",)),
     Case("XLA in bytes", "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 13421772800 bytes.", "unknown",
          open_between=("real_need", "other_process")),
     Case("XLA's pool", "Limit: 17179869184\nInUse: 16000000000\nMaxInUse: 16000000000\nLargestFreeBlock: 0\nRESOURCE_EXHAUSTED: Out of memory while trying to allocate "

@@ -42,7 +42,7 @@ def _wake_up(_: Message, log: Log) -> Judgement:
 
 
 def _refused_communication(message: Message, _: Log) -> Judgement:
-    size = f" {int(message.words['count']):,} bytes" if "count" in message.words else ""
+    size = f" {int(message.words['count']):,} bytes" if "count" in message.words else " memory"
     return Judgement(
         causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
         because=f"the communication library was refused{size} of its own by the driver: the card is full, and its buffers "

@@ -34,10 +34,10 @@ def _killed_by_kernel(message: Message, _: Log) -> Judgement:
     who = f"process {message.words['pid']} " if "pid" in message.words else "a process "
     held = message.facts.get("resident")
     size = f"with {size_words(held)} resident " if held else ""
-    group = "its control group's limit" if message.kind == "cgroup" else "no memory was left on the host"
-    return _host_shortage(
-        f"the kernel killed {who}{size}because {group}: host memory, not the GPU's", MORE_HOST
+    group = (
+        "at its control group's limit" if message.kind == "cgroup" else "as no memory was left on the host"
     )
+    return _host_shortage(f"the kernel killed {who}{size}{group}: host memory, not the GPU's", MORE_HOST)
 
 
 def _killed_by_ray(_: Message, __: Log) -> Judgement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words
+from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 
 SIGNS = (b"RESOURCE_EXHAUSTED", b"CompileTimeHbmOom", b"Ran out of memory in memory space", b"hbm capacity")
@@ -60,7 +60,8 @@ def _asked_of_pool(message: Message, log: Log) -> Judgement:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's page-locked memory")
     if size and "limit" in pool and "in_use" in pool:
         return _of_pool(size, pool, told)
-    total = stats.get("total")
+    held = [size for name in ("maybe_live_out", "preallocatedtemp") if (size := stats.get(name)) is not None]
+    total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
     card = message.facts.get("capacity")
     if total is not None and card is not None and more_than(total, card):
         return Judgement(

@@ -76,7 +76,7 @@ def _refused_buffer(message: Message, log: Log) -> Judgement:
     copies = _COPIES.search(log.squeezed)
     if copies and int(copies[1]) > 1 and kind == "compute":
         cures = (ONE_COPY, *cures)
-    told = f"{size_words(asked)} were asked for {words}" if asked else f"{words} was refused"
+    told = f"{size_words(asked)} were asked for, {words}" if asked else f"{words} was refused"
     if asked and free and more_than(asked, free):
         return Judgement(
             causes=(Cause.REAL_NEED,), term=term, cures=cures[:4], missing=(asked - free).positive,

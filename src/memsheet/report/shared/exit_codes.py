@@ -26,5 +26,5 @@ def checked_exit_code(checked: Checked) -> int:
 
 
 def diagnosis_exit_code(found: Diagnosis) -> int:
-    """Of a job that died: undecided is uncertain; what was diagnosed, or held no memory error, is answered."""
+    """Of a job that died: undecided is uncertain, all else is answered."""
     return EXIT[Result.UNCERTAIN] if found.undecided else 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Result
-from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.interval import Interval, size_words
 from memsheet.diagnose.message import NO, YES, Cause, Cure
 from memsheet.diagnose.verdict import Diagnosis
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 TITLES = {
-    Cause.REAL_NEED: "a real need: more than the card has left, whatever the settings",
-    Cause.FRAGMENTATION: "fragmentation: enough memory is kept, in pieces that the request does not fit",
+    Cause.REAL_NEED: "a real need: more than is left",
+    Cause.FRAGMENTATION: "fragmentation: what is kept lies in pieces",
     Cause.OTHER_PROCESS: "another process on the card",
     Cause.OUTSIDE_ALLOCATOR: "memory outside PyTorch's allocator",
-    Cause.LIMIT_SET: "a limit that was set, not the card",
-    Cause.NOT_GPU_MEMORY: "no shortage of the GPU's memory",
+    Cause.LIMIT_SET: "a limit that is set, not the card",
+    Cause.NOT_GPU_MEMORY: "the host's memory, or a limit of its; not the GPU's memory",
     Cause.LEAK: "a leak: what is held grows with every step",
     Cause.REGIME_CHANGE: "a step that is another one than those before",
-    Cause.ENGINE_OVERCOMMIT: "a server that took more for its cache than the rest can spare",
-    Cause.ENGINE_UNDERPROVISION: "a server whose share is too small for what it is to hold",
+    Cause.ENGINE_OVERCOMMIT: "a server that took too much for its cache",
+    Cause.ENGINE_UNDERPROVISION: "a server whose share is too small",
     Cause.WAKE_UP_RACE: "a wake-up while somebody else holds the card",
-    Cause.FOLLOW_UP_ERROR: "the echo of an earlier error, no shortage of memory",
+    Cause.FOLLOW_UP_ERROR: "an earlier error: this is its echo, no shortage",
 }
 HELPS = {YES: "would have helped", "maybe": "may help"}
 
@@ -81,16 +81,19 @@ def _shortage_words(found: Diagnosis, look: Look) -> tuple[str, ...]:
     missing = found.missing
     if missing is None or missing.high <= 0:
         return ()
-    if missing.low * 101 >= missing.high * 100:
+    if missing.low * 10 >= missing.high * 9:
         return (f"short by {look.need(missing.high, 2)}",)
     return (f"short by {look.room(missing.low, 2)} at least, {look.need(missing.high, 2)} at the most",)
 
 
 def _term_words(found: Diagnosis) -> tuple[str, ...]:
-    term = found.term
-    assert term is not None
-    how = "exactly the size asked for" if term.exact else "by what ran"
-    return (one_line(term.words or f"{term.component} {term.path}"), how)
+    term, asked = found.term, found.facts.get("asked_bytes")
+    if term is None:
+        return ()
+    words = one_line(term.words or f"{term.component} {term.path}")
+    if term.exact and asked is not None:
+        return (f"{size_words(asked)} asked for = {words}",)
+    return (words, "by what ran, not by the size")
 
 
 def _sheet_words(answer: Answer, look: Look) -> tuple[str, ...]:
@@ -123,9 +126,9 @@ def _cure_table(word: str, cures: list[Cure], look: Look) -> RenderableType:
         saves = f"saves up to {look.need(cure.saves_bytes, 2)}" if cure.saves_bytes else ""
         said = " · ".join(part for part in (one_line(cure.change), saves, HELPS[cure.helps]) if part)
         grid.add_row(Text(word if number == 1 else "", "bold"), Text(str(number)), Text(said))
-        for more in (one_line(cure.why), one_line(cure.where)):
+        for more, style in ((cure.why, "dim"), (f"→ {cure.where}" if cure.where else "", "")):
             if more:
-                grid.add_row(Text(""), Text(""), Text(f"  {more}", "" if more == cure.where else "dim"))
+                grid.add_row(Text(""), Text(""), Text(one_line(more), style))
     return grid
 
 
