@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from memsheet.diagnose.figures import PAGE
@@ -16,6 +17,8 @@ from memsheet.diagnose.message import Term
 from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
 from memsheet.units import MIB
 
+OF_SHEET, BOTH_KNOWN = 5, 4
+"""How well a candidate is founded."""
 LEAST = 20 * MIB
 """Smaller requests get a segment of 2 or 20 MiB, which says nothing of their own size
 (c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer).
@@ -72,14 +75,32 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     if asked.low <= LEAST + MIB // 100:
         return None
     axes = _with_axes_of_text(known, signs.text)
-    found: dict[str, Candidate] = {}
+    found: dict[tuple[str, str, str], Candidate] = {}
     for each in _candidate_terms(asked, signs.frame, axes):
-        if each.term.shape not in found or each.rank > found[each.term.shape].rank:
-            found[each.term.shape] = each
-    best = sorted(found.values(), key=lambda each: each.rank, reverse=True)
-    if not best or (len(best) > 1 and best[0].rank == best[1].rank):
+        key = each.term.component, each.term.path, each.term.shape
+        if key not in found or each.rank > found[key].rank:
+            found[key] = each
+    rank = max((each.rank for each in found.values()), default=None)
+    best = [each.term for each in found.values() if each.rank == rank]
+    if not best or rank is None:
         return None
-    return best[0].term
+    if rank[0] < OF_SHEET:
+        return best[0] if len(best) == 1 else None
+    products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
+    return _term_of_sheet(best, products[0] if len(products) == 1 and rank[1] == 2 else None)
+
+
+def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
+    """Tensors of a sheet that fit equally as one, where they are of one module; ``product``: what that size
+    is a product of.
+    """
+    modules = {(term.component, term.path.partition("/")[0]) for term in equals}
+    if len(modules) > 1:
+        return product
+    path = equals[0].path if len(equals) == 1 else equals[0].path.partition("/")[0]
+    if product is None:
+        return replace(equals[0], path=path, words=f"{path} of the plan's sheet")
+    return replace(product, component=equals[0].component, path=path)
 
 
 def _with_axes_of_text(known: Axes, text: str) -> Axes:

@@ -101,7 +101,11 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
     """How many failures were caught and went on, and the messages that were not, in order; of a plain one
     that says no size and another at the same place the other stays.
     """
-    found = [*torch_allocator.allocator_messages(log), *messages_of(log, (*SERVER_FORMS, *FORMS))]
+    found = [
+        *torch_allocator.allocator_messages(log),
+        *messages_of(log, (*SERVER_FORMS, *FORMS)),
+        *host.killed_lines(log),
+    ]
     found.sort(key=lambda each: each.line)
     lasting = [each for each in found if not _was_caught(each, log)]
     sized = [
@@ -252,4 +256,5 @@ def cured_first(found: Diagnosis, cures: Iterable[Cure]) -> Diagnosis:
     extra = tuple(cures)
     useless = tuple(cure for cure in found.cures if cure.helps == "no")[:1]
     rest = tuple(cure for cure in found.cures if cure not in useless)
-    return replace(found, cures=(*(*extra, *rest)[: 4 - len(useless)], *useless))
+    extra = tuple(sorted((*extra, *rest), key=lambda cure: cure.helps != "yes"))
+    return replace(found, cures=(*extra[: 4 - len(useless)], *useless))

@@ -94,6 +94,7 @@ def test_with_the_plan_its_sheet_names_the_tensor() -> None:
     assert found.term is not None
     assert found.term.exact
     assert found.term.component == "temporaries"
+    assert found.term.shape == "[65536, 128256] fp32"
     assert found.answer is not None
     document = diagnosis_document(found)
     assert document["sheet"]["schema"] == "memsheet/sheet/1"

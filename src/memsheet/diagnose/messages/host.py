@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import size_words
@@ -118,3 +119,13 @@ FORMS = (
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
     Form("signal", re.compile(r"exitcode:?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|SIGKILL|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
+_KILLED = re.compile(r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{2,}.{0,400})?$")
+"""What a shell says of a program that signal 9 ended."""
+
+
+def killed_lines(log: Log) -> Iterator[Message]:
+    """The first line by which a shell says so."""
+    for number, line in enumerate(log.lines):
+        if "Killed" in line and _KILLED.match(line):
+            yield Message(kind="signal", line=number, judge=_killed_by_signal)
+            return
