@@ -332,7 +332,7 @@ COMMANDS = {command.name: command for command in (
         (Argument("files", "FILE", "A log, an error message, an nvidia-smi table; several of one job, or - for stdin.", many=True),),
         _job_flags(CHECK_FLAGS[0], JSON, FULL._replace(words="Every figure that was read."), UNITS, DEBUG),
         ("memsheet diagnose train.log",
-         "python train.py 2>&1 | tee train.log; memsheet diagnose train.log --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
+         "memsheet diagnose train.log --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
          "memsheet diagnose -"),
         ("model", *COMMON, *LIGHTER, *PRINTED),
         more="With the model and the plan the sheet says which term it was. Exit code: 0 diagnosed, or nothing to diagnose; 11 undecided; 2 unreadable.",

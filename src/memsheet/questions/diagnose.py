@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from memsheet.budget import Answer, Result
 from memsheet.diagnose.cleaned import MOST_BYTES
@@ -17,6 +17,7 @@ from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
 from memsheet.errors import input_error
 from memsheet.guard import read_bytes, read_stdin
 from memsheet.guard.spending import of_one_command
+from memsheet.plan.options import InferOptions, Model
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
@@ -29,7 +30,9 @@ SERVED = ("max_model_len", "sequences", "memory_fraction", "users")
 """Options that only a server's question has."""
 
 
-def diagnose(*texts: str | bytes | PathLike[str], model: Any = None, **options: Any) -> Diagnosis:
+def diagnose(
+    *texts: str | bytes | PathLike[str], model: Model | None = None, **options: Unpack[InferOptions]
+) -> Diagnosis:
     """What a job died of, from its message, its log, an nvidia-smi table: each of ``texts`` is a text, or a
     path (``pathlib.Path``) of one; all are of one job, in order.
 
