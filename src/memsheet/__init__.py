@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from memsheet.questions.answer import infer, train
     from memsheet.questions.check import check
     from memsheet.questions.compare import compare
+    from memsheet.questions.diagnose import diagnose
     from memsheet.questions.explain import explain
     from memsheet.questions.export import export
     from memsheet.questions.fit import DoesNotFitError, assert_fits, trainer_callback
@@ -39,6 +40,7 @@ __all__ = [
     "assert_fits",
     "check",
     "compare",
+    "diagnose",
     "explain",
     "export",
     "infer",
@@ -65,6 +67,7 @@ _HOMES = {
     "questions.answer": ("infer", "train"),
     "questions.check": ("check",),
     "questions.compare": ("compare",),
+    "questions.diagnose": ("diagnose",),
     "questions.explain": ("explain",),
     "questions.export": ("export",),
     "questions.measure": ("measure",),

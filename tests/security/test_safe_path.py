@@ -56,6 +56,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "check --against": ("check", "ds_config.json", "--against", "config.json"),
     "check as sarif": ("check", "ds_config.json", "--format", "sarif"),
     "compare": ("compare", "sheet.json", "sheet.json"),
+    "diagnose": ("diagnose", "sheet.json"),
     "explain": ("explain", "saved_activations"),
     "models": ("models",),
     "gpus": ("gpus",),

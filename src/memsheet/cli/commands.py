@@ -335,6 +335,16 @@ COMMANDS = {command.name: command for command in (
         more="A flag says what the files leave open.",
     ),
     Command(
+        "diagnose", "What did a job that died of memory die of, and what would have helped? From its message or its log.",
+        (Argument("files", "FILE", "A log, an error message, an nvidia-smi table; several of one job, or - for stdin.", many=True),),
+        _job_flags(CHECK_FLAGS[0], JSON, FULL._replace(words="Every figure that was read."), UNITS, DEBUG),
+        ("memsheet diagnose train.log",
+         "memsheet diagnose train.log --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
+         "memsheet diagnose -"),
+        ("model", *COMMON, *LIGHTER, *PRINTED),
+        more="With the model and the plan the sheet says which term it was. Exit code: 0 diagnosed, or nothing to diagnose; 11 undecided; 2 unreadable.",
+    ),
+    Command(
         "trace", "What does the real code allocate? Run on fake tensors, no GPU.",
         (MODEL._replace(words=f"{MODEL.words} Or a step of your own: FILE.py:FUNCTION."),), _job_flags(*TRACE_FLAGS, JSON, UNITS, DEBUG),
         ("memsheet trace llama-3.2-1b --seq-len 4096 --picture step.svg",

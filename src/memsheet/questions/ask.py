@@ -265,6 +265,26 @@ def _ask_compare(asked: dict[str, Any], _: Path) -> Said:
     )
 
 
+def _ask_diagnose(asked: dict[str, Any], _: Path) -> Said:
+    from memsheet.questions.diagnose import diagnose_named_texts
+    from memsheet.report.json.diagnosis import diagnosis_document
+    from memsheet.report.screen.died.diagnosis import render_diagnosis
+    from memsheet.report.shared.exit_codes import diagnosis_exit_code
+
+    text = asked.pop("text", None)
+    if not isinstance(text, str):
+        raise input_error("text", None, "is no text", "the error message, or the end of the log")
+    found = diagnose_named_texts({"text": text}, asked.pop("model", None), asked)
+    return Said(
+        diagnosis_exit_code(found),
+        diagnosis_document(found),
+        lambda: {
+            **(_answer_view(found.answer) if found.answer else {}),
+            "screen": render_diagnosis(found, Look(width=COLUMNS)),
+        },
+    )
+
+
 def _ask_explain(asked: dict[str, Any], _: Path) -> Said:
     from memsheet.questions.explain import explain
 
@@ -310,6 +330,6 @@ def _ask_form(_: dict[str, Any], __: Path) -> Said:
 
 QUESTIONS: Mapping[str, Callable[[dict[str, Any], Path], Said]] = {
     "train": _ask_account(accounted.train), "infer": _ask_account(accounted.infer), "solve": _ask_solve, "plan": _ask_plan, "plan-serving": _ask_plan_serving,
-    "grid": _ask_grid, "check": _ask_check, "export": _ask_export, "compare": _ask_compare, "explain": _ask_explain, "read": _ask_read, "models": _ask_models, "gpus": _ask_gpus, "form": _ask_form,
+    "grid": _ask_grid, "check": _ask_check, "export": _ask_export, "compare": _ask_compare, "diagnose": _ask_diagnose, "explain": _ask_explain, "read": _ask_read, "models": _ask_models, "gpus": _ask_gpus, "form": _ask_form,
 }  # fmt: skip
 """What can be asked, by the name of its command."""

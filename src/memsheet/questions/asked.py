@@ -57,11 +57,12 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...], str]] = {
     "check": ("Configuration files of an engine: their sheet, verdict and mistakes.", {"files": FILES, "model_otherwise": MODEL, **JOB}, ("files",), "checked"),
     "export": ("A plan as the configuration of the engine that runs it.", {"plan": OBJECT, "to": TEXT, "pick": WHOLE}, ("plan", "to"), ""),
     "compare": ("Two sheets side by side.", {"left": OBJECT, "right": OBJECT, "instant": TEXT, "rank": WHOLE}, ("left", "right"), ""),
+    "diagnose": ("What a job died of, from its error message or its log, and what would have helped.", {"text": TEXT, **JOB}, ("text",), "diagnosis"),
     "explain": ("What a word on a sheet means, with its source.", {"term": TEXT}, ("term",), ""),
     "read": ("What a pasted text is, and the question that asks about it.", {"text": TEXT}, ("text",), ""),
 }  # fmt: skip
 """Each question: what it is, its keys, those that it needs, and the schema of its document."""
-OF_PLAN = ("train", "infer", "solve", "plan", "plan-serving", "grid", "check")
+OF_PLAN = ("train", "infer", "solve", "plan", "plan-serving", "grid", "check", "diagnose")
 """Questions that take every option of a plan."""
 
 

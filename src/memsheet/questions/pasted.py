@@ -24,7 +24,7 @@ DIED = re.compile(r"out of memory|OutOfMemoryError|Tried to allocate", re.IGNORE
 
 def read_pasted(text: Any) -> dict[str, Any]:
     """What a text is (``kind``), the ``request`` that asks about it, and that in words (``said``). Raises
-    InputError for none or too much of it, and for a message of which nothing is read.
+    InputError for none or too much of it.
     """
     if not isinstance(text, str) or not text.strip():
         raise input_error("text", None, "is empty", "a model's name, a config.json, a command, a link")
@@ -42,8 +42,8 @@ def read_pasted(text: Any) -> dict[str, Any]:
     if NAME.match(held):
         return _pasted_request("model", {"model": held.rstrip("/")}, "a model's name")
     if DIED.search(held):
-        hint = "paste the configuration or the command that was run"
-        raise input_error("text", None, "is the message of a job that died, which is not read here", hint)
+        request = {"question": "diagnose", "text": text}
+        return _pasted_request("message", request, "the message of a job that died of memory")
     file = {"name": _file_name(held), "text": text}
     _check_recognised(file["name"], text)
     return _pasted_request(

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from memsheet.plan.check import RULES, Rule
 from memsheet.report.json.change import Change
 from memsheet.report.json.checked import Checked, Launches
+from memsheet.report.json.diagnosis import Diagnosis
 from memsheet.report.json.document import RANGE_KEYS, ByteRange, Natural, Plan, document_keys, is_document
 from memsheet.report.json.error import ErrorDocument
 from memsheet.report.json.plans import Plans
@@ -30,7 +31,7 @@ from memsheet.report.json.solution import Solution
 FOLDER = Path("docs/reference")
 DOCUMENTS: dict[str, type] = {
     "sheet": Sheet, "plan": Plan, "record": Record, "plans": Plans, "solution": Solution, "serve-plans": ServePlans,
-    "checked": Checked, "launches": Launches, "change": Change, "error": ErrorDocument,
+    "checked": Checked, "launches": Launches, "change": Change, "error": ErrorDocument, "diagnosis": Diagnosis,
 }  # fmt: skip
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memsheet.budget import Result
 from memsheet.report.shared.checked import Checked
+
+if TYPE_CHECKING:
+    from memsheet.diagnose.verdict import Diagnosis
 
 BAD_INPUT, BROKEN = 2, 70
 """BROKEN: an error that is memsheet's own (EX_SOFTWARE of sysexits.h)."""
@@ -18,3 +23,8 @@ def checked_exit_code(checked: Checked) -> int:
     if checked.stops or (no_sheet and not checked.keys_alone):
         return BAD_INPUT
     return EXIT[checked.result] if checked.result else 0
+
+
+def diagnosis_exit_code(found: Diagnosis) -> int:
+    """Of a job that died: undecided is uncertain, all else is answered."""
+    return EXIT[Result.UNCERTAIN] if found.undecided else 0

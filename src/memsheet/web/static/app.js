@@ -341,6 +341,12 @@ async function readPaste(text, name) {
     return;
   }
   const { request, said: words } = answer.document;
+  if (request.question === "diagnose") {
+    const found = await ask({ ...request, view: true });
+    said.replaceChildren(`Read as ${words}.`, make("pre", { tabindex: "0" }, found.problem ? found.problem.detail : found.view.screen));
+    busy(false);
+    return;
+  }
   const { question, files, plan, ...options } = request;
   said.textContent = `Read as ${words}.`;
   if (files) takeFiles(files);

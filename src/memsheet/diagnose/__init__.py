@@ -1,0 +1,11 @@
+"""What a job that died of memory said → what it died of: messages and logs → facts → verdict, cures.
+
+interval    a printed figure as the bytes it may stand for
+cleaned     a log without colours, boxes, prefixes and line wraps
+messages/   one file an emitter: what its messages look like, and what they say
+signs       which frames, settings and programs a log shows
+rules       one message of an allocator → one verdict, by arithmetic
+identities  a requested size → the tensor that it is
+cures       what would have helped, and what would not
+verdict     all of it for one text
+"""

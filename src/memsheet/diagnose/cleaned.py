@@ -1,0 +1,126 @@
+"""A log without what terminals, launchers and loggers put around its words.
+
+Messages are looked for in a text from which all spaces and ends of lines are gone: what a terminal, an
+issue's box or a test's report wrapped, in the middle of a word if need be, is whole there.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import accumulate
+
+MOST_BYTES = 64 * 2**20
+WHOLE = 2**20
+"""A longer log is looked at around its signs alone."""
+BEFORE, AFTER, ENDS = 96 * 2**10, 48 * 2**10, 64 * 2**10
+LONGEST_LINE = 8 * 2**10
+_COLOURS = re.compile(r"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-_]")
+_BOX = "│┃║|╎┆"
+_PREFIX = re.compile(
+    r"""\s*(?:
+      \[(?:default|rank)?\d{1,6}\]:                                  # torchrun
+    | \(\w[\w .:/-]{0,60}?\s?pid=\d{1,9}[^)\n]{0,80}\)               # Ray, vLLM's processes
+    | \[\d{1,2},\d{1,6}\]<std(?:err|out)>:                           # mpirun
+    | \d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?
+    | \[?\d\d-\d\d\ \d\d:\d\d:\d\d\]?
+    | \[\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:\ (?:TP|DP|PP)\d{1,4})*\]
+    | \[?(?:TRACE|DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?:?(?=\s)
+    | [EWIF]\d{4}\ \d\d:\d\d:\d\d\.\d{1,9}\s{1,4}\d{1,9}\ [\w./-]{1,80}:\d{1,6}\]  # glog
+    | \[[\w./-]{1,80}\.(?:py|cpp|cc):\d{1,6}\]
+    | E(?=\ {3})                                                     # pytest
+    | >(?=\s)
+    | std(?:out|err)\ [FP](?=\s)                                     # containers
+    )""",
+    re.VERBOSE,
+)
+_MOST_PREFIXES = 8
+
+
+class Log:
+    """A cleaned text. ``lines``: its lines without prefixes; ``squeezed``: all of them without a space;
+    ``names``: the inputs it was read of.
+    """
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = tuple(lines)
+
+    @cached_property
+    def _parts(self) -> tuple[str, ...]:
+        return tuple("".join(line.split()) for line in self.lines)
+
+    @cached_property
+    def squeezed(self) -> str:
+        return "".join(self._parts)
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(accumulate(map(len, self._parts), initial=0))
+
+    @cached_property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def line_at(self, place: int) -> int:
+        """The number, from 0, of the line that holds a place of ``squeezed``."""
+        return max(0, bisect_right(self._starts, place) - 1)
+
+    def place_of(self, line: int) -> int:
+        """Where a line begins in ``squeezed``."""
+        return self._starts[max(0, min(line, len(self.lines)))]
+
+
+def cleaned_log(texts: Iterable[bytes | str], signs: Iterable[bytes]) -> Log:
+    """Texts as one log. ``signs``: what a line that matters holds; of a long text only what stands around
+    the first of each, its beginning and its end is kept.
+    """
+    signs = tuple(signs)
+    return Log(line for text in texts for line in _cleaned_lines(_decoded_text(text, signs)))
+
+
+def _decoded_text(text: bytes | str, signs: tuple[bytes, ...]) -> str:
+    raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raw = raw.decode("utf-16", "replace").encode("utf-8", "replace")
+    elif raw[:4096].count(b"\0") > len(raw[:4096]) // 4:  # UTF-16 without its mark
+        raw = raw.replace(b"\0", b"")
+    return _parts_that_matter(raw, signs).decode("utf-8", "replace")
+
+
+def _parts_that_matter(raw: bytes, signs: tuple[bytes, ...]) -> bytes:
+    if len(raw) <= WHOLE:
+        return raw
+    found = (place for sign in signs if (place := raw.find(sign)) >= 0)
+    spans = sorted(
+        [(0, ENDS), (len(raw) - ENDS, len(raw)), *((max(0, at - BEFORE), at + AFTER) for at in found)]
+    )
+    merged: list[tuple[int, int]] = []
+    for start, end in spans:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return b"\n".join(raw[start:end] for start, end in merged)
+
+
+def _cleaned_lines(text: str) -> Iterable[str]:
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
+    if "\\n" in text and text.count("\n") * 20 < text.count("\\n") + 20:  # an answer of a server, escaped
+        text = text.replace("\\\\n", "\n").replace("\\n", "\n").replace('\\"', '"')
+    for line in text.replace("\r", "\n").split("\n"):
+        yield without_prefixes(line[:LONGEST_LINE])
+
+
+def without_prefixes(line: str) -> str:
+    """A line without ranks, processes, times, levels and the sides of a box."""
+    bare = line.strip()
+    if bare[:1] in _BOX and bare:
+        bare = bare.strip(_BOX).strip()
+    for _ in range(_MOST_PREFIXES):
+        if not (found := _PREFIX.match(bare)):
+            break
+        bare = bare[found.end() :].lstrip()
+    return bare

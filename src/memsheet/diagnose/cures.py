@@ -1,0 +1,341 @@
+"""What would have served the request that failed, and what would not: by verdict, in the words of the
+program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
+from memsheet.diagnose.interval import (
+    NOTHING,
+    at_least,
+    at_most_words,
+    size_words,
+)
+from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
+from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
+from memsheet.diagnose.signs import Signs
+
+MOST = 4
+TRAINERS: dict[str, dict[str, str]] = {
+    "TRL": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
+    "Trainer": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
+    "axolotl": {"batch": "micro_batch_size:", "recompute": "gradient_checkpointing: true", "loss": "liger_fused_linear_cross_entropy: true"},
+    "LLaMA-Factory": {"batch": "per_device_train_batch_size:", "recompute": "disable_gradient_checkpointing: false", "loss": "enable_liger_kernel: true"},
+    "unsloth": {"batch": "per_device_train_batch_size", "recompute": 'use_gradient_checkpointing="unsloth"', "loss": ""},
+    "Megatron-LM": {"batch": "--micro-batch-size", "recompute": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "loss": "--cross-entropy-loss-fusion"},
+    "DeepSpeed": {"batch": "train_micro_batch_size_per_gpu", "recompute": "deepspeed.checkpointing", "loss": ""},
+    "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
+}  # fmt: skip
+"""Where each program is told of a change."""
+OF_PHASE: dict[str, tuple[Cure, ...]] = {
+    "evaluate": (
+        Cure(change="a smaller batch of the evaluation", helps=MAYBE, where="per_device_eval_batch_size=1"),
+        Cure(change="predictions moved to the host as they come", helps=MAYBE, where="eval_accumulation_steps=1"),
+        Cure(change="no gradients in the evaluation", helps=MAYBE, where="torch.no_grad()"),
+    ),
+    "save": (
+        Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are held while a checkpoint is saved"),
+    ),
+    "restore": (
+        Cure(change="the checkpoint loaded on the host first", helps=MAYBE, where='torch.load(file, map_location="cpu")'),
+        Cure(change="states that are loaded in shards", helps=MAYBE),
+    ),
+    "load": (
+        Cure(change="weights in fewer bits", helps=MAYBE),
+        Cure(change="weights over more GPUs, or part of them on the host", helps=MAYBE),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch"),
+    ),
+}  # fmt: skip
+"""By the phase of the run."""
+OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
+    "parameters": OF_PHASE["load"],
+    "optimizer_states": (
+        Cure(change="an optimizer with smaller states", helps=MAYBE, where='optim="adamw_8bit"'),
+        Cure(change="states over more GPUs (ZeRO, FSDP), or on the host", helps=MAYBE),
+        Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
+    ),
+}  # fmt: skip
+"""By what the request is for."""
+SUM_NUMBERS = Cure(
+    change="sum numbers, not tensors", helps=MAYBE, where="total_loss += loss.item()", why="the graph of each step is then let go"
+)  # fmt: skip
+KEEP_NOTHING = Cure(
+    change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
+)  # fmt: skip
+SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
+SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
+
+
+def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> tuple[Cure, ...]:
+    """At most four, what helps first. ``who``: the device's kind, as the message has it."""
+    found = list(_cures_for(cause, figures, signs, term, who))
+    order = {YES: 0, MAYBE: 1, NO: 2}
+    helping = [cure for cure in found if cure.helps != NO][: MOST - 1]
+    rest = [cure for cure in found if cure.helps == NO]
+    return tuple(sorted((*helping, *rest[: MOST - len(helping)]), key=lambda cure: order[cure.helps]))
+
+
+def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> Iterator[Cure]:
+    match cause:
+        case Cause.LIMIT_SET if who.startswith("MPS"):
+            yield Cure(
+                change="no limit, at the risk of the whole system's memory",
+                helps=MAYBE,
+                where="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
+            )
+            yield from _for_need(figures, signs, term)
+        case Cause.LIMIT_SET:
+            yield Cure(
+                change="raise or remove the limit on this process",
+                helps=YES,
+                where="torch.cuda.set_per_process_memory_fraction(1.0)",
+                why=f"{size_words(figures.free or NOTHING)} of the card are free",
+            )
+            yield expandable_cure(
+                figures,
+                signs,
+                who,
+                covered=False,
+                why="the limit counts what is reserved, however it is laid out",
+            )
+        case Cause.NOT_GPU_MEMORY:
+            if signs.windows:
+                yield Cure(
+                    change="a larger page file",
+                    helps=MAYBE,
+                    where="System > Advanced > Performance > Virtual memory",
+                )
+            yield Cure(
+                change="more host memory for the job (a container's limit, a scheduler's, fewer processes)",
+                helps=MAYBE,
+            )
+            yield Cure(change="a smaller batch", helps=NO, why="the card has room for the request")
+            yield expandable_cure(
+                figures,
+                signs,
+                who,
+                covered=False,
+                why="unsupported on Windows, and the card has room"
+                if signs.windows
+                else "the card has room for the request",
+            )
+        case Cause.OTHER_PROCESS:
+            yield from _without_others(figures)
+            yield _expandable_by_sum(figures, signs, who)
+        case Cause.OUTSIDE_ALLOCATOR:
+            yield Cure(
+                change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured",
+                helps=MAYBE,
+                where="torch.compile(dynamic=True)",
+                saves_bytes=max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST),
+            )
+            yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
+            yield _expandable_by_sum(figures, signs, who)
+        case Cause.FRAGMENTATION:
+            yield from _against_pieces(figures, signs, who)
+        case Cause.WAKE_UP_RACE:
+            yield Cure(
+                change="return the trainer's cached memory before the server wakes",
+                helps=MAYBE,
+                where="torch.cuda.empty_cache()",
+            )
+            yield Cure(
+                change="a smaller share of the card for the server",
+                helps=MAYBE,
+                where=SERVER_SHARE.get(signs.program, "gpu_memory_utilization"),
+            )
+        case Cause.ENGINE_OVERCOMMIT:
+            yield from _in_server(figures, signs, term)
+            yield _expandable_by_sum(figures, signs, who)
+        case Cause.LEAK:
+            yield SUM_NUMBERS if signs.sums_losses else KEEP_NOTHING
+            yield _expandable_by_sum(figures, signs, who)
+            yield _no_cache_clearing()
+        case Cause.REGIME_CHANGE:
+            yield from _for_need(figures, signs, term)
+            yield _expandable_by_sum(figures, signs, who)
+        case Cause.REAL_NEED:
+            yield from _for_need(figures, signs, term)
+            yield _expandable_by_sum(figures, signs, who)
+            yield _no_cache_clearing()
+        case _:
+            return
+
+
+def _without_others(figures: Figures) -> Iterator[Cure]:
+    if are_siblings(figures):
+        yield Cure(
+            change="let every rank choose its own card first", helps=MAYBE, saves_bytes=figures.others_total.high,
+            where="torch.cuda.set_device(local_rank)", why="a rank that does not makes its context on the first card",
+        )  # fmt: skip
+        return
+    held = figures.others_total if figures.others else figures.unseen or NOTHING
+    served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
+    named = ", ".join(str(pid) for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3])
+    yield Cure(
+        change=f"end or move the other {'processes' if len(figures.others) > 1 else 'process'} {named}".rstrip() if named else "find who else is on the card",
+        helps=YES if served and named else MAYBE, saves_bytes=held.high, where="nvidia-smi" if named else "nvidia-smi (on the host)",
+        why=f"{size_words(figures.free or NOTHING)} free + {size_words(held)} of theirs cover the request",
+    )  # fmt: skip
+    yield Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N")
+
+
+def alloc_conf(who: str) -> str:
+    """The variable that the allocator reads; the new name does not turn this on in every release (2.9.1), the
+    old one does.
+    """
+    return f"PYTORCH_{'HIP' if who == 'HIP' else 'CUDA'}_ALLOC_CONF=expandable_segments:True"
+
+
+def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool | None, why: str) -> Cure:
+    kept = figures.unallocated or NOTHING
+    helps = NO if covered is False or signs.expandable or signs.windows else MAYBE
+    said = "it is on already" if signs.expandable and covered is not False else why
+    return Cure(
+        change="expandable segments",
+        helps=helps,
+        saves_bytes=None if helps == NO else kept.high,
+        where=alloc_conf(who),
+        why=said,
+    )
+
+
+def _expandable_by_sum(figures: Figures, signs: Signs, who: str) -> Cure:
+    """What merging all that is kept would come to."""
+    kept, free = figures.unallocated, figures.free
+    if kept is None or free is None:
+        return expandable_cure(
+            figures, signs, who, covered=None, why="what is kept without tensors is not said"
+        )
+    covered = at_least(free + kept, figures.asked)
+    sums = f"{size_words(free)} free + {size_words(kept)} kept"
+    why = f"{sums} {'<' if covered is False else 'against'} {size_words(figures.asked)} asked for"
+    return expandable_cure(figures, signs, who, covered=covered, why=why)
+
+
+def _no_cache_clearing() -> Cure:
+    return Cure(
+        change="torch.cuda.empty_cache()",
+        helps=NO,
+        why="the allocator gave back every whole segment before it failed",
+    )
+
+
+def _against_pieces(figures: Figures, signs: Signs, who: str) -> Iterator[Cure]:
+    yield expandable_cure(
+        figures,
+        signs,
+        who,
+        covered=True,
+        why="merges what lies in pieces, without cost; a page that holds one small tensor stays",
+    )
+    if is_warm_up(figures):
+        yield Cure(
+            change="no warm-up of the allocator while weights are loaded",
+            helps=MAYBE,
+            why="it reserves one block that small tensors then split",
+        )
+    if figures.private_pools is not None:
+        yield Cure(
+            change="fewer CUDA graphs",
+            helps=MAYBE,
+            saves_bytes=figures.private_pools.high,
+            why="their pools lend nothing to others",
+        )
+    yield Cure(
+        change="split no block above a size",
+        helps=MAYBE,
+        where=alloc_conf(who).replace("expandable_segments:True", "max_split_size_mb:512"),
+    )
+    yield _no_cache_clearing()
+
+
+def _in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
+    share = SERVER_SHARE.get(signs.program, "")
+    lacking = short_bytes(figures)
+    hundredths = (
+        -(-lacking.high * 100 // figures.capacity.low) if figures.capacity and figures.capacity.low else 1
+    )
+    yield Cure(
+        change=f"a share of the card that is smaller by 0.{max(1, hundredths):02d} or more" if hundredths < 100 else "a smaller share of the card",
+        helps=MAYBE, saves_bytes=lacking.high, where=share, why=f"{at_most_words(lacking)} are short beside the cache",
+    )  # fmt: skip
+    if term is not None and term.path == "sampler" and (count := _first_axis(term)):
+        yield Cure(
+            change=f"half as many requests at once: {count // 2}",
+            helps=MAYBE,
+            saves_bytes=figures.asked.high // 2,
+            where=f"{SERVER_REQUESTS.get(signs.program, '')} {count // 2}".strip(),
+            why="the sampler is requests × vocabulary wide",
+        )
+    else:
+        yield Cure(change="fewer requests at once", helps=MAYBE, where=SERVER_REQUESTS.get(signs.program, ""))
+
+
+def _first_axis(term: Term) -> int:
+    first = term.shape.strip("[").split(",")[0]
+    return int(first) if first.isdigit() else 0
+
+
+def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
+    """By what the request is."""
+    if found := OF_PHASE.get(signs.phase):
+        yield from found
+        return
+    if term is not None and (found := OF_COMPONENT.get(term.component)):
+        yield from found
+        return
+    lines = TRAINERS.get(signs.program, {})
+    proportional = (
+        term is not None and term.path != "sampler" and term.component in ("temporaries", "saved_activations")
+    )
+    half = figures.asked.times(1, 2)
+    free = figures.free if figures.free_is_said else None
+    if proportional and term is not None and term.path == "loss/log_probs":
+        yield Cure(
+            change="fewer tokens in one pass",
+            helps=MAYBE,
+            saves_bytes=half.high,
+            why="logits are tokens × vocabulary wide",
+        )
+        yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
+    elif proportional and term is not None and term.path == "loss":
+        yield Cure(
+            change="a loss that never holds all logits (fused or in chunks)",
+            helps=MAYBE,
+            saves_bytes=figures.asked.high,
+            where=lines.get("loss", ""),
+            why="the tensor asked for is not made then",
+        )
+    elif proportional and term is not None and term.path == "attention/scores":
+        yield Cure(
+            change="attention that writes no scores (sdpa, flash)",
+            helps=MAYBE,
+            saves_bytes=figures.asked.high,
+            where='attn_implementation="sdpa"',
+            why="the tensor asked for is not made then",
+        )
+    if not (term is not None and term.path == "loss/log_probs"):
+        served = (
+            free is not None
+            and proportional
+            and term is not None
+            and term.exact
+            and at_least(free, aligned_bytes(half)) is True
+        )
+        yield Cure(
+            change="half the micro-batch or half the length",
+            helps=YES if served else MAYBE,
+            saves_bytes=half.high if proportional else None,
+            where=lines.get("batch", ""),
+            why=f"the request is then {size_words(half)}" if proportional else "",
+        )
+        if not served or term is None or term.component == "saved_activations":
+            yield Cure(
+                change="recompute activations in backward",
+                helps=MAYBE,
+                where=lines.get("recompute", "torch.utils.checkpoint"),
+            )

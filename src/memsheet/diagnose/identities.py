@@ -1,0 +1,208 @@
+"""A requested size → the tensor that it is: a product of the model's axes, the text's lengths and a dtype.
+
+A printed size has a width of some ten thousandths, and the allocator rounds what it must newly reserve up to
+whole pages. So a product is only told where its factors are known, or where one alone fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from memsheet.diagnose.figures import PAGE
+from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.message import Term
+from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
+from memsheet.units import MIB
+
+OF_SHEET, BOTH_KNOWN = 5, 4
+"""How well a candidate is founded."""
+LEAST = 20 * MIB
+"""Smaller requests get a segment of 2 or 20 MiB, which says nothing of their own size
+(c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer).
+"""
+VOCABULARIES = (
+    32_000, 50_257, 50_304, 32_768, 49_152, 100_352, 102_400, 128_256, 129_280, 131_072, 151_936, 151_646, 152_064, 151_552,
+    154_880, 201_088, 202_048, 248_320, 256_000, 256_128, 262_144, 250_880, 65_024, 92_544, 200_064, 163_840, 30_522,
+)  # fmt: skip
+"""Rows of the output projection that common model families have, as their configurations say."""
+WIDTHS = ((4, "fp32"), (2, "bf16"))
+_VOCAB = re.compile(
+    r"\b(?:padded_)?(?:vocab_size|n_vocab|vocab)[\"']?(?:/TP)?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{2,9})\b",
+    re.IGNORECASE,
+)
+_LENGTH = re.compile(
+    r"\b(?:max_?seq_?len(?:gth)?|max_?length|seq_?len(?:gth)?|sequence_?len(?:gth)?|cutoff_?len|"
+    r"max_?model_?len|context_?length|"
+    r"max_?tokens(?:_?per_?gpu)?|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
+    r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"(\d[\d,_]{0,9})\b",
+    re.IGNORECASE,
+)
+_BATCH = re.compile(
+    r"\b(?:per_device_train_batch_size|micro_?batch_?size|train_batch_size|batch_?size|max_sentences|"
+    r"bsz|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    re.IGNORECASE,
+)
+_HEADS = re.compile(
+    r"\b(?:num_attention_heads|num_heads|n_heads?|attention_heads|heads)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,4})\b",
+    re.IGNORECASE,
+)
+
+
+class Axes(NamedTuple):
+    """What is known of a job's sizes; ``sheet``: tensors of its plan by component, path and bytes."""
+
+    vocabularies: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    sheet: tuple[tuple[str, str, int], ...] = ()
+
+
+class Candidate(NamedTuple):
+    """A term, and how well it is founded: known factors, then whether it needs no rounding up to pages."""
+
+    rank: tuple[int, int]
+    term: Term
+
+
+def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
+    """The tensor that a request is; None where nothing fits, or several do equally well."""
+    if asked.low <= LEAST + MIB // 100:
+        return None
+    axes = _with_axes_of_text(known, signs.text)
+    found: dict[tuple[str, str, str], Candidate] = {}
+    for each in _candidate_terms(asked, signs.frame, axes):
+        key = each.term.component, each.term.path, each.term.shape
+        if key not in found or each.rank > found[key].rank:
+            found[key] = each
+    rank = max((each.rank for each in found.values()), default=None)
+    best = [each.term for each in found.values() if each.rank == rank]
+    if not best or rank is None:
+        return None
+    if rank[0] < OF_SHEET:
+        return best[0] if len(best) == 1 else None
+    products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
+    return _term_of_sheet(best, products[0] if len(products) == 1 and rank[1] == 2 else None)
+
+
+def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
+    """Tensors of a sheet that fit equally as one, where they are of one module; ``product``: what that size
+    is a product of.
+    """
+    modules = {(term.component, term.path.partition("/")[0]) for term in equals}
+    if len(modules) > 1:
+        return product
+    path = equals[0].path if len(equals) == 1 else equals[0].path.partition("/")[0]
+    if product is None:
+        return replace(equals[0], path=path, words=f"{path} of the plan's sheet")
+    return replace(product, component=equals[0].component, path=path)
+
+
+def _with_axes_of_text(known: Axes, text: str) -> Axes:
+    lengths = (*known.lengths, *_numbers_in(_LENGTH, text))
+    return known._replace(
+        vocabularies=tuple(
+            dict.fromkeys((*known.vocabularies, *(n for n in _numbers_in(_VOCAB, text) if n >= 256)))
+        ),
+        tokens=tuple(dict.fromkeys((*known.tokens, *lengths))),
+        lengths=tuple(dict.fromkeys(lengths)),
+        batches=tuple(dict.fromkeys((*known.batches, *_numbers_in(_BATCH, text)))),
+        heads=tuple(dict.fromkeys((*known.heads, *_numbers_in(_HEADS, text)))),
+    )
+
+
+def _numbers_in(pattern: re.Pattern[str], text: str, most: int = 12) -> tuple[int, ...]:
+    found = (
+        int(each.replace(",", "").replace("_", "")) for each in pattern.findall(text) if each.strip(",_")
+    )
+    return tuple(n for n in dict.fromkeys(found) if n > 0)[:most]
+
+
+def fit_of(asked: Interval, size: int) -> int:
+    """How a tensor of ``size`` bytes fits a request: 2 as it is, 1 rounded up to pages, 0 not."""
+    if asked.low <= size <= asked.high:
+        return 2
+    rounded = -(-size // PAGE) * PAGE
+    return 1 if asked.low <= rounded <= asked.high else 0
+
+
+def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candidate]:
+    for component, path, size in axes.sheet:
+        if fit := fit_of(asked, size):
+            yield Candidate(
+                (5, fit),
+                Term(
+                    component=component,
+                    path=path,
+                    shape=f"{size:,} bytes",
+                    exact=fit == 2,
+                    words=f"{path} of the plan's sheet",
+                ),
+            )
+    at_loss = frame is None or frame.component in (LOGITS.component, "saved_activations")
+    if at_loss and frame is not SCORES:
+        yield from _logits_terms(asked, frame, axes)
+    if frame is None or frame is SCORES or frame.component != LOGITS.component:
+        yield from _scores_terms(asked, axes)
+
+
+def _logits_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candidate]:
+    """Tokens × vocabulary: of lengths and vocabularies that are named, of one of them and a power of two, and
+    where the loss asked and a vocabulary is named, of as many tokens as the size says.
+    """
+    path = frame.path if frame and frame.component == LOGITS.component else "loss"
+    named = set(axes.vocabularies)
+    at_loss = frame is not None and frame.component == LOGITS.component
+    tokens = {n * batch for n in axes.tokens for batch in (1, *axes.batches)}
+    for vocabulary in (*axes.vocabularies, *(each for each in VOCABULARIES if each not in named)):
+        for width, dtype in WIDTHS:
+            for count in sorted(tokens | {2**power for power in range(7, 21)}):
+                known = (vocabulary in named) * 2 + (count in tokens)
+                if width != 4 and at_loss and count not in tokens:
+                    continue  # a loss and a sampler raise what they read to fp32
+                if fit := fit_of(asked, count * vocabulary * width):
+                    shape = f"[{count}, {vocabulary}] {dtype}"
+                    words = f"{dtype} logits of {count:,} tokens × {vocabulary:,} words × {width} bytes"
+                    yield Candidate(
+                        (known + 1, fit),
+                        Term(component="temporaries", path=path, shape=shape, exact=True, words=words),
+                    )
+    if at_loss and len(named) == 1:
+        (vocabulary,) = named
+        count = asked.middle // (4 * vocabulary)
+        words = (
+            f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits, if nothing else was asked "
+            f"for"
+        )
+        yield Candidate(
+            (2, 3),
+            Term(
+                component="temporaries",
+                path=path,
+                shape=f"[{count}, {vocabulary}] fp32",
+                exact=False,
+                words=words,
+            ),
+        )
+
+
+def _scores_terms(asked: Interval, axes: Axes) -> Iterator[Candidate]:
+    """Sequences × heads × length²: of what is named alone."""
+    for length in axes.lengths:
+        for heads in axes.heads:
+            for batch in dict.fromkeys((1, *axes.batches)):
+                for width, dtype in WIDTHS:
+                    if fit := fit_of(asked, batch * heads * length * length * width):
+                        words = (
+                            f"{dtype} attention scores of {batch} × {heads} heads × {length:,}² × {width} "
+                            f"bytes"
+                        )
+                        yield Candidate((4, fit), Term(
+                            component="saved_activations", path=SCORES.path, exact=True, words=words,
+                            shape=f"[{batch}, {heads}, {length}, {length}] {dtype}",
+                        ))  # fmt: skip

@@ -1,0 +1,113 @@
+"""Failures below PyTorch's allocator: the driver, NCCL, cuBLAS, and the allocators of sleeping servers."""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.message import MAYBE, Cause, Cure, Form, Judgement, Message
+
+SIGNS = (
+    b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
+    b"CUBLAS_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create",
+)  # fmt: skip
+LOWER_FRACTION = "give the server a smaller share of the card"
+ROOM = Cure(
+    change="leave more of the card outside PyTorch's allocator", helps=MAYBE,
+    why="what asks stands outside it, and what it keeps is not given back to others",
+)  # fmt: skip
+
+
+def _wake_up(_: Message, log: Log) -> Judgement:
+    wakes = any(
+        word in log.text for word in ("wake_up", "resume_memory", "sleep", "Sleep mode", "torch_memory_saver")
+    )
+    if not wakes:
+        return Judgement(
+            causes=(Cause.WAKE_UP_RACE, Cause.REAL_NEED),
+            because="a server's own allocator was refused memory by the driver, when it woke or when it "
+            "was filled",
+        )
+    cures = (
+        Cure(change="return the trainer's cached memory before the server wakes", helps=MAYBE, where="torch.cuda.empty_cache()",
+             why="what the trainer keeps without tensors is what the server lacks"),
+        Cure(change="wake the weights first and the cache after the trainer's are off the card", helps=MAYBE,
+             where='wake_up(tags=["weights"])'),
+        Cure(change=LOWER_FRACTION, helps=MAYBE, where="gpu_memory_utilization (mem_fraction_static)"),
+    )  # fmt: skip
+    return Judgement(
+        causes=(Cause.WAKE_UP_RACE,), cures=cures,
+        because="a sleeping server takes its memory back while somebody else still holds the card; the driver refused",
+    )  # fmt: skip
+
+
+def _refused_communication(message: Message, _: Log) -> Judgement:
+    size = f" {int(message.words['count']):,} bytes" if "count" in message.words else " memory"
+    return Judgement(
+        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
+        because=f"the communication library was refused{size} of its own by the driver: the card is full, and its buffers "
+        "stand outside PyTorch's allocator",
+    )  # fmt: skip
+
+
+def _refused_handle(_: Message, log: Log) -> Judgement:
+    if "device-side assert" in log.text or "illegal memory access" in log.text:
+        return Judgement(
+            causes=(Cause.FOLLOW_UP_ERROR,),
+            because="an earlier error of a kernel stands in the same log; what comes after it is its echo, "
+            "no shortage",
+        )
+    return Judgement(
+        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
+        because="the matrix library was refused its handle and workspace, which stand outside PyTorch's allocator: the "
+        "card is full, or an earlier error of a kernel shows only here",
+    )  # fmt: skip
+
+
+def _torn_collective(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.FOLLOW_UP_ERROR,),
+        because="a size beyond 1 EB is no request: a collective was torn down, and its half-read figures "
+        "are what is "
+        "printed; look for the first error of any rank",
+    )
+
+
+def _refused_by_driver(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR),
+        because="the driver refused memory outside PyTorch's allocator, and the message has no figures: "
+        "others may hold "
+        "the card (nvidia-smi shows them), or this process fills it",
+    )
+
+
+def _without_figures(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(), because="the message has no figures, and without them the cause cannot be told"
+    )
+
+
+FORMS = (
+    Form("wake-up", re.compile(r"CUDAError:outofmemoryat\S{0,200}?cumem_allocator\.c"), _wake_up),
+    Form("wake-up", re.compile(r"torch_memory_saver\S{0,120}?CUDA_ERROR_OUT_OF_MEMORY"), _wake_up),
+    Form(
+        "wake-up",
+        re.compile(
+            r"cu_?[mM]em_?[cC]reate\S{0,120}?(?:CUDA_ERROR_OUT_OF_MEMORY|CUresulterror:2)|"
+            r"CUresulterror:2\S{0,120}?cu_?[mM]em_?[cC]reate"
+        ),
+        _wake_up,
+    ),
+    Form(
+        "communication",
+        re.compile(r"FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes"),
+        _refused_communication,
+    ),
+    Form("communication", re.compile(r"Cudafailure\d{0,4}'outofmemory'"), _refused_communication),
+    Form("matrix library", re.compile(r"CUBLAS_STATUS_ALLOC_FAILED"), _refused_handle),
+    Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
+    Form("driver", re.compile(r"CUDAerror:outofmemory|cudaErrorMemoryAllocation"), _refused_by_driver),
+)
+BARE = (Form("bare", re.compile(r"OutOfMemoryError|(?:CUDA|HIP|XPU|GPU)outofmemory"), _without_figures),)
+"""What is looked for where nothing else is found."""

@@ -1,0 +1,131 @@
+"""Failures of the host's memory: killers of the kernel and of Ray, shared memory, page files, arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import size_words
+from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message, sized_pattern
+
+SIGNS = (
+    b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
+    b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
+    b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"\nKilled",
+    b"bad_alloc", b"pinned host",
+)  # fmt: skip
+SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
+SHARED = Cure(
+    change="more shared memory for the container",
+    helps=MAYBE,
+    where="docker run --shm-size=16g (or --ipc=host)",
+)
+WORKERS = Cure(change="fewer workers that load data", helps=MAYBE, where="num_workers=0")
+MORE_HOST = Cure(
+    change="more host memory for the job, or fewer processes and less that is read ahead", helps=MAYBE
+)
+
+
+def _host_shortage(because: str, *cures: Cure) -> Judgement:
+    return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=because, cures=(*cures, SMALLER_BATCH))
+
+
+def _killed_by_kernel(message: Message, _: Log) -> Judgement:
+    who = f"process {message.words['pid']} " if "pid" in message.words else "a process "
+    held = message.facts.get("resident")
+    size = f"with {size_words(held)} resident " if held else ""
+    group = (
+        "at its control group's limit" if message.kind == "cgroup" else "as no memory was left on the host"
+    )
+    return _host_shortage(f"the kernel killed {who}{size}{group}: host memory, not the GPU's", MORE_HOST)
+
+
+def _killed_by_ray(_: Message, __: Log) -> Judgement:
+    return _host_shortage(
+        "Ray killed a worker as its node ran low on host memory; it takes the youngest worker, which need not be the one "
+        "that grew", MORE_HOST,
+    )  # fmt: skip
+
+
+def _killed_by_signal(_: Message, __: Log) -> Judgement:
+    return _host_shortage(
+        "a process was killed from outside (signal 9): no GPU shortage ends so; as a rule the host ran out of memory, "
+        "which `dmesg | grep -i oom` or the scheduler tells", MORE_HOST,
+    )  # fmt: skip
+
+
+def _killed_loader(_: Message, __: Log) -> Judgement:
+    return _host_shortage("a worker that loads data was killed: host memory ran out", WORKERS, MORE_HOST)
+
+
+def _shared_memory(_: Message, __: Log) -> Judgement:
+    return _host_shortage(
+        "shared memory (/dev/shm) is full or too small: batches and messages between processes lie there",
+        SHARED,
+        WORKERS,
+    )
+
+
+def _page_file(_: Message, __: Log) -> Judgement:
+    cure = Cure(
+        change="a larger page file", helps=MAYBE, where="System > Advanced > Performance > Virtual memory"
+    )
+    return _host_shortage(
+        "Windows' commit limit is reached (error 1455): the page file is too small for what was asked",
+        cure,
+        WORKERS,
+    )
+
+
+def _refused_array(message: Message, _: Log) -> Judgement:
+    size = message.facts.get("asked")
+    told = f"{size_words(size)} " if size else ""
+    return _host_shortage(f"{told}of host memory were asked for and refused", MORE_HOST)
+
+
+def _refused_pinned(_: Message, __: Log) -> Judgement:
+    return _host_shortage("page-locked memory of the host was asked for and refused", MORE_HOST)
+
+
+def _short_system(message: Message, _: Log) -> Judgement:
+    asked, free = message.facts.get("asked"), message.facts.get("free")
+    told = (
+        f"{size_words(asked)} of host memory are needed and {size_words(free)} available"
+        if asked and free
+        else "host memory is short"
+    )
+    missing = (asked - free).positive if asked and free else None
+    return Judgement(
+        causes=(Cause.NOT_GPU_MEMORY,), because=told, missing=missing, cures=(MORE_HOST, SMALLER_BATCH)
+    )
+
+
+FORMS = (
+    Form("cgroup", re.compile(r"Memorycgroupoutofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
+    Form("cgroup", re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG"), _killed_by_kernel),
+    Form("kernel", re.compile(r"Outofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
+    Form("kernel", re.compile(r"invokedoom-killer|oom-kill:constraint="), _killed_by_kernel),
+    Form("kernel", re.compile(r"OOMKilled|oom_killevent|Detected\d{1,6}oom[-_]kill"), _killed_by_kernel),
+    Form("Ray", re.compile(r"ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory"), _killed_by_ray),
+    Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
+    Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject"), _shared_memory),
+    Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,200}?/dev/shm|/dev/shm\S{0,120}?Nospaceleftondevice|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
+    Form("page file", re.compile(r"WinError1455|oserror1455"), _page_file),
+    Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), _refused_array),
+    Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), _refused_array, {"asked": "bytes"}),
+    Form("array", re.compile(r"std::bad_alloc|numpy\S{0,30}?ArrayMemoryError"), _refused_array),
+    Form("pinned", re.compile(r"[Ff]ailed(?:toallocate|allocating)\S{0,60}?pinnedhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), _refused_pinned),
+    Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
+    Form("signal", re.compile(r"exitcode:?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|SIGKILL|died with<Signals\.SIGKILL"), _killed_by_signal),
+)  # fmt: skip
+_KILLED = re.compile(r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{2,}.{0,400})?$")
+"""What a shell says of a program that signal 9 ended."""
+
+
+def killed_lines(log: Log) -> Iterator[Message]:
+    """The first line by which a shell says so."""
+    for number, line in enumerate(log.lines):
+        if "Killed" in line and _KILLED.match(line):
+            yield Message(kind="signal", line=number, judge=_killed_by_signal)
+            return

@@ -1,0 +1,113 @@
+"""XLA's messages, as JAX shows them: sizes asked for, compile-time sums, the dump of its pool."""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words, sum_intervals
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+
+SIGNS = (b"RESOURCE_EXHAUSTED", b"CompileTimeHbmOom", b"Ran out of memory in memory space", b"hbm capacity")
+PREALLOCATED = Cure(
+    change="look at nvidia-smi for what the job needs", helps=NO,
+    why="XLA takes 75 percent of the card or more at its start, whatever it needs",
+)  # fmt: skip
+SMALLER = Cure(
+    change="a smaller batch per device, or recompute in backward", helps=MAYBE, where="jax.checkpoint"
+)
+SHARE = Cure(
+    change="a larger share of the card, where nobody else uses it",
+    helps=MAYBE,
+    where="XLA_PYTHON_CLIENT_MEM_FRACTION=0.95",
+)
+_STATS = re.compile(
+    r"(preallocatedtemp|maybe_live_out|parameter|constant|total)allocation:([\d.]{1,20})([KMGT]iB|B)"
+)
+_POOL = {
+    name: re.compile(rf"{said}:(\d{{1,18}})")
+    for name, said in (
+        ("limit", "Limit"),
+        ("in_use", "InUse"),
+        ("largest_free", "(?:LargestFreeBlock|MaxFreeBlock)"),
+    )
+}
+_BUFFER = re.compile(r"Shape:((?:bf16|f16|f32|f64|s32|u32|s8|u8|pred|f8\w{0,10})\[[\d,]{1,60}\])")
+
+
+def _counted_by_compiler(message: Message, _: Log) -> Judgement:
+    used, held, over = (message.facts.get(each) for each in ("used", "capacity", "missing"))
+    told = f"{size_words(used)} used of {size_words(held)}" if used and held else "more than the chip has"
+    short = over or ((used - held).positive if used and held else None)
+    return Judgement(
+        causes=(Cause.REAL_NEED,), missing=short, cures=(SMALLER,),
+        because=f"the compiler counted {told}{f', {size_words(short)} too much' if short else ''}: no setting of a pool makes room",
+    )  # fmt: skip
+
+
+def _asked_of_pool(message: Message, log: Log) -> Judgement:
+    size = message.facts.get("asked")
+    text, lines = log.squeezed, log.text
+    pool = {name: int(found[1]) for name, pattern in _POOL.items() if (found := pattern.search(text))}
+    stats = {
+        name: printed_bytes(number, unit)
+        for name, number, unit in _STATS.findall(text[log.place_of(message.line) :][:20000])
+    }
+    buffer = _BUFFER.search(text, log.place_of(message.line))
+    largest = f"; the largest buffer is {buffer[1]}" if buffer else ""
+    told = f"{size_words(size)} were asked for{largest}" if size else f"memory ran out{largest}"
+    if "pinned" in lines and "pinned host" in lines:
+        return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's page-locked memory")
+    if size and "limit" in pool and "in_use" in pool:
+        return _of_pool(size, pool, told)
+    held = [size for name in ("maybe_live_out", "preallocatedtemp") if (size := stats.get(name)) is not None]
+    total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
+    card = message.facts.get("capacity")
+    if total is not None and card is not None and more_than(total, card):
+        return Judgement(
+            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), missing=(total - card).positive,
+            because=f"{told}; the program needs {size_words(total)} in all, and the card has {size_words(card)}",
+        )  # fmt: skip
+    parts = [
+        f"{name} {size_words(held)}" for name, held in stats.items() if held is not None and name != "total"
+    ]
+    whole = f"; the program's buffers: {', '.join(parts)}" if parts else ""
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=(SMALLER, SHARE, PREALLOCATED),
+        because=f"{told}{whole}; what the pool held, and who else is on the card, is not said",
+    )  # fmt: skip
+
+
+def _of_pool(size: Interval, pool: dict[str, int], told: str) -> Judgement:
+    left = Interval(max(0, pool["limit"] - pool["in_use"]), max(0, pool["limit"] - pool["in_use"]))
+    sum_words = (
+        f"{told}; of the pool's limit {size_words(Interval(pool['limit'], pool['limit']))} were "
+        f"{size_words(left)} left"
+    )
+    if more_than(size, left):
+        return Judgement(
+            causes=(Cause.REAL_NEED,),
+            because=sum_words,
+            missing=(size - left).positive,
+            cures=(SMALLER, SHARE, PREALLOCATED),
+        )
+    largest = pool.get("largest_free")
+    if largest is not None and at_least(left, size) and size.low > largest:
+        return Judgement(
+            causes=(Cause.FRAGMENTATION,),
+            because=f"{sum_words}, the largest piece {largest:,} bytes",
+            cures=(SMALLER,),
+        )
+    return Judgement(causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=sum_words, cures=(SMALLER,))
+
+
+_CARD = (
+    rf"(?:(?:\S{{0,4000}}?)(?:totalmemory|cardof|GPUof|"
+    rf"memory:)(?P<capacity>{NUMBER})(?P<capacity_unit>[MG]iB))?"
+)
+FORMS = (
+    Form("compiler", re.compile(rf"Used(?P<used>{NUMBER})(?P<used_unit>[KMG])of(?P<capacity>{NUMBER})(?P<capacity_unit>[KMG])hbm(?:\.Exceededhbmcapacityby(?P<missing>{NUMBER})(?P<missing_unit>[KMG]))?"), _counted_by_compiler),
+    Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _counted_by_compiler),
+    Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _asked_of_pool, {"asked": "bytes"}),
+    Form("XLA", re.compile(r"RESOURCE_EXHAUSTED:\S{0,40}?(?:[Oo]utofmemory|OOM|CUDA_ERROR_OUT_OF_MEMORY)"), _asked_of_pool),
+)  # fmt: skip

@@ -1,0 +1,126 @@
+"""llama.cpp's and Ollama's messages: which buffer was refused."""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
+
+SIGNS = (
+    b"cudaMalloc failed", b"failed to allocate", b"unable to allocate", b"retrying without pipeline", b"KV buffer size", b"MiB free",
+)  # fmt: skip
+FEWER_LAYERS = Cure(change="fewer layers on the GPU", helps=MAYBE, where="-ngl N")
+SHORTER = Cure(change="a shorter context", helps=MAYBE, where="-c N")
+LOWER_CACHE = Cure(change="a cache in eight bits", helps=MAYBE, where="-ctk q8_0 -ctv q8_0")
+FLASH = Cure(change="attention without the matrix of scores", helps=MAYBE, where="-fa on")
+SMALLER_UBATCH = Cure(change="fewer tokens at once", helps=MAYBE, where="-ub 128")
+ONE_COPY = Cure(
+    change="one copy of the compute buffer in place of a pipeline's four",
+    helps=MAYBE,
+    where="-DGGML_SCHED_MAX_COPIES=1",
+)
+_FREE = re.compile(rf"(?:-|MiB,)(?P<free>{NUMBER})MiBfree")
+_SUCCESS = re.compile(r"retryingwithoutpipelineparallelism")
+_FAILS = re.compile(
+    r"failedtoallocatecompute(?:pp)?buffers|failedtocreatecontext|failedtoinitializethecontext|"
+    r"errorloadingmodel|failedtoloadmodel"
+)
+_COPIES = re.compile(r"n_copies=(\d{1,3})")
+LARGEST_CARD = 288 * 2**30
+"""No card that is sold holds more (catalog/devices.toml)."""
+
+_WORDS = {
+    "weights": ("parameters", "model", "the model's weights"),
+    "compute": ("temporaries", "compute graph", "the compute graph's buffer"),
+    "cache": ("kv_cache", "model", "the KV cache"),
+}
+_CURES = {
+    "weights": (FEWER_LAYERS,),
+    "compute": (FLASH, SMALLER_UBATCH, SHORTER),
+    "cache": (SHORTER, LOWER_CACHE),
+}
+
+
+def _buffer_kind(message: Message, log: Log) -> str:
+    """Which buffer it was, by what is said right behind the failure, else before it."""
+    place = log.place_of(message.line)
+    after = log.squeezed[place : place + 2500]
+    if "alloc_tensor_range" in after or ("unabletoallocate" in after and "modelbuffer" in after):
+        return "weights"
+    if "gallocr" in after or "compute" in after or "graph_reserve" in after:
+        return "compute"
+    return "cache" if "kvcache" in after.lower() or "kv_cache" in after.lower() or "K-shift" in after else ""
+
+
+def _refused_buffer(message: Message, log: Log) -> Judgement:
+    asked, kind = message.facts.get("asked"), _buffer_kind(message, log)
+    component, path, words = _WORDS.get(kind, ("temporaries", "buffer", "a buffer"))
+    free = _free_on_card(log, message)
+    term = (
+        Term(
+            component=component,
+            path=path,
+            shape=f"{asked.low:,} bytes" if asked else "",
+            exact=False,
+            words=words,
+        )
+        if kind
+        else None
+    )
+    cures = (
+        *_CURES.get(kind, (FEWER_LAYERS, SHORTER)),
+        Cure(change="expandable segments", helps=NO, why="this program has no such allocator"),
+    )
+    copies = _COPIES.search(log.squeezed)
+    if copies and int(copies[1]) > 1 and kind == "compute":
+        cures = (ONE_COPY, *cures)
+    told = f"{size_words(asked)} were asked for, {words}" if asked else f"{words} was refused"
+    if asked and free and more_than(asked, free):
+        return Judgement(
+            causes=(Cause.REAL_NEED,), term=term, cures=cures[:4], missing=(asked - free).positive,
+            because=f"{told}, and {size_words(free)} of the card were free before the model was loaded",
+        )  # fmt: skip
+    if (asked and asked.low > LARGEST_CARD) or kind:
+        return Judgement(
+            causes=(Cause.REAL_NEED,), term=term, cures=cures[:4],
+            because=f"{told}, in one piece, beside what the program had loaded before; what others held of the card is not said",
+        )  # fmt: skip
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
+        because=f"{told}; what else is on the card is not said",
+        cures=cures,
+    )
+
+
+def _free_on_card(log: Log, message: Message) -> Interval | None:
+    """What the program found free on the card when it started, where one card is named."""
+    found = {each["free"] for each in _FREE.finditer(log.squeezed, 0, log.place_of(message.line))}
+    return printed_bytes(found.pop(), "MiB") if len(found) == 1 else None
+
+
+def _host_buffer(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.NOT_GPU_MEMORY,), because="a buffer of the host's memory was refused, not one of the card's",
+        cures=(SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N")),
+    )  # fmt: skip
+
+
+def retry_succeeds(message: Message, log: Log) -> bool:
+    """Whether a refused buffer was only the first try: the program asks for less, and goes on."""
+    place = log.place_of(message.line)
+    retried = _SUCCESS.search(log.squeezed, place)
+    return bool(
+        retried
+        and not _FAILS.search(log.squeezed, retried.end())
+        and "cudaMallocfailed" not in log.squeezed[retried.end() :]
+    )
+
+
+FORMS = (
+    Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice\d{{1,3}}:cudaMallocfailed"), _refused_buffer, {"asked": "MiB"}),
+    Form("llama host", re.compile(r"failedtoallocateCPUbuffer|unabletoallocateCPU|failedtoallocatebufferofsize\d{1,18}\S{0,20}?CPU"), _host_buffer),
+    Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused_buffer, {"asked": "bytes"}),
+    Form("llama", re.compile(r"unabletoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}buffer"), _refused_buffer),
+)  # fmt: skip

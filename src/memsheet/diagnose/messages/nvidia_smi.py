@@ -1,0 +1,50 @@
+"""nvidia-smi's table: what is used of each card, and by which processes."""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval, printed_bytes, sum_intervals
+from memsheet.frozen import dataclass
+
+SIGNS = (b"NVIDIA-SMI",)
+_CARD = re.compile(r"(?<!\d)(\d{1,7})\s{0,3}MiB\s{0,3}/\s{0,3}(\d{1,7})\s{0,3}MiB")
+_PROCESS = re.compile(
+    r"^\|"
+    r"?\s{0,6}(\d{1,3})\s+(?:N/A\s+N/A\s+)?(\d{1,10})\s+[CG](?:\+[CG])?"
+    r"\s.{1,120}?\s(\d{1,7})\s?MiB\s{0,3}\|?$"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Used and whole bytes by card, and (card, process, bytes)."""
+
+    cards: tuple[tuple[Interval, Interval], ...]
+    processes: tuple[tuple[int, int, Interval], ...]
+
+
+def card_table(log: Log) -> Table | None:
+    """The table in a text, where there is one."""
+    if "NVIDIA-SMI" not in log.text:
+        return None
+    cards, processes = [], []
+    for line in log.lines:
+        used = _CARD.search(line)
+        if used and (held := printed_bytes(used[1], "MiB")) and (whole := printed_bytes(used[2], "MiB")):
+            cards.append((held, whole))
+        elif (found := _PROCESS.match(line)) and (size := printed_bytes(found[3], "MiB")):
+            processes.append((int(found[1]), int(found[2]), size))
+    return Table(cards=tuple(cards), processes=tuple(processes)) if cards else None
+
+
+def table_facts(table: Table) -> dict[str, Interval]:
+    """The fullest card, and what its processes hold."""
+    used, whole = max(table.cards, key=lambda card: card[0].middle)
+    facts = {"card_used_bytes": used, "card_bytes": whole}
+    return (
+        {**facts, "card_processes_bytes": sum_intervals(size for *_, size in table.processes)}
+        if table.processes
+        else facts
+    )

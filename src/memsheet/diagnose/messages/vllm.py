@@ -1,0 +1,190 @@
+"""vLLM's start-up checks, its sampler's warm-up and its sleep: what its own lines say.
+
+The sentences are those of vllm/v1/worker/utils.py (request_memory), vllm/v1/core/kv_cache_utils.py
+(check_enough_kv_cache_memory), vllm/v1/worker/gpu_worker.py and vllm/device_allocator/cumem.py. Its GiB are
+2^30.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval, at_least, printed_bytes, size_words
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, YES, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.units import GIB
+
+SIGNS = (
+    b"on startup is less than desired", b"No available memory for the cache blocks", b"KV cache is needed", b"maximum number of tokens that can be stored",
+    b"warming up sampler", b"Available KV cache memory", b"GPU KV cache size", b"Sleep mode freed", b"GPU blocks: 0", b"wake_up",
+)  # fmt: skip
+FREE_THE_CARD = "free what others hold of the card"
+UTILIZATION = "--gpu-memory-utilization"
+OVERHEAD = 3 * GIB
+"""The most of a context and communicators (see figures.OUTSIDE_MOST)."""
+_SEQUENCES = re.compile(r"max_num_seqs[=:'\"]{1,3}(\d{1,6})")
+
+
+def _refused_start(message: Message, _: Log) -> Judgement:
+    free, card, desired = (message.facts[name] for name in ("free", "capacity", "desired"))
+    share = message.words["share"]
+    used = (card - free).positive
+    lower = free.low * 100 // card.high
+    fits = Cure(
+        change=f"a share that is free: {UTILIZATION} 0.{lower:02d}", helps=YES if free.low * 2 > desired.high else MAYBE, where=f"{UTILIZATION} 0.{lower:02d}",
+        why=f"passes this check: 0.{lower:02d} × {size_words(card)} ≤ {size_words(free)}; the cache gets as much less",
+    )  # fmt: skip
+    lines = (
+        f"{share} × {size_words(card)} = {size_words(desired)} wanted, {size_words(free)} free",
+        f"{size_words(card)} - {size_words(free)} free = {size_words(used)} in use before the start",
+    )
+    missing = (desired - free).positive
+    others = Cure(
+        change=FREE_THE_CARD, helps=YES if at_least(card - Interval(OVERHEAD, OVERHEAD), desired) else MAYBE, saves_bytes=used.high, where="nvidia-smi",
+        why=f"{size_words(used)} are in use before the start",
+    )  # fmt: skip
+    if used.low * 10 > card.high or used.low > OVERHEAD:
+        return Judgement(
+            causes=(Cause.OTHER_PROCESS,),
+            because=f"somebody held {size_words(used)} of the card before the server started",
+            arithmetic=lines,
+            missing=missing,
+            cures=(others, fits),
+        )
+    return Judgement(
+        causes=(Cause.ENGINE_OVERCOMMIT,), arithmetic=lines, missing=missing, cures=(fits,),
+        because=f"a share of {share} leaves less than what a driver's context and the like take before the server starts",
+    )  # fmt: skip
+
+
+def _no_blocks(_: Message, __: Log) -> Judgement:
+    cures = (
+        Cure(change="a larger share of the card, where nobody else uses it", helps=MAYBE, where=f"{UTILIZATION} 0.95"),
+        Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-num-batched-tokens 2048", why="the trial run before the cache is sized needs less"),
+        Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--tensor-parallel-size 2"),
+        Cure(change="--max-num-seqs or a shorter --max-model-len alone", helps=MAYBE),
+    )  # fmt: skip
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,),
+        cures=cures,
+        because="weights and the server's trial run take all of its share of the card: nothing is left for "
+        "the KV cache",
+    )
+
+
+def _one_request(message: Message, log: Log) -> Judgement:
+    needed, held = message.facts["needed"], message.facts["available"]
+    length = int(message.words["length"].replace(",", ""))
+    estimate = message.words.get("estimate")
+    estimate_tokens = (
+        int(estimate.replace(",", "")) if estimate else max(0, held.low * length // max(1, needed.high))
+    )
+    missing = (needed - held).positive
+    shorter = Cure(
+        change=f"a context of {estimate_tokens:,} tokens at the most", helps=YES if estimate_tokens > 0 and "rank" not in message.words else MAYBE,
+        saves_bytes=missing.high, where=f"--max-model-len {estimate_tokens}", why=f"{size_words(needed)} × {estimate_tokens:,} / {length:,} ≤ {size_words(held)}",
+    )  # fmt: skip
+    half = Interval(needed.low // 2, -(-needed.high // 2))
+    eight = (
+        "fp8" in log.text
+        and "kv_cache_dtype" in log.text
+        and re.search(r"kv_cache_dtype[=:'\" ]{1,4}fp8", log.text)
+    )
+    enough = at_least(held, half)
+    halved = Cure(
+        change="a cache in eight bits", helps=NO if enough is False else MAYBE, saves_bytes=needed.high // 2, where="--kv-cache-dtype fp8",
+        why=f"half of {size_words(needed)} is {size_words(half)}, {'within' if enough else 'more than'} {size_words(held)}",
+    )  # fmt: skip
+    share = Cure(
+        change="a larger share of the card, where nobody else uses it",
+        helps=MAYBE,
+        where=f"{UTILIZATION} 0.95",
+        why=f"{size_words(missing)} more are needed",
+    )
+    cures = (shorter, *(() if eight else (halved,)), share)
+    per_token = needed.middle // max(1, length)
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,), missing=missing, cures=cures,
+        because=f"one request of {length:,} tokens needs {size_words(needed)} of KV cache, and {size_words(held)} are left for it",
+        arithmetic=(
+            f"{size_words(needed)} / {length:,} tokens = {per_token:,} bytes a token; {size_words(held)} hold {held.middle // max(1, per_token):,} tokens",
+            *_stage_shares(log, needed, held),
+        ),
+        term=Term(component="kv_cache", path="model", shape=f"[{length}] tokens", exact=False, words="the KV cache of one request"),
+    )  # fmt: skip
+
+
+def _stage_shares(log: Log, needed: Interval, held: Interval) -> tuple[str, ...]:
+    """What each stage of a pipeline holds of it, where the layers of each are told."""
+    found = re.search(r"layers_per_stage\D{1,6}([\d,]{3,80})", log.squeezed) or re.search(
+        r"(?:VLLM_PP_LAYER_PARTITION)[=:\"']{1,3}([\d,]{3,80})", log.squeezed
+    )
+    parts = [int(each) for each in found[1].split(",") if each] if found else []
+    whole = sum(parts)
+    if len(parts) < 2 or not whole:
+        return ()
+    each_one = (
+        f"rank {rank} with {layers} of {whole} layers {size_words(needed.times(layers, whole))}"
+        for rank, layers in enumerate(parts)
+    )
+    return (
+        f"that is of all {whole} layers; of one request {', '.join(each_one)}; {size_words(held)} available",
+    )
+
+
+def _old_length(message: Message, _: Log) -> Judgement:
+    stored = int(message.words["stored"])
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,),
+        because=f"one request of {int(message.words['length']):,} tokens is longer than the {stored:,} tokens that the cache holds",
+        cures=(
+            Cure(change=f"a context of {stored:,} tokens at the most", helps=YES if stored else NO, where=f"--max-model-len {stored}"),
+            Cure(change="a larger share of the card, where nobody else uses it", helps=MAYBE, where=f"{UTILIZATION} 0.95"),
+        ),
+    )  # fmt: skip
+
+
+def _sampler_trial(message: Message, _: Log) -> Judgement:
+    count = int(message.words["count"])
+    return Judgement(
+        causes=(Cause.ENGINE_OVERCOMMIT,),
+        because=f"the sampler's trial run of {count:,} requests has no room beside the cache: the server took too much for it",
+        cures=(
+            Cure(change="fewer requests at once", helps=MAYBE, where=f"--max-num-seqs {max(1, count // 2)}", why="the sampler is requests × vocabulary wide"),
+            Cure(change="a smaller share of the card", helps=MAYBE, where=f"{UTILIZATION} 0.85"),
+            Cure(change="a larger share of the card", helps=NO, why="the cache grows by all that is added, and the sampler stays without room"),
+        ),
+        term=Term(component="temporaries", path="sampler", shape=f"[{count}, vocabulary] fp32", exact=False, words="the sampler's logits"),
+    )  # fmt: skip
+
+
+_GB = (
+    rf"(?P<needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailableKVcachememory"
+    rf"\((?P<available>{NUMBER})GiB\)"
+)
+FORMS = (
+    Form("server start", re.compile(rf"(?:Freememoryondevice(?:cuda:\d{{1,3}})?)\(?(?P<free>{NUMBER})/(?P<capacity>{NUMBER})GiB\)onstartupislessthandesiredGPUmemoryutilization\((?P<share>[\d.]{{1,8}}),(?P<desired>{NUMBER})GiB\)"), _refused_start, {"free": "GiB", "capacity": "GiB", "desired": "GiB"}),
+    Form("cache of one request", re.compile(rf"maxseqlen\((?P<length>[\d,]{{1,12}})\),?\(?{_GB}(?:\S{{0,80}}?estimatedmaximummodellengthis(?P<estimate>[\d,]{{1,12}}?)\.)?"), _one_request, {"needed": "GiB", "available": "GiB"}),
+    Form("no cache", re.compile(r"Noavailablememoryforthecacheblocks|#(?:GPU|CUDA|cuda)blocks:0\b"), _no_blocks),
+    Form("cache of one request", re.compile(r"maxseqlen\((?P<length>\d{1,9})\)islargerthanthemaximumnumberoftokensthatcanbestoredinKVcache\((?P<stored>\d{1,9})\)"), _old_length),
+    Form("sampler", re.compile(r"warmingupsamplerwith(?P<count>\d{1,7})dummyrequests"), _sampler_trial),
+)  # fmt: skip
+_FACTS = {
+    "kv_available": re.compile(rf"AvailableKVcachememory:(?P<size>{NUMBER})GiB"),
+    "sleep_freed": re.compile(rf"Sleepmodefreed(?P<size>{NUMBER})GiB"),
+    "still_in_use": re.compile(rf"GiBmemory,(?P<size>{NUMBER})GiBmemoryisstillinuse"),
+    "graphs_took": re.compile(rf"Graphcapturingfinishedin\d{{1,6}}secs,took(?P<size>{NUMBER})GiB"),
+}
+
+
+def server_facts(log: Log) -> dict[str, Interval]:
+    """What its lines say of memory besides."""
+    found = {name: pattern.search(log.squeezed) for name, pattern in _FACTS.items()}
+    sizes = {f"{name}_bytes": printed_bytes(said["size"], "GiB") for name, said in found.items() if said}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def sampled_sequences(log: Log) -> int | None:
+    """How many requests run at once, where the log says it."""
+    found = _SEQUENCES.search(log.squeezed)
+    return int(found[1]) if found else None

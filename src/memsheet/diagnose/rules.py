@@ -1,0 +1,397 @@
+"""One message of an allocator → one verdict: a table of tests in their order.
+
+The first that holds decides. Where one before it is open by the rounding of the figures, the answer is open
+between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
+from memsheet.diagnose.interval import (
+    NOTHING,
+    Interval,
+    all_hold,
+    at_least,
+    at_least_words,
+    more_than,
+    size_words,
+)
+from memsheet.diagnose.message import Cause, Judgement
+from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
+from memsheet.units import GIB
+
+Test = Callable[[Figures, Signs], bool | None]
+
+
+class Rule(NamedTuple):
+    """A test, the cause that it shows, and why in words that close."""
+
+    cause: Cause
+    holds: Test
+    because: Callable[[Figures, Signs], str]
+    otherwise: tuple[Cause, ...] = ()
+    """Causes that the test cannot tell from its own."""
+
+
+def short_bytes(figures: Figures) -> Interval:
+    """What is missing: at least where all that is kept could be used, at most where none of it can."""
+    if figures.free is None:
+        return NOTHING
+    lacking = (figures.asked - figures.free).positive
+    kept = figures.unallocated or NOTHING
+    return Interval((figures.asked - figures.free - kept).positive.low, lacking.high)
+
+
+def beyond_limit(figures: Figures) -> Interval:
+    """What a request takes beyond the limit that is set."""
+    held = figures.reserved or figures.allocated or NOTHING
+    return (held + figures.asked - (figures.allowed or NOTHING)).positive
+
+
+def _limit_set(of: Figures, _: Signs) -> bool | None:
+    held = of.reserved or of.allocated
+    if of.allowed is None or held is None:
+        return False
+    beyond = more_than(held + of.asked, of.allowed)
+    return beyond if of.free is None or not of.free_is_said else all_hold(beyond, at_least(of.free, of.asked))
+
+
+def _enough_free(of: Figures, _: Signs) -> bool | None:
+    if of.free is None or of.allowed is not None or not of.free_is_said:
+        return False
+    return at_least(of.free, aligned_bytes(of.asked))
+
+
+def _wakes_up(_: Figures, signs: Signs) -> bool | None:
+    return signs.phase == "wake"
+
+
+def _beyond_card(of: Figures, _: Signs) -> bool | None:
+    return of.allocated is not None and of.capacity is not None and more_than(of.allocated, of.capacity)
+
+
+def _phase_says(*causes: Cause) -> Test:
+    def holds(_: Figures, signs: Signs) -> bool | None:
+        of_server = signs.phase not in OF_SERVERS or signs.program in SERVERS
+        return of_server and PHASE_CAUSES.get(signs.phase) in causes
+
+    return holds
+
+
+def _fits_alone(of: Figures) -> bool | None:
+    """Whether this process and its request would fit a card of its own."""
+    if of.capacity is None:
+        return False
+    held = of.process or of.reserved or of.allocated
+    return False if held is None else at_least(of.capacity, held + of.asked)
+
+
+def _large_neighbour(of: Figures, _: Signs) -> bool | None:
+    """Others hold a tenth of the card or more, and without them the request is served."""
+    if not of.others or of.free is None or of.capacity is None:
+        return False
+    held = of.others_total
+    return all_hold(
+        at_least(of.free + held, of.asked), at_least(held, of.capacity.times(1, 10)), _fits_alone(of)
+    )
+
+
+def _unseen_neighbour(of: Figures, _: Signs) -> bool | None:
+    """A tenth of the card or more is held by nobody that is named."""
+    if of.others or of.unseen is None or of.free is None or of.capacity is None:
+        return False
+    return all_hold(
+        at_least(of.unseen, of.capacity.times(1, 10)),
+        at_least(of.free + of.unseen, of.asked),
+        _fits_alone(of),
+    )
+
+
+def _much_outside(of: Figures, _: Signs) -> bool | None:
+    """More is outside the allocator than a usual process has, and without it the request is served."""
+    if of.outside is None or of.free is None:
+        return False
+    usual = Interval(OUTSIDE_MOST, OUTSIDE_MOST)
+    return all_hold(more_than(of.outside, usual), at_least(of.free + (of.outside - usual).positive, of.asked))
+
+
+def _kept_covers(of: Figures, _: Signs) -> bool | None:
+    """What is kept beyond tensors covers what is missing, and is no trifle."""
+    if of.unallocated is None or of.free is None or of.capacity is None:
+        return False
+    return all_hold(
+        at_least(of.unallocated + of.free, of.asked), at_least(of.unallocated, of.capacity.times(1, 20))
+    )
+
+
+def _gap_of_card(of: Figures) -> Interval | None:
+    """What of the card is neither free nor the allocator's, where nobody is named for it."""
+    if (
+        of.process is not None
+        or of.others
+        or None in (of.capacity, of.free, of.reserved)
+        or not of.free_is_said
+    ):
+        return None
+    return of.capacity - of.free - of.reserved  # type: ignore[operator]
+
+
+def _unnamed_gap(of: Figures, _: Signs) -> bool | None:
+    gap = _gap_of_card(of)
+    if gap is None or of.free is None:
+        return False
+    usual = Interval(OUTSIDE_MOST, OUTSIDE_MOST)
+    return all_hold(more_than(gap, usual), at_least(of.free + gap, of.asked), _fits_alone(of))
+
+
+def _small_neighbour(of: Figures, _: Signs) -> bool | None:
+    if not of.others or of.free is None or _cached_covers(of) is not False:
+        return False
+    return all_hold(at_least(of.free + of.others_total, of.asked), _fits_alone(of))
+
+
+def _cached_covers(of: Figures) -> bool | None:
+    """Whether free and kept bytes together reach the request."""
+    if of.free is None or of.unallocated is None:
+        return None
+    return at_least(of.free + of.unallocated, of.asked)
+
+
+def _too_little(of: Figures, _: Signs) -> bool | None:
+    if of.free is None:
+        return False
+    covered = at_least(of.free + (of.unallocated or NOTHING), of.asked)
+    return None if covered is None else not covered
+
+
+def _says_limit(of: Figures, _: Signs) -> str:
+    held = of.reserved or of.allocated or NOTHING
+    while_free = (
+        f", while {size_words(of.free)} of the card are free"
+        if of.free is not None and of.free_is_said
+        else ""
+    )
+    return (
+        f"{size_words(held)} held + {size_words(of.asked)} asked is more than the "
+        f"{size_words(of.allowed or NOTHING)} "
+        f"that a limit allows this process{while_free}"
+    )
+
+
+def _says_enough_free(of: Figures, signs: Signs) -> str:
+    over = of.capacity is not None and of.free is not None and more_than(of.free, of.capacity)
+    where = (
+        "Windows' commit limit (page file)" if signs.windows
+        else "the memory that the GPU shares with the host" if over
+        else "the host's memory or commit limit, a container's limit, or another process that took and gave back"
+    )  # fmt: skip
+    return (
+        f"{size_words(of.asked)} were asked for and {size_words(of.free or NOTHING)} of the card are free: "
+        f"it is no "
+        f"shortage of the card; what refuses is {where}"
+    )
+
+
+def _says_wake_up(_: Figures, __: Signs) -> str:
+    return "a server that slept takes its memory back while somebody else still holds the card"
+
+
+def _says_beyond_card(of: Figures, _: Signs) -> str:
+    return (
+        f"{size_words(of.allocated or NOTHING)} are allocated on a card of "
+        f"{size_words(of.capacity or NOTHING)}: memory of "
+        "the host counts in (shared or managed memory, or a sleeping server's pool), and the card is full"
+    )
+
+
+def _says_phase(of: Figures, signs: Signs) -> str:
+    when = signs.frame.words if signs.frame else "the step"
+    free = f", and {size_words(of.free)} were free" if of.free is not None and of.free_is_said else ""
+    told = f"{size_words(of.asked)} were asked for by {when}{free}"
+    match PHASE_CAUSES[signs.phase]:
+        case Cause.ENGINE_OVERCOMMIT:
+            return f"{told}: the server took so much for its cache that this has no room beside it"
+        case Cause.REGIME_CHANGE:
+            return f"{told}: it holds more than the steps before it, which fitted"
+        case _:
+            return told
+
+
+def _says_changed(of: Figures, signs: Signs) -> str:
+    name, number = signs.changed_at or ("", 0)
+    return (
+        f"{name} is {number:,} and the run died in the step behind it: from there on more is trained, so "
+        f"that "
+        f"more is kept for backward; {size_words(of.asked)} were asked for"
+    )
+
+
+def are_siblings(of: Figures) -> bool:
+    """Whether the others are alike and no larger than a context: ranks of the same job that never chose their
+    own card.
+    """
+    sizes = [size for _, size in of.others]
+    alike = bool(sizes) and max(size.low for size in sizes) <= min(size.high for size in sizes)
+    return len(sizes) > 1 and alike and max(size.high for size in sizes) <= GIB
+
+
+def _says_neighbour(of: Figures, _: Signs) -> str:
+    held = of.others_total
+    if are_siblings(of):
+        return (
+            f"{len(of.others)} processes hold {size_words(of.others[0][1])} each of the same card, as "
+            f"ranks of this job do "
+            f"that never chose their own: {size_words(held)} with the {size_words(of.free or NOTHING)} "
+            f"free cover the "
+            f"{size_words(of.asked)} asked for"
+        )
+    largest = sorted(of.others, key=lambda other: -other[1].middle)
+    named = ", ".join(f"process {pid} {size_words(size)}" for pid, size in largest[:3])
+    return (
+        f"{named} on the same card: {size_words(of.free or NOTHING)} free + {size_words(held)} of others "
+        f"cover the "
+        f"{size_words(of.asked)} asked for"
+    )
+
+
+def _says_unseen(of: Figures, _: Signs) -> str:
+    return (
+        f"{size_words(of.capacity or NOTHING)} - {size_words(of.free or NOTHING)} free - "
+        f"{size_words(of.process or NOTHING)} "
+        f"of this process leave {size_words(of.unseen or NOTHING)} held by somebody who is not named "
+        f"(another container)"
+    )
+
+
+def _says_outside(of: Figures, _: Signs) -> str:
+    return (
+        f"{size_words(of.process or NOTHING)} of this process - {size_words(of.reserved or NOTHING)} of "
+        f"the allocator = "
+        f"{size_words(of.outside or NOTHING)} outside it, where a usual process has less than "
+        f"{size_words(Interval(OUTSIDE_MOST, OUTSIDE_MOST))}"
+    )
+
+
+def _sum_words(of: Figures) -> str:
+    kept = of.unallocated or NOTHING
+    free = of.free or NOTHING
+    return f"{size_words(free)} free + {size_words(kept)} kept without tensors = {size_words(free + kept)}"
+
+
+def _says_gap(of: Figures, _: Signs) -> str:
+    return (
+        f"{size_words(_gap_of_card(of) or NOTHING)} of the card are neither free nor the allocator's, and "
+        f"the message does not "
+        "say whose: another process's, or this one's outside the allocator"
+    )
+
+
+def _says_cached(of: Figures, _: Signs) -> str:
+    warm = is_warm_up(of)
+    how = (
+        "; small tensors hold one big segment that a warm-up of the loader made" if warm
+        else ", but in pieces between tensors"
+    )  # fmt: skip
+    return f"{_sum_words(of)}, enough for the {size_words(of.asked)} asked for{how}"
+
+
+def is_warm_up(of: Figures) -> bool:
+    """Whether nearly all that is reserved is empty."""
+    kept, held, card = of.unallocated, of.allocated, of.capacity
+    return None not in (kept, held, card) and kept.low * 2 > card.high and kept.low > held.high * 10  # type: ignore[union-attr]
+
+
+def _says_lacking(of: Figures, _: Signs) -> str:
+    return (
+        f"{_sum_words(of)} < {size_words(of.asked)} asked for, short by {at_least_words(short_bytes(of))} "
+        f"at least: "
+        "no setting of the allocator makes room"
+    )
+
+
+def _says_leak(of: Figures, signs: Signs) -> str:
+    if signs.growth:
+        grown = " → ".join(size_words(size) for size in signs.growth)
+        return (
+            f"what is allocated only grows from step to step: {grown}, until {size_words(of.asked)} have "
+            f"no room"
+        )
+    return (
+        "losses are summed as tensors, which keeps every step's graph alive: memory grows with each step "
+        "until "
+        f"one request ({size_words(of.asked)}) has no room"
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(Cause.LIMIT_SET, _limit_set, _says_limit),
+    Rule(Cause.WAKE_UP_RACE, _wakes_up, _says_wake_up),
+    Rule(Cause.NOT_GPU_MEMORY, _enough_free, _says_enough_free),
+    Rule(Cause.REAL_NEED, _beyond_card, _says_beyond_card),
+    Rule(Cause.LEAK, lambda _, signs: signs.sums_losses or bool(signs.growth), _says_leak),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.changed_at is not None, _says_changed),
+    Rule(Cause.ENGINE_OVERCOMMIT, _phase_says(Cause.ENGINE_OVERCOMMIT), _says_phase),
+    Rule(Cause.REGIME_CHANGE, _phase_says(Cause.REGIME_CHANGE), _says_phase),
+    Rule(Cause.REAL_NEED, _phase_says(Cause.REAL_NEED), _says_phase),
+    Rule(Cause.OTHER_PROCESS, _large_neighbour, _says_neighbour),
+    Rule(Cause.OTHER_PROCESS, _unseen_neighbour, _says_unseen),
+    Rule(Cause.OUTSIDE_ALLOCATOR, _much_outside, _says_outside),
+    Rule(Cause.FRAGMENTATION, _kept_covers, _says_cached),
+    Rule(Cause.OTHER_PROCESS, _unnamed_gap, _says_gap, (Cause.OUTSIDE_ALLOCATOR,)),
+    Rule(Cause.OTHER_PROCESS, _small_neighbour, _says_neighbour),
+    Rule(Cause.REAL_NEED, _too_little, _says_lacking),
+)
+
+
+def judge_figures(figures: Figures, signs: Signs) -> Judgement:
+    """The verdict on one message of an allocator, with the arithmetic behind it."""
+    spoken = list(_rules_that_speak(figures, signs))
+    if figures.free is None and not spoken:
+        return Judgement(
+            causes=(), because=f"{size_words(figures.asked)} were asked for; the message does not say what was free, and "
+            "without that the cause cannot be told",
+        )  # fmt: skip
+    causes = tuple(dict.fromkeys(cause for rule, _ in spoken for cause in (rule.cause, *rule.otherwise)))
+    missing = (figures.asked - figures.free).positive if figures.free else None
+    if spoken and spoken[-1][1]:
+        rule = spoken[-1][0]
+        if len(causes) == 1:
+            return Judgement(
+                causes=causes,
+                because=rule.because(figures, signs),
+                missing=_missing_bytes(rule.cause, figures),
+            )
+        if len(spoken) == 1:
+            return Judgement(causes=causes, because=rule.because(figures, signs), missing=missing)
+    elif len(causes) <= 1:
+        causes = tuple(dict.fromkeys((*causes, Cause.FRAGMENTATION, Cause.REAL_NEED)))
+    told = tuple(f"{rule.cause.value}: {rule.because(figures, signs)}" for rule, holds in spoken if holds)
+    return Judgement(
+        causes=causes[:3], because=f"{_sum_words(figures)}, and {size_words(figures.asked)} were asked for: the figures are "
+        "too near, or too rounded, to tell these apart", arithmetic=told, missing=missing,
+    )  # fmt: skip
+
+
+def _rules_that_speak(figures: Figures, signs: Signs) -> Iterator[tuple[Rule, bool | None]]:
+    """The first that holds, behind those that the rounding leaves open."""
+    for rule in RULES:
+        holds = rule.holds(figures, signs)
+        if holds is not False:
+            yield rule, holds
+        if holds is True:
+            return
+
+
+def _missing_bytes(cause: Cause, figures: Figures) -> Interval | None:
+    match cause:
+        case Cause.LIMIT_SET:
+            return beyond_limit(figures)
+        case Cause.NOT_GPU_MEMORY | Cause.WAKE_UP_RACE:
+            return None
+        case Cause.REAL_NEED:
+            return short_bytes(figures) if figures.free is not None else None
+        case _:
+            return (figures.asked - figures.free).positive if figures.free is not None else None

@@ -1,0 +1,215 @@
+"""What a log shows beside its message: the functions that ran, the program, the settings, the step."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.message import Cause
+from memsheet.diagnose.messages.deepspeed import grows_steadily
+from memsheet.frozen import dataclass
+
+
+class Frame(NamedTuple):
+    """What a function allocates for, and when: a component of a sheet, a path in it, and words."""
+
+    component: str
+    path: str
+    words: str
+    phase: str = ""
+
+
+LOGITS = Frame("temporaries", "loss", "the loss, whose logits are tokens × vocabulary wide")
+SCORES = Frame("saved_activations", "attention/scores", "attention scores written out in full")
+GATHER = Frame("unsharded_parameters", "model", "weights gathered whole from their shards")
+STATES = Frame("optimizer_states", "optimizer", "the optimizer's states, made in the first step")
+BACKWARD = Frame("temporaries", "backward", "gradients of activations on their way back")
+WEIGHTS = Frame("parameters", "model", "the model's weights as they are loaded", "load")
+SERVED = Frame("temporaries", "sampler", "the sampler, [sequences, vocabulary]", "run")
+RECOMPUTED = Frame("saved_activations", "model", "activations of a layer that is run again in backward")
+_GRAPHS = Frame("cuda_graphs", "model", "the capture of CUDA graphs", "graphs")
+_CACHE = Frame("kv_cache", "model", "the KV cache", "cache")
+_STEP = Frame("saved_activations", "model", "a step of the running server", "run")
+_PROFILE = Frame("saved_activations", "model", "the server's trial run before it sizes its cache", "profile")
+_WAKE = Frame("parameters", "model", "a sleeping server that takes its memory back", "wake")
+_PROBS = Frame(
+    "temporaries", "loss/log_probs", "log-probabilities of every token, logits in full", "log_probs"
+)
+_EVALUATE = Frame("saved_activations", "model", "the evaluation, not a training step", "evaluate")
+_SAVE = Frame("parameters", "model", "the saving of a checkpoint", "save")
+_RESTORE = Frame("optimizer_states", "optimizer", "the loading of a checkpoint's states", "restore")
+_RESHAPE = Frame("saved_activations", "attention/repeated", "keys and values repeated for every head")
+_EXPERTS = Frame("saved_activations", "experts", "tokens sorted to their experts")
+_MLP = Frame("saved_activations", "mlp", "the feed-forward layer")
+
+FRAMES: dict[str, Frame] = {
+    **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
+                     "vocab_parallel_cross_entropy", "fused_linear_cross_entropy"), LOGITS),
+    **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
+                     "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs"), _PROBS),
+    **dict.fromkeys(("baddbmm", "eager_attention_forward", "attention_scores", "core_attention_unfused"), SCORES),
+    **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
+    **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
+                     "all_gather_coalesced", "_pre_forward_unshard", "fetch_sub_module"), GATHER),
+    **dict.fromkeys(("_init_group", "_multi_tensor_adam", "_multi_tensor_adamw", "_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
+                     "initialize_optimizer_states", "_single_tensor_adamw", "lomo_update"), STATES),
+    **dict.fromkeys(("backward", "_engine_run_backward", "run_backward"), BACKWARD),
+    **dict.fromkeys(("recompute_fn", "unpack_hook", "_checkpoint_without_reentrant_generator"), RECOMPUTED),
+    **dict.fromkeys(("load_weights", "load_model", "create_weights", "_load_state_dict_into_meta_model", "_load_pretrained_model", "from_pretrained",
+                     "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module"), WEIGHTS),
+    **dict.fromkeys(("apply_top_k_top_p", "top_k_mask_logits", "top_p_sampling", "random_sample", "_sample", "sample", "apply_penalties", "gather_logprobs",
+                     "compute_logits", "topk_topp_sampler"), SERVED),
+    **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
+    **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
+    **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), _STEP),
+    **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks", "_dummy_run"), _PROFILE),
+    **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
+    **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
+    **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
+                     "_zero3_consolidated_16bit_state_dict", "save_pretrained"), _SAVE),
+    **dict.fromkeys(("load_checkpoint", "load_state_dict", "load_optimizer_state", "resume_from_checkpoint", "_load_optimizer_and_scheduler"), _RESTORE),
+    **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
+    **dict.fromkeys(("swiglu", "silu_and_mul", "gelu"), _MLP),
+}  # fmt: skip
+"""By the name of a function in a traceback. Where several are known the innermost speaks, but a phase of the
+run is told by any.
+"""
+_FRAME = re.compile(r'^File "[^"\n]{1,400}", line \d{1,9}, in ([\w<>.]{1,120})')
+_SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
+_CALL = re.compile(r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model)\b")
+FRAMES_BEFORE, FRAMES_AFTER = 400, 60
+"""Lines around a message that its traceback stands in."""
+_LEAK = re.compile(
+    r"^[ >]*(?:self\.)?(\w*loss\w*)(?:\[[^\]\n]{0,40}\])?\s*(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*"
+    r"(?:self\.)?\w*loss\w*\s*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+_STEP_NUMBER = re.compile(
+    r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
+    re.IGNORECASE,
+)
+_CHANGE_AT = re.compile(
+    r"\b((?:freeze|frozen|unfreeze|warmup|curriculum|switch|stage)\w*(?:updates|steps|iters|"
+    r"iterations|step|iter))"
+    r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?(\d{1,12})\b",
+    re.IGNORECASE,
+)
+_EXPANDABLE = re.compile(
+    r"(?<!setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF[\"']?\]?\s{0,3}[=:]\s{0,3}[\"']?[\w:,.]{0,100}"
+    r"expandable_segments:True"
+)
+_HINT = re.compile(r"try\s+setting\s+PYTORCH_\w{1,40}=\S{1,80}\s+to\s+avoid", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """``frame``: what the innermost known function allocates for; ``phase``: of the run, where one is told;
+    ``program``: whose log it is (``PROGRAMS``); ``changed_at``: a setting and the step after which the run
+    is another one, where it died at just that step.
+    """
+
+    frame: Frame | None = None
+    phase: str = ""
+    program: str = ""
+    windows: bool = False
+    expandable: bool = False
+    sums_losses: bool = False
+    changed_at: tuple[str, int] | None = None
+    growth: tuple[Interval, ...] = ()
+    """What was allocated from step to step, where it only grew."""
+    text: str = ""
+
+
+PROGRAMS = (
+    (
+        "vLLM",
+        (
+            "site-packages/vllm/",
+            "EngineCore",
+            "vllm serve",
+            "vllm/worker",
+            "vllm/v1",
+            "[gpu_worker.py",
+            "vllm.",
+        ),
+    ),
+    ("SGLang", ("sglang/srt", "sglang.", "mem_fraction_static", "sglang serve")),
+    ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
+    ("axolotl", ("axolotl",)),
+    ("LLaMA-Factory", ("llamafactory", "LLaMA-Factory")),
+    ("unsloth", ("unsloth",)),
+    ("Megatron-LM", ("megatron/core", "megatron/training", "pretrain_gpt.py")),
+    ("DeepSpeed", ("/deepspeed/runtime/", "deepspeed --")),
+    ("torchtitan trainer", ("torchtitan/",)),
+    ("fairseq", ("fairseq",)),
+    ("Trainer", ("transformers/trainer.py", "TrainingArguments", "accelerate launch")),
+    ("diffusers", ("diffusers/",)),
+)
+"""Programs by what only their logs hold; the first that is found speaks."""
+
+
+def read_signs(log: Log, line: int) -> Signs:
+    """What stands around a message that begins on a line."""
+    first, last = max(0, line - FRAMES_BEFORE), line + FRAMES_AFTER
+    window = log.lines[first:last]
+    names = [
+        found[1].rpartition(".")[2] for each in window if (found := _FRAME.match(each) or _SOURCE.match(each))
+    ]
+    frames = [FRAMES[name] for name in names if name in FRAMES]
+    calls = [FRAMES[found[1]] for each in window if (found := _CALL.search(each))] if not frames else []
+    named = frames or calls
+    trains = any(name in TRAINS for name in names)
+    phases = [frame.phase for frame in named if frame.phase and (trains or frame.phase not in OF_TRAINING)]
+    text = log.text
+    return Signs(
+        frame=_innermost_frame(named), phase=phases[-1] if phases else "",
+        program=next((name for name, marks in PROGRAMS if any(mark in text for mark in marks)), ""),
+        windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
+        expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
+        changed_at=_change_at_step(text), growth=grows_steadily(log), text=text,
+    )  # fmt: skip
+
+
+def _innermost_frame(frames: list[Frame]) -> Frame | None:
+    """The last that says what is made; what only says that a step runs gives way to one that says more."""
+    telling = [frame for frame in frames if frame not in (_STEP, BACKWARD)]
+    return (telling or frames)[-1] if frames else None
+
+
+def _change_at_step(text: str) -> tuple[str, int] | None:
+    """A setting of the text by which the run changes after a step, where a step right behind it is the last
+    that the text names.
+    """
+    steps = [int(number.replace(",", "")) for number in _STEP_NUMBER.findall(text)]
+    if not steps:
+        return None
+    for name, number in _CHANGE_AT.findall(text):
+        if int(number) > 0 and max(steps) - int(number) in (0, 1):
+            return name, int(number)
+    return None
+
+
+TRAINS = (
+    "train",
+    "training_step",
+    "_inner_training_loop",
+    "_maybe_log_save_evaluate",
+    "fit",
+    "pretrain",
+    "train_loop",
+    "training_loop",
+    "run_train",
+)
+"""Functions of which a training run is made, in whose midst an evaluation is another regime."""
+OF_TRAINING = ("evaluate", "save", "restore")
+
+PHASE_CAUSES: dict[str, Cause] = {
+    "run": Cause.ENGINE_OVERCOMMIT, "graphs": Cause.ENGINE_OVERCOMMIT, "cache": Cause.ENGINE_OVERCOMMIT,
+    "wake": Cause.WAKE_UP_RACE, "log_probs": Cause.REAL_NEED,
+    "evaluate": Cause.REGIME_CHANGE, "save": Cause.REGIME_CHANGE, "restore": Cause.REGIME_CHANGE,
+}  # fmt: skip
+"""Phases that say more than the bytes. Those of a server count in a server's log alone."""
+OF_SERVERS = ("run", "graphs", "cache")
+SERVERS = ("vLLM", "SGLang")

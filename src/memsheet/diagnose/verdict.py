@@ -1,0 +1,260 @@
+"""One text, or several of one job → what it died of: the first message that failed decides, later ones are
+its echo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
+
+from memsheet.diagnose.cleaned import Log, cleaned_log
+from memsheet.diagnose.cures import cures_of
+from memsheet.diagnose.figures import Figures, figure_facts, read_figures
+from memsheet.diagnose.identities import Axes, tensor_of
+from memsheet.diagnose.interval import Interval, size_words
+from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
+from memsheet.diagnose.messages import (
+    below_torch,
+    deepspeed,
+    host,
+    jax,
+    llama_cpp,
+    memory_summary,
+    nvidia_smi,
+    sglang,
+    torch_allocator,
+    vllm,
+)
+from memsheet.diagnose.rules import judge_figures
+from memsheet.diagnose.signs import Signs, read_signs
+from memsheet.frozen import dataclass
+from memsheet.units import MIB
+
+if TYPE_CHECKING:
+    from memsheet.budget import Answer
+
+EMITTERS = (
+    below_torch,
+    deepspeed,
+    host,
+    jax,
+    llama_cpp,
+    memory_summary,
+    nvidia_smi,
+    sglang,
+    torch_allocator,
+    vllm,
+)
+SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
+SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS)
+FORMS = (*below_torch.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS)
+SAME_FAILURE, SAME_PLACE = 200, 3
+"""Lines behind a failed request within which a server's own words are of the same failure; lines within which
+two forms are one message.
+"""
+NONE_FOUND = "no memory error found"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What a text comes to. ``cause``: UNKNOWN where nothing was found (``found`` is false) or where it is
+    open between ``open_between``; ``facts``: sizes by the names of the document.
+    """
+
+    inputs: tuple[str, ...]
+    found: bool
+    cause: Cause
+    because: str
+    open_between: tuple[Cause, ...] = ()
+    arithmetic: tuple[str, ...] = ()
+    facts: Mapping[str, Interval] = field(default_factory=dict)
+    term: Term | None = None
+    missing: Interval | None = None
+    cures: tuple[Cure, ...] = ()
+    notes: tuple[str, ...] = ()
+    program: str = ""
+    answer: Answer | None = None
+    """The sheet of the plan that ran, where one was named."""
+
+    @property
+    def undecided(self) -> bool:
+        return self.found and self.cause is Cause.UNKNOWN
+
+
+def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) -> Diagnosis:
+    """What texts of one job, by their names, come to. ``known``: sizes of the plan, where there is one."""
+    log = cleaned_log(texts.values(), SIGNS)
+    inputs, context = tuple(texts), _context_facts(log)
+    caught, messages = _failing_messages(log)
+    if not messages:
+        return _without_message(inputs, log, context, caught)
+    first = messages[0]
+    found = _judged_message(first, messages, log, known or Axes())
+    return replace(
+        found, inputs=inputs, facts={**context, **found.facts},
+        notes=(*found.notes, *_notes_beside(first, messages, context, caught)),
+    )  # fmt: skip
+
+
+def _failing_messages(log: Log) -> tuple[int, list[Message]]:
+    """How many failures were caught and went on, and the messages that were not, in order; of a plain one
+    that says no size and another at the same place the other stays.
+    """
+    found = [
+        *torch_allocator.allocator_messages(log),
+        *messages_of(log, (*SERVER_FORMS, *FORMS)),
+        *host.killed_lines(log),
+    ]
+    found.sort(key=lambda each: each.line)
+    lasting = [each for each in found if not _was_caught(each, log)]
+    sized = [
+        each for each in lasting
+        if each.judge is not None or "asked" in each.facts
+        or not any(other is not each and abs(other.line - each.line) <= SAME_PLACE for other in lasting)
+    ]  # fmt: skip
+    caught = len(found) - len(lasting)
+    if sized or caught:
+        return caught, sized
+    return 0, list(messages_of(log, below_torch.BARE))
+
+
+def _was_caught(message: Message, log: Log) -> bool:
+    if message.kind == "llama":
+        return llama_cpp.retry_succeeds(message, log)
+    return "warning" in message.words
+
+
+def _judged_message(first: Message, messages: list[Message], log: Log, known: Axes) -> Diagnosis:
+    """The first message's verdict; a server's own words behind it say more than its bytes."""
+    own = next(
+        (each for each in messages if _is_servers_own(each) and 0 <= each.line - first.line <= SAME_FAILURE),
+        None,
+    )
+    signs = read_signs(log, first.line)
+    figures = read_figures(first) if first.judge is None else None
+    facts = figure_facts(figures) if figures else _named_facts(first)
+    speaker = own or first
+    if speaker.judge is not None:
+        judged = speaker.judge(speaker, log)
+        if own is not None and own is not first:
+            facts = {**facts, **_named_facts(own)}
+        return _diagnosis_of(judged, facts, signs, judged.cures)
+    if figures is None:
+        return _diagnosis_of(below_torch.BARE[0].judge(first, log), facts, signs, ())
+    return _judged_figures(figures, first, signs, known, facts)
+
+
+def _judged_figures(
+    figures: Figures, message: Message, signs: Signs, known: Axes, facts: Mapping[str, Interval]
+) -> Diagnosis:
+    judged = judge_figures(figures, signs)
+    term = tensor_of(figures.asked, signs, known) or _term_of_frame(signs)
+    cause = judged.causes[0] if len(judged.causes) == 1 else Cause.UNKNOWN
+    asked_of = (
+        cause if cause is not Cause.UNKNOWN or Cause.REAL_NEED not in judged.causes else Cause.REAL_NEED
+    )
+    cures = cures_of(asked_of, figures, signs, term, message.words.get("who", "CUDA"))
+    return _diagnosis_of(replace(judged, term=term), facts, signs, cures)
+
+
+def _term_of_frame(signs: Signs) -> Term | None:
+    frame = signs.frame
+    return (
+        Term(component=frame.component, path=frame.path, shape="", exact=False, words=frame.words)
+        if frame
+        else None
+    )
+
+
+def _diagnosis_of(
+    judged: Judgement, facts: Mapping[str, Interval], signs: Signs, cures: tuple[Cure, ...]
+) -> Diagnosis:
+    decided = len(judged.causes) == 1
+    return Diagnosis(
+        inputs=(), found=True, cause=judged.causes[0] if decided else Cause.UNKNOWN, because=judged.because,
+        open_between=() if decided else judged.causes, arithmetic=judged.arithmetic, facts=facts, term=judged.term,
+        missing=judged.missing, cures=cures[:4], program=signs.program,
+    )  # fmt: skip
+
+
+def _is_servers_own(message: Message) -> bool:
+    return any(message.judge is form.judge for form in SERVER_FORMS)
+
+
+def _named_facts(message: Message) -> dict[str, Interval]:
+    return {f"{name}_bytes": size for name, size in message.facts.items()}
+
+
+def _context_facts(log: Log) -> dict[str, Interval]:
+    """What lines besides the message say of memory."""
+    table = nvidia_smi.card_table(log)
+    return {
+        **deepspeed.step_facts(log), **vllm.server_facts(log), **memory_summary.summary_facts(log),
+        **(nvidia_smi.table_facts(table) if table else {}),
+    }  # fmt: skip
+
+
+def _without_message(
+    inputs: tuple[str, ...], log: Log, context: Mapping[str, Interval], caught: int
+) -> Diagnosis:
+    failed = memory_summary.failed_requests(log)
+    nothing = Diagnosis(inputs=inputs, found=False, cause=Cause.UNKNOWN, because=NONE_FOUND, facts=context)
+    if caught:
+        return replace(
+            nothing,
+            notes=(
+                f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
+            ),
+        )
+    if failed:
+        because = (
+            f"a table counts {_request_words(failed)} that failed; what was asked for and what was free "
+            f"then is not in it"
+        )
+        return replace(nothing, found=True, because=because, open_between=())
+    return nothing
+
+
+def _request_words(count: int) -> str:
+    return "one request" if count == 1 else f"{count:,} requests"
+
+
+def _was_or_were(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def _notes_beside(
+    first: Message, messages: list[Message], context: Mapping[str, Interval], caught: int
+) -> Iterator[str]:
+    later = sum(each.line > first.line and not _is_servers_own(each) for each in messages)
+    if later:
+        yield (
+            f"{later} later {'message is' if later == 1 else 'messages are'} taken as "
+            f"{'its' if later == 1 else 'their'} echo: the first decides"
+        )
+    if caught:
+        yield f"{_request_words(caught)} failed before and {_was_or_were(caught)} caught"
+    freed = context.get("sleep_freed_bytes")
+    if freed is not None and freed.high < 8 * MIB:
+        yield "a sleeping server freed nothing: expandable segments keep its memory from being taken back"
+    kept = context.get("kept_before_bytes")
+    if kept is not None and kept.low > 0:
+        yield (
+            f"the trainer kept {size_words(kept)} without tensors in it before: torch.cuda.empty_cache() "
+            f"gives that back"
+        )
+    if "card_used_bytes" in context:
+        yield (
+            f"nvidia-smi in the same text shows {size_words(context['card_used_bytes'])} of "
+            f"{size_words(context['card_bytes'])} used, at its own time"
+        )
+
+
+def cured_first(found: Diagnosis, cures: Iterable[Cure]) -> Diagnosis:
+    """The same with accounted changes in front, four at the most; advice that does not help stays."""
+    extra = tuple(cures)
+    useless = tuple(cure for cure in found.cures if cure.helps == "no")[:1]
+    rest = tuple(cure for cure in found.cures if cure not in useless)
+    extra = tuple(sorted((*extra, *rest), key=lambda cure: cure.helps != "yes"))
+    return replace(found, cures=(*extra[: 4 - len(useless)], *useless))

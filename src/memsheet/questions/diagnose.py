@@ -1,0 +1,149 @@
+"""What a job that died of memory died of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Unpack
+
+from memsheet.budget import Answer, Result
+from memsheet.diagnose.cleaned import MOST_BYTES
+from memsheet.diagnose.identities import Axes
+from memsheet.diagnose.message import YES, Cause, Cure
+from memsheet.diagnose.signs import SERVERS
+from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
+from memsheet.errors import input_error
+from memsheet.guard import read_bytes, read_stdin
+from memsheet.guard.spending import of_one_command
+from memsheet.plan.options import InferOptions, Model
+from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Training
+from memsheet.questions import accounted
+from memsheet.report.answer import public_answer
+
+MOST_FILES = 64
+TEXT = "text"
+PICKLED = b"\x80"
+SERVED = ("max_model_len", "sequences", "memory_fraction", "users")
+"""Options that only a server's question has."""
+
+
+def diagnose(
+    *texts: str | bytes | PathLike[str], model: Model | None = None, **options: Unpack[InferOptions]
+) -> Diagnosis:
+    """What a job died of, from its message, its log, an nvidia-smi table: each of ``texts`` is a text, or a
+    path (``pathlib.Path``) of one; all are of one job, in order.
+
+    With ``model`` and the options of ``train`` or ``infer`` the sheet of that plan says which term it was,
+    and changes are accounted. Raises InputError where nothing can be read, or the plan cannot be.
+    """
+    named: dict[str, str | bytes] = {}
+    with of_one_command():
+        for number, text in enumerate(texts, start=1):
+            if isinstance(text, str | bytes):
+                named[TEXT if len(texts) == 1 else f"{TEXT} {number}"] = text
+            else:
+                named[str(text)] = read_bytes(Path(text), MOST_BYTES)
+    found = diagnose_named_texts(named, model, options)
+    return replace(found, answer=public_answer(found.answer)) if found.answer else found
+
+
+def read_log_files(files: tuple[str, ...]) -> dict[str, bytes]:
+    """Files by name, ``-`` being stdin. Raises InputError for none, too many or too much of them."""
+    if not files:
+        raise input_error(
+            "FILE",
+            None,
+            "is missing: a log or an error message",
+            "memsheet diagnose train.log, or - for stdin",
+        )
+    if len(files) > MOST_FILES:
+        raise input_error("FILE", len(files), f"are more than {MOST_FILES} files")
+    return {
+        name: read_stdin("log", MOST_BYTES) if name == "-" else read_bytes(Path(name), MOST_BYTES)
+        for name in dict.fromkeys(files)
+    }
+
+
+def diagnose_named_texts(
+    texts: Mapping[str, str | bytes], model: Any, options: Mapping[str, Any]
+) -> Diagnosis:
+    """The same of texts by name. ``options``: of the plan that ran."""
+    for name, text in texts.items():
+        if len(text) > MOST_BYTES:
+            raise input_error(
+                name,
+                None,
+                f"is longer than the {MOST_BYTES:,} bytes that are read",
+                "its end says most: tail -c 10000000",
+            )
+        if isinstance(text, bytes) and text[:1] == PICKLED and text[1:2] in b"\x02\x03\x04\x05":
+            raise input_error(
+                name,
+                None,
+                "is a pickled snapshot, which is not read",
+                "the error message or the log says most",
+            )
+    if not any(text.strip() for text in texts.values()):
+        raise input_error(
+            next(iter(texts), TEXT), None, "is empty", "the error message, or the end of the log"
+        )
+    given = {key: value for key, value in options.items() if value is not None}
+    if model is None and not given:
+        return diagnose_texts(texts)
+    first = diagnose_texts(texts)
+    answer = _answer_of_job(model, given, served=first.program in SERVERS)
+    found = diagnose_texts(texts, _axes_of_answer(answer))
+    return replace(cured_first(found, _accounted_cures(found, answer)), answer=answer)
+
+
+def _answer_of_job(model: Any, options: dict[str, Any], *, served: bool) -> Answer:
+    plan = options.get("plan")
+    task = plan.get("task") if isinstance(plan, Mapping) else None
+    serves = task == "infer" or (task is None and (served or any(key in options for key in SERVED)))
+    return accounted.infer(model, **options) if serves else accounted.train(model, **options)
+
+
+def _axes_of_answer(answer: Answer) -> Axes:
+    """What the plan's own tensors come to: words and lengths as a rank has them, and its sheet."""
+    plan, model = answer.plan, answer.model
+    vocabularies = tuple(dict.fromkeys((model.vocab, -(-model.vocab // max(1, plan.mesh.tp)))))
+    work = plan.workload
+    lengths = (int(work.seq_len),) if isinstance(work, Training) else ()
+    batches = (int(work.microbatch),) if isinstance(work, Training) else ()
+    heads = tuple(dict.fromkeys(held for mixer in model.mixers() if (held := getattr(mixer, "heads", 0))))
+    return Axes(
+        vocabularies=vocabularies, tokens=tuple(_rank_tokens(plan, lengths, batches)), lengths=lengths, batches=batches,
+        heads=heads, sheet=tuple(_sheet_sizes(answer)),
+    )  # fmt: skip
+
+
+def _rank_tokens(plan: Plan, lengths: tuple[int, ...], batches: tuple[int, ...]) -> Iterator[int]:
+    for length in lengths:
+        yield from (length * batch // max(1, plan.mesh.cp) for batch in batches)
+
+
+def _sheet_sizes(answer: Answer) -> Iterator[tuple[str, str, int]]:
+    """Tensors that are one: an item of the loss or the head; of what repeats a layer's share."""
+    for sheet in answer.sheets[:1]:
+        for item in sheet.items:
+            size, layers = int(item.largest.value), answer.model.layers
+            if "*" not in item.path:
+                yield item.component.value, item.path, size
+            elif layers and size % layers == 0:
+                yield item.component.value, item.path, size // layers
+
+
+def _accounted_cures(found: Diagnosis, answer: Answer) -> Iterator[Cure]:
+    """The changes of the plan that make it fit, each accounted again."""
+    verdict = answer.verdict
+    if verdict is None or verdict.cheapest_fix is None or found.cause not in (Cause.REAL_NEED, Cause.UNKNOWN):
+        return
+    alone = len(verdict.cheapest_fix.changes) == 1 and verdict.result is Result.DOES_NOT_FIT
+    for change in verdict.cheapest_fix.changes:
+        yield Cure(
+            change=change.words, helps=YES if alone else "maybe", saves_bytes=int(change.saves_bytes),
+            why="accounted again, the plan fits" if alone else "one of the changes that make the plan fit",
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What a job died of, as a screen."""

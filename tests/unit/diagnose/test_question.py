@@ -1,0 +1,125 @@
+"""The question by every door: Python, JSON, the command, a paste."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, TWELVE, Case, modern, traced
+
+import memsheet
+from memsheet.cli import main
+from memsheet.diagnose.message import Cause
+from memsheet.errors import InputError
+from memsheet.questions.ask import ask
+from memsheet.questions.diagnose import diagnose_named_texts
+from memsheet.report.json.diagnosis import Diagnosis, diagnosis_document
+from memsheet.report.schema.documents import document_model
+from memsheet.report.screen.died.diagnosis import render_diagnosis
+from memsheet.report.shared.look import Look
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case.name)
+def test_a_document_is_what_its_schema_says(case: Case) -> None:
+    document = diagnosis_document(diagnose_named_texts({"log": case.text}, None, {}))
+    document_model(Diagnosis).model_validate_json(json.dumps(document))
+    assert document["schema"] == "memsheet/diagnosis/1"
+    assert document["verdict"] == case.verdict
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case.name)
+def test_a_screen_begins_with_the_verdict_and_keeps_its_width(case: Case, width: int) -> None:
+    screen = render_diagnosis(
+        diagnose_named_texts({"log": case.text}, None, {}), Look(width=width, full=True)
+    )
+    assert screen.startswith(("DIED OF", "UNDECIDED", "NOTHING TO DIAGNOSE"))
+    assert max(map(len, screen.splitlines())) <= width
+
+
+def write_log(folder: Path, text: str) -> str:
+    (folder / "train.log").write_text(text)
+    return str(folder / "train.log")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [(FULL_CARD, 0), ("epoch 3", 0), ("CUDA out of memory. Tried to allocate 2.00 GiB", 11), ("", 2), ("  \n", 2)]
+)  # fmt: skip
+def test_exit_codes(text: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", write_log(tmp_path, text)]) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_and_a_snapshot_are_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diagnose", str(tmp_path / "none.log")]) == 2
+    (tmp_path / "snapshot.pickle").write_bytes(b"\x80\x04\x95segments")
+    assert main(["diagnose", str(tmp_path / "snapshot.pickle")]) == 2
+    assert main(["diagnose"]) == 2
+    assert "snapshot" in capsys.readouterr().err
+
+
+def test_stdin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(FULL_CARD.encode())))
+    assert main(["diagnose", "-", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "real_need"
+
+
+def test_in_python_a_text_and_a_path(tmp_path: Path) -> None:
+    assert memsheet.diagnose(FULL_CARD).cause is Cause.REAL_NEED
+    assert memsheet.diagnose(Path(write_log(tmp_path, FULL_CARD))).cause is Cause.REAL_NEED
+    with pytest.raises(InputError):
+        memsheet.diagnose("")
+
+
+def test_over_json_and_from_a_paste() -> None:
+    read = ask({"question": "read", "text": FULL_CARD})["document"]
+    assert read["kind"] == "message"
+    answer = ask({**read["request"], "view": True})
+    assert (answer["exit_code"], answer["document"]["verdict"]) == (0, "real_need")
+    assert answer["view"]["screen"].startswith("DIED OF")
+    assert ask({"question": "diagnose"})["exit_code"] == 2
+
+
+def test_with_the_plan_its_sheet_names_the_tensor() -> None:
+    """65,536 tokens of a vocabulary of 128,256 in fp32: 31.31 GiB."""
+    text = traced("train", "cross_entropy") + modern(
+        "31.31 GiB", "79.18 GiB", "20.00 GiB", "59.00 GiB", "58.00 GiB", "400.00 MiB"
+    )
+    asked = {"gpus": "1xH100-80GB", "seq_len": 65536, "fix": False}
+    found = diagnose_named_texts({"log": text}, "llama-3.2-1b", asked)
+    assert found.term is not None
+    assert found.term.exact
+    assert found.term.component == "temporaries"
+    assert found.term.shape == "[65536, 128256] fp32"
+    assert found.answer is not None
+    document = diagnosis_document(found)
+    assert document["sheet"]["schema"] == "memsheet/sheet/1"
+    document_model(Diagnosis).model_validate_json(json.dumps(document))
+    assert "Sheet" in render_diagnosis(found, Look(width=100))
+
+
+def test_a_plan_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
+    assert (
+        main(
+            [
+                "diagnose",
+                write_log(tmp_path, FULL_CARD),
+                "--model",
+                "no-such-model-at-all",
+                "--gpus",
+                "1xH100-80GB",
+            ]
+        )
+        == 2
+    )
+
+
+def test_nothing_of_a_text_is_obeyed_by_a_terminal() -> None:
+    text = TWELVE[0].text.replace("torch.", "\x1b]0;title\x07\x1b[31mtorch.")
+    assert "\x1b" not in render_diagnosis(
+        diagnose_named_texts({"log\x1b[2J": text}, None, {}), Look(width=80)
+    )

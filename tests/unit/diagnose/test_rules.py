@@ -1,0 +1,167 @@
+"""Each rule and each of its bounds, with figures made for it, in the words of several releases."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from tests.unit.diagnose.corpus import brackets, modern
+
+from memsheet.diagnose.verdict import diagnose_texts
+
+Figures = dict[str, int]
+"""Hundredths of a GiB, as messages print them."""
+CARD = 7918
+
+
+def printed(hundredths: int) -> str:
+    return f"{hundredths // 100}.{hundredths % 100:02d} GiB"
+
+
+def as_message(of: Figures, form: str) -> str:
+    """Figures as a release prints them."""
+    own = of["allocated"] + of["kept"] + of.get("outside", 50)
+    if form == "brackets":
+        return brackets(
+            printed(of["asked"]),
+            printed(CARD),
+            printed(of["allocated"]),
+            printed(of["free"]),
+            printed(of["allocated"] + of["kept"]),
+        )
+    others = tuple((100 + n, printed(of["others"])) for n in range(1)) if "others" in of else ()
+    pools = printed(of["pools"]) if "pools" in of else None
+    return modern(
+        printed(of["asked"]), printed(CARD), printed(of["free"]), printed(own), printed(of["allocated"]), printed(of["kept"]),
+        others=others, pools=pools, allowed=printed(of["allowed"]) if "allowed" in of else None, who="HIP" if form == "hip" else "CUDA",
+        typo=form == "2.1",
+    )  # fmt: skip
+
+
+def verdict_of(of: Figures, form: str) -> tuple[str, set[str]]:
+    found = diagnose_texts({"log": as_message(of, form)})
+    return found.cause.value, {cause.value for cause in found.open_between}
+
+
+def card_with(kept: int, over: int, draw: random.Random) -> Figures:
+    """A card that this process fills: asked for ``over`` more than what is free and kept."""
+    free = draw.randint(10, 300)
+    return {
+        "free": free,
+        "kept": kept,
+        "asked": free + kept + over,
+        "allocated": CARD - free - kept - 50,
+        "outside": 50,
+    }
+
+
+FORMS = ("modern", "2.1", "hip", "brackets")
+DRAWS = range(3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("over", [4, 20, 150, 900])
+@pytest.mark.parametrize("seed", DRAWS)
+def test_free_and_kept_below_what_is_asked_is_a_real_need(form: str, over: int, seed: int) -> None:
+    draw = random.Random(seed * 1000 + over)
+    assert verdict_of(card_with(draw.choice((30, 500, 1500)), over, draw), form) == ("real_need", set())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_within_the_rounding_it_is_open(form: str, over: int) -> None:
+    draw = random.Random(over)
+    assert verdict_of(card_with(900, over, draw), form) == ("unknown", {"fragmentation", "real_need"})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", DRAWS)
+def test_kept_that_covers_it_and_is_no_trifle_is_fragmentation(form: str, seed: int) -> None:
+    draw = random.Random(seed)
+    of = card_with(draw.randint(450, 3000), 0, draw)
+    assert verdict_of({**of, "asked": of["free"] + draw.randint(10, of["kept"] - 10)}, form) == (
+        "fragmentation",
+        set(),
+    )
+
+
+@pytest.mark.parametrize("kept", [100, 300, 390])
+def test_a_trifle_that_covers_it_is_open(kept: int) -> None:
+    of = card_with(kept, 0, random.Random(kept))
+    assert verdict_of({**of, "asked": of["free"] + kept // 2}, "modern") == (
+        "unknown",
+        {"fragmentation", "real_need"},
+    )
+
+
+@pytest.mark.parametrize("form", ["modern", "2.1", "hip"])
+@pytest.mark.parametrize("others", [800, 2500, 6000])
+def test_a_large_neighbour_comes_before_all_else_of_the_card(form: str, others: int) -> None:
+    of = {
+        "free": 30,
+        "kept": 100,
+        "allocated": CARD - others - 30 - 100 - 50,
+        "outside": 50,
+        "others": others,
+    }
+    assert verdict_of({**of, "asked": 30 + others // 2}, form) == ("other_process", set())
+
+
+@pytest.mark.parametrize("others", [800, 2500])
+def test_a_neighbour_whose_leaving_is_not_enough_is_not_the_cause(others: int) -> None:
+    of = {"free": 30, "kept": 20, "allocated": CARD - others - 30 - 20 - 50, "outside": 50, "others": others}
+    assert verdict_of({**of, "asked": others + 200}, "modern") == ("real_need", set())
+
+
+@pytest.mark.parametrize("others", [200, 500])
+def test_a_small_neighbour_counts_where_nothing_else_does(others: int) -> None:
+    of = {"free": 30, "kept": 20, "allocated": CARD - others - 30 - 20 - 50, "outside": 50, "others": others}
+    assert verdict_of({**of, "asked": 30 + others // 2}, "modern") == ("other_process", set())
+
+
+@pytest.mark.parametrize("outside", [500, 1000, 3000])
+def test_much_outside_the_allocator(outside: int) -> None:
+    of = {"free": 30, "kept": 100, "allocated": CARD - 30 - 100 - outside, "outside": outside, "asked": 180}
+    assert verdict_of(of, "modern") == ("outside_allocator", set())
+
+
+@pytest.mark.parametrize("outside", [100, 290])
+def test_little_outside_the_allocator_is_usual(outside: int) -> None:
+    of = {"free": 30, "kept": 100, "allocated": CARD - 30 - 100 - outside, "outside": outside, "asked": 180}
+    assert verdict_of(of, "modern") == ("real_need", set())
+
+
+@pytest.mark.parametrize("form", ["modern", "hip"])
+@pytest.mark.parametrize("over", [10, 200])
+def test_a_limit_below_the_card(form: str, over: int) -> None:
+    of = {"free": 5000, "kept": 10, "allocated": 1000, "asked": 500, "allowed": 1000 + 10 + 500 - over}
+    assert verdict_of(of, form) == ("limit_set", set())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("free", [300, 2000, 6000])
+def test_enough_free_is_no_shortage_of_the_card(form: str, free: int) -> None:
+    of = {"free": free, "kept": 10, "allocated": CARD - free - 60, "asked": free - 20}
+    assert verdict_of(of, form) == ("not_gpu_memory", set())
+
+
+def test_as_much_free_as_asked_is_open() -> None:
+    of = {"free": 1000, "kept": 10, "allocated": CARD - 1000 - 60, "asked": 1000}
+    cause, between = verdict_of(of, "modern")
+    assert cause == "unknown"
+    assert "not_gpu_memory" in between
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_figures_say_what_they_may_stand_for(form: str) -> None:
+    found = diagnose_texts({"log": as_message(card_with(500, 300, random.Random(1)), form)})
+    for name, size in found.facts.items():
+        assert size.low <= size.high, name
+    assert found.missing is not None
+    assert found.missing.low <= 3 * 2**30 <= found.missing.high
+
+
+@pytest.mark.parametrize("make", [lambda of: of, lambda of: {**of, "pools": 100}])
+def test_pools_are_part_of_what_is_allocated(make: Callable[[Figures], Figures]) -> None:
+    assert verdict_of(make(card_with(500, 300, random.Random(2))), "modern") == ("real_need", set())

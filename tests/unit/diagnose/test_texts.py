@@ -1,0 +1,116 @@
+"""Any text, any encoding: an answer, in linear time, and never a fault."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.unit.diagnose.corpus import FULL_CARD, TEXTS
+
+from memsheet.diagnose.cleaned import WHOLE, cleaned_log, without_prefixes
+from memsheet.diagnose.interval import Interval, printed_bytes
+from memsheet.diagnose.message import Cause
+from memsheet.diagnose.verdict import SIGNS, diagnose_texts
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "ends"),
+    [
+        ("14.00", "GiB", (15_027_016_827, 15_037_754_245)),
+        ("2.00", "MiB", (2_091_910, 2_102_394)),
+        ("512", "bytes", (512, 512)),
+        ("0", "bytes", (0, 0)),
+    ],
+)
+def test_a_printed_figure_is_an_interval(number: str, unit: str, ends: tuple[int, int]) -> None:
+    assert printed_bytes(number, unit) == Interval(*ends)
+
+
+def test_two_to_the_64_stands_for_none() -> None:
+    assert printed_bytes("17179869184.00", "GiB") is None
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[rank3]: ",
+        "[default0]:",
+        "(EngineCore_DP0 pid=123) ERROR 03-03 19:38:29 [core.py:708] ",
+        "(WorkerDict pid=123, ip=10.0.0.1) ",
+        "\x1b[36m(TaskRunner pid=9)\x1b[0m ",
+        "2026-01-02T03:04:05.678901Z stderr F ",
+        "2026-01-02 03:04:05,678 ERROR ",
+        "E       ",
+        "[2026-01-02 03:04:05 TP0] ",
+        "[1,2]<stderr>:",
+        "W0303 19:38:29.123456 1234 site-packages/torch/x.py:9] ",
+    ],
+)
+def test_what_launchers_put_in_front_is_taken_off(prefix: str) -> None:
+    log = cleaned_log([f"{prefix}CUDA out of memory. Tried"], SIGNS)
+    assert log.lines == ("CUDA out of memory. Tried",)
+
+
+def test_a_box_is_taken_off() -> None:
+    assert without_prefixes("│ OutOfMemoryError: CUDA │") == "OutOfMemoryError: CUDA"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "latin-1"])
+def test_any_encoding(encoding: str) -> None:
+    found = diagnose_texts({"log": f"déjà vu\n{FULL_CARD}".encode(encoding)})
+    assert found.cause is Cause.REAL_NEED
+
+
+@pytest.mark.parametrize("width", [40, 79, 120])
+def test_wrapped_at_any_width(width: int) -> None:
+    wrapped = "\n".join(FULL_CARD[at : at + width] for at in range(0, len(FULL_CARD), width))
+    assert diagnose_texts({"log": wrapped}).cause is Cause.REAL_NEED
+
+
+def test_of_a_long_log_what_matters_is_found() -> None:
+    noise = b"step 1 loss 2.345 lr 0.0001 tokens 123456\n" * (4 * WHOLE // 42)
+    found = diagnose_texts({"log": noise + FULL_CARD.encode() + b"\n" + noise})
+    assert found.cause is Cause.REAL_NEED
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_bytes_are_no_fault(seed: int) -> None:
+    draw = random.Random(seed)
+    found = diagnose_texts({"log": draw.randbytes(draw.randint(1, 4000))})
+    assert not found.undecided
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_broken_messages_are_no_fault(seed: int) -> None:
+    draw = random.Random(seed)
+    raw = bytearray(draw.choice(TEXTS).text.encode())
+    for _ in range(draw.randint(1, 12)):
+        at = draw.randrange(len(raw))
+        match draw.randrange(3):
+            case 0:
+                raw[at] = draw.randrange(256)
+            case 1:
+                del raw[at : at + draw.randint(1, 30)]
+            case _:
+                raw[at:at] = draw.choice(TEXTS).text.encode()[: draw.randint(1, 200)]
+        raw = raw or bytearray(b"x")
+    found = diagnose_texts({"log": bytes(raw)})
+    assert all(size.low <= size.high for size in found.facts.values())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["RESOURCE_EXHAUSTED:" * 20_000, "Tried to allocate " * 20_000, "CUDA out of memory." * 20_000, "(" * 500_000, "\\n" * 200_000,
+     "1" * 900_000, "Process 1 has 1.00 GiB memory in use." * 10_000, "memory_saver" * 50_000, "[rank0]:" * 60_000],
+    ids=range(9),
+)  # fmt: skip
+def test_repeated_signs_take_no_time(text: str) -> None:
+    diagnose_texts({"log": text})
+
+
+def test_several_texts_are_of_one_job() -> None:
+    table = "| NVIDIA-SMI 550.54 |\n| 30%  40C  P2  300W / 350W |  20000MiB /  24576MiB |"
+    found = diagnose_texts({"train.log": FULL_CARD, "smi.txt": table})
+    assert found.cause is Cause.REAL_NEED
+    assert found.inputs == ("train.log", "smi.txt")
+    assert "card_used_bytes" in found.facts
