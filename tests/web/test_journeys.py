@@ -166,6 +166,24 @@ def test_plans_keep_what_is_set(visit: Any) -> None:
     assert json.loads(visit.bodies[-1])["quantize"] == "nf4"
 
 
+DIED = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 37.09 GiB. GPU 0 has a total capacity of 79.10 GiB of "
+    "which 22.30 GiB is free. Including non-PyTorch memory, this process has 56.78 GiB memory in use. Of the allocated memory "
+    "54.20 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated."
+)  # fmt: skip
+
+
+def test_a_message_of_a_job_that_died_is_explained(visit: Any) -> None:
+    visit.open("#q=train&model=qwen3-8b&gpus=1xH100-80GB&seq_len=8192&microbatch=8&lora_rank=16").paste(DIED)
+    assert visit.verdict.startswith("DIED OF")
+    assert "151,936 words" in visit.verdict
+    assert violations(visit.page) == []
+    visit.click("The message alone")
+    assert "151,936 words" not in visit.verdict
+    visit.fill("seq len", "512")
+    assert not visit.verdict.startswith("DIED OF")
+
+
 def test_a_damaged_link_is_told(visit: Any) -> None:
     visit.open("#q=train&model=llama-3.1-8b&gpus=8xH100-80GB&f=garbage!!")
     assert (

@@ -2,7 +2,7 @@
 
 import { ask, onLoading } from "./seam.js";
 import { commandOf, hashOf, nameOf, readHash, requestOf, state } from "./state.js";
-import { csvOf, gridTable, make, pictureText, save, showAnswer, showProblem } from "./view.js";
+import { csvOf, gridTable, make, pictureText, save, showAnswer, showProblem, showScreen } from "./view.js";
 
 const REST_MS = 300, MOST_FILE = 2 ** 20;
 const SHOWN = {
@@ -342,10 +342,8 @@ async function readPaste(text, name) {
   }
   const { request, said: words } = answer.document;
   if (request.question === "diagnose") {
-    const found = await ask({ ...request, view: true });
-    said.replaceChildren(`Read as ${words}.`, make("pre", { tabindex: "0" }, found.problem ? found.problem.detail : found.view.screen));
-    busy(false);
-    return;
+    said.textContent = `Read as ${words}.`;
+    return diagnose(request.text, state.given.has("model"));
   }
   const { question, files, plan, ...options } = request;
   said.textContent = `Read as ${words}.`;
@@ -357,6 +355,16 @@ async function readPaste(text, name) {
   }
   if (plan) state.options.plan = plan;
   await settle();
+}
+
+// A job that died: its message alone, or beside the sheet of the form's job.
+async function diagnose(text, beside) {
+  busy(true);
+  const { question, files, model_otherwise, ...job } = requestOf(state);
+  const found = await ask({ ...(beside ? job : {}), question: "diagnose", text, view: true });
+  if (found.problem) showProblem(found.problem);
+  else showScreen(found, state.files.length ? null : make("button", { type: "button", class: "apply", on: { click: () => diagnose(text, !beside) } }, beside ? "The message alone" : "Beside the job of the form"));
+  busy(false);
 }
 
 // Files that are dropped: a model, a plan, or those of one job together.

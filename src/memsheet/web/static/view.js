@@ -84,8 +84,8 @@ function showFiles(view, apply) {
   for (const id of ["change", "figure", "rows", "step", "remarks"]) fill(id);
 }
 
-function showScreen(answer) {
-  fill("verdict", make("pre", { tabindex: "0" }, answer.view.screen ?? ""));
+export function showScreen(answer, button = null) {
+  fill("verdict", make("pre", { tabindex: "0" }, answer.view.screen ?? ""), button).classList.remove("stale");
   for (const id of ["change", "figure", "rows", "step", "remarks"]) fill(id);
 }
 
