@@ -124,6 +124,7 @@ CASES: dict[str, Case] = {
         {"host_memory": "2GiB"},
     ),
     "states-on-every-rank": (flags(use_distributed_optimizer=None), flags(), {}),
+    "muon-with-shards": (flags(optimizer="muon"), flags(optimizer="dist_muon", use_distributed_optimizer=None), {}),
     "no-sequence-parallel": (flags(sequence_parallel=None), flags(), {}),
     "recompute-overruled": (flags(recompute_activations=True, recompute_granularity="full"), flags(recompute_activations=True), {}),
     "recompute-half-said": (
@@ -245,6 +246,29 @@ def test_the_bytes_of_a_distributed_optimizer_are_those_of_the_mended_script(tmp
     assert found.answer is not None
     assert mended.answer is not None
     assert one.saves_bytes == found.answer.sheets[0].device.value - mended.answer.sheets[0].device.value
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shards", "found", "fits"),
+    [("dist_muon", None, set(), "fits"), ("muon", None, {"states-on-every-rank"}, "fits"), ("muon", True, {"muon-with-shards"}, "uncertain"), ("adam", True, set(), "fits")],
+)  # fmt: skip
+def test_muon_is_dealt_by_its_name_in_every_release(
+    optimizer: str, shards: bool | None, found: set[str], fits: str, tmp_path: Path
+) -> None:
+    files = flags(optimizer=optimizer, use_distributed_optimizer=shards)
+    said = checked(tmp_path / "a", files, {})
+    assert rules(said) & {"states-on-every-rank", "muon-with-shards"} == found
+    assert said.answer is not None
+    assert said.answer.verdict is not None
+    assert said.answer.verdict.result.value == fits
+    gathers = flags(
+        optimizer=optimizer,
+        use_distributed_optimizer=shards,
+        overlap_param_gather=True,
+        overlap_grad_reduce=True,
+    )
+    stops = "switch-needs-another" in rules(checked(tmp_path / "b", gathers, {}))
+    assert stops is (optimizer == "muon" and not shards)
 
 
 def test_recompute_that_is_overruled_with_a_method_stops(tmp_path: Path) -> None:
