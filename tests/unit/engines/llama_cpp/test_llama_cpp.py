@@ -210,6 +210,16 @@ def test_one_device_has_all_and_the_other_a_context_at_most():
     assert {item.component for item in first.items} == {Component.CONTEXT}
     alone = served(LLAMA, gpus="1xRTX4090").sheets[0]
     assert second.device == alone.device
+    assert (first.host_bytes, second.host_bytes) == (0, alone.host_bytes)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [{}, {"tensor_split": "1,3"}, {"tensor_split": "3,1"}, *({"split_mode": "none", "main_gpu": n} for n in (0, 1))],
+)  # fmt: skip
+def test_host_memory_is_said_however_layers_are_dealt(split: dict[str, Any]):
+    answer = served(LLAMA, gpus="2xRTX4090", **split)
+    assert "Host memory: " in str(answer)
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,28 @@ def test_whole_logits_are_cured_in_the_engines_own_words(tmp_path: Path) -> None
     assert (found["whole-logits"].saves_bytes or 0) > 0
 
 
+def test_logits_of_a_loss_in_pieces_are_no_mistake_where_the_sheet_alone_is_whole(tmp_path: Path) -> None:
+    script = (
+        "from trl import SFTTrainer, SFTConfig\nfrom peft import LoraConfig\n"
+        'c = LoraConfig(r=8, modules_to_save=["lm_head"], target_modules="all-linear", task_type="CAUSAL_LM")\n'
+        'args = SFTConfig(output_dir="o", max_length=2048, per_device_train_batch_size=1, bf16=True, LOSS)\n'
+        't = SFTTrainer(model="meta-llama/Llama-3.2-1B", args=args, peft_config=c, train_dataset=None)\nt.train()\n'
+    )
+    for word, whole in (("loss_type='chunked_nll'", False), ("loss_type='nll'", True)):
+        said = checked(tmp_path / word, {"tt.py": script.replace("LOSS", word)}, {"gpus": "1xA100-80GB"})
+        assert said.answer is not None
+        assert said.answer.plan.loss.value == "plain"
+        assert ("whole-logits" in rules(said)) is whole
+
+
+def test_recompute_of_some_layers_is_work_of_theirs(tmp_path: Path) -> None:
+    full = {"recompute_granularity": "full", "recompute_num_layers": 10}
+    for method, said in (("block", "10 of 16 layers run"), ("uniform", "every layer runs")):
+        found = checked(tmp_path / method, flags(**full, recompute_method=method), {})
+        (one,) = [one for rule, one in found.mistakes if rule.id == "recompute-without-need"]
+        assert one.says.startswith(said)
+
+
 def test_torchtitan_that_keeps_gathered_parameters(tmp_path: Path) -> None:
     files = titan(parallelism__fsdp_reshard_after_forward="never", parallelism__tensor_parallel_degree=1)
     found = {rule.id: one for rule, one in checked(tmp_path / "a", files, {"model": "llama-3-70b"}).mistakes}
