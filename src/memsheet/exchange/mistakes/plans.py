@@ -195,11 +195,7 @@ _WHOLE = ("plain", "vocab_parallel")
 def _whole_logits(case: Case) -> Iterator[Found]:
     """Nothing where a file asks for another loss, which the sheet alone is without."""
     asked = {read.request.get("loss") for read in case.reads.values()}
-    if (
-        case.answer is not None
-        and case.answer.plan.loss.value in _WHOLE
-        and asked <= {None, *_WHOLE}
-    ):
+    if case.answer is not None and case.answer.plan.loss.value in _WHOLE and asked <= {None, *_WHOLE}:
         loss, cure = _LOSSES.get(
             case.answer.plan.engine, ("fused", "a fused loss (Liger, cut cross-entropy)")
         )

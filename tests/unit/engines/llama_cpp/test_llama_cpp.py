@@ -25,6 +25,8 @@ from memsheet.engines.llama_cpp.weights import Stored, stored_tensors
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.report.screen.table import render_answer
+from memsheet.report.shared.look import Look
 from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Component, Instant
 
@@ -219,7 +221,7 @@ def test_one_device_has_all_and_the_other_a_context_at_most():
 )  # fmt: skip
 def test_host_memory_is_said_however_layers_are_dealt(split: dict[str, Any]):
     answer = served(LLAMA, gpus="2xRTX4090", **split)
-    assert "Host memory: " in str(answer)
+    assert "Host memory: " in render_answer(answer, Look(width=100))
 
 
 @pytest.mark.parametrize(

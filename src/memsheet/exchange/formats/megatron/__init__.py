@@ -132,7 +132,6 @@ def _muon_with_shards(values: Values) -> Mapping[str, Any]:
     return {SHARDED_MUON: f"with {SHARDS}: core 0.16 and 0.17 refuse it"} if both else {}
 
 
-
 def _read_optimizer_flag(value: Any, _: Values) -> Mapping[str, Any]:
     name = {"adam": "adamw", DEALT_MUON: "muon"}.get(value, value) if isinstance(value, str) else value
     known = name in ("adamw", "muon")
@@ -407,7 +406,13 @@ def _taken_or_open(values: Values) -> Mapping[str, Any]:
     kernel = {FUSED_BY: "native"} if values.get(FUSION) and FUSED_BY not in values else {}
     gathers = _has_expert_flags(values) and values.get(DISPATCHER, GATHERED) == GATHERED
     exchange = {GATHERING: f"{GATHERED} (the sheet is of {EXCHANGED})"} if gathers else {}
-    return {**kernel, **exchange, **graphs.scope_alone(values), **_muon_with_shards(values), **left_open_sizes(values)}
+    return {
+        **kernel,
+        **exchange,
+        **graphs.scope_alone(values),
+        **_muon_with_shards(values),
+        **left_open_sizes(values),
+    }
 
 
 FORMAT = Format(
