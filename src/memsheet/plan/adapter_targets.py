@@ -35,10 +35,10 @@ ALL_LINEAR = "all-linear"
 experts and their routers too (peft 0.21.2 utils/transformers_weight_conversion.py:353, 369).
 """
 HEADS = ("lm_head", "embed_out", "output_layer")
-"""What the output projection is called where it computes with the embeddings' table and has no tensor of its own."""
+"""What the output projection is called where it has no tensor of its own but the embeddings' table."""
 OUTSIDE = "is outside the layers"
-"""How the reason begins for which embeddings and the output projection are no targets: peft adapts both (huggingface/peft
-0.21.2 src/peft/tuners/lora/layer.py:2740, 2750, dispatch_default: torch.nn.Embedding and torch.nn.Linear).
+"""How the reason begins for which embeddings and the output projection are no targets: peft adapts both
+(huggingface/peft 0.21.2 src/peft/tuners/lora/layer.py:2740, 2750: torch.nn.Embedding and torch.nn.Linear).
 """
 OWN_TARGETS = {AdapterKind.IA3: IA3_TARGETS, AdapterKind.ADALORA: ADALORA_TARGETS}
 """Defaults of kinds that do not take LoRA's."""

@@ -134,9 +134,7 @@ def _words_beside_base(adapter: Adapter) -> str:
 
 
 def gradient_dtype_words(plan: Plan) -> tuple[str, ...]:
-    """What waits unreduced has the dtype that autograd made it in, beside shards of their own, so that none is
-    said.
-    """
+    """What waits unreduced has the dtype that autograd made it in, beside other shards: none is said."""
     waits = plan.gradient_sync is GradientSync.LAST
     return _words_of_trained("" if waits else "{dtype}", plan.precision.gradients.name, plan)
 
@@ -152,8 +150,8 @@ def optimizer_moment_words(plan: Plan) -> tuple[str, ...]:
 
 
 def _words_of_trained(words: str, dtype: str, plan: Plan, *, alike: bool = False) -> tuple[str, ...]:
-    """``words`` with their dtype, of what trains. Copies of whole modules train in the base's dtype, as do their
-    gradients and moments (``formulas/states/held.py``); ``alike``: all are kept in one dtype.
+    """``words`` with their dtype, of what trains. Copies of whole modules have the base's dtype, and so have
+    their gradients and moments (``formulas/states/held.py``); ``alike``: all are kept in one dtype.
     """
     adapter = plan.adapter
     if adapter is None:

@@ -314,9 +314,10 @@ def test_whole_logits_are_cured_in_the_engines_own_words(tmp_path: Path) -> None
 def test_logits_of_a_loss_in_pieces_are_no_mistake_where_the_sheet_alone_is_whole(tmp_path: Path) -> None:
     script = (
         "from trl import SFTTrainer, SFTConfig\nfrom peft import LoraConfig\n"
-        'c = LoraConfig(r=8, modules_to_save=["lm_head"], target_modules="all-linear", task_type="CAUSAL_LM")\n'
+        'c = LoraConfig(r=8, modules_to_save=["lm_head"], target_modules="all-linear")\n'
         'args = SFTConfig(output_dir="o", max_length=2048, per_device_train_batch_size=1, bf16=True, LOSS)\n'
-        't = SFTTrainer(model="meta-llama/Llama-3.2-1B", args=args, peft_config=c, train_dataset=None)\nt.train()\n'
+        't = SFTTrainer(model="meta-llama/Llama-3.2-1B", args=args, peft_config=c, train_dataset=None)\n'
+        "t.train()\n"
     )
     for word, whole in (("loss_type='chunked_nll'", False), ("loss_type='nll'", True)):
         said = checked(tmp_path / word, {"tt.py": script.replace("LOSS", word)}, {"gpus": "1xA100-80GB"})

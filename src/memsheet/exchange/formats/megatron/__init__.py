@@ -125,8 +125,8 @@ SHARDS, SHARDED_MUON = "--use-distributed-optimizer", "$.muon"
 
 
 def _muon_with_shards(values: Values) -> Mapping[str, Any]:
-    """Core 0.16 and 0.17 stop at a distributed optimizer beside muon (core_v0.16.0 training/arguments.py:1184,
-    core_v0.17.1 :1490); core 0.18 deals muon's matrices then (core_v0.18.0 :1561).
+    """Core 0.16 and 0.17 stop at a distributed optimizer beside muon, and core 0.18 deals its matrices then
+    (training/arguments.py: core_v0.16.0 :1184, core_v0.17.1 :1490, core_v0.18.0 :1561).
     """
     both = values.get("--optimizer") in ("muon", DEALT_MUON) and values.get(SHARDS) is True
     return {SHARDED_MUON: f"with {SHARDS}: core 0.16 and 0.17 refuse it"} if both else {}
