@@ -34,6 +34,12 @@ ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules); with transformers 5 the stacks of routed
 experts and their routers too (peft 0.21.2 utils/transformers_weight_conversion.py:353, 369).
 """
+HEADS = ("lm_head", "embed_out", "output_layer")
+"""What the output projection is called where it has no tensor of its own but the embeddings' table."""
+OUTSIDE = "is outside the layers"
+"""How the reason begins for which embeddings and the output projection are no targets: peft adapts both
+(huggingface/peft 0.21.2 src/peft/tuners/lora/layer.py:2740, 2750: torch.nn.Embedding and torch.nn.Linear).
+"""
 OWN_TARGETS = {AdapterKind.IA3: IA3_TARGETS, AdapterKind.ADALORA: ADALORA_TARGETS}
 """Defaults of kinds that do not take LoRA's."""
 OF_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
@@ -103,8 +109,22 @@ def targets_of(
             and not _joined_from(gaps, target, targets, present)
         ):
             hint = f"it has {', '.join(sorted(present))}; or {LINEAR_MODULES} alone"
-            gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
+            outside = target.rpartition(".")[2] in _modules_at_ends(model)
+            unlike = f"{OUTSIDE} of {model.name}, where adapters are not modelled"
+            reason = unlike if outside else f"names no linear layer of {model.name}"
+            gaps.wrong("adapter.targets", target, reason, hint)
     return tuple(targets)
+
+
+def _modules_at_ends(model: ModelSpec) -> set[str]:
+    """Last names of the embeddings and of the output projection."""
+    ends = (*model.embeddings.weights, *model.head.weights) if model.embeddings else model.head.weights
+    names = {
+        weight.path.split(".")[-2]
+        for weight in ends
+        if weight.path.endswith(".weight") and "." in weight.path
+    }
+    return names | set(HEADS if model.head.tied else ())
 
 
 def norms_of(gaps: RequestResolver, model: ModelSpec | None, kind: AdapterKind) -> tuple[str, ...]:
@@ -143,7 +163,7 @@ def passed_over_targets(targets: Sequence[str], model: ModelSpec, engine: Engine
     tensors = [*model.embeddings.weights, *model.head.weights, *towers, *model.extras]
     tensors += [weight for block in layers for weight in block.weights]
     names = {part for weight in tensors for part in weight.path.split(".")}
-    names |= {ALL_LINEAR, LINEAR_MODULES, *FUSED_TARGETS}
+    names |= {ALL_LINEAR, LINEAR_MODULES, *FUSED_TARGETS, *_modules_at_ends(model)}
     return tuple(one for one in targets if not is_pattern(one) and one.rpartition(".")[2] not in names)
 
 

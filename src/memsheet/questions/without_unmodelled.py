@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from memsheet.budget import Answer
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt, least_of
-from memsheet.plan.adapter_targets import passed_over_targets
+from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets
 from memsheet.plan.engine_registry import find_engine
 from memsheet.questions.sized_models import BY_SIZE
 from memsheet.questions.stand_ins import stood_in
@@ -19,8 +19,8 @@ from memsheet.questions.stand_ins import stood_in
 UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
 """What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""
 TARGETS, FULL = "adapter.targets", "adapter.full_modules"
-ABSENT = re.compile("names no linear layer")
-"""What peft passes over where other names match."""
+ABSENT = re.compile(f"names no linear layer|{OUTSIDE}")
+"""What peft passes over where other names match, and what it adapts that is not accounted."""
 OTHER_TARGETS = "the sheet is of the other targets"
 TABLES = ("lm_head", "embed_tokens", "wte", "word_embeddings")
 COPY_GRADIENT_MOMENTS = 4 + 4 + 8
@@ -92,7 +92,10 @@ def answer_without(
             over = _passed_over(request, kept, answer)
             doubts = [one for one in dict.fromkeys(words) if one not in over]
             most = _most_with_tables(answer, full)
-            doubt = Doubt("; ".join(doubts), least if doubts else 0, most)
+            beside = any(
+                OUTSIDE in one for one in doubts
+            )  # adapters whose products are as wide as the logits
+            doubt = Doubt("; ".join(doubts), least if doubts else 0, most, no_most=beside)
             return Left(kept, answer, doubt, tuple(over.values()))
     raise error
 

@@ -21,7 +21,8 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     kind = gaps.choice("adapter.kind", AdapterKind.LORA, engine.adapters, engine.name, silent=True)
     if kind.before_text or kind.before_keys:
         return _resolve_prompt_tuning(gaps, model, kind)
-    dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
+    copies_norms = kind is AdapterKind.LN_TUNING  # in the dtype of the norms, see ``in_base_dtype``
+    dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype, silent=copies_norms))
     assert dtype is not None
     if kind.prompts:
         return _resolve_prompt_adapter(gaps, kind, dtype)
@@ -31,7 +32,6 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     for key in (*(other for other in others if other != OWN_KEYS.get(kind)), *ranked):
         if gaps.request.get(key):
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
-    copies_norms = kind is AdapterKind.LN_TUNING
     targets = norms_of(gaps, model, kind) if copies_norms else targets_of(gaps, model, engine, kind)
     if kind in LINEAR_ALONE and model is not None and _transposed(model, targets):
         gaps.wrong("adapter.kind", kind.value, f"is not made by peft on the layers of {model.name}", "lora")

@@ -58,6 +58,18 @@ def test_words_for_linear_layers_are_not_passed_over(
     assert not [one for one in found["mistakes"] if one["rule"] == "targets-passed-over"]
 
 
+@pytest.mark.parametrize("word", ["lm_head", "embed_tokens"])
+def test_targets_outside_the_layers_are_modules_that_are_not_modelled(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checked(LORA.replace("q_proj, v_proj", f"q_proj, {word}"), tmp_path, capsys)
+    assert not [one for one in found["mistakes"] if one["rule"] == "targets-passed-over"]
+    assert found["result"] == "uncertain"
+    assert f"{word} is outside the layers" in found["doubt"]
+    alone = checked(LORA.replace("q_proj, v_proj", word), tmp_path, capsys)
+    assert "where adapters are not modelled" in alone["why_not"][0]
+
+
 def test_targets_of_which_none_is_a_module_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -257,9 +257,12 @@ def _llama_sequences_that_fit(
     counts="int",
 )
 def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """What the one process holds in host memory, said with its first device: weights, caches and buffers that
-    are not on any.
+    """What the one process holds in host memory, said with its first device, or with the one that has all:
+    weights, caches and buffers that are not on any.
     """
+    own = llama_cpp_options(plan)
+    if stage != (own.main_gpu if own.split_mode == "none" else 0):
+        return 0
     drafting = drafting_of(spec, plan)
     every = [buffers_of(spec, plan), *([draft_buffers(drafting)] if drafting else [])]
     held = (
@@ -268,7 +271,7 @@ def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
         + int(made.compute[-1].value)
         for made in every
     )
-    return sum(held) + lora_file_host_bytes(spec, plan) if stage == 0 else 0
+    return sum(held) + lora_file_host_bytes(spec, plan)
 
 
 def start_up(made: Buffers, backend: str = "CUDA") -> list[str]:

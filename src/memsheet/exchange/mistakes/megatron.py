@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.formats.megatron import graphs
+from memsheet.exchange.formats.megatron import DEALT_MUON, SHARDS, graphs
 from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
 
 TP = "--tensor-model-parallel-size"
@@ -25,20 +25,29 @@ def _data_ranks(case: Case) -> int:
 
 
 def _whole_states(case: Case) -> Iterator[Found]:
+    """Muon has a name of its own with its matrices dealt to ranks, which every release that has it takes."""
     for name, values in _megatron_scripts(case):
-        own = (
-            values.get("--use-distributed-optimizer")
-            or values.get("--use-megatron-fsdp")
-            or values.get("--use-torch-fsdp2")
-        )
-        if not own and _data_ranks(case) > 1:
+        own = any(values.get(at) for at in (SHARDS, "--use-megatron-fsdp", "--use-torch-fsdp2"))
+        if not own and values.get("--optimizer") != DEALT_MUON and _data_ranks(case) > 1:
+            muon = values.get("--optimizer") == "muon"
             yield Found(
-                where=f"{name}: --use-distributed-optimizer",
+                where=f"{name}: {'--optimizer muon' if muon else SHARDS}",
                 says=(
-                    f"is left out: each of {_data_ranks(case)} data-parallel ranks keeps all optimizer states"
+                    f"{'is not dealt' if muon else 'is left out'}: each of {_data_ranks(case)} data-parallel "
+                    "ranks keeps all optimizer states"
                 ),
-                cure="--use-distributed-optimizer",
+                cure=f"--optimizer {DEALT_MUON}" if muon else SHARDS,
                 changes={"zero": 1},
+            )
+
+
+def _muon_with_shards(case: Case) -> Iterator[Found]:
+    for name, values in _megatron_scripts(case):
+        if values.get("--optimizer") in ("muon", DEALT_MUON) and values.get(SHARDS) is True:
+            yield Found(
+                where=f"{name}: {SHARDS}",
+                says="is refused with muon by core 0.16 and 0.17, and taken since core 0.18",
+                cure=f"--optimizer {DEALT_MUON}, which deals its matrices in all of them, without it",
             )
 
 
@@ -107,13 +116,13 @@ def _scope_alone(case: Case) -> Iterator[Found]:
 
 _NEEDS: tuple[tuple[str, str, bool], ...] = (
     ("--overlap-param-gather", "--overlap-grad-reduce", True),
-    ("--overlap-param-gather", "--use-distributed-optimizer", True),
+    ("--overlap-param-gather", SHARDS, True),
     ("--overlap-param-gather-with-optimizer-step", "--overlap-param-gather", True),
     ("--tp-comm-overlap", "--sequence-parallel", True),
     ("--distribute-saved-activations", "--sequence-parallel", False),
 )
 """A switch, another one, and whether it must be there or must not (arguments.py:559-600, 844;
-transformer_config.py:860).
+transformer_config.py:860; dist_muon shards by itself: core_v0.17.0 training/arguments.py:858).
 """
 
 
@@ -121,7 +130,8 @@ def _needs_another(case: Case) -> Iterator[Found]:
     for name, values in _megatron_scripts(case):
         for switch, other, there in _NEEDS:
             has = bool(values.get(other)) or (
-                other == "--use-distributed-optimizer" and bool(values.get("--use-megatron-fsdp"))
+                other == SHARDS
+                and (bool(values.get("--use-megatron-fsdp")) or values.get("--optimizer") == DEALT_MUON)
             )
             if values.get(switch) and has is not there:
                 yield Found(
@@ -220,6 +230,11 @@ MEGATRON = (
         id="states-on-every-rank",
         source=f"{_ARGS}:2412; Rajbhandari et al. 2020, ZeRO, section 5.1",
         looks=_whole_states,
+    ),
+    Rule(
+        id="muon-with-shards",
+        source="NVIDIA/Megatron-LM core_v0.17.1 megatron/training/arguments.py:1490; core_v0.18.0 :1552-1563",
+        looks=_muon_with_shards,
     ),
     Rule(
         id="no-sequence-parallel",

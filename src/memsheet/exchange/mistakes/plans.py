@@ -189,8 +189,13 @@ _LOSSES = {
 """By engine, the loss that keeps less, and how one asks for it."""
 
 
+_WHOLE = ("plain", "vocab_parallel")
+
+
 def _whole_logits(case: Case) -> Iterator[Found]:
-    if case.answer is not None and case.answer.plan.loss.value in ("plain", "vocab_parallel"):
+    """Nothing where a file asks for another loss, which the sheet alone is without."""
+    asked = {read.request.get("loss") for read in case.reads.values()}
+    if case.answer is not None and case.answer.plan.loss.value in _WHOLE and asked <= {None, *_WHOLE}:
         loss, cure = _LOSSES.get(
             case.answer.plan.engine, ("fused", "a fused loss (Liger, cut cross-entropy)")
         )

@@ -336,6 +336,8 @@ def quoted_sums(answer: Answer, sheet: Sheet, look: Look) -> list[str]:
     lines += _saved_elsewhere(sheet)
     if sheet.host_bytes:
         lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
+    elif (most := max(answer.sheets, key=lambda one: one.host_bytes, default=sheet)).host_bytes:
+        lines.append(f"Host memory: {look.need(most.host_bytes)} (rank {most.rank}).")
     lines += serving_lines(answer, look)
     lines += traced_lines(answer, look)
     lines += measured_lines(answer, look)

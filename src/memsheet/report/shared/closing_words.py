@@ -12,7 +12,8 @@ from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import GradientSync, OptimizerName, Plan
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.plan_phrases import format_parameter_count
-from memsheet.sheet import Bytes, Component, Sheet, Witness
+from memsheet.report.shared.state_words import waits_whole
+from memsheet.sheet import Bytes, Component, Instant, Sheet, Witness
 
 MOMENTS_EACH = {OptimizerName.ADAMW: 2, OptimizerName.LION: 1, OptimizerName.SGD_MOMENTUM: 1}
 """Numbers that an optimizer keeps of every element in one dtype."""
@@ -27,14 +28,15 @@ def closing_words(component: Component, answer: Answer, sheet: Sheet, look: Look
     size, each = int(sheet.of(component).value), _bytes_each(component, answer.plan)
     if each and _is_whole_model(answer.plan):
         spec = model_code(engine_for(answer.model, answer.plan).layers).built(answer.model, answer.plan)
-        own = parameter_count(spec)
+        own = parameter_count(spec) or answer.parameters  # a bare count of them has no layers
         text = own - sum(times * weight.elements for _, weight, times in tower_tensors(spec))
         if text < own and not _sizes_close(size, each * own // shares):
             return _joined_words("of the text model", _difference_words(size, each * text // shares, look))
         of = "" if _sizes_close(own, answer.parameters) else f"of {format_parameter_count(own)} as built"
         return _joined_words(of, _difference_words(size, each * own // shares, look))
     if component is Component.GRADIENTS and isinstance(sheet.gradients, Bytes):
-        whole = int(sheet.gradients.value)
+        waits = waits_whole(component, answer.plan) and sheet.peak_instant is not Instant.OPTIMIZER_STEP
+        whole = int((sheet.states.get(component, sheet.gradients) if waits else sheet.gradients).value)
         if not whole and answer.plan.offload.optimizer:
             return f"kept on the host, {look.cell(size)} on the way there"
         return _difference_words(size, whole, look)

@@ -6,22 +6,20 @@ from collections.abc import Mapping
 
 from memsheet.budget import Answer, Fix
 from memsheet.errors import printable_line
-from memsheet.formulas.states.gradients import reduces_surely_last
-from memsheet.formulas.states.optimizers import keeps_wide_moments, quantizes_all_moments
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.names import SHORT
-from memsheet.plan.plan import Adapter, AdapterKind, GradientSync, OptimizerName, Plan, RecomputeMode
+from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.report.shared.closing_words import closing_words
 from memsheet.report.shared.look import Look
+from memsheet.report.shared.state_words import (
+    SHARDED_FROM,
+    gradient_dtype_words,
+    optimizer_moment_words,
+    parameter_dtype_words,
+    sharding_axis_words,
+    shares_of_state,
+)
 from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
-
-SHARDED_FROM = {
-    Component.OPTIMIZER_STATES: 1,
-    Component.MASTER_WEIGHTS: 1,
-    Component.GRADIENTS: 2,
-    Component.PARAMETERS: 3,
-}
-"""The zero stage from which dp_shard splits a component (ZeRO, arXiv:1910.02054, section 5)."""
 
 MOSTLY = 0.3
 """A path is named as the reason for a component's size from this share of it on."""
@@ -30,20 +28,6 @@ INSTANTS = {
     Instant.LOAD: "loading", Instant.FORWARD: "forward", Instant.LOSS: "the loss", Instant.BACKWARD: "backward",
     Instant.OPTIMIZER_STEP: "the optimizer step", Instant.PREFILL: "prefill", Instant.DECODE: "decode",
 }  # fmt: skip
-
-
-MOMENTS = {
-    OptimizerName.ADAMW: "two {dtype} moments", OptimizerName.PAGED_ADAMW: "moments of small tensors, others in pages",
-    OptimizerName.ADAMW_8BIT: "two moments in 8 bits", OptimizerName.PAGED_ADAMW_8BIT: "maxima of 8-bit moments, which are in pages",
-    OptimizerName.LION: "one {dtype} moment", OptimizerName.LION_8BIT: "one moment in 8 bits",
-    OptimizerName.SGD: "none but scalars", OptimizerName.SGD_MOMENTUM: "one {dtype} moment",
-    OptimizerName.ADAFACTOR: "second moments as rows and columns", OptimizerName.MUON: "one {dtype} moment of matrices, two of the rest",
-    OptimizerName.ADAM_MINI: "one {dtype} moment and a second one a block", OptimizerName.GALORE: "two {dtype} moments of projections",
-    OptimizerName.LORA_FA: "two {dtype} moments of the second matrices",
-}  # fmt: skip
-"""What an optimizer keeps between steps."""
-
-EIGHT_BIT = (OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT)
 
 
 def component_name(component: Component) -> str:
@@ -55,32 +39,9 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet, lo
     plan = answer.plan
     if answer.trace is not None and "step" in answer.trace:  # a step of one's own: nobody knows its plan
         return dominant_path_words(component, sheet)
-    closing = ""
-    if component in SHARDED_FROM and plan.task == "train":
-        closing = closing_words(component, answer, sheet, look, _shares_of_state(component, plan))
+    if component in SHARDED_FROM:
+        return _state_words(component, answer, sheet, look)
     match component:
-        case Component.PARAMETERS:
-            return _join_nonempty(
-                _parameter_dtype_words(plan), *_sharding_axis_words(component, plan), closing
-            )
-        case Component.MASTER_WEIGHTS:
-            return _join_nonempty(
-                f"{plan.precision.master_weights.name} copy" if plan.precision.master_weights else "",
-                *_sharding_axis_words(component, plan),
-                closing,
-            )
-        case Component.GRADIENTS:
-            of = "of the adapters" if plan.adapter else ""
-            # what waits unreduced has the dtype that autograd made it in, beside shards of their own
-            dtype = "" if plan.gradient_sync is GradientSync.LAST else plan.precision.gradients.name
-            return _join_nonempty(dtype, of, *_sharding_axis_words(component, plan), closing)
-        case Component.OPTIMIZER_STATES:
-            return _join_nonempty(
-                _optimizer_moment_words(plan),
-                "of the adapters" if plan.adapter else "",
-                *_sharding_axis_words(component, plan),
-                closing,
-            )
         case Component.SAVED_ACTIVATIONS:
             return _join_nonempty(_recompute_mode_words(plan), dominant_path_words(component, sheet))
         case Component.UNSHARDED_PARAMETERS:
@@ -101,6 +62,25 @@ def component_size_reason(component: Component, answer: Answer, sheet: Sheet, lo
             return "driver, kernels and libraries"
         case _:
             return dominant_path_words(component, sheet) or _alike_path_words(component, sheet)
+
+
+def _state_words(component: Component, answer: Answer, sheet: Sheet, look: Look) -> str:
+    """Of a model state: its dtype, how the mesh divides it, and what else there is of it at the peak."""
+    plan, at_step = answer.plan, sheet.peak_instant is Instant.OPTIMIZER_STEP
+    shares = shares_of_state(component, plan, at_step=at_step)
+    closing = closing_words(component, answer, sheet, look, shares) if plan.task == "train" else ""
+    dtype: tuple[str, ...] = ()
+    match component:
+        case Component.PARAMETERS:
+            dtype = (parameter_dtype_words(plan),)
+        case Component.MASTER_WEIGHTS if plan.precision.master_weights:
+            dtype = (f"{plan.precision.master_weights.name} copy",)
+        case Component.GRADIENTS:
+            dtype = gradient_dtype_words(plan)
+        case Component.OPTIMIZER_STATES:
+            dtype = optimizer_moment_words(plan)
+    axes = sharding_axis_words(component, plan, answer.model, at_step=at_step)
+    return _join_nonempty(*dtype, *axes, closing)
 
 
 def dominant_path_words(component: Component, sheet: Sheet) -> str:
@@ -152,68 +132,6 @@ def model_state_bytes(sheet: Sheet) -> tuple[str, Bytes]:
 
 def _join_nonempty(*parts: str) -> str:
     return ", ".join(part for part in parts if part)
-
-
-def _sharding_axis_words(component: Component, plan: Plan) -> tuple[str, ...]:
-    """How the mesh splits a state; the axes that do not are left out."""
-    mesh, words, sharded = plan.mesh, [], _shares_of_state(component, plan)
-    if component is Component.GRADIENTS and reduces_surely_last(plan, engine_of(plan)):
-        words.append("whole until the last micro-batch")
-    elif sharded > 1:
-        words.append(f"1/{sharded} on each rank")
-        if component is Component.PARAMETERS and plan.secondary_shard > 1:
-            words.append(f"and 1/{plan.secondary_shard} again for gathers inside a node")
-    elif mesh.data_parallel > 1:
-        words.append("a whole copy on each rank")
-    if mesh.tp > 1:
-        words.append(f"split over tp {mesh.tp}")
-    if mesh.attn_dp > 1:
-        words.append("attention whole" if mesh.attention_tp == 1 else f"attention over {mesh.attention_tp}")
-    if mesh.ep > 1:
-        words.append(f"experts over ep {mesh.ep}")
-    if mesh.pp > 1:
-        words.append("of this stage's layers")
-    return tuple(words)
-
-
-def _shares_of_state(component: Component, plan: Plan) -> int:
-    """Data-parallel ranks that divide a state between them, before the last micro-batch."""
-    mesh, engine = plan.mesh, engine_of(plan)
-    # parameters rest in shards, however long they stay gathered
-    gathers = plan.zero >= 2 and engine.sharding.gathers
-    whole = component is Component.GRADIENTS and reduces_surely_last(plan, engine)
-    shares = not whole and (gathers or plan.zero >= SHARDED_FROM[component])
-    return mesh.dp_shard * mesh.cp if shares else 1
-
-
-def _parameter_dtype_words(plan: Plan) -> str:
-    base = plan.quantization.weights.name if plan.quantization else plan.precision.parameters.name
-    return _with_adapter(base, plan.adapter) if plan.adapter else base
-
-
-def _with_adapter(base: str, adapter: Adapter) -> str:
-    if adapter.kind is AdapterKind.IA3:
-        return f"frozen {base} base, {adapter.dtype.name} factors"
-    if adapter.kind is AdapterKind.OFT:
-        return f"frozen {base} base, {adapter.dtype.name} rotations of {adapter.block_size} inputs"
-    if adapter.kind.before_text:
-        learned = f"{adapter.prompt_length} {adapter.dtype.name} tokens"
-        return f"frozen {base} base, {learned} before every sequence"
-    if adapter.kind is AdapterKind.LN_TUNING:
-        return f"frozen {base} base, copies of norms"
-    if adapter.kind.before_keys:
-        return f"frozen {base} base, {adapter.prompt_length} learned keys and values a layer"
-    size = f"{adapter.prompt_length} prompts a layer" if adapter.kind.prompts else f"rank {adapter.rank}"
-    return f"frozen {base} base, {adapter.dtype.name} adapters of {size}"
-
-
-def _optimizer_moment_words(plan: Plan) -> str:
-    if plan.optimizer is None:
-        return ""
-    name, dtype = plan.optimizer.name, "fp32" if keeps_wide_moments(plan) else plan.precision.moments.name
-    words = MOMENTS[name].format(dtype=dtype)
-    wide = name in EIGHT_BIT and not quantizes_all_moments(plan) and plan.adapter is None
-    return f"{words} (fp32 of embeddings)" if wide else words
 
 
 def _recompute_mode_words(plan: Plan) -> str:

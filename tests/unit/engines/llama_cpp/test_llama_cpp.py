@@ -25,6 +25,8 @@ from memsheet.engines.llama_cpp.weights import Stored, stored_tensors
 from memsheet.errors import InputError
 from memsheet.plan.document import plan_document
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.report.screen.table import render_answer
+from memsheet.report.shared.look import Look
 from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Component, Instant
 
@@ -210,6 +212,16 @@ def test_one_device_has_all_and_the_other_a_context_at_most():
     assert {item.component for item in first.items} == {Component.CONTEXT}
     alone = served(LLAMA, gpus="1xRTX4090").sheets[0]
     assert second.device == alone.device
+    assert (first.host_bytes, second.host_bytes) == (0, alone.host_bytes)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [{}, {"tensor_split": "1,3"}, {"tensor_split": "3,1"}, *({"split_mode": "none", "main_gpu": n} for n in (0, 1))],
+)  # fmt: skip
+def test_host_memory_is_said_however_layers_are_dealt(split: dict[str, Any]):
+    answer = served(LLAMA, gpus="2xRTX4090", **split)
+    assert "Host memory: " in render_answer(answer, Look(width=100))
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ CASES: dict[str, Case] = {
         {"host_memory": "2GiB"},
     ),
     "states-on-every-rank": (flags(use_distributed_optimizer=None), flags(), {}),
+    "muon-with-shards": (flags(optimizer="muon"), flags(optimizer="dist_muon", use_distributed_optimizer=None), {}),
     "no-sequence-parallel": (flags(sequence_parallel=None), flags(), {}),
     "recompute-overruled": (flags(recompute_activations=True, recompute_granularity="full"), flags(recompute_activations=True), {}),
     "recompute-half-said": (
@@ -247,6 +248,29 @@ def test_the_bytes_of_a_distributed_optimizer_are_those_of_the_mended_script(tmp
     assert one.saves_bytes == found.answer.sheets[0].device.value - mended.answer.sheets[0].device.value
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "shards", "found", "fits"),
+    [("dist_muon", None, set(), "fits"), ("muon", None, {"states-on-every-rank"}, "fits"), ("muon", True, {"muon-with-shards"}, "uncertain"), ("adam", True, set(), "fits")],
+)  # fmt: skip
+def test_muon_is_dealt_by_its_name_in_every_release(
+    optimizer: str, shards: bool | None, found: set[str], fits: str, tmp_path: Path
+) -> None:
+    files = flags(optimizer=optimizer, use_distributed_optimizer=shards)
+    said = checked(tmp_path / "a", files, {})
+    assert rules(said) & {"states-on-every-rank", "muon-with-shards"} == found
+    assert said.answer is not None
+    assert said.answer.verdict is not None
+    assert said.answer.verdict.result.value == fits
+    gathers = flags(
+        optimizer=optimizer,
+        use_distributed_optimizer=shards,
+        overlap_param_gather=True,
+        overlap_grad_reduce=True,
+    )
+    stops = "switch-needs-another" in rules(checked(tmp_path / "b", gathers, {}))
+    assert stops is (optimizer == "muon" and not shards)
+
+
 def test_recompute_that_is_overruled_with_a_method_stops(tmp_path: Path) -> None:
     files = flags(
         recompute_activations=True,
@@ -285,6 +309,29 @@ def test_whole_logits_are_cured_in_the_engines_own_words(tmp_path: Path) -> None
     }
     assert "--cross-entropy-loss-fusion" in found["whole-logits"].cure
     assert (found["whole-logits"].saves_bytes or 0) > 0
+
+
+def test_logits_of_a_loss_in_pieces_are_no_mistake_where_the_sheet_alone_is_whole(tmp_path: Path) -> None:
+    script = (
+        "from trl import SFTTrainer, SFTConfig\nfrom peft import LoraConfig\n"
+        'c = LoraConfig(r=8, modules_to_save=["lm_head"], target_modules="all-linear")\n'
+        'args = SFTConfig(output_dir="o", max_length=2048, per_device_train_batch_size=1, bf16=True, LOSS)\n'
+        't = SFTTrainer(model="meta-llama/Llama-3.2-1B", args=args, peft_config=c, train_dataset=None)\n'
+        "t.train()\n"
+    )
+    for word, whole in (("loss_type='chunked_nll'", False), ("loss_type='nll'", True)):
+        said = checked(tmp_path / word, {"tt.py": script.replace("LOSS", word)}, {"gpus": "1xA100-80GB"})
+        assert said.answer is not None
+        assert said.answer.plan.loss.value == "plain"
+        assert ("whole-logits" in rules(said)) is whole
+
+
+def test_recompute_of_some_layers_is_work_of_theirs(tmp_path: Path) -> None:
+    full = {"recompute_granularity": "full", "recompute_num_layers": 10}
+    for method, said in (("block", "10 of 16 layers run"), ("uniform", "every layer runs")):
+        found = checked(tmp_path / method, flags(**full, recompute_method=method), {})
+        (one,) = [one for rule, one in found.mistakes if rule.id == "recompute-without-need"]
+        assert one.says.startswith(said)
 
 
 def test_torchtitan_that_keeps_gathered_parameters(tmp_path: Path) -> None:

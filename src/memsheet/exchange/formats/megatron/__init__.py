@@ -121,6 +121,15 @@ def _recompute_num_layers(asked: Values) -> Any:
 
 DEALT_MUON = "dist_muon"
 """Muon with matrices dealt to ranks, by its older name (d98e8a6 training/arguments.py:1727)."""
+SHARDS, SHARDED_MUON = "--use-distributed-optimizer", "$.muon"
+
+
+def _muon_with_shards(values: Values) -> Mapping[str, Any]:
+    """Core 0.16 and 0.17 stop at a distributed optimizer beside muon, and core 0.18 deals its matrices then
+    (training/arguments.py: core_v0.16.0 :1184, core_v0.17.1 :1490, core_v0.18.0 :1561).
+    """
+    both = values.get("--optimizer") in ("muon", DEALT_MUON) and values.get(SHARDS) is True
+    return {SHARDED_MUON: f"with {SHARDS}: core 0.16 and 0.17 refuse it"} if both else {}
 
 
 def _read_optimizer_flag(value: Any, _: Values) -> Mapping[str, Any]:
@@ -389,7 +398,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "--heterogeneous-layers-config-path": (), "--spec": (), "--yaml-cfg": (), "--ddp-bucket-size": (),
     "--ddp-num-buckets": (), "--kitchen-config-file": (), "--kitchen-recipe-number": (), "--model-parallel-size": (), "--batch-size": (),
     "--checkpoint-activations": (False,), "--moe-extended-tp": (False,), "--use-checkpoint-args": (False,),
-    "--use-mp-args-from-checkpoint-args": (False,), **{f"--megatron-fsdp-{name}-dtype": ("auto", "fp32") for name in ("main-grads", "grad-comm", "main-params")}, VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (), graphs.ALONE: (),
+    "--use-mp-args-from-checkpoint-args": (False,), **{f"--megatron-fsdp-{name}-dtype": ("auto", "fp32") for name in ("main-grads", "grad-comm", "main-params")}, VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (), graphs.ALONE: (), SHARDED_MUON: (),
 }  # fmt: skip
 
 
@@ -397,7 +406,13 @@ def _taken_or_open(values: Values) -> Mapping[str, Any]:
     kernel = {FUSED_BY: "native"} if values.get(FUSION) and FUSED_BY not in values else {}
     gathers = _has_expert_flags(values) and values.get(DISPATCHER, GATHERED) == GATHERED
     exchange = {GATHERING: f"{GATHERED} (the sheet is of {EXCHANGED})"} if gathers else {}
-    return {**kernel, **exchange, **graphs.scope_alone(values), **left_open_sizes(values)}
+    return {
+        **kernel,
+        **exchange,
+        **graphs.scope_alone(values),
+        **_muon_with_shards(values),
+        **left_open_sizes(values),
+    }
 
 
 FORMAT = Format(
