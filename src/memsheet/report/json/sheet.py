@@ -129,10 +129,10 @@ class Change(Document):
 
 
 def _changed_keys(fix: budget.Fix) -> Iterator[budget.Change]:
-    """A change for every key; what all of them save together stands with the first."""
+    """A change for every key of the whole plan; what all of them save together stands with the first."""
     for change in fix.changes:
         yield change
-        for key, before, after in change.also:
+        for key, before, after in (*change.also, *change.implied):
             yield replace(change, key=key, before=before, after=after, before_bytes=0, after_bytes=0)
 
 
