@@ -17,7 +17,7 @@ from memsheet.plan.engine_registry import SEVERAL_GPUS, find_engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.overriding import with_attention_of_engine, without_overridden
+from memsheet.plan.overriding import with_attention_of_engine
 from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
 from memsheet.plan.workload import Training
 from memsheet.resolve import resolve_request
@@ -165,7 +165,11 @@ def _more_tensor_parallel(asked: _Tried) -> Edits | None:
         return None
     key = f"mesh.{halved}"
     mesh = {key: getattr(plan.mesh, halved) // 2} if asked.names(key) else {}
-    return {"mesh.tp": count, "global_batch": job.global_batch or job.microbatch * plan.mesh.data_parallel, **mesh}
+    return {
+        "mesh.tp": count,
+        "global_batch": job.global_batch or job.microbatch * plan.mesh.data_parallel,
+        **mesh,
+    }
 
 
 def _more_gpus(asked: _Tried) -> Edits | None:
