@@ -72,11 +72,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """The changes that make a job fit, with the device bytes after all of them."""
+    """The changes that make a job fit, with the device bytes after all of them. ``host_short_bytes``: what a
+    node needs besides of host memory that a batch script does not ask for.
+    """
 
     changes: tuple[Change, ...]
     device: Bytes
     host_bytes: int = 0
+    host_short_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

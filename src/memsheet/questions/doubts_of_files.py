@@ -142,8 +142,8 @@ def with_sure_changes(answer: Answer | None, moved: tuple[Moved, ...]) -> Answer
 def with_changes_in_host_memory(
     answer: Answer | None, reads: Mapping[str, Read], ask: Callable[[int], Answer | None]
 ) -> Answer | None:
-    """The answer with those changes alone that the host memory that a batch script asks for holds. ``ask``:
-    the same question where a node has so many bytes.
+    """The answer with changes that the host memory that a batch script asks for holds; where none is found,
+    with what they need besides. ``ask``: the same question where a node has so many bytes.
     """
     given = host_memory_asked(reads)
     if given is None or answer is None or answer.verdict is None or answer.cluster is None:
@@ -154,6 +154,8 @@ def with_changes_in_host_memory(
         return answer
     within = ask(given)
     found = within.verdict.cheapest_fix if within and within.verdict else None
+    if found is None and fix is not None and (short := fix.host_bytes * ranks - given) > 0:
+        found = replace(fix, host_short_bytes=short)
     ways = within.ways_to_fit if within else ()
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=found), ways_to_fit=ways)
 

@@ -140,6 +140,7 @@ class Fix(Document):
     changes: list[Change] = read_from(_changed_keys)
     device: ByteRange
     host_bytes: Natural
+    host_short_bytes: Natural = optional_key(lambda fix: fix.host_short_bytes or None)
 
 
 class Verdict(Document):
