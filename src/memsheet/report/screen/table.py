@@ -252,7 +252,7 @@ def _beside_sheet(answer: Answer, sheet: Sheet, look: Look) -> str:
     device, own = verdict.device, sheet.device
     if (device.low, device.high) == (own.low, own.high):
         return ""
-    ends = f"{look.need(device.low, look.digits)} to {look.need(device.high, look.digits)}"
+    ends = f"{look.cell(device.low)} to {look.cell(device.high)}"
     return f"; {ends} with what is open and on no row"
 
 
