@@ -125,7 +125,9 @@ def test_the_row_of_what_must_fit_has_the_range_of_the_verdict(
     """Where files hold more than the sheet, the row says both ranges, and whose each is."""
     zero = {"stage": 3, "reduce_bucket_size": "auto"} if moves else {"stage": 2}
     (tmp_path / "ds.json").write_text(
-        json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero})
+        json.dumps(
+            {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+        )
     )
     (tmp_path / "train.py").write_text(TRAINER)
     files = [str(tmp_path / name) for name in (("ds.json", "train.py") if moves else ("ds.json",))]
