@@ -70,8 +70,8 @@ class Candidate:
     called and what it costs.
 
     ``tier``: 0 costs nothing, 1 time, 2 another optimizer or host memory, 3 another layout of the same GPUs,
-    4 more GPUs, 5 another kind of training. An edit names every key that must change, so that a person who adds them to the question gets
-    what was promised.
+    4 more GPUs, 5 another kind of training. An edit names every key that must change, so that a person who
+    adds them to the question gets what was promised.
     """
 
     tier: int
