@@ -49,7 +49,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of a plan, and the expected device bytes of the worst rank before and after it."""
+    """One change of a question, and the expected device bytes of the worst rank before and after it. Whoever
+    adds ``key`` and ``also`` to the question gets them; on top of the answer's whole plan, which names what
+    the question leaves to defaults, ``implied`` is needed, too. Keys are those of a plan, and ``gpus`` and
+    ``nodes``, which lay out a cluster.
+    """
 
     key: str
     before: Any
@@ -59,6 +63,7 @@ class Change:
     words: str
     needs: str = ""  # what it costs elsewhere: host memory, more GPUs, another kind of training
     also: tuple[tuple[str, Any, Any], ...] = ()  # further keys that change with it, as (key, before, after)
+    implied: tuple[tuple[str, Any, Any], ...] = ()  # and those of the whole plan whose defaults do, likewise
 
     @property
     def saves_bytes(self) -> int:
@@ -67,11 +72,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """The changes that make a job fit, with the device bytes after all of them."""
+    """The changes that make a job fit, with the device bytes after all of them. ``host_short_bytes``: what a
+    node needs besides of host memory that a batch script does not ask for.
+    """
 
     changes: tuple[Change, ...]
     device: Bytes
     host_bytes: int = 0
+    host_short_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

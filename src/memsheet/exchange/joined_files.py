@@ -100,6 +100,17 @@ def _ends_path(name: str, end: str) -> bool:
     return name == end or name.endswith(f"/{end}")
 
 
+ASK_FOR_CARDS = ("slurm", "kubernetes", "skypilot")
+"""Files that ask a cluster for GPUs, whatever is started on them."""
+
+
+def _counted_words(name: str, reads: Mapping[str, Read]) -> str:
+    """What a file counts by the number of its GPUs."""
+    if name in reads and reads[name].form.name in ASK_FOR_CARDS:
+        return f"that {name} asks for"
+    return f"processes that {name} starts"
+
+
 def join_files(
     reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None
 ) -> Together:
@@ -128,7 +139,7 @@ def join_files(
     request = {**without_overridden(request, given), **given}
     assumed = [f"{key} = {value}" for key, value in weak.items() if not _is_key_said(key, request)]
     assumed += [
-        f"{gpus} GPUs, as the flag says, in place of the {held} processes that {name} starts"
+        f"{gpus} GPUs, as the flag says, in place of the {held} {_counted_words(name, reads)}"
         for name, held in said.get("@gpus", ())
         if gpus and held != gpus
     ]

@@ -41,9 +41,10 @@ class JobOptions(TypedDict, total=False):
     fix: bool
     """Look for changes that make it fit where it does not (True)."""
     slack: Slack
-    """What the allocator reserves beyond tensors: "replay" plays every step through its rules; "bounds", for
-    quick looks, takes a share of the tensors, which may be less, and replays where the verdict is open;
-    "share" never replays."""
+    """What the allocator reserves beyond tensors: "replay" plays every step through its rules; "bounds" does
+    not where some GPU lacks room for the tensors alone, and has the same verdict and, of what may fit, the
+    same sizes; "share", for quick looks, takes a share of the tensors, which may be far less than is
+    reserved: what it says fits need not."""
 
 
 class MeshOptions(TypedDict, total=False):

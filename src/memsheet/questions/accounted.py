@@ -114,7 +114,7 @@ def answer_for_model(
     fit; ``wanted``: sequences that were asked for, which the verdict is about then, as a server starts
     without room for all of them; ``assumed``: what was, before; ``library``: whose ways changes have, and
     what of it stands beside the sheet; ``slack``: whether steps are played through the allocator's rules
-    always, where the verdict is open alone, or never.
+    always, unless tensors alone are too many, or never.
     """
     request, said = with_method(request)
     said = (*assumed, *said)
@@ -126,11 +126,7 @@ def answer_for_model(
     raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
     replays = slack == REPLAY
     sheets = sheets_of(spec, resolved, cluster, replays=replays)
-    if (
-        slack == BOUNDS
-        and cluster
-        and judge_plan(spec, resolved.plan, cluster, sheets).result is Result.UNCERTAIN
-    ):
+    if slack == BOUNDS and cluster and not _denied(spec, resolved.plan, cluster, sheets):
         replays, sheets = True, sheets_of(spec, resolved, cluster)
     serving = (
         _serving_facts(spec, resolved, cluster, sheets)
@@ -206,6 +202,13 @@ def answer_for_model(
     return replace(
         found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways, seeks_changes=fix
     )
+
+
+def _denied(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> bool:
+    """Whether a job does not fit whatever the allocator reserves: a share begins at nothing beyond tensors.
+    What a step reserves at the most is no multiple of its tensors, so that no share tells what fits.
+    """
+    return judge_plan(spec, plan, cluster, sheets).result is Result.DOES_NOT_FIT
 
 
 def _is_stuck(verdict: Verdict, serving: Mapping[str, Any] | None) -> bool:

@@ -46,6 +46,7 @@ from memsheet.questions.doubts_of_files import (
     length_doubt,
     may_fit,
     moved_bytes,
+    with_changes_in_host_memory,
     with_moved_range,
     with_sure_changes,
     without_stand_in_log,
@@ -86,6 +87,7 @@ from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
 from memsheet.resolve.length import derived_max_length
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
+from memsheet.units import parse_bytes
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
 BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
@@ -402,11 +404,14 @@ def _judge_job(
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
         if answer.verdict.result is not Result.DOES_NOT_FIT or may_fit(answer, unsaid):
             doubt = both_doubts(doubt, unsaid)
+    changed = with_changes_in_host_memory(
+        answer, reads, lambda size: _answer_in_host_memory(job.ask, at_length, size)
+    )
     return Checked(
         reads=reads,
         answer=with_moved_range(
             with_sure_changes(
-                without_stand_in_log(widen_verdict(answer, doubt), reads),
+                without_stand_in_log(widen_verdict(changed, doubt), reads),
                 (*moved, *reference_beside(reads, answer)),
             ),
             answer,
@@ -588,6 +593,18 @@ def _answer_with_changes(
         return None
     try:
         return _answer_from_request({**ask, "fix": False}, {**request, **changes})
+    except InputError:
+        return None
+
+
+def _answer_in_host_memory(ask: Mapping[str, Any], request: Mapping[str, Any], size: int) -> Answer | None:
+    """The answer where a node has so many bytes of host memory, or as few as are named."""
+    if ask.get("cluster") is not None:
+        return None
+    named = ask.get("host_memory")
+    least = size if named is None else min(size, parse_bytes(str(named), "host_memory"))
+    try:
+        return _answer_from_request({**ask, "host_memory": f"{least}B"}, request)
     except InputError:
         return None
 

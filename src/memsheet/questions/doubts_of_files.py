@@ -13,7 +13,7 @@ from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule
-from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY
+from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
 from memsheet.exchange.shared.colocated_server import CARD
 from memsheet.exchange.shared.file_format import EVERYTHING, Moved, Read
 from memsheet.exchange.shared.generation_script import NO_PROMPT
@@ -137,6 +137,27 @@ def with_sure_changes(answer: Answer | None, moved: tuple[Moved, ...]) -> Answer
         if "gpus" in way.changes or int(way.device.high) + more <= room
     )
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=kept), ways_to_fit=ways)
+
+
+def with_changes_in_host_memory(
+    answer: Answer | None, reads: Mapping[str, Read], ask: Callable[[int], Answer | None]
+) -> Answer | None:
+    """The answer with changes that the host memory that a batch script asks for holds; where none is found,
+    with what they need besides. ``ask``: the same question where a node has so many bytes.
+    """
+    given = host_memory_asked(reads)
+    if given is None or answer is None or answer.verdict is None or answer.cluster is None:
+        return answer
+    fix, ranks = answer.verdict.cheapest_fix, answer.cluster.per_node
+    needs = (*((fix.host_bytes,) if fix else ()), *(way.host_bytes for way in answer.ways_to_fit))
+    if max(needs, default=0) * ranks <= given:
+        return answer
+    within = ask(given)
+    found = within.verdict.cheapest_fix if within and within.verdict else None
+    if found is None and fix is not None and (short := fix.host_bytes * ranks - given) > 0:
+        found = replace(fix, host_short_bytes=short)
+    ways = within.ways_to_fit if within else ()
+    return replace(answer, verdict=replace(answer.verdict, cheapest_fix=found), ways_to_fit=ways)
 
 
 def _with_more(device: Bytes, more: int) -> Bytes:

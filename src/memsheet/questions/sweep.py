@@ -65,8 +65,10 @@ def sweep(model: Model | Sequence[Model] | None = None, **options: Unpack[SweptO
 
     ``seq_len=[4096, 8192]``, ``gpus=["8xA100-80GB", "8xH100-80GB"]``, and several models as a list of them;
     all else is as for ``memsheet.train``.
-    Slack is that of ``slack="bounds"`` unless another is asked for: of what fits or does not whatever the
-    allocator does, sizes are without its replay. Combinations that are no legal plan have their reason.
+    Slack is that of ``slack="bounds"`` unless another is asked for: verdicts are those of
+    ``memsheet.train``, and so are sizes but of what does not fit whatever the allocator does, which are
+    without its replay; ``slack="share"`` is faster and may say that something fits which does not.
+    Combinations that are no legal plan have their reason.
     Raises InputError where no option is a list, where all of them together are more than 4,096 combinations,
     and where none has an answer.
     """

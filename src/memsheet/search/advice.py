@@ -193,8 +193,14 @@ def _sharder_of(planned: Planned) -> str | None:
 def _adapter_method_plans(
     ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled
 ) -> Iterator[tuple[str, Planned | None, str]]:
-    """Other things to train on the same cluster, each at its best."""
+    """Other things to train on the same cluster, each at its best: adapters of a base in as many bits as it
+    is asked in are no other thing where adapters are asked for.
+    """
+    asks = {key: value for key, value in asked.items() if value}
     for name in ("lora", "qlora"):
+        made = {key: value for key, value in METHODS[name].items() if key not in asks}
+        if not made or (name == "lora" and "quantization.weights" in asks):
+            continue
         yield (
             name,
             *_best_ranked_plan(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.mistakes.case import Case, Found, Rule
 from memsheet.exchange.shared.file_format import Read, Values
@@ -111,6 +111,12 @@ def _little_host_memory(case: Case) -> Iterator[Found]:
             ),
             cure="more of it, or --mem=0: all that a node has",
         )
+
+
+def host_memory_asked(reads: Mapping[str, Read]) -> int | None:
+    """Bytes of a node's host memory that batch scripts ask for; None where nothing, or all of it."""
+    asked = (_node_memory(read.values)[0] for read in reads.values() if read.form.name == SLURM)
+    return min(filter(None, asked), default=None)
 
 
 def _node_memory(values: Values) -> tuple[int | None, str]:

@@ -129,10 +129,10 @@ class Change(Document):
 
 
 def _changed_keys(fix: budget.Fix) -> Iterator[budget.Change]:
-    """A change for every key; what all of them save together stands with the first."""
+    """A change for every key of the whole plan; what all of them save together stands with the first."""
     for change in fix.changes:
         yield change
-        for key, before, after in change.also:
+        for key, before, after in (*change.also, *change.implied):
             yield replace(change, key=key, before=before, after=after, before_bytes=0, after_bytes=0)
 
 
@@ -140,6 +140,7 @@ class Fix(Document):
     changes: list[Change] = read_from(_changed_keys)
     device: ByteRange
     host_bytes: Natural
+    host_short_bytes: Natural = optional_key(lambda fix: fix.host_short_bytes or None)
 
 
 class Verdict(Document):

@@ -18,6 +18,7 @@ from memsheet.report.shared.sizes import size_range_suffix
 from memsheet.report.shared.typed_changes import change_line
 from memsheet.report.shared.uncertain_fit import ROUTING, deciding_notes, in_vain_words
 from memsheet.report.shared.words import changed_keys
+from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -85,6 +86,8 @@ def fix_title(fix: Fix, answer: Answer) -> str:
     together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
     sure = answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN
     fits = "is sure to fit" if sure else "fits"
+    if fix.host_short_bytes:
+        fits += f" once the job asks for {format_bytes(fix.host_short_bytes)} more of a node's host memory"
     if len(fix.changes) == 1:
         return f"The cheapest change that {fits}"
     return f"The shortest list found that {fits}: {together} changes together"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memsheet.budget import Result
+from memsheet.budget import Result, budget_of
 from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.mistakes import Found
 from memsheet.exchange.shared.file_format import EVERYTHING
@@ -113,7 +113,19 @@ def launch_reason(launch: Launch) -> str:
         return next(f"{found.where} {found.says}" for _, found in checked.mistakes if found.stops)
     if checked.common:
         return " · ".join(f"{_with_times(one.gpus)} {_result_words(one.result)}" for one in checked.common)
+    if checked.doubt and (surely := _sure_reason(checked)):
+        return f"{surely}; besides, {checked.doubt}"
     return checked.doubt or checked.no_model or "; ".join(checked.why_not)
+
+
+def _sure_reason(checked: Checked) -> str:
+    """Why a job does not fit whatever is open; nothing of others."""
+    verdict, cluster = checked.answer and checked.answer.verdict, checked.answer and checked.answer.cluster
+    if not verdict or not cluster or verdict.result is not Result.DOES_NOT_FIT:
+        return ""
+    if verdict.device.low > budget_of(cluster).high_bytes:
+        return "more than a GPU gives"
+    return "more host memory than a node has" if verdict.host_short_bytes else ""
 
 
 def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:

@@ -75,15 +75,19 @@ def _range_check_phrases(pair: Pair, names: tuple[str, str], look: Look) -> Iter
 
 
 def _main_difference_phrases(pair: Pair, look: Look) -> Iterator[str]:
-    """The component whose difference goes the same way and is the largest, and in what the rest lies."""
+    """The component whose difference goes the same way and is the largest, and in what the rest lies, where
+    there is any.
+    """
     parts = pair.components()
     top = max(parts.values(), key=lambda each: each.bytes * (1 if pair.bytes > 0 else -1))
     share = f", {100 * top.bytes // pair.bytes}% of it" if abs(top.bytes) < abs(pair.bytes) else ""
-    yield f"most of it {component_name(top.component)} {signed_difference(top.bytes, look)}{share}"
     rest = [each for each in parts.values() if each is not top and each.bytes]
+    part = "most of it" if rest else "all of it"
+    yield f"{part} {component_name(top.component)} {signed_difference(top.bytes, look)}{share}"
     left = pair.bytes - top.bytes
-    besides = f": {_join_differences(rest, look)}" if rest else ""
-    yield f"that leaves {signed_difference(left, look) if left else 'nothing'}{besides}"
+    if rest:
+        told = f"the rest, {signed_difference(left, look)}" if left else "the rest cancels out"
+        yield f"{told}: {_join_differences(rest, look)}"
 
 
 def _cancelling_part_phrases(pair: Pair, look: Look) -> Iterator[str]:

@@ -241,7 +241,19 @@ def peak_table_rows(answer: Answer, sheet: Sheet, look: Look) -> Iterator[TableR
     )
     yield from component_rows((Component.CONTEXT,))
     whole = "what nvidia-smi shows, and what must fit" if wide else "nvidia-smi; what must fit"
-    yield TableRow(None, "= device", sheet.device, whole)
+    yield TableRow(None, "= device", sheet.device, f"{whole}{_beside_sheet(answer, sheet, look)}")
+
+
+def _beside_sheet(answer: Answer, sheet: Sheet, look: Look) -> str:
+    """The verdict's range, where it holds more than the sheet that it is about."""
+    verdict = answer.verdict
+    if verdict is None or verdict.rank != sheet.rank:
+        return ""
+    device, own = verdict.device, sheet.device
+    if (device.low, device.high) == (own.low, own.high):
+        return ""
+    ends = f"{look.cell(device.low)} to {look.cell(device.high)}"
+    return f"; {ends} with what is open and on no row"
 
 
 def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:

@@ -12,20 +12,21 @@ from memsheet.account import account_rank
 from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan, verdict_with_extra_bytes
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.frozen import dataclass
-from memsheet.plan.device import MAX_DEVICES, Cluster, parse_gpus
+from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster
 from memsheet.plan.engine_registry import SEVERAL_GPUS, find_engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.overriding import with_attention_of_engine, without_overridden
+from memsheet.plan.overriding import with_attention_of_engine
 from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
 from memsheet.plan.workload import Training
 from memsheet.resolve import resolve_request
+from memsheet.search.fixes.whole_plans import edited_cluster, edited_request, with_implied_keys
 from memsheet.sheet import Sheet
 
 Edits = Mapping[str, Any]
 MAX_CHANGES = 5
-TIERS = (2, 3, 4)
+TIERS = (2, 3, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ class _Tried:
     def expected_bytes(self) -> int:
         return int(self.verdict.device.value)
 
+    @property
+    def falls(self) -> bool:
+        """Whether every change so far lowers what is expected."""
+        return all(change.after_bytes < change.before_bytes for change in self.changes)
+
     def names(self, prefix: str) -> bool:
         """Whether the question gives a key of that kind."""
         return any(key.startswith(prefix) and value is not None for key, value in self.request.items())
@@ -63,9 +69,9 @@ class Candidate:
     """A kind of change: the keys it sets on top of a question (None where it does not apply), what it is
     called and what it costs.
 
-    ``tier``: 0 costs nothing, 1 time, 2 another optimizer or host memory, 3 more GPUs, 4 another kind of
-    training. An edit names every key that must change, so that a person who adds them to the question gets
-    what was promised.
+    ``tier``: 0 costs nothing, 1 time, 2 another optimizer or host memory, 3 another layout of the same GPUs,
+    4 more GPUs, 5 another kind of training. An edit names every key that must change, so that a person who
+    adds them to the question gets what was promised.
     """
 
     tier: int
@@ -147,15 +153,43 @@ def _state_offload_edit(asked: _Tried) -> Edits | None:
     return {"offload.optimizer": 1, "offload.parameters": 1, **kept}
 
 
+def _more_tensor_parallel(asked: _Tried) -> Edits | None:
+    """Twice the ranks that share a layer, of one node and of half as many replicas; the global batch stays
+    what it was. Of a job that shares its layers already: elsewhere nobody chose an engine for it.
+    """
+    plan, job, count = asked.plan, asked.plan.workload, asked.plan.mesh.tp * 2
+    if not isinstance(job, Training) or plan.mesh.tp == 1 or count > asked.cluster.per_node:
+        return None
+    halved = next((axis for axis in ("dp_shard", "dp_replicate") if getattr(plan.mesh, axis) % 2 == 0), None)
+    if halved is None:
+        return None
+    key = f"mesh.{halved}"
+    mesh = {key: getattr(plan.mesh, halved) // 2} if asked.names(key) else {}
+    return {
+        "mesh.tp": count,
+        "global_batch": job.global_batch or job.microbatch * plan.mesh.data_parallel,
+        **mesh,
+    }
+
+
 def _more_gpus(asked: _Tried) -> Edits | None:
     cluster = asked.cluster
     only = cluster.file or cluster.device.alone
     if not asked.plan.zero or cluster.count * 2 > MAX_DEVICES or only:
         return None
     mesh = {"mesh.dp_shard": asked.plan.mesh.dp_shard * 2} if asked.names("mesh.dp_shard") else {}
-    room = cluster.count * 2 <= (cluster.device.per_node or cluster.per_node)
-    nodes = {} if cluster.nodes == 1 and room else {"nodes": cluster.nodes * 2}
-    return {"gpus": f"{cluster.count * 2}x{cluster.device.name}", **nodes, **mesh}
+    gpus = {"gpus": f"{cluster.count * 2}x{cluster.device.name}"}
+    return {**gpus, **_nodes_edit(cluster), **mesh}
+
+
+def _nodes_edit(cluster: Cluster) -> Edits:
+    """The nodes of twice the GPUs, where their number alone lays them out in others."""
+    device, count = cluster.device, cluster.count * 2
+    usual = min(count, device.per_node or ONE_NODE)
+    room = cluster.nodes == 1 and count <= (device.per_node or cluster.per_node)
+    per_node = count if room else cluster.per_node
+    known = device.per_node is not None or count <= ONE_NODE
+    return {} if known and per_node == usual else {"nodes": count // per_node}
 
 
 def _lora_edit(asked: _Tried) -> Edits | None:
@@ -197,9 +231,16 @@ CANDIDATES = (
     ),
     Candidate(2, "8-bit AdamW", _eight_bit, "another optimizer"),
     Candidate(2, "offload states to host memory", _state_offload_edit, "host memory and a much slower step"),
-    Candidate(3, "twice the GPUs", _more_gpus, "more GPUs", "from {before} to {after}"),
-    Candidate(4, "LoRA, rank 16", _lora_edit, "trains adapters only"),
-    Candidate(4, "QLoRA, nf4 base and rank 16", _qlora_edit, "trains adapters on a quantized base"),
+    Candidate(
+        3,
+        "twice the tensor parallelism",
+        _more_tensor_parallel,
+        "fewer replicas of the model, more communication in every layer",
+        "tensor parallelism {before} to {after}",
+    ),
+    Candidate(4, "twice the GPUs", _more_gpus, "more GPUs", "from {before} to {after}"),
+    Candidate(5, "LoRA, rank 16", _lora_edit, "trains adapters only"),
+    Candidate(5, "QLoRA, nf4 base and rank 16", _qlora_edit, "trains adapters on a quantized base"),
 )
 
 
@@ -224,12 +265,10 @@ def cheapest_fix(
         singles += _applicable_changes(spec, start, (tier,) if singles else range(tier + 1))
         found = _greedy_fitting_changes(spec, start, singles, tier)
         if found:
-            return _fix_of_trial(_told_once(spec, start, _drop_needless_changes(spec, start, found)))
+            found = _told_once(spec, start, _drop_needless_changes(spec, start, found))
+            changes = with_implied_keys(spec, request, cluster, start.plan, found.changes, library)
+            return Fix(changes=changes, device=found.verdict.device, host_bytes=found.host_bytes)
     return None
-
-
-def _fix_of_trial(tried: _Tried) -> Fix:
-    return Fix(changes=tried.changes, device=tried.verdict.device, host_bytes=tried.host_bytes)
 
 
 def _applicable_changes(spec: ModelSpec, state: _Tried, tiers: Container[int]) -> list[_Tried]:
@@ -244,10 +283,10 @@ def _greedy_fitting_changes(
     """The first change that fits alone; else the one that saves most, then the next, until it fits."""
     state, options = start, singles
     for _ in range(MAX_CHANGES):
-        fitting = [t for t in options if t.verdict.result is Result.FITS]
+        fitting = [t for t in options if t.verdict.result is Result.FITS and t.falls]
         if fitting:
             return fitting[0]
-        helping = [t for t in options if t.bytes < state.bytes]
+        helping = [t for t in options if t.bytes < state.bytes and t.falls]
         if not helping:
             return None
         state = min(helping, key=lambda t: t.bytes)
@@ -267,17 +306,29 @@ def _drop_needless_changes(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tr
                     again = _account_change(
                         spec, again, next(c for c in CANDIDATES if c.words == change.words)
                     )
-            if again is not None and again.verdict.result is Result.FITS:
+            if again is not None and again.verdict.result is Result.FITS and again.falls:
                 best, changed = again, True
                 break
     return best
 
 
 def _told_once(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
-    """A change that was made several times as one, where making it at once comes to the same."""
-    names = list(dict.fromkeys(change.words for change in found.changes))
-    if len(names) == len(found.changes):
+    """A change that was made several times as one, where making it at once comes to the same and no step
+    raises the need: it is made where it was made first, else where it was made last.
+    """
+    every = [change.words for change in found.changes]
+    first = list(dict.fromkeys(every))
+    if len(first) == len(every):
         return found
+    for names in (first, list(dict.fromkeys(every[::-1]))[::-1]):
+        told = _made_in_order(spec, start, found, names)
+        if told is not None and told.verdict.result is Result.FITS and told.falls:
+            return told
+    return found
+
+
+def _made_in_order(spec: ModelSpec, start: _Tried, found: _Tried, names: list[str]) -> _Tried | None:
+    """The changes of a list kind by kind, each kind as one."""
     state: _Tried | None = start
     told: list[Change] = []
     for words in names:
@@ -285,9 +336,9 @@ def _told_once(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
         for _ in range(sum(change.words == words for change in found.changes)):
             state = _account_change(spec, state, candidate) if state else None
         if before is None or state is None:
-            return found
+            return None
         told.append(_as_one(candidate, before, state.changes[len(before.changes) :]))
-    return replace(state, changes=tuple(told)) if state and state.verdict.result is Result.FITS else found
+    return replace(state, changes=tuple(told)) if state else None
 
 
 def _as_one(candidate: Candidate, before: _Tried, made: tuple[Change, ...]) -> Change:
@@ -320,7 +371,7 @@ def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tr
     if edits is None:
         return None
     edits = with_attention_of_engine(edits, state.request)
-    cluster, request = _edited_cluster(state.cluster, edits), _edited_request(state.request, edits)
+    cluster, request = edited_cluster(state.cluster, edits), edited_request(state.request, edits)
     library = state.library if "engine" not in edits else None  # another engine is no library's
     request |= implied_library_keys(library.name, request) if library else {}
     try:
@@ -373,26 +424,9 @@ def _previous_value(state: _Tried, key: str) -> Any:
         "zero": plan.zero, "engine": plan.engine, "cuda_graphs": list(plan.cuda_graphs) or False, "allocator.expandable_segments": plan.expandable_segments,
         "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
         "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
+        "mesh.tp": plan.mesh.tp,
     }  # fmt: skip
     given = state.request.get(key)
     if given is None and key in ("microbatch", "global_batch"):
         return getattr(plan.training, key)
     return resolved.get(key) if given is None else given
-
-
-def _edited_request(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
-    """The question with edits on top, as a person would add them."""
-    return {
-        key: value
-        for key, value in {**without_overridden(request, edits), **edits}.items()
-        if key not in ("gpus", "nodes")
-    }
-
-
-def _edited_cluster(cluster: Cluster, edits: Edits) -> Cluster:
-    """The cluster as those edits lay it out; what is of whole nodes keeps their size."""
-    count, _ = parse_gpus(edits["gpus"]) if "gpus" in edits else (None, "")
-    if count is None:
-        return cluster
-    nodes = edits.get("nodes", 1)
-    return replace(cluster, per_node=count // nodes, nodes=nodes)

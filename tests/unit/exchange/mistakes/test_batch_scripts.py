@@ -6,6 +6,9 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
+from memsheet.report.screen.changes import fix_title
+from memsheet.report.screen.checked import launch_reason
+from memsheet.report.shared.checked import Launch
 
 TRAIN = """
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
@@ -63,3 +66,37 @@ def test_a_step_that_takes_a_part_of_the_job_is_left_to_the_files(tmp_path: Path
     for part in ("--nodes=1", "-N1", "-n 1", "--exclusive \\\n  --ntasks-per-node=1"):
         step = f"srun {part} torchrun --nnodes=1 --nproc_per_node=8 train.py"
         assert "sbatch-cards" not in found_in(tmp_path, "#SBATCH -N 2", "#SBATCH --gres=gpu:8", step)
+
+
+def test_changes_that_need_more_host_memory_than_is_asked_for_do_not_fit_as_they_are(tmp_path: Path) -> None:
+    """States on the host take more than --mem of every list that keeps them there; and what no list changes
+    on the cards is why the job does not fit.
+    """
+    (tmp_path / "train.py").write_text(TRAIN.replace("batch_size=1", "batch_size=16"))
+    (tmp_path / "ds.json").write_text(OFFLOADED.replace('_gpu": 1', '_gpu": 16'))
+    asks = "#!/bin/bash\n#SBATCH --gres=gpu:8 --mem={}\n" + RUN.format(1, 8) + "\n"
+    short = []
+    for memory in ("64G", "512G"):
+        (tmp_path / "job.sbatch").write_text(asks.format(memory))
+        checked = memsheet.check(tmp_path / "job.sbatch", gpus="8xH100-80GB", seq_len=16384)
+        assert checked.answer is not None
+        assert checked.answer.verdict is not None
+        fix = checked.answer.verdict.cheapest_fix
+        assert fix is not None
+        short.append(fix.host_short_bytes)
+        assert max(0, fix.host_bytes * 8 - int(memory[:-1]) * 2**30) == fix.host_short_bytes
+        if fix.host_short_bytes:
+            assert "once the job asks for" in fix_title(fix, checked.answer)
+            reason = launch_reason(Launch(file="job.sbatch", checked=checked))
+            assert reason.startswith("more than a GPU gives; ")
+            assert "more host memory" in reason
+    assert short[0] > 0 == short[1]
+
+
+def test_cards_that_a_header_asks_for_are_not_processes_that_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "ds.json").write_text(OFFLOADED)
+    (tmp_path / "job.sbatch").write_text(f"#!/bin/bash\n#SBATCH --gres=gpu:4\n{RUN.format(1, 8)}\n")
+    checked = memsheet.check(tmp_path / "job.sbatch", gpus="8xH100-80GB", seq_len=1024)
+    told = [words for words in checked.assumed if "as the flag says" in words]
+    assert told == ["8 GPUs, as the flag says, in place of the 4 that job.sbatch asks for"]

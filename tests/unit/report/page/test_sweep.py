@@ -1,11 +1,30 @@
 """One question over values of its options."""
 
+from typing import Any
+
 import pytest
 
 import memsheet
 from memsheet.report.shared.frames import LIBRARIES
 
 JOB = {"gpus": "8xA100-40GB", "engine": "fsdp2"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layout"),
+    [("256xH100-80GB", {"pp": 4, "microbatch": 2}), ("512xH100-80GB", {"pp": 8, "microbatch": 4})],
+)
+def test_bounds_have_the_verdict_and_the_range_of_a_replay_where_a_job_may_fit(
+    gpus: str, layout: dict[str, int]
+) -> None:
+    """What the allocator reserves of a pipeline's step is more than a share of its tensors."""
+    job: dict[str, Any] = {"gpus": gpus, "engine": "megatron", "tp": 4, "recompute": "full", "fix": False}
+    row = memsheet.sweep("llama-3.1-70b", **job, **layout, seq_len=[8192]).rows()[0]
+    verdict = memsheet.train("llama-3.1-70b", **job, **layout, seq_len=8192).verdict
+    assert verdict is not None
+    assert row["result"] == verdict.result.value == "uncertain"
+    sizes = (row["low_bytes"], row["device_bytes"], row["high_bytes"])
+    assert sizes == (verdict.device.low, verdict.device.value, verdict.device.high)
 
 
 def test_every_combination_is_the_answer_to_its_own_question() -> None:

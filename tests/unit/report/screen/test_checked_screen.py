@@ -4,6 +4,7 @@ only with --full.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -108,3 +109,34 @@ def test_keys_alone_are_looked_over_where_a_kind_names_no_model(tmp_path, capsys
     assert capsys.readouterr().out.startswith("KEYS ALONE  no model is named")
     assert main(["check", str(tmp_path / "ds_config.json"), "--gpus", "8xH100-80GB"]) == 2
     assert capsys.readouterr().out.startswith("NO SHEET")
+
+
+TRAINER = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("llama-3.2-1b")
+Trainer(model=model, args=TrainingArguments(output_dir="o", per_device_train_batch_size=1, bf16=True, deepspeed="ds.json", max_grad_norm=1.0)).train()
+"""
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_the_row_of_what_must_fit_has_the_range_of_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], moves: bool
+) -> None:
+    """Where files hold more than the sheet, the row says both ranges, and whose each is."""
+    zero = {"stage": 3, "reduce_bucket_size": "auto"} if moves else {"stage": 2}
+    (tmp_path / "ds.json").write_text(
+        json.dumps(
+            {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+        )
+    )
+    (tmp_path / "train.py").write_text(TRAINER)
+    files = [str(tmp_path / name) for name in (("ds.json", "train.py") if moves else ("ds.json",))]
+    main(["check", *files, "--model", "llama-3.2-1b", "--gpus", "8xA100-80GB", "--seq-len", "4096"])
+    words = " ".join(capsys.readouterr().out.split())
+    judged = re.search(r"range ([\d.]+) to ([\d.]+)", words)
+    row = re.search(r"= device .*?\)", words)
+    assert judged is not None
+    assert row is not None
+    assert ("on no row" in row[0]) == (f"({judged[1]} to {judged[2]})" not in row[0])
+    assert judged[1] in row[0]
+    assert judged[2] in row[0]

@@ -93,7 +93,7 @@ def test_the_verdict_comes_first_in_words():
     assert first == (
         "TRACED 4.7% MORE traced 8.38 GiB, predicted 8.00 GiB · 384.01 MiB more (402,653,192 bytes) · "
         "outside predicted's range, 7.99 GiB to 8.02 GiB · both in backward · "
-        "most of it saved activations +512.00 MiB · that leaves -128.00 MiB: temporaries -128.00 MiB, "
+        "most of it saved activations +512.00 MiB · the rest, -128.00 MiB: temporaries -128.00 MiB, "
         "buffers +8 B"
     )
 

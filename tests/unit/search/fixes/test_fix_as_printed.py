@@ -18,6 +18,7 @@ from memsheet.catalog import find_device
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
+from memsheet.report.json.sheet import sheet_document
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.sizes import MOST_DIGITS, look_with_exact_digits
 from memsheet.report.shared.words import flags_of
@@ -150,6 +151,59 @@ def test_any_fix_can_be_typed_and_says_what_comes_of_it(
         chain = [answer.verdict.device.value, *(change.after_bytes for change in fix.changes)]
         assert chain == [*(change.before_bytes for change in fix.changes), fix.device.value], command
         assert len({change.words for change in fix.changes}) == len(fix.changes), command
+        assert all(change.after_bytes < change.before_bytes for change in fix.changes), command
+        promised, accounted = promised_and_accounted(answer)
+        assert accounted == promised, command
+
+
+def promised_and_accounted(answer: Answer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the changes of an answer's JSON promise, and what they come to on top of its own plan."""
+    document = sheet_document(answer)
+    plan, fix, laid_out = document["plan"], document["verdict"]["cheapest_fix"], dict[str, Any]()
+    for change in fix["changes"]:
+        group, _, name = change["key"].rpartition(".")
+        if name == "nodes":  # of a cluster, which is named beside a plan
+            laid_out["nodes"] = change["to"]
+        elif group:
+            plan[group] = {**(plan[group] or {}), name: change["to"]}
+        else:
+            plan[name] = change["to"]
+    again = sheet_document(memsheet.train(plan=plan, fix=False, **laid_out))["verdict"]
+    names = ("device_bytes", "device_low_bytes", "device_high_bytes")
+    return {name: fix[name] for name in names}, {name: again[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("llama-3.1-8b", {"gpus": "1xA100-80GB", "seq_len": 8192}),
+        (
+            "llama-3.1-8b",
+            {"gpus": "4xH100-80GB", "engine": "fsdp2", "cp": 2, "zero": 3, "seq_len": 65536},
+        ),
+    ],
+)
+def test_changes_on_top_of_the_answers_own_plan_come_to_what_they_promise(
+    model: str, options: dict[str, Any]
+) -> None:
+    """Defaults of what a question left open stand in the plan: the dtypes of a model that is trained whole,
+    the implementation of an optimizer.
+    """
+    promised, accounted = promised_and_accounted(memsheet.train(model, **options))
+    assert accounted == promised
+
+
+def test_gpus_in_their_usual_nodes_name_no_nodes() -> None:
+    """Nodes are no key of a plan; they are named where the number of GPUs lays them out otherwise."""
+    job: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "seq_len": 2048, "recompute": "full"}
+    named = []
+    for layout in ({}, {"nodes": 4}):
+        answer = memsheet.train("llama-3.1-405b", gpus="16xH100-80GB", host_memory="1GiB", **job, **layout)
+        assert answer.verdict is not None
+        assert answer.verdict.cheapest_fix is not None
+        document = sheet_document(answer)["verdict"]["cheapest_fix"]
+        named.append("nodes" in [change["key"] for change in document["changes"]])
+    assert named == [False, True]
 
 
 def test_doubled_twice_is_told_once() -> None:

@@ -146,3 +146,13 @@ def test_graphs_are_given_up_where_they_take_the_room_or_forbid_a_change(
     again = asked("llama-3.1-8b", "8xH100-80GB", **job, **edits).verdict
     assert again is not None
     assert (again.result, again.device) == (Result.FITS, found.device)
+
+
+def test_no_step_of_a_list_raises_the_need_and_a_layout_of_the_same_cards_comes_before_more() -> None:
+    """Ranks that share a layer are as many as a node has before anybody is asked for more nodes."""
+    answer = asked("llama-3.1-70b", "32xH100-80GB", engine="megatron", tp=4, pp=2, seq_len=8192, microbatch=2)
+    found = fix_of(answer)
+    assert all(change.after_bytes < change.before_bytes for change in found.changes)
+    keys = {change.key: change for change in found.changes}
+    assert "gpus" not in keys
+    assert (keys["mesh.tp"].before, keys["mesh.tp"].after) == (4, 8)

@@ -5,7 +5,7 @@ what else would do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Result
 from memsheet.report.screen.layout import one_line
@@ -13,7 +13,7 @@ from memsheet.report.shared.look import Look
 from memsheet.report.shared.plans.family_reason import family_rejection_reason
 from memsheet.report.shared.plans.words import AXES, choice_words, format_seconds, plan_summary
 from memsheet.report.shared.words import flags_for
-from memsheet.search.train.space import OFFLOAD
+from memsheet.search.train.space import OFFLOAD, Request
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -164,11 +164,23 @@ COMPARED = (
 )
 
 
+def _compared_values(request: Request) -> dict[str, Any]:
+    """What a plan's question says of what is compared; None of what it leaves to its engine."""
+    degrees = {key: int(request.get(key) or 1) for key in COMPARED if key.startswith("mesh.")}
+    return {
+        **{key: request.get(key) for key in COMPARED},
+        **{key: request.get(key) or None for key in OFFLOAD},
+        **degrees,
+    }
+
+
 def _changed_flags(chosen: Planned, point: Point) -> str:
-    """What is different there, as flags."""
-    keys = [key for key in COMPARED if (point.request.get(key) or None) != (chosen.request.get(key) or None)]
-    other = {key: point.request[key] for key in keys if point.request.get(key)}
-    gone = [f"no {key.removesuffix('.mode').replace('.', ' ')}" for key in keys if not point.request.get(key)]
+    """What is different there, as flags: of what that plan says, and degrees of one where it says none."""
+    there, here = _compared_values(point.request), _compared_values(chosen.request)
+    keys = [key for key in COMPARED if there[key] != here[key]]
+    other = {key: there[key] for key in keys if there[key] is not None}
+    lifted = set(OFFLOAD) & set(keys) and all(there[key] is None for key in OFFLOAD)
+    gone = ["nothing offloaded"] if lifted else []
     engine = {"engine": point.engine} if point.engine != chosen.plan.engine else {}
     return ", ".join((*([flags_for({**engine, **other})] if engine or other else []), *gone))
 

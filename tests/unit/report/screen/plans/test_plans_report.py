@@ -181,3 +181,18 @@ def test_the_command_can_be_copied_at_any_width(width: int) -> None:
     assert all(line.endswith(" \\") for line in lines[:-1])
     assert not lines[-1].endswith("\\")
     assert max(map(len, lines)) <= width
+
+
+def test_other_things_to_train_are_others_and_changes_are_what_a_plan_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Adapters of a quantized base are not offered again under another name, and what a lighter plan leaves
+    to its engine is no change.
+    """
+    job = ["--gpus", "1xRTX4090", "--seq-len", "4096", "--lora-rank", "16", "--quantize", "nf4"]
+    assert main(["plan", "train", "llama-3.1-8b", *job]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "LoRA, rank 16" not in words
+    assert "nothing offloaded" in words
+    assert "no mesh" not in words
+    assert "no zero" not in words
