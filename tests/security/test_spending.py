@@ -35,6 +35,7 @@ ELSEWHERE = {
     "measure/snapshot.py": "what this process writes",
     "run/data.py": "a person's own text, with its own limit, in the child that trains on it",
     "report/shared/files.py": "what is written",
+    "cli/skill.py": "the package's own text",
     "cli/__init__.py": "streams that lead nowhere",
     "cli/screen.py": "streams that lead nowhere",
     "cli/error_output.py": "streams that lead nowhere",

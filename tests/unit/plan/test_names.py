@@ -32,5 +32,5 @@ def test_an_unknown_name_gets_the_nearest_and_all_are_told() -> None:
         request_from({"micro_batch": 1, "offload": "weights"})
     assert [(p.field, p.hint) for p in caught.value.problems] == [
         ("micro_batch", "did you mean microbatch?"),
-        ("offload", "choose from optimizer, parameters, activations"),
+        ("offload", "choose from optimizer, parameters, activations, or none"),
     ]

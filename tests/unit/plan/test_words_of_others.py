@@ -72,6 +72,7 @@ def test_every_word_is_of_a_command_and_every_meaning_is_of_a_key():
         "check",
         "trace",
         "measure",
+        "diagnose",
     }
     for command in jobs:
         assert {*ALIASES} <= {flag.name for flag in command.flags}

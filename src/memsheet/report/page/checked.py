@@ -7,6 +7,7 @@ from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.errors import MOST_SHOWN, more_than_shown
+from memsheet.plan.aliases import engine_word
 from memsheet.report.page.sheet import answer_view, typed_options
 from memsheet.report.screen.checked import (
     OUTCOMES,
@@ -46,15 +47,13 @@ def checked_view(checked: Checked, look: Look) -> dict[str, Any]:
     }
 
 
-OF_SERVERS = {"vllm": "max_num_seqs", "sglang": "max_running_requests", "llama.cpp": "parallel"}
-"""An engine's own word for how many sequences it takes at once: ours asks that all of them have room."""
-
-
 def _applied_options(changes: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
-    """Changed keys as options, at the length that the sheet was made of."""
+    """Changed keys as options, at the length that the sheet was made of. How many sequences a server takes at
+    once is its engine's own word: ours asks that all of them have room.
+    """
     found = typed_options(changes, answer)
-    if "sequences" in found and (word := OF_SERVERS.get(answer.plan.engine)):
-        found[word] = found.pop("sequences")
+    if "sequences" in found and (word := engine_word("serving.max_sequences", answer.plan.engine)):
+        found[word.replace("-", "_")] = found.pop("sequences")
     return {"seq_len": int(answer.plan.training.seq_len), **found} if answer.ladder else found
 
 
