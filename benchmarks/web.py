@@ -116,7 +116,7 @@ def drawn_questions(count: int) -> list[tuple[str, bytes]]:
             question = "train"
             asked |= {
                 "engine": draw.choice(("fsdp2", "transformers")), "seq_len": draw.randrange(512, 32768),
-                "slack": "bounds", "fix": False,
+                "slack": "share", "fix": False,
             }  # fmt: skip
         found.append((question, json.dumps(asked).encode()))
     return found

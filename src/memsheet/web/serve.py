@@ -23,7 +23,9 @@ WAIT_S = 60
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket at an address; port 0 is any free one. Raises InputError where it is taken or not ours."""
     try:
-        server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # asyncio sends at once (TCP_NODELAY) on sockets that name their protocol alone; others wait 40 ms
+        server = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))
         server.listen()  # whoever has the address is heard, if answered a moment later
