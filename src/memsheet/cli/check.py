@@ -28,7 +28,7 @@ def check(asked: Given) -> int:
     mistakes.
     """
     form = asked.output or ("json" if asked.json else None)
-    look = _look_of(asked, decimal=screen.wants_decimal_units(asked.units))
+    look = screen.terminal_look(decimal=screen.wants_decimal_units(asked.units), full=asked.full)
     if asked.against is not None:
         return _check_against(asked, form, look)
     if asked.each and asked.files:
@@ -121,14 +121,4 @@ def _print_launches(
         screen.write_stdout(render())
     return worst_exit_code(
         BAD_INPUT if one.checked is None else checked_exit_code(one.checked) for one in found
-    )
-
-
-def _look_of(asked: Given, *, decimal: bool) -> Look:
-    return Look(
-        width=screen.terminal_width(),
-        decimal=decimal,
-        full=asked.full,
-        colour=screen.supports_colour(),
-        ascii=screen.plain_ascii(),
     )

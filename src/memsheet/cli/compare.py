@@ -28,15 +28,8 @@ def compare(asked: Given) -> int:
         screen.write_json(comparison_document(found))
     else:
         from memsheet.report.screen.comparison_table import render_comparison
-        from memsheet.report.shared.look import Look
 
-        look = Look(
-            width=screen.terminal_width(),
-            decimal=decimal,
-            full=asked.full,
-            colour=screen.supports_colour(),
-            ascii=screen.plain_ascii(),
-        )
+        look = screen.terminal_look(decimal=decimal, full=asked.full)
         screen.write_stdout(render_comparison(found, look))
     return 0
 

@@ -23,14 +23,7 @@ def diagnose(asked: Given) -> int:
         screen.write_json(diagnosis_document(found))
     else:
         from memsheet.report.screen.died.diagnosis import render_diagnosis
-        from memsheet.report.shared.look import Look
 
-        look = Look(
-            width=screen.terminal_width(),
-            decimal=decimal,
-            full=asked.full,
-            colour=screen.supports_colour(),
-            ascii=screen.plain_ascii(),
-        )
+        look = screen.terminal_look(decimal=decimal, full=asked.full)
         screen.write_stdout(render_diagnosis(found, look))
     return diagnosis_exit_code(found)

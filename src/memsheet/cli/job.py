@@ -73,16 +73,8 @@ def print_answer(
         screen.write_json(sheet_document(answer))
     else:
         from memsheet.report.screen.table import render_answer
-        from memsheet.report.shared.look import Look
 
-        look = Look(
-            width=screen.terminal_width(),
-            decimal=decimal,
-            full=full,
-            colour=screen.supports_colour(),
-            ascii=screen.plain_ascii(),
-            typed=typed,
-        )
+        look = screen.terminal_look(decimal=decimal, full=full, typed=typed)
         screen.write_stdout(render_answer(answer, look, curve(look) if curve else None))
     return EXIT[answer.verdict.result] if answer.verdict else 0
 

@@ -16,7 +16,6 @@ from memsheet.questions.bare_counts import count_of
 from memsheet.questions.plan import plan as best_plans
 from memsheet.questions.plan import plan_serving
 from memsheet.report.shared.exit_codes import EXIT
-from memsheet.report.shared.look import Look
 
 ILLEGAL = 2
 TASKS = ("train", "infer")
@@ -41,13 +40,7 @@ def plan(asked: Given) -> int:
             **question, method=asked.method, top=jobs.parse_positive_int("top", asked.top) or SHOWN
         )
     took = monotonic() - start
-    look = Look(
-        width=screen.terminal_width(),
-        decimal=decimal,
-        full=asked.full,
-        colour=screen.supports_colour(),
-        ascii=screen.plain_ascii(),
-    )
+    look = screen.terminal_look(decimal=decimal, full=asked.full)
     if asked.output is not None:
         write_form("plan train", asked.output, found, took, tokens)
     elif asked.json:

@@ -15,7 +15,6 @@ from memsheet.cli.line import Given
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.plan.values import parse_token_count, parse_whole_number
 from memsheet.report.shared.exit_codes import SERVING_EXIT
-from memsheet.report.shared.look import Look
 from memsheet.search.serve.load import Holds
 
 if TYPE_CHECKING:
@@ -66,13 +65,7 @@ def run_serving_search(ask: Callable[..., Deployment], asked: Given) -> int:
     else:
         from memsheet.report.screen.plans.serving import render_serving
 
-        look = Look(
-            width=screen.terminal_width(),
-            decimal=decimal,
-            full=asked.full,
-            colour=screen.supports_colour(),
-            ascii=screen.plain_ascii(),
-        )
+        look = screen.terminal_look(decimal=decimal, full=asked.full)
         screen.write_stdout(render_serving(found, look))
     if asked.picture is not None:
         from memsheet.report.chart.serve import draw_serving

@@ -6,9 +6,12 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import input_error, without_control_characters
+
+if TYPE_CHECKING:
+    from memsheet.report.shared.look import Look
 
 NARROWEST, WIDEST, WITHOUT_TERMINAL = 60, 120, 100
 UNITS = {"gib": False, "gb": True}
@@ -95,3 +98,14 @@ def align_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozens
         )
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines) + "\n"
+
+
+def terminal_look(*, decimal: bool, full: bool, typed: tuple[Any, ...] = ()) -> Look:
+    """How an answer looks on this terminal. ``decimal``: sizes in GB; ``full``: every row; ``typed``: the
+    options of the line.
+    """
+    from memsheet.report.shared.look import Look
+
+    return Look(
+        width=terminal_width(), decimal=decimal, full=full, colour=supports_colour(), ascii=plain_ascii(), typed=typed
+    )  # fmt: skip

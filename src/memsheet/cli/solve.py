@@ -76,16 +76,8 @@ def _print_solution(
         screen.write_json(solution_document(solution, curves))
     else:
         from memsheet.report.screen.solution import render_solution
-        from memsheet.report.shared.look import Look
 
-        look = Look(
-            width=screen.terminal_width(),
-            decimal=decimal,
-            full=output.full,
-            colour=screen.supports_colour(),
-            ascii=screen.plain_ascii(),
-            typed=typed,
-        )
+        look = screen.terminal_look(decimal=decimal, full=output.full, typed=typed)
         screen.write_stdout(render_solution(solution, look, curves))
     return EXIT[solution.result]
 

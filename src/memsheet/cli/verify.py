@@ -49,15 +49,8 @@ def verify(line: Given) -> int:
         screen.write_json(verification_document(found))
     else:
         from memsheet.report.screen.verification_table import render_verification
-        from memsheet.report.shared.look import Look
 
-        look = Look(
-            width=screen.terminal_width(),
-            decimal=decimal,
-            full=line.full,
-            colour=screen.supports_colour(),
-            ascii=screen.plain_ascii(),
-        )
+        look = screen.terminal_look(decimal=decimal, full=line.full)
         screen.write_stdout(render_verification(found, look))
     if found.worst is not None and not found.holds:
         return DIFFERS
