@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memsheet.questions.diagnose import diagnose
     from memsheet.questions.explain import explain
     from memsheet.questions.export import export
-    from memsheet.questions.fit import DoesNotFitError, assert_fits, trainer_callback
+    from memsheet.questions.fit import DoesNotFitError, assert_fits, lightning_callback, trainer_callback
     from memsheet.questions.measure import measure
     from memsheet.questions.measured import measure_step
     from memsheet.questions.plan import plan, plan_serving
@@ -44,6 +44,7 @@ __all__ = [
     "explain",
     "export",
     "infer",
+    "lightning_callback",
     "measure",
     "measure_step",
     "plan",
@@ -62,7 +63,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "budget": ("Result", "Verdict"),
     "errors": ("InputError",),
-    "questions.fit": ("DoesNotFitError", "assert_fits", "trainer_callback"),
+    "questions.fit": ("DoesNotFitError", "assert_fits", "lightning_callback", "trainer_callback"),
     "questions.plan": ("plan", "plan_serving"),
     "questions.answer": ("infer", "train"),
     "questions.check": ("check",),

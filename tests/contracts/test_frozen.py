@@ -35,6 +35,7 @@ NAMES = [
     "trace",
     "trace_step",
     "train",
+    "lightning_callback",
     "trainer_callback",
     "verify",
 ]

@@ -75,6 +75,17 @@ def trainer_callback(model: Model | None = None, **options: Unpack[TrainOptions]
     return prediction_callback(accounted.train(model, **options).sheets)
 
 
+def lightning_callback(model: Model | None = None, **options: Unpack[TrainOptions]) -> Any:
+    """The same for Lightning's Trainer; InputError where Lightning is not installed.
+
+    ``Trainer(..., callbacks=[memsheet.lightning_callback("llama-3.2-1b", gpus="8xA100-80GB",
+    plan="plan.json")])``
+    """
+    from memsheet.run.lightning_callback import lightning_prediction_callback
+
+    return lightning_prediction_callback(accounted.train(model, **options).sheets)
+
+
 def verdict_lines(answer: Answer) -> Iterator[str]:
     """The verdict first, then what the worst rank holds, then what would help."""
     cluster, verdict = answer.cluster, answer.verdict

@@ -104,6 +104,22 @@ def step_figures(sheet: Sheet, gpu: Mapping[str, int]) -> dict[str, float]:
     } | {"memsheet/allocated_gib": gpu["allocated"] / GIB}
 
 
+def log_beginning(sheet: Sheet) -> None:
+    """The prediction, and whether the GPU has the room."""
+    _log_leveled_lines((logging.INFO, line) for line in predicted_lines(sheet))
+    _log_leveled_lines(
+        room_lines(sheet, gpu)
+        if (gpu := gpu_memory_counters())
+        else ((logging.INFO, "there is no GPU to compare it with"),)
+    )
+
+
+def log_ending(sheet: Sheet) -> None:
+    """The peaks beside the prediction; without a GPU nothing."""
+    if gpu := gpu_memory_counters():
+        _log_leveled_lines(peak_lines(sheet, gpu))
+
+
 def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
     """A ``TrainerCallback`` for a job whose ranks are predicted to hold ``sheets``; it logs to the logger
     ``memsheet``, of each node once, and the peaks so far to the experiment trackers that have a run, whenever
@@ -117,12 +133,7 @@ def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control
             if state.is_local_process_zero:
-                _log_leveled_lines((logging.INFO, line) for line in predicted_lines(sheet))
-                _log_leveled_lines(
-                    room_lines(sheet, gpu)
-                    if (gpu := gpu_memory_counters())
-                    else ((logging.INFO, "there is no GPU to compare it with"),)
-                )
+                log_beginning(sheet)
 
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control
@@ -131,8 +142,8 @@ def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control
-            if state.is_local_process_zero and (gpu := gpu_memory_counters()):
-                _log_leveled_lines(peak_lines(sheet, gpu))
+            if state.is_local_process_zero:
+                log_ending(sheet)
 
     return Predicted()
 

@@ -1,4 +1,4 @@
-"""The hooks and the workflow for other repositories: they name commands that are there, and do what they say
+"""The hooks and the action for other repositories: they name commands that are there, and do what they say
 on a repository's files.
 """
 
@@ -21,9 +21,9 @@ from memsheet.report.page.formats import FORMATS
 
 ROOT = Path(__file__).parents[3]
 HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github/workflows/memsheet-check.yml").read_text())
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 BY_ID = {hook["id"]: hook for hook in HOOKS}
-STEPS = WORKFLOW["jobs"]["check"]["steps"]
+STEPS = ACTION["runs"]["steps"]
 SCRIPT = next(step for step in STEPS if step.get("name") == "Check")
 GOOD = '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}'
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -54,9 +54,7 @@ def test_a_hook_names_a_command_that_is_there(hook: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_which_files_are_taken(path: str, taken: bool) -> None:
     assert all(bool(re.search(hook["files"], path)) is taken for hook in HOOKS)
-    assert (
-        bool(re.search(WORKFLOW[True]["workflow_call"]["inputs"]["files"]["default"], path)) is taken
-    )  # yaml takes on for true
+    assert bool(re.search(ACTION["inputs"]["files"]["default"], path)) is taken
 
 
 def hooked(name: str, folder: Path, *more: str) -> int:
@@ -83,13 +81,13 @@ def test_arguments_of_a_hook_reach_the_check(repository: Path) -> None:
     assert hooked("memsheet-check-job", repository, *job, "ds_config_a b.json") == 10
 
 
-def workflow(folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
+def run_action(folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
     default = {
-        "FILES": WORKFLOW[True]["workflow_call"]["inputs"]["files"]["default"],
+        "FILES": ACTION["inputs"]["files"]["default"],
         "MODEL": "",
         "GPUS": "",
         "SEQ_LEN": "",
-        "AGAINST": WORKFLOW[True]["workflow_call"]["inputs"]["against"]["default"],
+        "AGAINST": ACTION["inputs"]["against"]["default"],
         "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
     }
     environment = {**ENVIRONMENT, **default, **inputs}
@@ -106,14 +104,14 @@ def workflow(folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
 JOB = {"MODEL": "llama-3.1-70b", "GPUS": "1xA100-80GB", "SEQ_LEN": "512"}
 
 
-def test_the_workflow_checks_the_files_of_a_repository(repository: Path) -> None:
-    assert workflow(repository).returncode == 0
-    assert workflow(repository, **JOB).returncode == 10
-    assert workflow(repository, FILES="nothing").returncode == 2
+def test_the_action_checks_the_files_of_a_repository(repository: Path) -> None:
+    assert run_action(repository).returncode == 0
+    assert run_action(repository, **JOB).returncode == 10
+    assert run_action(repository, FILES="nothing").returncode == 2
     assert not (repository / "ran").exists()
 
 
-def test_the_workflow_annotates_and_tells_what_changed(repository: Path) -> None:
+def test_the_action_annotates_and_tells_what_changed(repository: Path) -> None:
     named = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     file = repository / "ds_config_a b.json"
     for text in (GOOD, GOOD.replace('"stage": 2', '"stage": 2,\n "bogus": 1')):
@@ -121,7 +119,7 @@ def test_the_workflow_annotates_and_tells_what_changed(repository: Path) -> None
         subprocess.run(
             ["git", "-C", str(repository), *named, "commit", "-aqm", "a", "--allow-empty"], check=True
         )
-    done = workflow(repository, **JOB)
+    done = run_action(repository, **JOB)
     assert done.returncode == 10
     assert "::warning file=ds_config_a b.json,line=2,title=memsheet unknown-key::" in done.stdout
     assert "::error file=ds_config_a b.json,title=memsheet does-not-fit::" in done.stdout
@@ -132,7 +130,7 @@ def test_the_workflow_annotates_and_tells_what_changed(repository: Path) -> None
     assert json.loads((repository / "memsheet.sarif").read_text())["version"] == "2.1.0"
 
 
-def test_flags_of_the_workflow_are_those_of_the_command() -> None:
+def test_flags_of_the_action_are_those_of_the_command() -> None:
     flags = {name for flag in COMMANDS["check"].flags for name, _ in flag_spellings(flag)}
     said = set(
         re.findall(
@@ -147,10 +145,8 @@ def test_flags_of_the_workflow_are_those_of_the_command() -> None:
 
 
 def test_no_input_is_text_of_a_script() -> None:
-    jobs = WORKFLOW["jobs"].values()
-    assert not [step for job in jobs for step in job["steps"] if "${{" in step.get("run", "")]
-    assert WORKFLOW["jobs"]["check"]["permissions"] == {"contents": "read"}
-    assert not [step for step in WORKFLOW["jobs"]["upload"]["steps"] if "run" in step]
+    assert not [step for step in STEPS if "${{" in step.get("run", "")]
+    assert all(step["shell"] == "bash" for step in STEPS if "run" in step)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The callback of transformers' Trainer: what it says with a GPU, without one, and that it says it once a
+"""The callbacks of transformers' Trainer and of Lightning's: what it says with a GPU, without one, and that it says it once a
 node.
 """
 
@@ -132,3 +132,37 @@ def test_each_log_goes_to_the_trackers_that_have_a_run(monkeypatch: pytest.Monke
         assert figures["train/global_step"] == 7
         assert figures["memsheet/peak_reserved_gib"] == 3
         assert figures["memsheet/predicted_reserved_gib"] == reserved
+
+
+def test_lightnings_trainer_hears_the_same(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    sent = list[tuple[int, dict[str, float]]]()
+    monkeypatch.setitem(sys.modules, "lightning", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", SimpleNamespace(Callback=object))
+    monkeypatch.setattr(module, "gpu_memory_counters", lambda: gpu(peak_reserved=3 * GIB))
+    monkeypatch.setattr(
+        "memsheet.run.lightning_callback.send_to_trackers", lambda figures, step: sent.append((step, figures))
+    )
+    told = memsheet.lightning_callback("llama-3.2-1b", **JOB)
+    begun = said(monkeypatch, caplog, gpu(), "on_train_begin")
+    ended = said(monkeypatch, caplog, gpu(peak_reserved=3 * GIB), "on_train_end")
+    monkeypatch.setattr(module, "gpu_memory_counters", lambda: gpu(peak_reserved=3 * GIB))
+    caplog.clear()
+    trainer = SimpleNamespace(local_rank=0, is_global_zero=True, log_every_n_steps=2, global_step=0)
+    with caplog.at_level(logging.INFO, logger="memsheet"):
+        told.on_train_start(trainer, None)
+        for step in (1, 2, 3, 4):
+            trainer.global_step = step
+            told.on_train_batch_end(trainer, None, None, None, step)
+        told.on_train_end(trainer, None)
+    assert [record.getMessage() for record in caplog.records] == [
+        one.getMessage() for one in (*begun, *ended)
+    ]
+    assert [step for step, _ in sent] == [2, 4]
+    caplog.clear()
+    told.on_train_start(SimpleNamespace(local_rank=1), None)
+    assert not caplog.records
+
+
+def test_without_lightning_it_is_asked_for() -> None:
+    with pytest.raises(memsheet.InputError, match="pip install lightning"):
+        memsheet.lightning_callback("llama-3.2-1b", **JOB)

@@ -1,0 +1,55 @@
+"""A callback for Lightning's Trainer: the same as ``run.callback`` says to that of transformers. Lightning is
+imported when a callback is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from memsheet.errors import input_error
+from memsheet.run import callback
+from memsheet.run.trackers import send_to_trackers
+from memsheet.sheet import Sheet
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+"""The names that the library goes by: one distribution each, with classes of its own."""
+
+
+def lightning_prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
+    """A ``Callback`` for a job whose ranks are predicted to hold ``sheets``; it logs to the logger
+    ``memsheet``, of each node once, and the peaks so far to the experiment trackers that have a run, as often
+    as the Trainer logs (``log_every_n_steps``).
+    """
+    sheet = max(sheets, key=lambda held: held.device.high)
+
+    class Predicted(_lightning_package().Callback):  # type: ignore[misc,name-defined]
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            del module
+            if trainer.local_rank == 0:
+                callback.log_beginning(sheet)
+
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any, **__: Any) -> None:
+            del module
+            every = trainer.log_every_n_steps
+            due = every and trainer.global_step % every == 0
+            if due and trainer.is_global_zero and (gpu := callback.gpu_memory_counters()):
+                send_to_trackers(callback.step_figures(sheet, gpu), int(trainer.global_step))
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            del module
+            if trainer.local_rank == 0:
+                callback.log_ending(sheet)
+
+    return Predicted()
+
+
+def _lightning_package() -> Any:
+    for name in PACKAGES:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+    raise input_error(
+        "lightning_callback", None, "needs Lightning, which is not installed", "pip install lightning"
+    )
