@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
@@ -171,3 +172,17 @@ def test_what_a_first_visit_imports_is_compiled(site: Path) -> None:
         compiled = {name for name in names if name.endswith(".pyc")}
     assert any("/ask.cpython-" in name for name in compiled)
     assert len(compiled) < sum(name.endswith(".py") for name in names)
+
+
+def test_the_bill_of_materials_names_every_foreign_part(site: Path) -> None:
+    bill = json.loads((site / "materials.json").read_text())
+    parts = {part["name"]: part for part in bill["components"]}
+    assert {"Pyodide", "CPython", "pyyaml", "rich"} == set(parts)
+    assert all(part["version"] and part["licenses"][0]["license"]["id"] for part in parts.values())
+    named = {file["name"]: file["hashes"][0]["content"] for file in parts["Pyodide"]["components"]}
+    served = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (site / "pyodide").iterdir()
+    }
+    assert named == served
+    with zipfile.ZipFile(site / "memsheet.zip") as held:
+        assert {name.split("/")[0] for name in held.namelist()} == {"memsheet", "yaml", "rich"}

@@ -20,16 +20,17 @@ from typing import Any
 import memsheet
 from memsheet.questions.ask import ask
 from memsheet.questions.form import FIRST
+from memsheet.web.materials import bill_of_materials
 
 PACKAGE = Path(memsheet.__file__).parent
 HERE = Path(__file__).parent
 INTERPRETER = (
-    "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json",
+    "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json", "package.json",
 )  # fmt: skip
 LEFT_OUT = ("cli", "web", "run", "__pycache__")
 """Folders of the package that nothing here asks."""
-BESIDE = ("yaml", "rich")
-"""Packages that it stands on, of which Python alone is needed."""
+BESIDE = {"yaml": "pyyaml", "rich": "rich"}
+"""Packages that it stands on, of which Python alone is needed, with the names of their distributions."""
 KINDS = frozenset({".py", ".toml", ".json", ".txt", ".csv", ".md"})
 POLICY = (
     "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data: blob:; "
@@ -56,6 +57,8 @@ def build_site(folder: Path, pyodide: Path) -> None:
         shutil.copy(pyodide / name, folder / "pyodide" / name)
     write_packages(folder / "memsheet.zip")
     _compile_packages(folder / "memsheet.zip", pyodide)
+    materials = bill_of_materials(folder / "pyodide", BESIDE.values())
+    (folder / "materials.json").write_text(json.dumps(materials, indent=1), encoding="utf-8")
     (folder / "first.json").write_text(json.dumps(list(_first_answers())), encoding="utf-8")
 
 
