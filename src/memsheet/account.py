@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +72,13 @@ def account_rank(
 
     Raises InputError when something of the model or plan is not modelled; nothing is left out silently.
     """
-    sheet = _resolved_rank_sheet(model, plan, cluster, stage, device=device, replays=replays)
+    # a plan whose step is played is asked for several times: by a job, by its changes, by what tells of them
+    account = replayed_rank_sheet if replays else _resolved_rank_sheet
+    sheet = account(model, plan, cluster, stage, device=device, replays=replays)
     largest = mixers_left_whole(model, plan)
     if largest is None:
         return sheet
-    return with_high_end(
-        sheet, _resolved_rank_sheet(model, largest, cluster, stage, device=device, replays=replays)
-    )
+    return with_high_end(sheet, account(model, largest, cluster, stage, device=device, replays=replays))
 
 
 def _resolved_rank_sheet(
@@ -134,6 +135,10 @@ def _resolved_rank_sheet(
         notes=notes,
         gradients=gradients,
     )
+
+
+replayed_rank_sheet = lru_cache(maxsize=64)(_resolved_rank_sheet)
+"""Those whose step was played, which takes a hundred times as long: the last ones are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

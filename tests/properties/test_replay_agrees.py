@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet import account
 from memsheet.formulas.replay import steps
 from memsheet.formulas.replay.order import THREADS
 from memsheet.sheet import Bytes, Component, Instant
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 STEP = {"engine": "transformers", "seq_len": 2048, "microbatch": 2, "attention": "sdpa"}
 # Models whose tables are tied leave a table of their making behind where they are built on the device, and
 # not where they are loaded: those that are recomputed here have two.
@@ -85,6 +87,7 @@ def played(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Any]:
         return script, start
 
     monkeypatch.setattr(steps, "script_of_steps", recorded)
+    account.replayed_rank_sheet.cache_clear()
     model, gpus, plan = plan_of(name)
     sheet = memsheet.train(model, gpus=gpus, plan=plan).sheets[0]
     return peaks[0], sheet

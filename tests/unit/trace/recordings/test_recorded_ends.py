@@ -10,6 +10,7 @@ pytest.importorskip("peft")
 
 import memsheet
 
+pytestmark = pytest.mark.usefixtures("warm_children")
 NO_MORE_THAN = 1e-3
 slow = partial(pytest.param, marks=pytest.mark.slow)
 STEP = {"attention": "eager", "optimizer": "sgd", "microbatch": 2, "seq_len": 160}
