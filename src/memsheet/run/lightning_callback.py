@@ -23,7 +23,7 @@ def lightning_prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
     """
     sheet = max(sheets, key=lambda held: held.device.high)
 
-    class Predicted(_lightning_package().Callback):  # type: ignore[misc,name-defined]
+    class Predicted(_lightning_package().Callback):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, module: Any) -> None:
             del module
             if trainer.local_rank == 0:

@@ -15,7 +15,7 @@ from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
 from memsheet.plan.model import ModelSpec
 from memsheet.search.fixes.savings_story import Step, story_steps
-from memsheet.search.train.rank import Ranking, plan_offloads, rank_training_plans
+from memsheet.search.train.rank import Ranking, fastest_fitting_plan, plan_offloads, rank_training_plans
 from memsheet.search.train.space import OFFLOAD, Request
 from memsheet.search.train.timed import APART, Planned, Scaled, planned_of
 
@@ -212,12 +212,12 @@ def _best_ranked_plan(
 ) -> tuple[Planned | None, str]:
     """The best plan, and where there is none why."""
     try:
-        found = rank_training_plans(model, cluster, request, engines, top=1, scaled=scaled)
+        found, result, notes = fastest_fitting_plan(model, cluster, request, engines, scaled)
     except InputError as error:
         return None, str(error.problems[0].reason)
-    if found.plans:
-        return found.plans[0], ""
-    return None, NONE_FITS[found.result] if found.result else "; ".join(found.notes)
+    if found is not None:
+        return found, ""
+    return None, NONE_FITS[result] if result else "; ".join(notes)
 
 
 def _smallest_larger_cluster(

@@ -11,7 +11,7 @@ from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.search.advice import METHODS, Advice, training_advice
-from memsheet.search.train.rank import rank_training_plans
+from memsheet.search.train.rank import fastest_fitting_plan
 from memsheet.search.train.space import Request
 from memsheet.search.train.timed import Planned, Scaled
 
@@ -51,16 +51,14 @@ def advise_on_batches(
     swept: list[tuple[int, Planned | None, Result | None]] = []
     for batch in (each * cluster.count for each in SEQUENCES_A_GPU):
         try:
-            ranking = (
-                advice.ranking
-                if batch == shown
-                else rank_training_plans(
-                    model, cluster, {**asked, "global_batch": batch}, names, top=1, scaled=scaled
-                )
-            )
+            if batch == shown:
+                best, result = next(iter(advice.ranking.plans), None), advice.ranking.result
+            else:
+                request_there = {**asked, "global_batch": batch}
+                best, result, _ = fastest_fitting_plan(model, cluster, request_there, names, scaled)
         except InputError:  # no plan is legal at that size
             continue
-        swept.append((batch, ranking.plans[0] if ranking.plans else None, ranking.result))
+        swept.append((batch, best, result))
     said = (
         f"assumed: global_batch = {shown}, {SHOWN} sequences a GPU, which nobody said "
         "(--global-batch); other sizes stand beside it"

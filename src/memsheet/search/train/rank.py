@@ -121,12 +121,7 @@ def rank_training_plans(
     seen: Counter[Result] = Counter()
     for found in grids.values():
         seen.update(found.counts())
-    plans = tuple(_fastest_fitting_plans(timed, cluster, top))
-    possible = [] if plans else possible_plans(timed, cluster, top)
-    plans = plans or tuple(
-        sorted((one for one in possible if one.verdict.result is Result.FITS), key=lambda one: one.seconds)
-    )
-    unsure = () if plans else tuple(possible)
+    plans, unsure = _best_plans(timed, cluster, top)
     notes = (
         *notes,
         *filter(None, dict.fromkeys(emulated_bf16(planned.plan, cluster.device) for planned in plans)),
@@ -149,6 +144,38 @@ def rank_training_plans(
         refused=sum((found.refused for found in grids.values()), Counter[str]()),
         notes=notes,
     )
+
+
+def fastest_fitting_plan(
+    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], scaled: Scaled
+) -> tuple[Planned | None, Result | None, tuple[str, ...]]:
+    """The first of the plans that ``rank_training_plans`` finds, the result of the search, and its notes,
+    without what else it tells. Raises InputError as it does.
+    """
+    grids, timed, notes = _timed_plans_by_engine(model, cluster, request, engines, scaled, tells=False)
+    plans, unsure = _best_plans(timed, cluster, 1)
+    if plans:
+        return plans[0], Result.FITS, notes
+    least = next(iter(unsure), None) or _least_lacking_plan(timed, cluster)
+    if least is None:
+        return None, None, notes
+    certain = all(not found.counts().keys() & {Result.FITS, Result.UNCERTAIN} for found in grids.values())
+    denied = certain and least.verdict.result is Result.DOES_NOT_FIT
+    return None, Result.DOES_NOT_FIT if denied else Result.UNCERTAIN, notes
+
+
+def _best_plans(
+    timed: list[Timed], cluster: Cluster, top: int
+) -> tuple[tuple[Planned, ...], tuple[Planned, ...]]:
+    """The fastest that fit; where none is sure to by shares, those that do by their step's own allocations,
+    or else those that may.
+    """
+    if plans := tuple(_fastest_fitting_plans(timed, cluster, top)):
+        return plans, ()
+    possible = possible_plans(timed, cluster, top)
+    sure = (one for one in possible if one.verdict.result is Result.FITS)
+    plans = tuple(sorted(sure, key=lambda one: one.seconds))
+    return plans, () if plans else tuple(possible)
 
 
 def _timed_plans_by_engine(
