@@ -137,7 +137,7 @@ def _resolved_rank_sheet(
     )
 
 
-replayed_rank_sheet = lru_cache(maxsize=64)(_resolved_rank_sheet)
+replayed_rank_sheet = lru_cache(maxsize=256)(_resolved_rank_sheet)
 """Those whose step was played, which takes a hundred times as long: the last ones are kept."""
 
 

@@ -31,7 +31,7 @@ SMALL = {
 }  # fmt: skip
 PLAIN = {"llama": SMALL, "ministral3": SMALL}
 LOOPS = {
-    "rwkv": {"hidden_size": 64, "attention_hidden_size": 64, "intermediate_size": 128, "vocab_size": 500, "num_hidden_layers": 4},
+    "rwkv": {"hidden_size": 64, "attention_hidden_size": 64, "intermediate_size": 128, "vocab_size": 500, "num_hidden_layers": 2},
     "recurrent_gemma": {**SMALL, "lru_width": 64, "num_hidden_layers": 6, "attention_window_size": 2048},
 }  # fmt: skip
 LENGTHS = {"rwkv": 128, "recurrent_gemma": 160}
