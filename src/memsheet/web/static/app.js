@@ -354,7 +354,19 @@ async function readPaste(text, name) {
     state.given.add(key);
   }
   if (plan) state.options.plan = plan;
+  await (files ? settleFiles() : settle());
+}
+
+// A model that was chosen before files came stands where they name none.
+async function settleFiles() {
+  const { model } = state.options;
+  if (typeof model !== "string") return settle();
+  delete state.options.model;
+  state.standIn = model;
   await settle();
+  state.standIn = form.first.model;
+  if (latest && latest.view.question?.name !== model) state.given.delete("model");
+  else if (model !== form.first.model) choose("model", model);
 }
 
 // A job that died: its message alone, or beside the sheet of the form's job.
@@ -388,7 +400,7 @@ async function readFiles(dropped) {
   if (large) return wrong(`${large.name} is larger than ${MOST_FILE / 2 ** 20} MiB, which no configuration is.`);
   const files = await Promise.all(dropped.map(async (file) => ({ name: file.name, text: await file.text() })));
   if (files.length > 1) takeFiles(files);
-  if (files.length > 1) return settle();
+  if (files.length > 1) return settleFiles();
   return readPaste(files[0].text, /config\.json$|plan.*\.json$/.test(first.name) ? "" : first.name);
 }
 
