@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 from mcp import types
@@ -66,4 +67,5 @@ def run_server() -> None:
         async with stdio_server() as (reading, writing):
             await server.run(reading, writing, server.create_initialization_options())
 
+    gc.enable()  # which a command does without; what serves runs for days
     asyncio.run(serve_tools())

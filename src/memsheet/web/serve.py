@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -45,6 +46,7 @@ def run_server(server: socket.socket, named: tuple[str, ...], workers: int = 1) 
     """Serve until the process is asked to end. ``named``: hosts that are answered for beside loopback's;
     ``workers``: processes that answer.
     """
+    gc.enable()  # which a command does without; what serves runs for days
     running = _server_for(named)
     if workers == 1:
         running.run(sockets=[server])
