@@ -25,6 +25,7 @@ NAMES = [
     "explain",
     "export",
     "infer",
+    "lightning_callback",
     "measure",
     "measure_step",
     "plan",
@@ -35,7 +36,6 @@ NAMES = [
     "trace",
     "trace_step",
     "train",
-    "lightning_callback",
     "trainer_callback",
     "verify",
 ]

@@ -1,5 +1,5 @@
-"""The callbacks of transformers' Trainer and of Lightning's: what it says with a GPU, without one, and that it says it once a
-node.
+"""The callbacks of transformers' Trainer and of Lightning's: what they say with a GPU, without one, and that
+they say it once a node.
 """
 
 import logging
