@@ -145,7 +145,13 @@ TRACE_FLAGS = (
     Flag("all-stages", groups.TRACE, "", "Trace a rank of each pipeline stage.", default=False),
     Flag("picture", groups.TRACE, "FILE", "Memory over the step, as .svg or .png."),
     Flag("events", groups.TRACE, "FILE", "Every allocation and release (memsheet/events/1)."),
-    Flag("snapshot", groups.TRACE, "FILE", "The same for PyTorch's memory viewer."),
+    Flag("snapshot", groups.TRACE, "FILE", "The same for PyTorch's memory viewer and `memsheet diagnose`."),
+    Flag(
+        "capacity",
+        groups.TRACE,
+        "SIZE",
+        "What the snapshot's allocator gets: 24GiB; where it is less than is asked for, the history ends there. Without it what --gpus leaves.",
+    ),
     Flag("memory-limit", groups.TRACE, "SIZE", "Real memory that the trace may take.", default="4GiB"),
     Flag("time-limit", groups.TRACE, "S", "Seconds that it may take.", default="600"),
 )

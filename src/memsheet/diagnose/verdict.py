@@ -33,6 +33,7 @@ from memsheet.units import MIB
 
 if TYPE_CHECKING:
     from memsheet.budget import Answer
+    from memsheet.diagnose.snapshot.findings import Held
 
 EMITTERS = (
     below_torch,
@@ -76,6 +77,8 @@ class Diagnosis:
     program: str = ""
     answer: Answer | None = None
     """The sheet of the plan that ran, where one was named."""
+    held: Held | None = None
+    """What a snapshot shows, where one was given: of the rank that died."""
 
     @property
     def undecided(self) -> bool:
@@ -258,3 +261,14 @@ def cured_first(found: Diagnosis, cures: Iterable[Cure]) -> Diagnosis:
     rest = tuple(cure for cure in found.cures if cure not in useless)
     extra = tuple(sorted((*extra, *rest), key=lambda cure: cure.helps != "yes"))
     return replace(found, cures=(*extra[: 4 - len(useless)], *useless))
+
+
+def predicted_bytes(answer: Answer, component: str) -> int | None:
+    """What the sheet of the plan that ran has of a component on its worst rank, at that sheet's peak; None
+    where it has no such row.
+    """
+    worst = max(answer.sheets, key=lambda sheet: sheet.device.value)
+    for known, size in worst.sums()[worst.peak_instant].items():
+        if known.value == component:
+            return int(size.value)
+    return None

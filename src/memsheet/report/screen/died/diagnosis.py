@@ -11,6 +11,7 @@ from memsheet.budget import Answer, Result
 from memsheet.diagnose.interval import Interval, size_words
 from memsheet.diagnose.message import NO, YES, Cause, Cure
 from memsheet.diagnose.verdict import Diagnosis
+from memsheet.report.screen.died.held import held_sections
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import INSTANTS
@@ -47,6 +48,8 @@ def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType
         yield labelled_row("Why", "bold", (lines,), look)
     if found.term is not None:
         yield labelled_row("Which", "bold", _term_words(found), look)
+    if found.held is not None:
+        yield from held_sections(found.held, found.answer, look)
     if found.answer is not None:
         yield labelled_row("Sheet", "bold", _sheet_words(found.answer, look), look)
     helping = [cure for cure in found.cures if cure.helps != NO]
@@ -57,7 +60,7 @@ def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType
         yield labelled_row(
             "No use", "bold", (f"{cure.change}: {one_line(cure.why)}" for cure in useless), look, between="; "
         )
-    if found.facts and (look.full or not found.found):
+    if found.facts and (look.full or not (found.found or found.held)):
         yield labelled_row(
             "Figures", "bold", (_fact_words(name, size, look) for name, size in found.facts.items()), look
         )
@@ -93,6 +96,8 @@ def _term_words(found: Diagnosis) -> tuple[str, ...]:
     words = one_line(term.words or f"{term.component} {term.path}")
     if term.exact and asked is not None:
         return (f"{size_words(asked)} asked for = {words}",)
+    if found.held is not None and asked is not None and term.path == term.words:
+        return (f"{size_words(asked)} asked for at {words}",)
     return (words, "by what ran, not by the size")
 
 

@@ -1,0 +1,83 @@
+"""Snapshots of one job, one a rank, and what its texts said → one diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from memsheet.diagnose.figures import figure_facts
+from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.message import Cause, Term
+from memsheet.diagnose.snapshot.findings import Held, RankState
+from memsheet.diagnose.snapshot.judged import believed, figures_of, growth_words, judge_held, leak_cure
+from memsheet.diagnose.verdict import Diagnosis
+
+OF_TEXT = (
+    Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR, Cause.LIMIT_SET, Cause.NOT_GPU_MEMORY, Cause.WAKE_UP_RACE, Cause.FOLLOW_UP_ERROR,
+    Cause.ENGINE_OVERCOMMIT, Cause.ENGINE_UNDERPROVISION, Cause.REGIME_CHANGE,
+)  # fmt: skip
+"""What a snapshot cannot see, and a message can: there the message speaks."""
+NOTHING_FAILED = "no request failed in it; what is shown is where it held most"
+
+
+def diagnose_held(every: Sequence[Held], said: Diagnosis | None) -> Diagnosis:
+    """The diagnosis of snapshots, beside that of the texts of the same job."""
+    told = max(every, key=lambda held: (held.died, held.live_bytes))
+    if len(every) > 1:
+        told = replace(told, ranks=tuple(RankState(h.name, h.live_bytes, h.reserved_bytes, h.died) for h in every))
+    inputs = (*(said.inputs if said else ()), *(held.name for held in every))
+    own = _diagnosis_of(told, inputs)
+    if said is None or not said.found:
+        return replace(own, notes=(*(said.notes if said else ()), *own.notes))
+    if not own.found or said.cause in OF_TEXT:
+        return replace(said, inputs=inputs, held=told, notes=(*said.notes, *own.notes))
+    return replace(own, facts={**own.facts, **said.facts}, term=_joined_term(own.term, said.term), program=said.program, notes=(*said.notes, *own.notes))
+
+
+def _joined_term(own: Term | None, said: Term | None) -> Term | None:
+    """The tensor by its size where the text or the plan knows it, at the line that asked."""
+    if said is None or not said.exact:
+        return own or said
+    return replace(said, words=f"{said.words}, at {own.words}" if own is not None else said.words)
+
+
+def _diagnosis_of(held: Held, inputs: tuple[str, ...]) -> Diagnosis:
+    notes = tuple(_notes_of(held))
+    if not held.died:
+        nothing = Diagnosis(
+            inputs=inputs, found=held.growth is not None, cause=Cause.UNKNOWN, because=NOTHING_FAILED, held=held, notes=notes, facts=_live_facts(held)
+        )
+        if held.growth is None:
+            return nothing
+        return replace(nothing, cause=Cause.LEAK, because=growth_words(held), cures=(leak_cure(held),))
+    figures = figures_of(held)
+    assert figures is not None
+    judged, _ = judge_held(held)
+    decided = len(judged.causes) == 1
+    facts = {name: size for name, size in figure_facts(figures).items() if name != "capacity_bytes"}
+    return Diagnosis(
+        inputs=inputs, found=True, cause=judged.causes[0] if decided else Cause.UNKNOWN, because=judged.because,
+        open_between=() if decided else judged.causes, arithmetic=judged.arithmetic, facts=facts, term=judged.term, missing=judged.missing,
+        cures=judged.cures, held=held, notes=notes,
+    )  # fmt: skip
+
+
+def _live_facts(held: Held) -> dict[str, Interval]:
+    return {"allocated_bytes": Interval(held.live_bytes, held.live_bytes), "reserved_bytes": Interval(held.reserved_bytes, held.reserved_bytes)}
+
+
+def _notes_of(held: Held) -> Iterator[str]:
+    replayed = held.replayed
+    if held.ranks:
+        dead = sum(rank.died for rank in held.ranks)
+        yield f"{dead} of {len(held.ranks)} snapshots hold a request that failed; {held.name} is told"
+    if held.failures > 1:
+        yield f"{held.failures} requests failed in it: the last is told"
+    if not held.has_stacks and held.events:
+        yield "no frames were recorded: _record_memory_history(stacks='python') tells whose memory it is"
+    if not held.complete:
+        yield "the history begins when memory was in use already: what came before is known by its blocks alone"
+    if replayed is None:
+        yield "its allocator's settings are not modelled, so that nothing was replayed"
+    elif replayed.events and not believed(held):
+        yield "the replay does not reproduce the recorded segments well enough to say what other settings would have done"

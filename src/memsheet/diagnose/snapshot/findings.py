@@ -1,0 +1,118 @@
+"""Everything that one snapshot shows, put together once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memsheet.diagnose.snapshot.held import (
+    Group,
+    Live,
+    Meanings,
+    highest_place,
+    live_at,
+    live_groups,
+    reserved_at,
+    run_of,
+)
+from memsheet.diagnose.snapshot.history import Frame, History
+from memsheet.diagnose.snapshot.steps import Growth, steady_growth, step_places
+from memsheet.diagnose.snapshot.what_if import (
+    Replayed,
+    WhatIf,
+    least_bytes,
+    other_settings,
+    replay_recorded,
+    room_bytes,
+)
+from memsheet.frozen import dataclass
+from memsheet.sheet import Component
+
+LINES = 12
+"""Lines that are told of what is live."""
+
+
+class RankState(NamedTuple):
+    """One of several snapshots of a job: bytes live and reserved, and whether a request failed there."""
+
+    name: str
+    live_bytes: int
+    reserved_bytes: int
+    died: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a snapshot shows at the request that failed, or at its highest where none did.
+
+    ``live_bytes``: of tensors, as requested; ``room_bytes``: what the allocator could have had;
+    ``request_line``, ``request_component``: whose the request was; ``checkpoints``: whether any stack goes
+    through torch.utils.checkpoint; ``has_stacks``: whether frames were recorded; ``conf``: how the allocator
+    was set.
+    """
+
+    name: str
+    events: int
+    failures: int
+    died: bool
+    complete: bool
+    asked_bytes: int | None
+    free_bytes: int | None
+    live_bytes: int
+    reserved_bytes: int
+    room_bytes: int | None
+    least_bytes: int | None
+    components: tuple[Group, ...]
+    lines: tuple[Group, ...]
+    request_line: str
+    request_component: str
+    request_stack: tuple[Frame, ...] = ()
+    steps: int = 0
+    growth: Growth | None = None
+    checkpoints: bool = False
+    has_stacks: bool = False
+    conf: str = ""
+    replayed: Replayed | None = None
+    what_if: tuple[WhatIf, ...] = ()
+    ranks: tuple[RankState, ...] = ()
+
+    def bytes_of(self, component: Component) -> int:
+        return sum(group.bytes for group in self.components if group.component == component.value)
+
+
+def held_of(history: History) -> Held:
+    """What a history shows."""
+    run, meanings = run_of(history), Meanings(history)
+    died = run.death is not None
+    end = run.end if died or not len(history.events) else highest_place(run)
+    live = live_at(run, end)
+    components, lines = live_groups(live, meanings)
+    places = step_places(run, meanings)
+    growth = _named_growth(steady_growth(run, meanings, places), lines)
+    room, replayed = room_bytes(run), replay_recorded(run)
+    stack = history.events.stack[run.death] if run.death is not None else 0
+    asked = history.events.size[run.death] if run.death is not None else None
+    free = history.events.address[run.death] if run.death is not None else None
+    return Held(
+        name=history.name, events=len(history.events), failures=run.failures, died=died, complete=run.before_reserved == 0 and not run.before,
+        asked_bytes=asked, free_bytes=free, live_bytes=sum(held.size for held in live.values()), reserved_bytes=reserved_at(run, end),
+        room_bytes=room, least_bytes=least_bytes(run) if died else None, components=components, lines=lines[:LINES],
+        request_line=meanings.of(stack).line, request_component=_request_component(history, meanings, run.death), request_stack=history.stacks[stack],
+        steps=len(places), growth=growth, checkpoints=any(meanings.of(number).recomputed for number in range(1, len(history.stacks))),
+        has_stacks=meanings.has_stacks, conf=history.settings_text, replayed=replayed,
+        what_if=tuple(other_settings(run, room)) if room is not None and asked is not None and free is not None and free < asked else (),
+    )  # fmt: skip
+
+
+def _request_component(history: History, meanings: Meanings, death: int | None) -> str:
+    if death is None:
+        return ""
+    events = history.events
+    return meanings.component(Live(0, events.stack[death], events.category[death]))
+
+
+def _named_growth(growth: Growth | None, lines: tuple[Group, ...]) -> Growth | None:
+    """The same with the component that the line's blocks have at the end."""
+    if growth is None:
+        return None
+    component = next((group.component for group in lines if group.line == growth.line), growth.component)
+    return growth._replace(component=component)
