@@ -105,7 +105,9 @@ def _write_trace_files(
         write_events(timeline, Path(flags.events))
     if flags.snapshot:
         settings = Settings(expandable_segments=answer.plan.expandable_segments)
-        write_snapshot(timeline, Path(flags.snapshot), "snapshot", settings, _allocator_capacity(flags, answer))
+        write_snapshot(
+            timeline, Path(flags.snapshot), "snapshot", settings, _allocator_capacity(flags, answer)
+        )
 
 
 def _allocator_capacity(flags: Given, answer: Answer) -> int | None:

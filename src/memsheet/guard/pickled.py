@@ -22,16 +22,16 @@ from memsheet.units import MIB
 MAX_BYTES = 256 * MIB
 MAX_DEPTH = 64
 MAX_TEXT = MIB
-ROOM, ROOM_PER_BYTE = 64 * MIB, 3
-"""Memory that values may take: some, and so much for each byte of the file."""
+ROOM, ROOM_PER_BYTE = 8 * MIB, 5
+"""Memory that values may take: some, and so much for each byte that was read."""
 CHUNK, CHUNK_BYTES = 8192, 16 * MIB
 """Opcodes between two looks at what stands on the stack; bytes that are read at once."""
 FEWER = "record fewer events: torch.cuda.memory._record_memory_history(max_entries=500_000)"
-CELL, HOLDER, ENTRY = 8, 64, 72
+CELL, HELD, HOLDER, ENTRY = 8, 16, 64, 72
 SHAPES = 8
 """Orders of keys that are learned."""
 TEXT = frozenset({str})
-"""Bytes of a reference, of an empty container, and of an entry of a dict."""
+"""Bytes of a reference, of one on the stack or in the memo, of an empty container, of an entry of a dict."""
 RUNS = {
     0x52: "REDUCE", 0x62: "BUILD", 0x63: "GLOBAL", 0x69: "INST", 0x6F: "OBJ", 0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", 0x93: "STACK_GLOBAL",
     0x50: "PERSID", 0x51: "BINPERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4", 0x97: "NEXT_BUFFER",
@@ -54,7 +54,6 @@ def _places(count: int) -> Callable[[bytes, int], tuple[int, ...]]:
     return struct.Struct("<" + "xI" * count).unpack_from
 
 
-
 def is_pickle(data: bytes) -> bool:
     """Whether bytes begin as a pickle of a protocol that is read."""
     return len(data) > 2 and data[0] == 0x80 and 2 <= data[1] <= 5
@@ -69,7 +68,12 @@ def read_pickle(path: Path) -> bytes | None:
         if not is_pickle(head):
             return None
         if size > MAX_BYTES:
-            raise input_error("file", str(path), f"has {size:,} bytes, more than the {MAX_BYTES:,} of a snapshot that are read", FEWER)
+            raise input_error(
+                "file",
+                str(path),
+                f"has {size:,} bytes, more than the {MAX_BYTES:,} of a snapshot that are read",
+                FEWER,
+            )
         parts = [head]
         while part := file.read(min(size, CHUNK_BYTES)):
             parts.append(part)
@@ -108,7 +112,7 @@ class _Machine:
         self.tried: set[tuple[str, ...]] = set()
         self.lists: dict[bytes, list[Any]] = {}
         self.spent: dict[str, Any] = {}
-        self.room = ROOM + ROOM_PER_BYTE * len(data)
+        self.room = ROOM
 
     def run(self) -> Any:  # noqa: PLR0915 one loop without calls for millions of opcodes
         """The value. Opcodes in the order of how often snapshots have them."""
@@ -168,13 +172,13 @@ class _Machine:
                 elif op == 0x65:  # APPENDS
                     values, stack = stack, outer.pop()
                     self.extend(stack[-1], values)
-                elif op == 0x71 or op == 0x72:  # BINPUT, LONG_BINPUT
+                elif op in {113, 114}:  # BINPUT, LONG_BINPUT
                     place = data[at] if op == 0x71 else _PLACE(data, at)[0]
                     at += 1 if op == 0x71 else 4
                     if place != len(memo):
                         raise self.error("numbers its values out of order")
                     memo.append(stack[-1])
-                elif op == 0x8C or op == 0x58:  # SHORT_BINUNICODE, BINUNICODE
+                elif op in {140, 88}:  # SHORT_BINUNICODE, BINUNICODE
                     start = at + (1 if op == 0x8C else 4)
                     length = data[at] if op == 0x8C else _PLACE(data, at)[0]
                     stack.append(self.text(start, length))
@@ -191,7 +195,7 @@ class _Machine:
                     self.room -= HOLDER
                 elif op == 0x4E:  # NONE
                     stack.append(None)
-                elif op == 0x88 or op == 0x89:  # NEWTRUE, NEWFALSE
+                elif op in {136, 137}:  # NEWTRUE, NEWFALSE
                     stack.append(op == 0x88)
                 elif op == 0x47:  # BINFLOAT
                     stack.append(_FLOAT(data, at)[0])
@@ -200,7 +204,7 @@ class _Machine:
                     if at + 8 + _EIGHT(data, at)[0] > len(data):
                         raise IndexError
                     at += 8
-                elif op == 0x29 or op == 0x85 or op == 0x87:  # EMPTY_TUPLE, TUPLE1, TUPLE3
+                elif op in {41, 133, 135}:  # EMPTY_TUPLE, TUPLE1, TUPLE3
                     count = 0 if op == 0x29 else op - 0x84
                     self.close(stack, len(stack) - count)
                 elif op == 0x74:  # TUPLE
@@ -211,12 +215,18 @@ class _Machine:
                 elif op == 0x2E:  # STOP
                     return self.whole(stack, outer, at)
                 elif op in RUNS:
-                    raise self.error(f"asks to build objects or to run code ({RUNS[op]} at byte {at - 1:,}), which is never done")
+                    raise self.error(
+                        f"asks to build objects or to run code ({RUNS[op]} at byte {at - 1:,}), which is never done"
+                    )
                 else:
-                    raise self.error(f"has an opcode ({op:#04x} at byte {at - 1:,}) that no snapshot is written with")
+                    raise self.error(
+                        f"has an opcode ({op:#04x} at byte {at - 1:,}) that no snapshot is written with"
+                    )
             held = len(stack) + len(memo) + sum(map(len, outer))
-            if len(outer) > MAX_DEPTH or self.room < held * CELL:
-                raise self.error(f"is nested deeper than {MAX_DEPTH} levels" if len(outer) > MAX_DEPTH else "describes more than its size allows for")
+            if len(outer) > MAX_DEPTH:
+                raise self.error(f"is nested deeper than {MAX_DEPTH} levels")
+            if self.room + ROOM_PER_BYTE * at < held * HELD:
+                raise self.error("describes more than its size allows for")
 
     def error(self, reason: str) -> InputError:
         hint = "torch.cuda.memory._dump_snapshot(file) writes plain values alone"
@@ -227,9 +237,7 @@ class _Machine:
             raise self.error("has a text of more than a MiB")
         if start + length > len(self.data):
             raise IndexError
-        self.room -= HOLDER + 4 * length
-        if self.room < 0:
-            raise self.error("describes more than its size allows for")
+        self.room -= HOLDER + 3 * length
         return self.data[start : start + length].decode("utf-8", "replace")
 
     def fill(self, stack: list[Any], pairs: list[Any]) -> None:
@@ -258,7 +266,10 @@ class _Machine:
         wanted = set(map(id, names))
         places = {id(value): place for place, value in enumerate(self.memo) if id(value) in wanted}
         if len(places) == len(names):
-            keys = (bytes((0x68, at)) if at < 256 else b"j" + at.to_bytes(4, "little") for at in (places[id(name)] for name in names))
+            keys = (
+                bytes((0x68, at)) if at < 256 else b"j" + at.to_bytes(4, "little")
+                for at in (places[id(name)] for name in names)
+            )
             pattern = rb"\}\x94\(" + b"".join(re.escape(key) + ALIKE for key in keys) + b"u"
             self.shapes.append((names, re.compile(pattern, re.DOTALL).match))
 

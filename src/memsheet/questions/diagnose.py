@@ -13,10 +13,10 @@ from memsheet.diagnose.cleaned import MOST_BYTES
 from memsheet.diagnose.identities import Axes
 from memsheet.diagnose.message import YES, Cause, Cure
 from memsheet.diagnose.signs import SERVERS
-from memsheet.diagnose.snapshot.diagnosed import diagnose_held
 from memsheet.diagnose.snapshot.findings import Held, held_of
 from memsheet.diagnose.snapshot.history import is_snapshot, read_history
 from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
+from memsheet.diagnose.with_snapshots import diagnose_held
 from memsheet.errors import input_error
 from memsheet.guard import read_bytes, read_stdin
 from memsheet.guard.pickled import read_pickle
@@ -78,9 +78,7 @@ def read_log_files(files: tuple[str, ...]) -> dict[str, Said]:
     }
 
 
-def diagnose_named_texts(
-    texts: Mapping[str, Said], model: Any, options: Mapping[str, Any]
-) -> Diagnosis:
+def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping[str, Any]) -> Diagnosis:
     """The same of texts and snapshots by name. ``options``: of the plan that ran."""
     every = tuple(_held_by_name(texts))
     names = {held.name for held in every}
@@ -112,7 +110,11 @@ def _held_by_name(texts: Mapping[str, Said]) -> Iterator[Held]:
         if isinstance(text, Held):
             yield text
             continue
-        raw = text.encode("utf-8", "replace") if isinstance(text, str) and text.lstrip().startswith("{") else text
+        raw = (
+            text.encode("utf-8", "replace")
+            if isinstance(text, str) and text.lstrip().startswith("{")
+            else text
+        )
         if isinstance(raw, bytes) and is_snapshot(raw):
             yield held_of(read_history(raw, name))
 

@@ -36,7 +36,11 @@ OF_FILES: dict[str, tuple[str, ...]] = {
 """Names that many functions have: the parts of a path of which one must be there; none: they say nothing."""
 RUNS_LAST = ("backward", "_engine_run_backward", "run_backward")
 CHECKPOINT = "torch/utils/checkpoint"
-LIBRARY, LIBRARY_STARTS, LIBRARY_ENDS = "/torch/", ("torch/", "<frozen", "<eval_with_key>"), ("runpy.py", "threading.py", "contextlib.py")
+LIBRARY, LIBRARY_STARTS, LIBRARY_ENDS = (
+    "/torch/",
+    ("torch/", "<frozen", "<eval_with_key>"),
+    ("runpy.py", "threading.py", "contextlib.py"),
+)
 """Files that are PyTorch's or Python's own."""
 INSTANTS = {each.value: each for each in Instant}
 OF_STEP = "step"
@@ -62,7 +66,9 @@ def stack_meaning(stack: tuple[Frame, ...]) -> Meaning:
     known = next((found for frame in stack if (found := _known_frame(frame))), None)
     backward = not names.isdisjoint(RUNS_LAST) or known is RECOMPUTED
     checkpoint = any(CHECKPOINT in frame.file for frame in stack)
-    line = next((line_words(frame) for frame in stack if not is_library(frame.file)), "") or line_words(stack[0])
+    line = next((line_words(frame) for frame in stack if not is_library(frame.file)), "") or line_words(
+        stack[0]
+    )
     if known is None:
         known = BACKWARD if backward else OTHER
     return Meaning(known.component, _instant_of(known, names, backward=backward), line, checkpoint)
@@ -79,7 +85,9 @@ def _instant_of_operation(operation: str) -> Instant:
     """On the way to the steady step, whose instants nobody marked."""
     if "backward" in operation:
         return Instant.BACKWARD
-    return Instant.OPTIMIZER_STEP if "_foreach" in operation or "_fused_adam" in operation else Instant.FORWARD
+    return (
+        Instant.OPTIMIZER_STEP if "_foreach" in operation or "_fused_adam" in operation else Instant.FORWARD
+    )
 
 
 def _known_frame(frame: Frame) -> Known | None:
@@ -100,12 +108,20 @@ def _instant_of(known: Known, names: set[str], *, backward: bool) -> Instant | N
         return Instant.LOSS
     if known in (WEIGHTS, INPUTS):
         return Instant.LOAD
-    return Instant.FORWARD if known in (FORWARD, GATHER) or "forward" in names or "_call_impl" in names else None
+    return (
+        Instant.FORWARD if known in (FORWARD, GATHER) or "forward" in names or "_call_impl" in names else None
+    )
 
 
 def is_library(file: str) -> bool:
     """Whether a file is PyTorch's, Python's or has no name, as compiled code's."""
-    return not file or file == "??" or LIBRARY in file or file.startswith(LIBRARY_STARTS) or file.endswith(LIBRARY_ENDS)
+    return (
+        not file
+        or file == "??"
+        or LIBRARY in file
+        or file.startswith(LIBRARY_STARTS)
+        or file.endswith(LIBRARY_ENDS)
+    )
 
 
 def line_words(frame: Frame) -> str:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memsheet.diagnose.snapshot.categories import Meaning, stack_meaning
-from memsheet.diagnose.snapshot.history import ALLOC, FREE_COMPLETED, FREE_REQUESTED, GROWS, OOM, SHRINKS, History
+from memsheet.diagnose.snapshot.history import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    GROWS,
+    OOM,
+    SHRINKS,
+    History,
+)
 from memsheet.sheet import Component, Instant
 
 UNKNOWN = Component.UNEXPLAINED.value
@@ -160,7 +168,9 @@ def live_components(live: dict[int, Live], meanings: Meanings) -> dict[int, str]
     gradient, one for each.
     """
     found = {address: meanings.component(held) for address, held in live.items()}
-    weights = Counter(live[address].size for address, name in found.items() if name == Component.PARAMETERS.value)
+    weights = Counter(
+        live[address].size for address, name in found.items() if name == Component.PARAMETERS.value
+    )
     for address, name in found.items():
         if not name:
             size = live[address].size
@@ -176,7 +186,13 @@ def live_groups(live: dict[int, Live], meanings: Meanings) -> tuple[tuple[Group,
     of_lines: dict[tuple[str, str], list[int]] = {}
     for address, held in live.items():
         name = components[address]
-        line = meanings.of(held.stack).line if held.stack else "backward" if meanings.has_stacks and not held.category else ""
+        line = (
+            meanings.of(held.stack).line
+            if held.stack
+            else "backward"
+            if meanings.has_stacks and not held.category
+            else ""
+        )
         for row in (of_components.setdefault(name, [0, 0]), of_lines.setdefault((name, line), [0, 0])):
             row[0] += held.size
             row[1] += 1

@@ -25,8 +25,8 @@ MOST_FRAMES = 1024
 ACTIONS = (
     "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "oom", "other",
 )  # fmt: skip
-ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM, OTHER = range(
-    len(ACTIONS)
+ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OOM, OTHER = (
+    range(len(ACTIONS))
 )
 _NUMBER = {name: number for number, name in enumerate(ACTIONS)}
 GROWS, SHRINKS = (SEGMENT_ALLOC, SEGMENT_MAP), (SEGMENT_FREE, SEGMENT_UNMAP)
@@ -110,7 +110,11 @@ class History:
 def is_snapshot(data: bytes) -> bool:
     """Whether a file is to be read as a snapshot."""
     head = data[:4096].lstrip()
-    return is_pickle(data) or data.startswith(GZIP) or (head.startswith(b"{") and any(mark in head for mark in JSON_MARKS))
+    return (
+        is_pickle(data)
+        or data.startswith(GZIP)
+        or (head.startswith(b"{") and any(mark in head for mark in JSON_MARKS))
+    )
 
 
 def read_history(data: bytes, name: str) -> History:
@@ -153,13 +157,20 @@ class _Rows:
         self.name, self.columns, self.shared = name, Columns(), shared
         self.stacks: dict[tuple[Frame, ...], _Seen] = {(): _Seen(0)}
         self.frames: dict[Frame, Frame] = {}
-        self.known: dict[tuple[int, ...], tuple[_Seen, tuple[Any, ...]]] = {}
+        self.known: dict[tuple[int, ...], _Seen] = {}
+        self.by_identity: dict[int, Frame] = {}
+        self.kept: list[Any] = []
         self.streams: dict[int, int] = {}
         self.categories: dict[str, int] = {"": 0}
         self.blocks = 0
 
     def error(self, reason: str) -> InputError:
-        return input_error(self.name, None, f"is no snapshot of PyTorch's allocator: it {reason}", "torch.cuda.memory._dump_snapshot(file) writes one")
+        return input_error(
+            self.name,
+            None,
+            f"is no snapshot of PyTorch's allocator: it {reason}",
+            "torch.cuda.memory._dump_snapshot(file) writes one",
+        )
 
     def taken(self, found: dict[str, Any]) -> Any:
         """What stands for a dict that is full: an event is a row, a block a tuple."""
@@ -180,14 +191,21 @@ class _Rows:
             columns.size.append(found.get("size", 0))
             columns.stack.append(self.stack_of(found.get("frames")))
             columns.stream.append(self.stream(found.get("stream", 0)))
-            columns.category.append(self.categories.setdefault(category, len(self.categories)) if category else 0)
+            columns.category.append(
+                self.categories.setdefault(category, len(self.categories)) if category else 0
+            )
             columns.private.append(found.get("pool_id") not in NO_POOL)
         except (TypeError, OverflowError):
             raise self.error("has an event whose numbers are none") from None
         if columns.size[-1] < 0 or columns.address[-1] < 0:
             raise self.error("has an event of less than nothing")
         if len(columns) > MOST_EVENTS:
-            raise input_error(self.name, None, f"holds more than {MOST_EVENTS:,} events", "record fewer: _record_memory_history(max_entries=1_000_000)")
+            raise input_error(
+                self.name,
+                None,
+                f"holds more than {MOST_EVENTS:,} events",
+                "record fewer: _record_memory_history(max_entries=1_000_000)",
+            )
         return EVENT
 
     def stream(self, handle: int) -> int:
@@ -204,10 +222,14 @@ class _Rows:
         requested = self.natural(found, "requested_size") if "requested_size" in found else size
         history = found.get("history")
         frames = found.get("frames")
-        if frames is None and type(history) is list and history and isinstance(history[0], Mapping):  # until 2.0
+        if (
+            frames is None and type(history) is list and history and isinstance(history[0], Mapping)
+        ):  # until 2.0
             frames = history[0].get("frames")
         address = self.natural(found, "address") if "address" in found else None
-        return Block(address, size, requested, str(found["state"]).startswith("active"), self.stack_of(frames))
+        return Block(
+            address, size, requested, str(found["state"]).startswith("active"), self.stack_of(frames)
+        )
 
     def natural(self, found: Mapping[str, Any], key: str) -> int:
         value = found.get(key)
@@ -222,14 +244,22 @@ class _Rows:
         if type(frames[0]) is _Seen:
             return int(frames[0].number)
         key = tuple(map(id, frames))
-        if key in self.known:
-            seen = self.known[key][0]
-        else:
-            whole = tuple(self.frame(each) for each in frames[:MOST_FRAMES])
-            seen = self.stacks.setdefault(whole, _Seen(len(self.stacks)))
-            self.known[key] = seen, tuple(frames)  # which keeps them alive, so that no other has their identities
+        seen = self.known.get(key)
+        if seen is None:
+            try:
+                whole = tuple(map(self.by_identity.__getitem__, key))
+            except KeyError:
+                whole = tuple(self.identified(each) for each in frames)
+            seen = self.known[key] = self.stacks.setdefault(whole[:MOST_FRAMES], _Seen(len(self.stacks)))
         frames[:] = [seen]
         return seen.number
+
+    def identified(self, found: Any) -> Frame:
+        frame = self.by_identity.get(id(found))
+        if frame is None:
+            frame = self.by_identity[id(found)] = self.frame(found)
+            self.kept.append(found)  # so that no other gets its identity
+        return frame
 
     def frame(self, found: Any) -> Frame:
         if type(found) is Frame:
@@ -262,7 +292,11 @@ class _Rows:
         except InputError:
             known = False
         given = found.get("allocator_settings")
-        if isinstance(given, Mapping) and given.get("expandable_segments") is True and not settings.expandable_segments:
+        if (
+            isinstance(given, Mapping)
+            and given.get("expandable_segments") is True
+            and not settings.expandable_segments
+        ):
             settings = Settings(expandable_segments=True)
         return History(
             name=self.name, events=events, stacks=tuple(self.stacks), categories=tuple(self.categories),
@@ -294,7 +328,11 @@ class _Rows:
             if device is not None and where != device:
                 continue
             blocks = each.get("blocks", [])
-            if type(blocks) is not list or not all(type(block) is Block for block in blocks) or len(blocks) > self.blocks:
+            if (
+                type(blocks) is not list
+                or not all(type(block) is Block for block in blocks)
+                or len(blocks) > self.blocks
+            ):
                 raise self.error("has a segment without blocks")
             with suppress(TypeError):
                 yield Segment(

@@ -10,7 +10,6 @@ from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import NOTHING, Interval, size_words
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Judgement, Term
 from memsheet.diagnose.rules import judge_figures, short_bytes
-from memsheet.diagnose.signs import Frame as Known
 from memsheet.diagnose.signs import Signs, signs_of_names
 from memsheet.diagnose.snapshot.findings import Held
 from memsheet.sheet import Component
@@ -43,11 +42,25 @@ def judge_held(held: Held) -> tuple[Judgement, Signs]:
     judged = judge_figures(figures, signs)
     if held.growth is not None and signs.growth:
         judged = replace(judged, because=growth_words(held), causes=(Cause.LEAK,))
-    elif _served_otherwise(held) and Cause.NOT_GPU_MEMORY not in judged.causes and Cause.LIMIT_SET not in judged.causes:
-        judged = replace(judged, causes=(Cause.FRAGMENTATION,), because=_pieces_words(figures), missing=(figures.asked - _free(figures)).positive)
+    elif (
+        _served_otherwise(held)
+        and Cause.NOT_GPU_MEMORY not in judged.causes
+        and Cause.LIMIT_SET not in judged.causes
+    ):
+        judged = replace(
+            judged,
+            causes=(Cause.FRAGMENTATION,),
+            because=_pieces_words(figures),
+            missing=(figures.asked - _free(figures)).positive,
+        )
     arithmetic = tuple(_arithmetic(held))
     term = _term_of(held)
-    return replace(judged, arithmetic=(*judged.arithmetic, *arithmetic), term=term, cures=held_cures(held, judged, figures, signs, term)), signs
+    return replace(
+        judged,
+        arithmetic=(*judged.arithmetic, *arithmetic),
+        term=term,
+        cures=held_cures(held, judged, figures, signs, term),
+    ), signs
 
 
 def _free(figures: Figures) -> Interval:
@@ -67,7 +80,13 @@ def _signs_of(held: Held, figures: Figures) -> Signs:
 def _term_of(held: Held) -> Term | None:
     if not held.request_line:
         return None
-    return Term(component=held.request_component or Component.UNEXPLAINED.value, path=held.request_line, shape="", exact=False, words=held.request_line)
+    return Term(
+        component=held.request_component or Component.UNEXPLAINED.value,
+        path=held.request_line,
+        shape="",
+        exact=False,
+        words=held.request_line,
+    )
 
 
 def growth_words(held: Held) -> str:
@@ -114,13 +133,19 @@ def _arithmetic(held: Held) -> Iterator[str]:
 # ---- cures -----------------------------------------------------------------------------------------------
 
 
-def held_cures(held: Held, judged: Judgement, figures: Figures, signs: Signs, term: Term | None) -> tuple[Cure, ...]:
+def held_cures(
+    held: Held, judged: Judgement, figures: Figures, signs: Signs, term: Term | None
+) -> tuple[Cure, ...]:
     """At most four: what was replayed speaks in place of what a message's sums could only guess."""
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.REAL_NEED
     frame = signs.frame
     known = Term(component=frame.component, path=frame.path, shape="", exact=False) if frame else term
     guessed = cures_of(cause, figures, signs, known, "CUDA")
-    replayed = tuple(_replayed_cures(held, leaks=cause is Cause.LEAK)) if cause not in (Cause.NOT_GPU_MEMORY, Cause.LIMIT_SET) else ()
+    replayed = (
+        tuple(_replayed_cures(held, leaks=cause is Cause.LEAK))
+        if cause not in (Cause.NOT_GPU_MEMORY, Cause.LIMIT_SET)
+        else ()
+    )
     names = {cure.change for cure in replayed}
     own = tuple(_by_component(held, figures)) if cause in (Cause.REAL_NEED, Cause.REGIME_CHANGE) else ()
     if cause is Cause.LEAK:
@@ -146,12 +171,34 @@ def _replayed_cures(held: Held, *, leaks: bool) -> Iterator[Cure]:
     sure = believed(held) and held.replayed is not None and held.replayed.complete
     for each in held.what_if:
         helps = (YES if each.lived and not leaks else MAYBE if each.lived else NO) if sure else MAYBE
-        said = "replayed, it dies all the same" if not each.lived else "replayed, it only dies some steps later" if leaks else "replayed, the request is served"
-        most = f", reserving {size_words(_exact(each.reserved_bytes))} at the most" if each.reserved_bytes is not None else ""
+        said = (
+            "replayed, it dies all the same"
+            if not each.lived
+            else "replayed, it only dies some steps later"
+            if leaks
+            else "replayed, the request is served"
+        )
+        most = (
+            f", reserving {size_words(_exact(each.reserved_bytes))} at the most"
+            if each.reserved_bytes is not None
+            else ""
+        )
         where = f"PYTORCH_CUDA_ALLOC_CONF={each.conf}" if each.conf else ""
-        saves = held.room_bytes - each.reserved_bytes if each.lived and each.conf and each.reserved_bytes is not None and held.room_bytes else None
-        yield Cure(change=each.change, helps=helps, saves_bytes=saves if saves and saves > 0 else None, where=where, why=f"{said}{most}")
-    impossible = held.least_bytes is not None and held.room_bytes is not None and held.least_bytes > held.room_bytes
+        saves = (
+            held.room_bytes - each.reserved_bytes
+            if each.lived and each.conf and each.reserved_bytes is not None and held.room_bytes
+            else None
+        )
+        yield Cure(
+            change=each.change,
+            helps=helps,
+            saves_bytes=saves if saves and saves > 0 else None,
+            where=where,
+            why=f"{said}{most}",
+        )
+    impossible = (
+        held.least_bytes is not None and held.room_bytes is not None and held.least_bytes > held.room_bytes
+    )
     if impossible:
         yield Cure(
             change="expandable segments", helps=NO, where=alloc_conf("CUDA"),

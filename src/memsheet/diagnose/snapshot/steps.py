@@ -6,6 +6,7 @@ run is in more than one instant: layers come again at even distances too, but wi
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -60,7 +61,7 @@ def _is_even(places: Sequence[int], end: int) -> bool:
     if len(places) < 2:
         return False
     tail = places[1:] if len(places) > LEAST else places
-    gaps = [b - a for a, b in zip(tail, tail[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(tail)]
     mean = sum(gaps) / len(gaps)
     covers = (places[-1] - places[0]) * 3 >= end and end - places[-1] <= 2 * mean
     return covers and mean > 1 and all(abs(gap - mean) * EVEN <= mean for gap in gaps)
@@ -69,9 +70,11 @@ def _is_even(places: Sequence[int], end: int) -> bool:
 def _changes_instant(run: Run, meanings: Meanings, places: Sequence[int]) -> bool:
     """Whether every step has a forward and something that is none."""
     events = run.history.events
-    for start, end in list(zip(places, places[1:], strict=False))[-LEAST:]:
+    for start, end in list(itertools.pairwise(places))[-LEAST:]:
         seen = {meanings.instant(stack) for stack in set(events.stack[start:end])}
-        if Instant.FORWARD not in seen or seen.isdisjoint({Instant.BACKWARD, Instant.LOSS, Instant.OPTIMIZER_STEP}):
+        if Instant.FORWARD not in seen or seen.isdisjoint(
+            {Instant.BACKWARD, Instant.LOSS, Instant.OPTIMIZER_STEP}
+        ):
             return False
     return True
 
@@ -127,7 +130,10 @@ def _lowest_places(run: Run, places: Sequence[int]) -> list[int]:
 
 def _live_at_places(run: Run, places: Sequence[int]) -> tuple[list[int], list[dict[int, int]]]:
     """What is live at each place, in all and by stack."""
-    events, held = run.history.events, {address: (each.size, each.stack) for address, each in run.before.items()}
+    events, held = (
+        run.history.events,
+        {address: (each.size, each.stack) for address, each in run.before.items()},
+    )
     total, of_stack = sum(size for size, _ in held.values()), dict[int, int]()
     for size, stack in held.values():
         of_stack[stack] = of_stack.get(stack, 0) + size

@@ -149,7 +149,9 @@ def _seeded_blocks(run: Run, allocator: Allocator) -> Iterator[tuple[int, Block]
         yield from _cut_segment(allocator, allocator.segment(pool, size), address, inside, run)
 
 
-def _cut_segment(allocator: Allocator, rest: Block, start: int, inside: list[int], run: Run) -> Iterator[tuple[int, Block]]:
+def _cut_segment(
+    allocator: Allocator, rest: Block, start: int, inside: list[int], run: Run
+) -> Iterator[tuple[int, Block]]:
     pool, end, at = rest.pool, start + rest.size, start
     for number, place in enumerate(inside):
         if place > at:
@@ -215,7 +217,13 @@ def other_settings(run: Run, room: int) -> Iterator[WhatIf]:
     least = least_bytes(run)
     possible = least <= room
     if not settings.expandable_segments and possible:
-        yield _played(script, "expandable segments", "expandable_segments:True", replace(settings, expandable_segments=True, max_split_size_bytes=None), room)
+        yield _played(
+            script,
+            "expandable segments",
+            "expandable_segments:True",
+            replace(settings, expandable_segments=True, max_split_size_bytes=None),
+            room,
+        )
     if not settings.expandable_segments and settings.max_split_size_bytes is None and possible:
         yield _best_split(script, settings, room)
     if least <= room * 11 // 10:
@@ -228,7 +236,9 @@ def _best_split(script: Script, settings: Settings, room: int) -> WhatIf:
         if size < settings.large_segment_bytes or (found is not None and len(script.events) > FEW_REQUESTS):
             break
         conf = f"max_split_size_mb:{size // MIB}"
-        tried = _played(script, "split no block above a size", conf, replace(settings, max_split_size_bytes=size), room)
+        tried = _played(
+            script, "split no block above a size", conf, replace(settings, max_split_size_bytes=size), room
+        )
         found = found or tried
         if tried.lived:
             return tried
@@ -267,12 +277,16 @@ def _played(script: Script, change: str, conf: str, settings: Settings, room: in
     allocator = Allocator(settings, room)
     rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
     requests: list[tuple[Pool, int]] = [
-        (allocator.pool(stream, rounded[size]), rounded[size]) for size, stream in zip(script.sizes, script.streams, strict=True)
+        (allocator.pool(stream, rounded[size]), rounded[size])
+        for size, stream in zip(script.sizes, script.streams, strict=True)
     ]
     blocks: list[Block | None] = [None] * len(requests)
     play = play_plain_segments if has_plain_segments(settings) else play_requests
     first = play(allocator, script.before, requests, blocks)
     done = play(allocator, script.events, requests, blocks) if first is not None else None
-    return WhatIf(change, conf, done is not None, max(first[0], done[0]) if first is not None and done is not None else None)
-
-
+    return WhatIf(
+        change,
+        conf,
+        done is not None,
+        max(first[0], done[0]) if first is not None and done is not None else None,
+    )

@@ -65,7 +65,15 @@ def memory_snapshot(
         elif not device.allocate(event, storage, number, _allocation_frames(storage, instant)):
             break
     # what closes a snapshot in torch too; its category is one that the viewer looks for once there are any
-    end = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": len(timeline.events), "category": UNKNOWN, "frames": []}
+    end = {
+        "action": "snapshot",
+        "addr": 0,
+        "size": 0,
+        "stream": 0,
+        "time_us": len(timeline.events),
+        "category": UNKNOWN,
+        "frames": [],
+    }
     return {
         "segments": list(device.segments()), "device_traces": [[*device.events, end]],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": _settings_words(settings), "expandable_segments": settings.expandable_segments},
@@ -142,7 +150,9 @@ class _Device:
                 page = first.pool.page if expandable else size
                 yield from ((base + at, page, stream) for at in range(0, size, page))
 
-    def segment_events(self, stream: int, number: int, frames: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def segment_events(
+        self, stream: int, number: int, frames: list[dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
         """What the device gave and took back since this was asked last."""
         now, before = set(self.stretches()), self.mapped
         self.mapped = now
@@ -151,7 +161,14 @@ class _Device:
         for action, found in zip(words, (before - now, now - before), strict=True):
             for address, size, own in sorted(found):
                 made = own if action == words[0] else stream
-                yield {"action": action, "addr": address, "size": size, "stream": made, "time_us": number, "frames": frames}
+                yield {
+                    "action": action,
+                    "addr": address,
+                    "size": size,
+                    "stream": made,
+                    "time_us": number,
+                    "frames": frames,
+                }
 
     def segments(self) -> Iterator[dict[str, Any]]:
         """The segments at the end, with their blocks."""

@@ -134,9 +134,8 @@ def test_torchs_own_tools_take_the_file(tmp_path):
     assert "total_allocated: 3.0GiB" in summary  # states and inputs are what is left after the step
     assert "del" in viz.trace(document)
     flames = viz.memory(document, format_flamegraph=str)
-    assert (
-        sum(int(line.rpartition(" ")[2]) for line in flames.splitlines())
-        == sum(segment["total_size"] for segment in document["segments"])
+    assert sum(int(line.rpartition(" ")[2]) for line in flames.splitlines()) == sum(
+        segment["total_size"] for segment in document["segments"]
     )
     for plot in (viz.trace_plot, viz.segment_plot):
         assert "snapshot.pickle" in plot(document)

@@ -48,9 +48,15 @@ def _held_table(held: Held, answer: Answer | None, look: Look) -> RenderableType
     had = f" of {_exact(held.room_bytes)} to be had" if held.room_bytes is not None else ""
     when = "when it died" if held.died else "at the highest"
     grid.add_row(
-        Text("Live", "bold"), Text(_exact(held.live_bytes)), Text(f"{when} · {_exact(held.reserved_bytes)} reserved{had}")
+        Text("Live", "bold"),
+        Text(_exact(held.live_bytes)),
+        Text(f"{when} · {_exact(held.reserved_bytes)} reserved{had}"),
     )
-    shown = held.lines if look.full else [line for line in held.lines[:LINES] if line.bytes * SHARE >= held.live_bytes]
+    shown = (
+        held.lines
+        if look.full
+        else [line for line in held.lines[:LINES] if line.bytes * SHARE >= held.live_bytes]
+    )
     for group in held.components:
         if group.bytes * SHARE * 4 < held.live_bytes and not look.full:
             continue

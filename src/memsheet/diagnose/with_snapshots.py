@@ -24,14 +24,22 @@ def diagnose_held(every: Sequence[Held], said: Diagnosis | None) -> Diagnosis:
     """The diagnosis of snapshots, beside that of the texts of the same job."""
     told = max(every, key=lambda held: (held.died, held.live_bytes))
     if len(every) > 1:
-        told = replace(told, ranks=tuple(RankState(h.name, h.live_bytes, h.reserved_bytes, h.died) for h in every))
+        told = replace(
+            told, ranks=tuple(RankState(h.name, h.live_bytes, h.reserved_bytes, h.died) for h in every)
+        )
     inputs = (*(said.inputs if said else ()), *(held.name for held in every))
     own = _diagnosis_of(told, inputs)
     if said is None or not said.found:
         return replace(own, notes=(*(said.notes if said else ()), *own.notes))
     if not own.found or said.cause in OF_TEXT:
         return replace(said, inputs=inputs, held=told, notes=(*said.notes, *own.notes))
-    return replace(own, facts={**own.facts, **said.facts}, term=_joined_term(own.term, said.term), program=said.program, notes=(*said.notes, *own.notes))
+    return replace(
+        own,
+        facts={**own.facts, **said.facts},
+        term=_joined_term(own.term, said.term),
+        program=said.program,
+        notes=(*said.notes, *own.notes),
+    )
 
 
 def _joined_term(own: Term | None, said: Term | None) -> Term | None:
@@ -45,7 +53,13 @@ def _diagnosis_of(held: Held, inputs: tuple[str, ...]) -> Diagnosis:
     notes = tuple(_notes_of(held))
     if not held.died:
         nothing = Diagnosis(
-            inputs=inputs, found=held.growth is not None, cause=Cause.UNKNOWN, because=NOTHING_FAILED, held=held, notes=notes, facts=_live_facts(held)
+            inputs=inputs,
+            found=held.growth is not None,
+            cause=Cause.UNKNOWN,
+            because=NOTHING_FAILED,
+            held=held,
+            notes=notes,
+            facts=_live_facts(held),
         )
         if held.growth is None:
             return nothing
@@ -63,7 +77,10 @@ def _diagnosis_of(held: Held, inputs: tuple[str, ...]) -> Diagnosis:
 
 
 def _live_facts(held: Held) -> dict[str, Interval]:
-    return {"allocated_bytes": Interval(held.live_bytes, held.live_bytes), "reserved_bytes": Interval(held.reserved_bytes, held.reserved_bytes)}
+    return {
+        "allocated_bytes": Interval(held.live_bytes, held.live_bytes),
+        "reserved_bytes": Interval(held.reserved_bytes, held.reserved_bytes),
+    }
 
 
 def _notes_of(held: Held) -> Iterator[str]:
