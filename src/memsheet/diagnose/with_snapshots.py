@@ -68,7 +68,8 @@ def _diagnosis_of(held: Held, inputs: tuple[str, ...]) -> Diagnosis:
     assert figures is not None
     judged, _ = judge_held(held)
     decided = len(judged.causes) == 1
-    facts = {name: size for name, size in figure_facts(figures).items() if name != "capacity_bytes"}
+    unsaid = ("capacity_bytes",) if held.most_bytes is None else ()
+    facts = {name: size for name, size in figure_facts(figures).items() if name not in unsaid}
     return Diagnosis(
         inputs=inputs, found=True, cause=judged.causes[0] if decided else Cause.UNKNOWN, because=judged.because,
         open_between=() if decided else judged.causes, arithmetic=judged.arithmetic, facts=facts, term=judged.term, missing=judged.missing,
@@ -94,6 +95,8 @@ def _notes_of(held: Held) -> Iterator[str]:
         yield "no frames were recorded: _record_memory_history(stacks='python') tells whose memory it is"
     if not held.complete:
         yield "the history begins when memory was in use already: what came before is known by its blocks alone"
+    if not held.events:
+        return
     if replayed is None:
         yield "its allocator's settings are not modelled, so that nothing was replayed"
     elif replayed.events and not believed(held):

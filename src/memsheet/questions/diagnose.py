@@ -13,6 +13,7 @@ from memsheet.diagnose.cleaned import MOST_BYTES
 from memsheet.diagnose.identities import Axes
 from memsheet.diagnose.message import YES, Cause, Cure
 from memsheet.diagnose.signs import SERVERS
+from memsheet.diagnose.snapshot.failure import is_failure, read_failure
 from memsheet.diagnose.snapshot.findings import Held, held_of
 from memsheet.diagnose.snapshot.history import is_snapshot, read_history
 from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
@@ -80,7 +81,8 @@ def read_log_files(files: tuple[str, ...]) -> dict[str, Said]:
 
 def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping[str, Any]) -> Diagnosis:
     """The same of texts and snapshots by name. ``options``: of the plan that ran."""
-    every = tuple(_held_by_name(texts))
+    plans: list[Mapping[str, Any]] = []
+    every = tuple(_held_by_name(texts, plans))
     names = {held.name for held in every}
     said = {name: text for name, text in texts.items() if name not in names and isinstance(text, str | bytes)}
     for name, text in said.items():
@@ -97,6 +99,8 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
         )
     given = {key: value for key, value in options.items() if value is not None}
     first = _joined(said, every, None)
+    if model is None and not given and plans:
+        given, model = {"plan": plans[0]}, plans[0].get("model")
     if model is None and not given:
         return first
     answer = _answer_of_job(model, given, served=first.program in SERVERS)
@@ -104,8 +108,8 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
     return replace(cured_first(found, _accounted_cures(found, answer)), answer=answer)
 
 
-def _held_by_name(texts: Mapping[str, Said]) -> Iterator[Held]:
-    """What each snapshot among the texts shows."""
+def _held_by_name(texts: Mapping[str, Said], plans: list[Mapping[str, Any]]) -> Iterator[Held]:
+    """What each snapshot among the texts shows; ``plans`` gets those that were written with them."""
     for name, text in texts.items():
         if isinstance(text, Held):
             yield text
@@ -115,7 +119,11 @@ def _held_by_name(texts: Mapping[str, Said]) -> Iterator[Held]:
             if isinstance(text, str) and text.lstrip().startswith("{")
             else text
         )
-        if isinstance(raw, bytes) and is_snapshot(raw):
+        if isinstance(raw, bytes) and is_failure(raw):
+            held, plan = read_failure(raw, name)
+            plans.extend([plan] if plan is not None else [])
+            yield held
+        elif isinstance(raw, bytes) and is_snapshot(raw):
             yield held_of(read_history(raw, name))
 
 

@@ -74,6 +74,8 @@ class Held:
     replayed: Replayed | None = None
     what_if: tuple[WhatIf, ...] = ()
     ranks: tuple[RankState, ...] = ()
+    most_bytes: int | None = None
+    """What the process could have at the most: the card, or a limit that is set on it."""
 
     def bytes_of(self, component: Component) -> int:
         return sum(group.bytes for group in self.components if group.component == component.value)

@@ -20,12 +20,14 @@ WORTH_TELLING = 20
 
 
 def figures_of(held: Held) -> Figures | None:
-    """The figures as a message would have them, to the byte; the card is what the allocator could have had."""
+    """The figures as a message would have them, to the byte; where the card is not said, it is what the allocator could
+    have had.
+    """
     if held.asked_bytes is None or held.free_bytes is None or held.room_bytes is None:
         return None
     live, kept = held.live_bytes, max(0, held.reserved_bytes - held.live_bytes)
     return Figures(
-        asked=_exact(held.asked_bytes), capacity=_exact(held.room_bytes), free=_exact(held.free_bytes), allocated=_exact(live),
+        asked=_exact(held.asked_bytes), capacity=_exact(held.most_bytes or held.room_bytes), free=_exact(held.free_bytes), allocated=_exact(live),
         unallocated=_exact(kept), reserved=_exact(held.reserved_bytes),
     )  # fmt: skip
 
