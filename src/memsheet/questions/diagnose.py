@@ -12,6 +12,7 @@ from memsheet.budget import Answer, Result
 from memsheet.diagnose.cleaned import MOST_BYTES
 from memsheet.diagnose.identities import Axes
 from memsheet.diagnose.message import YES, Cause, Cure
+from memsheet.diagnose.redacted import redact_diagnosis
 from memsheet.diagnose.signs import SERVERS
 from memsheet.diagnose.snapshot.failure import is_failure, read_failure
 from memsheet.diagnose.snapshot.findings import Held, held_of
@@ -37,13 +38,16 @@ SERVED = ("max_model_len", "sequences", "memory_fraction", "users")
 
 
 def diagnose(
-    *texts: str | bytes | PathLike[str], model: Model | None = None, **options: Unpack[InferOptions]
+    *texts: str | bytes | PathLike[str],
+    model: Model | None = None,
+    redact: bool = False,
+    **options: Unpack[InferOptions],
 ) -> Diagnosis:
     """What a job died of, from its message, its log, an nvidia-smi table: each of ``texts`` is a text, or a
     path (``pathlib.Path``) of one; all are of one job, in order.
 
     With ``model`` and the options of ``train`` or ``infer`` the sheet of that plan says which term it was,
-    and changes are accounted. Raises InputError where nothing can be read, or the plan cannot be.
+    and changes are accounted. ``redact``: without folders, people and machines. Raises InputError where nothing can be read, or the plan cannot be.
     """
     named: dict[str, Said] = {}
     with of_one_command():
@@ -53,7 +57,18 @@ def diagnose(
             else:
                 named[str(text)] = _read_file(Path(text))
     found = diagnose_named_texts(named, model, options)
+    if redact:
+        found = redacted(found, named)
     return replace(found, answer=public_answer(found.answer)) if found.answer else found
+
+
+def redacted(found: Diagnosis, texts: Mapping[str, Said]) -> Diagnosis:
+    """What can be shown to others of a diagnosis of these texts."""
+    import platform
+
+    return redact_diagnosis(
+        found, (*texts, *(text for text in texts.values() if not isinstance(text, Held))), (platform.node(),)
+    )
 
 
 def _read_file(path: Path) -> bytes | Held:

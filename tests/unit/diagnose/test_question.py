@@ -12,6 +12,7 @@ from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, TWELVE, Case, modern, t
 import memsheet
 from memsheet.cli import main
 from memsheet.diagnose.message import Cause
+from memsheet.diagnose.redacted import redact_text
 from memsheet.errors import InputError
 from memsheet.questions.ask import ask
 from memsheet.questions.diagnose import diagnose_named_texts
@@ -52,7 +53,7 @@ def test_exit_codes(text: str, code: int, tmp_path: Path, capsys: pytest.Capture
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there_and_a_snapshot_are_bad_input(
+def test_a_file_that_is_not_there_and_a_broken_snapshot_are_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diagnose", str(tmp_path / "none.log")]) == 2
@@ -122,4 +123,25 @@ def test_nothing_of_a_text_is_obeyed_by_a_terminal() -> None:
     text = TWELVE[0].text.replace("torch.", "\x1b]0;title\x07\x1b[31mtorch.")
     assert "\x1b" not in render_diagnosis(
         diagnose_named_texts({"log\x1b[2J": text}, None, {}), Look(width=80)
+    )
+
+
+def test_redacted_nothing_names_people_folders_or_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = f"File '/home/anna/secret-project/train.py'\nanna@node-7 10.0.0.12\n{FULL_CARD}"
+    folder = tmp_path / "home-of-anna"
+    folder.mkdir()
+    assert main(["diagnose", write_log(folder, log), "--redact", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert "anna" not in shown
+    assert '"train.log"' in shown
+    found = memsheet.diagnose(log, redact=True)
+    assert found.cause is Cause.REAL_NEED
+    assert (
+        redact_text("at /home/anna/x/train.py:3 by anna@node-7 10.0.0.12", {"anna": "USER"})
+        == "at train.py:3 by USER@HOST HOST"
+    )
+    assert (
+        redact_text("8 x 1/2 GiB at model.layers.*.mlp/act_fn") == "8 x 1/2 GiB at model.layers.*.mlp/act_fn"
     )

@@ -34,7 +34,9 @@ def observers(monkeypatch: pytest.MonkeyPatch) -> list[Observer]:
     return found
 
 
-def test_without_a_device_nothing_is_watched_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_device_nothing_is_watched_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "memsheet"):
         assert memsheet.on_oom(tmp_path / "oom.json") is False
     assert "no CUDA device" in caplog.text
@@ -42,11 +44,20 @@ def test_without_a_device_nothing_is_watched_and_that_is_said(tmp_path: Path, ca
 
 
 def test_a_failure_is_written_down_and_diagnosed(
-    observers: list[Observer], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    observers: list[Observer],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RANK", "3")
     told: list[dict[str, Any]] = []
-    plan = {"schema": "memsheet/plan/1", "model": "llama-3.2-1b", "task": "train", "gpus": "1xH100-80GB", "seq_len": 4096}
+    plan = {
+        "schema": "memsheet/plan/1",
+        "model": "llama-3.2-1b",
+        "task": "train",
+        "gpus": "1xH100-80GB",
+        "seq_len": 4096,
+    }
     assert memsheet.on_oom(tmp_path / "oom-{rank}.json", plan=plan, callback=told.append)
     observers[0](0, 14 * MIB, GIB, 5 * MIB)
     file = tmp_path / "oom-3.json"
@@ -81,10 +92,28 @@ def test_a_callback_that_fails_and_a_full_disk_stop_nothing(
 
 
 @pytest.mark.parametrize(
-    "change", [{"live": None}, {"live": [1]}, {"live": [{"bytes": -1, "blocks": 1}]}, {"asked_bytes": "x"}, {"free_bytes": True}, {"plan": {"schema": "x"}}]
+    "change",
+    [
+        {"live": None},
+        {"live": [1]},
+        {"live": [{"bytes": -1, "blocks": 1}]},
+        {"asked_bytes": "x"},
+        {"free_bytes": True},
+        {"plan": {"schema": "x"}},
+    ],
 )
 def test_what_is_no_such_document_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    sizes = dict.fromkeys(("asked_bytes", "free_bytes", "most_bytes", "allocated_bytes", "reserved_bytes", "largest_free_bytes"), 1)
+    sizes = dict.fromkeys(
+        (
+            "asked_bytes",
+            "free_bytes",
+            "most_bytes",
+            "allocated_bytes",
+            "reserved_bytes",
+            "largest_free_bytes",
+        ),
+        1,
+    )
     file = tmp_path / "x.json"
     file.write_text(json.dumps({"schema": "memsheet/oom/1", **sizes, "live": [], **change}))
     with pytest.raises(InputError):

@@ -33,7 +33,9 @@ def read_failure(data: bytes, name: str) -> tuple[Held, Mapping[str, Any] | None
     totals: dict[str, Group] = {}
     for group in groups:
         had = totals.get(group.component, Group(group.component, "", 0, 0))
-        totals[group.component] = had._replace(bytes=had.bytes + group.bytes, blocks=had.blocks + group.blocks)
+        totals[group.component] = had._replace(
+            bytes=had.bytes + group.bytes, blocks=had.blocks + group.blocks
+        )
     plan = found.get("plan")
     conf = found.get("settings")
     recomputes = any(_recomputes(row) for row in found["live"])
@@ -65,7 +67,11 @@ def _recomputes(row: Mapping[str, Any]) -> bool:
 
 def _frames(row: Mapping[str, Any]) -> tuple[Frame, ...]:
     frames = row.get("frames")
-    kept = [each for each in frames if isinstance(each, list) and len(each) == 3] if isinstance(frames, list) else []
+    kept = (
+        [each for each in frames if isinstance(each, list) and len(each) == 3]
+        if isinstance(frames, list)
+        else []
+    )
     return tuple(Frame(str(file), line if type(line) is int else 0, str(word)) for file, line, word in kept)
 
 
