@@ -157,7 +157,7 @@ TRACE_FLAGS = (
         "capacity",
         groups.TRACE,
         "SIZE",
-        "What the snapshot's allocator gets: 24GiB; where it is less than is asked for, the history ends there. Without it what --gpus leaves.",
+        "What the snapshot's allocator gets: 24GiB, where its history ends. Without it what --gpus leaves.",
     ),
     Flag("memory-limit", groups.TRACE, "SIZE", "Real memory that the trace may take.", default="4GiB"),
     Flag("time-limit", groups.TRACE, "S", "Seconds that it may take.", default="600"),

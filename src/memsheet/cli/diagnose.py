@@ -6,7 +6,7 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
-from memsheet.questions.diagnose import diagnose_named_texts, read_log_files, redacted
+from memsheet.questions.diagnose import diagnose_named_texts, read_log_files, redacted_diagnosis
 from memsheet.report.shared.exit_codes import diagnosis_exit_code
 
 
@@ -19,7 +19,7 @@ def diagnose(asked: Given) -> int:
     texts = read_log_files(asked.files)
     found = diagnose_named_texts(texts, question.pop("model"), question)
     if asked.redact:
-        found = redacted(found, texts)
+        found = redacted_diagnosis(found, texts)
     if asked.json:
         from memsheet.report.json.diagnosis import diagnosis_document
 

@@ -24,35 +24,33 @@ MINUTE_S, HOUR_S = 60, 3600
 def watch(asked: Given) -> int:
     """What a running job takes of its cards, how that grows, and when they would be full."""
     decimal = screen.wants_decimal_units(asked.units)
-    pause = _seconds(asked.interval)
-    count = _count(asked.count)
+    pause = _parse_seconds(asked.interval)
+    count = _parse_count(asked.count)
     words = tuple(asked.job)
     if not words:
         raise input_error(
             "PID|COMMAND", None, "is missing", "memsheet watch 4711, or memsheet watch -- python train.py"
         )
     read_cards(None)  # before anything is started
-    child = None if len(words) == 1 and words[0].isdecimal() else _started(words)
+    child = None if len(words) == 1 and words[0].isdecimal() else _started_command(words)
     pid = int(words[0]) if child is None else child.pid
-    if child is None and not _runs(pid):
+    if child is None and not _is_running(pid):
         raise input_error("PID", pid, "is no process that runs here")
-    try:
+    with suppress(KeyboardInterrupt):
         _print_samples(pid, child, pause, count, decimal=decimal)
-    except KeyboardInterrupt:
-        pass
     if child is None:
         return 0
     return child.wait() if count is None else 0
 
 
-def _started(words: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _started_command(words: tuple[str, ...]) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(list(words))
+        return subprocess.Popen(list(words))  # noqa: S603 - a person's own command
     except OSError as error:
         raise input_error("COMMAND", words[0], f"cannot be started: {error.strerror}") from None
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -69,24 +67,24 @@ def _print_samples(
     seen: dict[int, deque[tuple[float, Card]]] = {}
     highest: dict[int, Card] = {}
     number = 0
-    while (count is None or number < count) and (child.poll() is None if child is not None else _runs(pid)):
+    while (count is None or number < count) and (
+        child.poll() is None if child is not None else _is_running(pid)
+    ):
         now = time.monotonic()
         for card in read_cards(pid):
-            kept = seen.setdefault(card.index, deque(maxlen=KEPT))
+            kept = seen.setdefault(card.number, deque(maxlen=KEPT))
             kept.append((now, card))
-            highest[card.index] = max(highest.get(card.index, card), card, key=lambda each: each.used)
-            screen.write_stdout(" · ".join(_words(card, growth_of(tuple(kept)), decimal=decimal)) + "\n")
+            highest[card.number] = max(highest.get(card.number, card), card, key=lambda each: each.used)
+            screen.write_stdout(" · ".join(_card_words(card, growth_of(tuple(kept)), decimal=decimal)) + "\n")
         number += 1
         if count is None or number < count:
-            _wait(child, pause)
-    for index, card in sorted(highest.items()):
-        most = format_bytes(card.used, decimal=decimal)
-        screen.write_stdout(
-            f"GPU {index} at the highest {most} of {format_bytes(card.total, decimal=decimal, headroom=True)}\n"
-        )
+            _wait_for_next(child, pause)
+    for place, card in sorted(highest.items()):
+        most, total = _used_and_total(card, decimal=decimal)
+        screen.write_stdout(f"GPU {place} at the highest {most} of {total}\n")
 
 
-def _wait(child: subprocess.Popen[bytes] | None, pause: float) -> None:
+def _wait_for_next(child: subprocess.Popen[bytes] | None, pause: float) -> None:
     if child is None:
         time.sleep(pause)
         return
@@ -94,12 +92,9 @@ def _wait(child: subprocess.Popen[bytes] | None, pause: float) -> None:
         child.wait(pause)
 
 
-def _words(card: Card, growth: Growth | None, *, decimal: bool) -> Iterator[str]:
-    used, total = (
-        format_bytes(card.used, decimal=decimal),
-        format_bytes(card.total, decimal=decimal, headroom=True),
-    )
-    yield f"{time.strftime('%H:%M:%S')}  GPU {card.index}  {used} of {total} used"
+def _card_words(card: Card, growth: Growth | None, *, decimal: bool) -> Iterator[str]:
+    used, total = _used_and_total(card, decimal=decimal)
+    yield f"{time.strftime('%H:%M:%S')}  GPU {card.number}  {used} of {total} used"
     if card.own is not None:
         yield f"{format_bytes(card.own, decimal=decimal)} of this job"
     if growth is None:
@@ -110,13 +105,17 @@ def _words(card: Card, growth: Growth | None, *, decimal: bool) -> Iterator[str]
         yield f"full in {_time_words(growth.full_in_s)} if that goes on"
 
 
+def _used_and_total(card: Card, *, decimal: bool) -> tuple[str, str]:
+    return format_bytes(card.used, decimal=decimal), format_bytes(card.total, decimal=decimal, headroom=True)
+
+
 def _time_words(seconds: float) -> str:
     if seconds < 2 * MINUTE_S:
         return f"{int(seconds)} s"
     return f"{int(seconds / MINUTE_S)} min" if seconds < 2 * HOUR_S else f"{int(seconds / HOUR_S)} h"
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         found = float(text.removesuffix("s"))
     except ValueError:
@@ -126,7 +125,7 @@ def _seconds(text: str) -> float:
     return found
 
 
-def _count(text: str | None) -> int | None:
+def _parse_count(text: str | None) -> int | None:
     if text is None:
         return None
     found = parse_whole_number(text)

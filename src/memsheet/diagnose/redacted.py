@@ -24,18 +24,19 @@ _SHARED = frozenset(
 def redact_diagnosis(
     found: Diagnosis, texts: Iterable[str | bytes] = (), hosts: Iterable[str] = ()
 ) -> Diagnosis:
-    """The same with last parts of paths alone. ``texts``: what it was read of, whose home folders name people;
-    ``hosts``: names of machines. The sheet of the plan stays as it is.
+    """The same with last parts of paths alone. ``texts``: what it was read of, whose home folders name
+    people; ``hosts``: names of machines. The sheet of the plan stays as it is.
     """
     people = {
-        name for text in texts for name in _HOMES.findall(_decoded(text)) if name.lower() not in _SHARED
+        name for text in texts for name in _HOMES.findall(_decoded_start(text)) if name.lower() not in _SHARED
     }
     names = {**dict.fromkeys(people, NOBODY), **{host: NOWHERE for host in hosts if len(host) > 2}}
-    found = dataclasses.replace(found, answer=None)
-    return dataclasses.replace(_redacted_value(found, names), answer=found.answer)
+    bare = dataclasses.replace(found, answer=None)
+    changed: Diagnosis = _redacted_value(bare, names)
+    return dataclasses.replace(changed, answer=found.answer)
 
 
-def _decoded(text: str | bytes) -> str:
+def _decoded_start(text: str | bytes) -> str:
     return text if isinstance(text, str) else text[: 2**20].decode("utf-8", "replace")
 
 

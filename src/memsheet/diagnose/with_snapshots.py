@@ -9,7 +9,7 @@ from memsheet.diagnose.figures import figure_facts
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause, Term
 from memsheet.diagnose.snapshot.findings import Held, RankState
-from memsheet.diagnose.snapshot.judged import believed, figures_of, growth_words, judge_held, leak_cure
+from memsheet.diagnose.snapshot.judged import figures_of, growth_words, judge_held, leak_cure, replay_counts
 from memsheet.diagnose.verdict import Diagnosis
 
 OF_TEXT = (
@@ -94,10 +94,10 @@ def _notes_of(held: Held) -> Iterator[str]:
     if not held.has_stacks and held.events:
         yield "no frames were recorded: _record_memory_history(stacks='python') tells whose memory it is"
     if not held.complete:
-        yield "the history begins when memory was in use already: what came before is known by its blocks alone"
+        yield "the history begins with memory in use: what came before is known by its blocks alone"
     if not held.events:
         return
     if replayed is None:
         yield "its allocator's settings are not modelled, so that nothing was replayed"
-    elif replayed.events and not believed(held):
-        yield "the replay does not reproduce the recorded segments well enough to say what other settings would have done"
+    elif replayed.events and not replay_counts(held):
+        yield "the replay differs from the recorded segments: it cannot say what other settings would do"

@@ -49,7 +49,7 @@ _GETS: Any = re.compile(rb"(?:j.{4}){2,256}", re.DOTALL).match
 
 
 @cache
-def _places(count: int) -> Callable[[bytes, int], tuple[int, ...]]:
+def _places_reader(count: int) -> Callable[[bytes, int], tuple[int, ...]]:
     """What reads the numbers of so many LONG_BINGET in a row."""
     return struct.Struct("<" + "xI" * count).unpack_from
 
@@ -91,7 +91,7 @@ def parse_pickle(data: bytes, field: str, taken: Taken | None = None) -> Any:
     if not is_pickle(data):
         raise input_error(field, None, "is no pickle of protocol 2 to 5")
     try:
-        return _Machine(data, field, taken).run()
+        return _Machine(data, field, taken).read_value()
     except (IndexError, struct.error):
         raise input_error(field, None, "is a pickle that ends early", "was it copied completely?") from None
     except (AttributeError, TypeError, ValueError) as error:
@@ -114,7 +114,7 @@ class _Machine:
         self.spent: dict[str, Any] = {}
         self.room = ROOM
 
-    def run(self) -> Any:  # noqa: PLR0915 one loop without calls for millions of opcodes
+    def read_value(self) -> Any:  # noqa: PLR0915 one loop without calls for millions of opcodes
         """The value. Opcodes in the order of how often snapshots have them."""
         data, memo, stack, outer = self.data, self.memo, list[Any](), list[list[Any]]()
         at = 2
@@ -128,7 +128,7 @@ class _Machine:
                 elif op == 0x6A:  # LONG_BINGET, of which frames are long runs
                     if data[at + 4] == 0x6A:
                         run = _GETS(data, at - 1)
-                        numbers = _places((run.end() - at + 1) // 5)(data, at - 1)
+                        numbers = _places_reader((run.end() - at + 1) // 5)(data, at - 1)
                         stack += itemgetter(*numbers)(memo)
                         at = run.end()
                     else:
@@ -140,7 +140,7 @@ class _Machine:
                 elif op == 0x8A:  # LONG1
                     end = at + 1 + data[at]
                     if end - at > 10:
-                        raise self.error("has a number of more than nine bytes")
+                        raise self.refused_because("has a number of more than nine bytes")
                     stack.append(int.from_bytes(data[at + 1 : end], "little", signed=True))
                     at = end
                 elif op == 0x94:  # MEMOIZE
@@ -157,7 +157,7 @@ class _Machine:
                 elif op == 0x7D:  # EMPTY_DICT
                     for names, shape in self.shapes:
                         if (found := shape(data, at - 1)) is not None:
-                            stack.append(self.alike(names, found.groups()))
+                            stack.append(self.shaped_row(names, found.groups()))
                             at = found.end()
                             break
                     else:
@@ -165,31 +165,31 @@ class _Machine:
                         self.room -= HOLDER
                 elif op == 0x75:  # SETITEMS
                     pairs, stack = stack, outer.pop()
-                    self.fill(stack, pairs)
+                    self.fill_dict(stack, pairs)
                 elif op == 0x5D:  # EMPTY_LIST
                     stack.append([])
                     self.room -= HOLDER
                 elif op == 0x65:  # APPENDS
                     values, stack = stack, outer.pop()
-                    self.extend(stack[-1], values)
+                    self.extend_list(stack[-1], values)
                 elif op in {113, 114}:  # BINPUT, LONG_BINPUT
                     place = data[at] if op == 0x71 else _PLACE(data, at)[0]
                     at += 1 if op == 0x71 else 4
                     if place != len(memo):
-                        raise self.error("numbers its values out of order")
+                        raise self.refused_because("numbers its values out of order")
                     memo.append(stack[-1])
                 elif op in {140, 88}:  # SHORT_BINUNICODE, BINUNICODE
                     start = at + (1 if op == 0x8C else 4)
                     length = data[at] if op == 0x8C else _PLACE(data, at)[0]
-                    stack.append(self.text(start, length))
+                    stack.append(self.read_text(start, length))
                     at = start + length
                 elif op == 0x61:  # APPEND
                     value = stack.pop()
-                    self.extend(stack[-1], [value])
+                    self.extend_list(stack[-1], [value])
                 elif op == 0x73:  # SETITEM
                     pairs = stack[-2:]
                     del stack[-2:]
-                    self.fill(stack, pairs)
+                    self.fill_dict(stack, pairs)
                 elif op == 0x86:  # TUPLE2
                     stack[-2:] = [(stack[-2], stack[-1])]
                     self.room -= HOLDER
@@ -206,41 +206,41 @@ class _Machine:
                     at += 8
                 elif op in {41, 133, 135}:  # EMPTY_TUPLE, TUPLE1, TUPLE3
                     count = 0 if op == 0x29 else op - 0x84
-                    self.close(stack, len(stack) - count)
+                    self.close_tuple(stack, len(stack) - count)
                 elif op == 0x74:  # TUPLE
                     values, stack = stack, outer.pop()
                     start = len(stack)
                     stack += values
-                    self.close(stack, start)
+                    self.close_tuple(stack, start)
                 elif op == 0x2E:  # STOP
-                    return self.whole(stack, outer, at)
+                    return self.finished_value(stack, outer, at)
                 elif op in RUNS:
-                    raise self.error(
-                        f"asks to build objects or to run code ({RUNS[op]} at byte {at - 1:,}), which is never done"
+                    raise self.refused_because(
+                        f"asks to build objects or run code ({RUNS[op]}, byte {at - 1:,}): never done"
                     )
                 else:
-                    raise self.error(
+                    raise self.refused_because(
                         f"has an opcode ({op:#04x} at byte {at - 1:,}) that no snapshot is written with"
                     )
             held = len(stack) + len(memo) + sum(map(len, outer))
             if len(outer) > MAX_DEPTH:
-                raise self.error(f"is nested deeper than {MAX_DEPTH} levels")
+                raise self.refused_because(f"is nested deeper than {MAX_DEPTH} levels")
             if self.room + ROOM_PER_BYTE * at < held * HELD:
-                raise self.error("describes more than its size allows for")
+                raise self.refused_because("describes more than its size allows for")
 
-    def error(self, reason: str) -> InputError:
+    def refused_because(self, reason: str) -> InputError:
         hint = "torch.cuda.memory._dump_snapshot(file) writes plain values alone"
         return input_error(self.field, None, f"is a pickle that {reason}", hint)
 
-    def text(self, start: int, length: int) -> str:
+    def read_text(self, start: int, length: int) -> str:
         if not 0 <= length <= MAX_TEXT:
-            raise self.error("has a text of more than a MiB")
+            raise self.refused_because("has a text of more than a MiB")
         if start + length > len(self.data):
             raise IndexError
         self.room -= HOLDER + 3 * length
         return self.data[start : start + length].decode("utf-8", "replace")
 
-    def fill(self, stack: list[Any], pairs: list[Any]) -> None:
+    def fill_dict(self, stack: list[Any], pairs: list[Any]) -> None:
         """Keys and values of the dict on top, which is then replaced where something stands for it."""
         target = stack[-1]
         names = pairs[::2]
@@ -254,11 +254,11 @@ class _Machine:
             target.clear()
             stack[-1] = instead
             if len(self.tried) < SHAPES and tuple(names) not in self.tried:
-                self.learn(tuple(names))
+                self.learn_shape(tuple(names))
 
-    # ---- dicts alike, which are nearly all of a history ------------------------------------------------------
+    # ---- dicts alike, which are nearly all of a history ----------------------------------------------------
 
-    def learn(self, names: tuple[str, ...]) -> None:
+    def learn_shape(self, names: tuple[str, ...]) -> None:
         """How dicts look that have the same keys in the same order, where every key is one of the memo: one
         match stands for some thirty opcodes.
         """
@@ -273,16 +273,16 @@ class _Machine:
             pattern = rb"\}\x94\(" + b"".join(re.escape(key) + ALIKE for key in keys) + b"u"
             self.shapes.append((names, re.compile(pattern, re.DOTALL).match))
 
-    def alike(self, names: tuple[str, ...], values: tuple[bytes, ...]) -> Any:
+    def shaped_row(self, names: tuple[str, ...], values: tuple[bytes, ...]) -> Any:
         """What stands for a dict of the shape that was learned."""
         self.memo.append(self.spent)  # nobody refers to a row
-        found = dict(zip(names, map(self.value, values), strict=True))
+        found = dict(zip(names, map(self.decoded_value, values), strict=True))
         instead = self.taken(found) if self.taken is not None else None
         if instead is None:
-            raise self.error("has rows that are not alike")
+            raise self.refused_because("has rows that are not alike")
         return instead
 
-    def value(self, code: bytes) -> Any:
+    def decoded_value(self, code: bytes) -> Any:
         """One value as ``ALIKE`` finds it."""
         op = code[0]
         if op == 0x68:
@@ -290,7 +290,7 @@ class _Machine:
         if op == 0x8A:
             return int.from_bytes(code[2:], "little", signed=True)
         if op == 0x5D:
-            return self.list_of(code)
+            return self.list_of_places(code)
         if op == 0x4E:
             return None
         if op == 0x6A:
@@ -300,7 +300,7 @@ class _Machine:
             return self.memo[-1]
         return code[1] if op == 0x4B else _TWO(code, 1)[0] if op == 0x4D else _FOUR(code, 1)[0]
 
-    def list_of(self, code: bytes) -> list[Any]:
+    def list_of_places(self, code: bytes) -> list[Any]:
         """A list of values of the memo; those of the same opcodes are one list."""
         found = self.lists.get(code)
         if found is None:
@@ -311,22 +311,22 @@ class _Machine:
         self.memo.append(found)
         return found
 
-    def extend(self, target: Any, values: list[Any]) -> None:
+    def extend_list(self, target: Any, values: list[Any]) -> None:
         if type(target) is not list:
             raise TypeError
         self.room -= CELL * len(values)
         target += values
 
-    def close(self, stack: list[Any], start: int) -> None:
+    def close_tuple(self, stack: list[Any], start: int) -> None:
         """The values from ``start`` on as one tuple."""
         if start < 0:
             raise IndexError
         stack[start:] = [tuple(stack[start:])]
         self.room -= HOLDER + CELL * len(stack[start])
 
-    def whole(self, stack: list[Any], outer: list[list[Any]], at: int) -> Any:
+    def finished_value(self, stack: list[Any], outer: list[list[Any]], at: int) -> Any:
         if len(stack) != 1 or outer:
-            raise self.error("does not come to one value")
+            raise self.refused_because("does not come to one value")
         if at != len(self.data):
-            raise self.error("has more behind its end")
+            raise self.refused_because("has more behind its end")
         return stack[0]

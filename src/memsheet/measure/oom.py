@@ -1,8 +1,8 @@
-"""What the CUDA allocator held at the moment a request failed, as plain values: no history, and names of files
-in short.
+"""What the CUDA allocator held at the moment a request failed, as plain values: no history, and names of
+files in short.
 
-``torch._C._cuda_attach_out_of_memory_observer`` calls with the device, the bytes that were asked for, what the
-process may have at the most, and what the device has free (torch 2.13, torch/csrc/cuda/Module.cpp and
+``torch._C._cuda_attach_out_of_memory_observer`` calls with the device, the bytes that were asked for, what
+the process may have at the most, and what the device has free (torch 2.13, torch/csrc/cuda/Module.cpp and
 c10/cuda/CUDACachingAllocator.cpp, where observers are called before the error is thrown).
 """
 
@@ -23,8 +23,8 @@ Told = Callable[[dict[str, Any]], None]
 
 def watch_for_failures(told: Told, plan: Mapping[str, Any] | None, *, stacks: bool) -> str:
     """``told`` gets the document of every request that fails from now on. ``stacks``: whether the allocator
-    notes the lines that made what is live (about 2 µs an allocation, torch/cuda/memory.py). What is said where
-    nothing is watched; empty where it is.
+    notes the lines that made what is live (about 2 µs an allocation, torch/cuda/memory.py). What is said
+    where nothing is watched; empty where it is.
     """
     if not torch.cuda.is_available():
         return "this torch sees no CUDA device"

@@ -1,5 +1,5 @@
-"""What nvidia-smi says of a running job, again and again: used, growth, and when the card would be full. No torch
-here, and nothing of the job is touched.
+"""What nvidia-smi says of a running job, again and again: used, growth, and when the card would be full. No
+torch here, and nothing of the job is touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Card(NamedTuple):
     (a container sees others' numbers, or none).
     """
 
-    index: int
+    number: int
     used: int
     total: int
     own: int | None
@@ -53,7 +53,7 @@ def asked_of_driver(command: Sequence[str]) -> str:
             "run it where the job runs",
         )
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - a fixed command
             [program, *command[1:]],
             capture_output=True,
             text=True,
@@ -79,14 +79,14 @@ def read_cards(pid: int | None, ask: Ask = asked_of_driver) -> list[Card]:
     """
     rows = [
         row
-        for row in _rows(ask(CARDS), 4)
+        for row in _comma_rows(ask(CARDS), 4)
         if row[0].isdecimal() and row[2].isdecimal() and row[3].isdecimal()
     ]
     if not rows:
         raise input_error(PROGRAM, None, "sees no GPU here")
-    family = _family(pid, ask) if pid is not None else frozenset()
+    family = _process_family(pid, ask) if pid is not None else frozenset()
     own: dict[str, int] = {}
-    for number, uuid, used in _rows(ask(PROCESSES), 3):
+    for number, uuid, used in _comma_rows(ask(PROCESSES), 3):
         if number.isdecimal() and used.isdecimal() and int(number) in family:
             own[uuid] = own.get(uuid, 0) + int(used) * MIB
     found = [
@@ -96,14 +96,14 @@ def read_cards(pid: int | None, ask: Ask = asked_of_driver) -> list[Card]:
     return [card for card in found if card.own is not None] or found
 
 
-def _rows(text: str, width: int) -> Iterator[list[str]]:
+def _comma_rows(text: str, width: int) -> Iterator[list[str]]:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == width:
             yield cells
 
 
-def _family(pid: int, ask: Ask) -> frozenset[int]:
+def _process_family(pid: int, ask: Ask) -> frozenset[int]:
     """A process and all that it started."""
     parents = {
         int(row[0]): int(row[1])

@@ -47,7 +47,8 @@ def diagnose(
     path (``pathlib.Path``) of one; all are of one job, in order.
 
     With ``model`` and the options of ``train`` or ``infer`` the sheet of that plan says which term it was,
-    and changes are accounted. ``redact``: without folders, people and machines. Raises InputError where nothing can be read, or the plan cannot be.
+    and changes are accounted. ``redact``: without folders, people and machines. Raises InputError
+    where nothing can be read, or the plan cannot be.
     """
     named: dict[str, Said] = {}
     with of_one_command():
@@ -58,11 +59,11 @@ def diagnose(
                 named[str(text)] = _read_file(Path(text))
     found = diagnose_named_texts(named, model, options)
     if redact:
-        found = redacted(found, named)
+        found = redacted_diagnosis(found, named)
     return replace(found, answer=public_answer(found.answer)) if found.answer else found
 
 
-def redacted(found: Diagnosis, texts: Mapping[str, Said]) -> Diagnosis:
+def redacted_diagnosis(found: Diagnosis, texts: Mapping[str, Said]) -> Diagnosis:
     """What can be shown to others of a diagnosis of these texts."""
     import platform
 
@@ -113,13 +114,13 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
             next(iter(texts), TEXT), None, "is empty", "the error message, or the end of the log"
         )
     given = {key: value for key, value in options.items() if value is not None}
-    first = _joined(said, every, None)
+    first = _joined_diagnosis(said, every, None)
     if model is None and not given and plans:
         given, model = {"plan": plans[0]}, plans[0].get("model")
     if model is None and not given:
         return first
     answer = _answer_of_job(model, given, served=first.program in SERVERS)
-    found = _joined(said, every, _axes_of_answer(answer))
+    found = _joined_diagnosis(said, every, _axes_of_answer(answer))
     return replace(cured_first(found, _accounted_cures(found, answer)), answer=answer)
 
 
@@ -142,7 +143,9 @@ def _held_by_name(texts: Mapping[str, Said], plans: list[Mapping[str, Any]]) -> 
             yield held_of(read_history(raw, name))
 
 
-def _joined(said: Mapping[str, str | bytes], every: tuple[Held, ...], known: Axes | None) -> Diagnosis:
+def _joined_diagnosis(
+    said: Mapping[str, str | bytes], every: tuple[Held, ...], known: Axes | None
+) -> Diagnosis:
     """Texts and snapshots of one job as one diagnosis."""
     told = diagnose_texts(said, known) if said else None
     if not every:

@@ -25,15 +25,15 @@ def on_oom(
     stacks: bool = True,
 ) -> bool:
     """From now on a request for GPU memory that fails writes ``path``: the sizes, the allocator's settings,
-    and what is live by the line that made it (``memsheet/oom/1``, a small JSON file, whole or not at all), for
-    ``memsheet diagnose``. ``{rank}`` in the name is the rank.
+    and what is live by the line that made it (``memsheet/oom/1``, a small JSON file, whole or not at all),
+    for ``memsheet diagnose``. ``{rank}`` in the name is the rank.
 
     ``plan``: the plan of the job (memsheet/plan/1), which is written with it; ``callback``: called with the
     same values; ``stacks``: note the line of each allocation, about 2 µs each. Whether it is watched: without
     torch or a CUDA device nothing is, which the logger ``memsheet`` says. Raises InputError for a path that
     cannot be written.
     """
-    target = Path(str(path).replace(RANK, _rank()))
+    target = Path(str(path).replace(RANK, _rank_number()))
     check_file(target, "path")
 
     def told(found: dict[str, Any]) -> None:
@@ -58,5 +58,5 @@ def on_oom(
     return not reason
 
 
-def _rank() -> str:
+def _rank_number() -> str:
     return os.environ.get("RANK", "0")

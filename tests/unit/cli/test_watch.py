@@ -59,7 +59,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_a_command_is_watched_until_it_ends(driver: None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("driver")
+def test_a_command_is_watched_until_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(
         [
             "watch",
@@ -77,6 +78,7 @@ def test_a_command_is_watched_until_it_ends(driver: None, capsys: pytest.Capture
     assert "GPU 1 at the highest 2.00 GiB" in shown
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     "words",
     [
@@ -87,13 +89,12 @@ def test_a_command_is_watched_until_it_ends(driver: None, capsys: pytest.Capture
         ["watch", "no-such-program"],
     ],
 )
-def test_what_cannot_be_watched_is_bad_input(
-    words: list[str], driver: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_watched_is_bad_input(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_process_is_watched_for_so_many_lines(driver: None, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("driver")
+def test_a_process_is_watched_for_so_many_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(os.getpid()), "--count", "1"]) == 0
     assert capsys.readouterr().out.count("GPU 0") == 2

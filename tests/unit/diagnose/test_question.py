@@ -126,10 +126,14 @@ def test_nothing_of_a_text_is_obeyed_by_a_terminal() -> None:
     )
 
 
+PERSON = "anna"
+HOME = f"/home/{PERSON}"
+
+
 def test_redacted_nothing_names_people_folders_or_machines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = f"File '/home/anna/secret-project/train.py'\nanna@node-7 10.0.0.12\n{FULL_CARD}"
+    log = f"File '{HOME}/secret-project/train.py'\nanna@node-7 10.0.0.12\n{FULL_CARD}"
     folder = tmp_path / "home-of-anna"
     folder.mkdir()
     assert main(["diagnose", write_log(folder, log), "--redact", "--json"]) == 0

@@ -210,7 +210,7 @@ def test_a_wrong_rule_would_show() -> None:
     told = diagnosed(found)
     assert told.held is not None
     assert told.held.replayed is not None
-    assert not told.held.replayed.agrees
+    assert not told.held.replayed.well_reproduced
     assert not [cure for cure in told.cures if cure.helps == YES and cure.where]
 
 
@@ -220,7 +220,7 @@ def test_a_history_that_lost_its_beginning_promises_nothing() -> None:
     assert told.held is not None
     assert not told.held.complete
     assert told.held.replayed is not None
-    assert told.held.replayed.agrees
+    assert told.held.replayed.well_reproduced
     assert not [cure for cure in told.cures if cure.helps == YES]
 
 

@@ -1,4 +1,4 @@
-"""A stack of frames → what the memory is for (a component of a sheet), in which instant, and whose line it is.
+"""A stack of frames → what the memory is for (a component of a sheet), in which instant, and whose line.
 
 Function names alone say it, as in a traceback (``signs.FRAMES``), innermost first; the autograd engine runs
 backward in a thread of its own, whose stacks are empty (torch/csrc/autograd/engine.cpp), so that of a history
@@ -30,7 +30,7 @@ MORE: dict[str, Known] = {
 """Functions of PyTorch and of trainers that a traceback's table need not know."""
 OF_FILES: dict[str, tuple[str, ...]] = {
     "step": ("torch/optim", "optim", "engine.py", "trainer.py", "accelerate"), "__init__": ("torch/nn/",), "__next__": ("torch/utils/data", "data"),
-    "convert": ("torch/nn/modules",), "sample": ("sampl", "vllm", "sglang"), "evaluate": ("trainer",), "permute": ("moe", "expert"),
+    "convert": ("torch/nn/modules",), "sample": ("sampl",), "evaluate": ("trainer",), "permute": ("moe", "expert"),
     "gelu": (), "backward": (), "adam": ("optim",), "adamw": ("optim",),
 }  # fmt: skip
 """Names that many functions have: the parts of a path of which one must be there; none: they say nothing."""

@@ -24,11 +24,11 @@ def is_failure(data: bytes) -> bool:
 
 
 def read_failure(data: bytes, name: str) -> tuple[Held, Mapping[str, Any] | None]:
-    """What was live, and the plan that was written with it. Raises InputError for what is no such document."""
+    """What was live, and the plan that was written with it. Raises InputError for any other document."""
     found = parse_json(data, name)
     if not isinstance(found, dict) or not isinstance(found.get("live"), list):
-        raise _error(name, "holds nothing that was live")
-    sizes = {key: _size(found, key, name) for key in SIZES}
+        raise _not_a_failure(name, "holds nothing that was live")
+    sizes = {key: _known_size(found, key, name) for key in SIZES}
     groups = tuple(_live_groups(found["live"], name))
     totals: dict[str, Group] = {}
     for group in groups:
@@ -38,7 +38,7 @@ def read_failure(data: bytes, name: str) -> tuple[Held, Mapping[str, Any] | None
         )
     plan = found.get("plan")
     conf = found.get("settings")
-    recomputes = any(_recomputes(row) for row in found["live"])
+    recomputes = any(_row_recomputes(row) for row in found["live"])
     live = sum(group.bytes for group in groups)
     held = Held(
         name=name, events=0, failures=1, died=True, complete=True, asked_bytes=sizes["asked_bytes"], free_bytes=sizes["free_bytes"],
@@ -50,22 +50,22 @@ def read_failure(data: bytes, name: str) -> tuple[Held, Mapping[str, Any] | None
     return held, plan if isinstance(plan, Mapping) else None
 
 
-def _error(name: str, reason: str) -> InputError:
+def _not_a_failure(name: str, reason: str) -> InputError:
     return input_error(name, None, f"is no memsheet/oom/1: it {reason}", "memsheet.on_oom(path) writes one")
 
 
-def _size(found: Mapping[str, Any], key: str, name: str) -> int:
+def _known_size(found: Mapping[str, Any], key: str, name: str) -> int:
     value = found.get(key)
     if type(value) is not int or not 0 <= value <= MOST:
-        raise _error(name, f"has a {key} that is no size")
+        raise _not_a_failure(name, f"has a {key} that is no size")
     return value
 
 
-def _recomputes(row: Mapping[str, Any]) -> bool:
-    return stack_meaning(_frames(row)).recomputed
+def _row_recomputes(row: Mapping[str, Any]) -> bool:
+    return stack_meaning(_row_frames(row)).recomputed
 
 
-def _frames(row: Mapping[str, Any]) -> tuple[Frame, ...]:
+def _row_frames(row: Mapping[str, Any]) -> tuple[Frame, ...]:
     frames = row.get("frames")
     kept = (
         [each for each in frames if isinstance(each, list) and len(each) == 3]
@@ -78,7 +78,9 @@ def _frames(row: Mapping[str, Any]) -> tuple[Frame, ...]:
 def _live_groups(rows: list[Any], name: str) -> Iterator[Group]:
     for row in rows:
         if not isinstance(row, Mapping):
-            raise _error(name, "has rows that are none")
-        meaning = stack_meaning(_frames(row))
+            raise _not_a_failure(name, "has rows that are none")
+        meaning = stack_meaning(_row_frames(row))
         component = meaning.component or Component.UNEXPLAINED.value
-        yield Group(component, meaning.line, _size(row, "bytes", name), _size(row, "blocks", name))
+        yield Group(
+            component, meaning.line, _known_size(row, "bytes", name), _known_size(row, "blocks", name)
+        )

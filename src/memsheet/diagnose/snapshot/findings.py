@@ -98,8 +98,8 @@ def held_of(history: History) -> Held:
         name=history.name, events=len(history.events), failures=run.failures, died=died, complete=run.before_reserved == 0 and not run.before,
         asked_bytes=asked, free_bytes=free, live_bytes=sum(held.size for held in live.values()), reserved_bytes=reserved_at(run, end),
         room_bytes=room, least_bytes=least_bytes(run) if died else None, components=components, lines=lines[:LINES],
-        request_line=meanings.of(stack).line, request_component=_request_component(history, meanings, run.death), request_stack=history.stacks[stack],
-        steps=len(places), growth=growth, checkpoints=any(meanings.of(number).recomputed for number in range(1, len(history.stacks))),
+        request_line=meanings.meaning_of(stack).line, request_component=_request_component(history, meanings, run.death), request_stack=history.stacks[stack],
+        steps=len(places), growth=growth, checkpoints=any(meanings.meaning_of(number).recomputed for number in range(1, len(history.stacks))),
         has_stacks=meanings.has_stacks, conf=history.settings_text, replayed=replayed,
         what_if=tuple(other_settings(run, room)) if room is not None and asked is not None and free is not None and free < asked else (),
     )  # fmt: skip
@@ -109,7 +109,7 @@ def _request_component(history: History, meanings: Meanings, death: int | None) 
     if death is None:
         return ""
     events = history.events
-    return meanings.component(Live(0, events.stack[death], events.category[death]))
+    return meanings.component_of(Live(0, events.stack[death], events.category[death]))
 
 
 def _named_growth(growth: Growth | None, lines: tuple[Group, ...]) -> Growth | None:

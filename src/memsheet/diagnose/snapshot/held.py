@@ -147,27 +147,27 @@ class Meanings:
         self.found: dict[int, Meaning] = {}
         self.has_stacks = len(history.stacks) > 1
 
-    def of(self, stack: int) -> Meaning:
+    def meaning_of(self, stack: int) -> Meaning:
         if stack not in self.found:
             self.found[stack] = stack_meaning(self.history.stacks[stack])
         return self.found[stack]
 
-    def component(self, held: Live) -> str:
+    def component_of(self, held: Live) -> str:
         named = self.history.categories[held.category]
         if named:
             return named
-        found = self.of(held.stack).component
+        found = self.meaning_of(held.stack).component
         return "" if not held.stack and self.has_stacks else found
 
-    def instant(self, stack: int) -> Instant | None:
-        return self.of(stack).instant if stack else Instant.BACKWARD if self.has_stacks else None
+    def instant_of(self, stack: int) -> Instant | None:
+        return self.meaning_of(stack).instant if stack else Instant.BACKWARD if self.has_stacks else None
 
 
 def live_components(live: dict[int, Live], meanings: Meanings) -> dict[int, str]:
     """The component of each block by its address. What backward made and is as large as a weight is its
     gradient, one for each.
     """
-    found = {address: meanings.component(held) for address, held in live.items()}
+    found = {address: meanings.component_of(held) for address, held in live.items()}
     weights = Counter(
         live[address].size for address, name in found.items() if name == Component.PARAMETERS.value
     )
@@ -187,7 +187,7 @@ def live_groups(live: dict[int, Live], meanings: Meanings) -> tuple[tuple[Group,
     for address, held in live.items():
         name = components[address]
         line = (
-            meanings.of(held.stack).line
+            meanings.meaning_of(held.stack).line
             if held.stack
             else "backward"
             if meanings.has_stacks and not held.category

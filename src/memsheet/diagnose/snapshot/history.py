@@ -80,7 +80,7 @@ class Columns:
     category: array[int] = field(default_factory=lambda: array("B"))
     private: array[int] = field(default_factory=lambda: array("b"))
 
-    def part(self, start: int, end: int) -> Columns:
+    def part_between(self, start: int, end: int) -> Columns:
         return Columns(*(getattr(self, name)[start:end] for name in self.__slots__))
 
     def __len__(self) -> int:
@@ -123,14 +123,16 @@ def read_history(data: bytes, name: str) -> History:
     """
     rows = _Rows(name, shared=is_pickle(data))
     if is_pickle(data):
-        found = parse_pickle(data, name, rows.taken)
+        found = parse_pickle(data, name, rows.taken_row)
     elif data.startswith(GZIP):
-        found = parse_packed(data, name, max_bytes=MAX_JSON_BYTES, max_values=MAX_VALUES, taken=rows.taken)
+        found = parse_packed(
+            data, name, max_bytes=MAX_JSON_BYTES, max_values=MAX_VALUES, taken=rows.taken_row
+        )
     else:
-        found = parse_json(data, name, max_bytes=MAX_JSON_BYTES, max_values=MAX_VALUES, taken=rows.taken)
+        found = parse_json(data, name, max_bytes=MAX_JSON_BYTES, max_values=MAX_VALUES, taken=rows.taken_row)
     if not isinstance(found, Mapping):
-        raise rows.error("holds no segments and events")
-    return rows.history(found)
+        raise rows.refused_because("holds no segments and events")
+    return rows.whole_history(found)
 
 
 class _Seen:
@@ -164,7 +166,7 @@ class _Rows:
         self.categories: dict[str, int] = {"": 0}
         self.blocks = 0
 
-    def error(self, reason: str) -> InputError:
+    def refused_because(self, reason: str) -> InputError:
         return input_error(
             self.name,
             None,
@@ -172,15 +174,15 @@ class _Rows:
             "torch.cuda.memory._dump_snapshot(file) writes one",
         )
 
-    def taken(self, found: dict[str, Any]) -> Any:
+    def taken_row(self, found: dict[str, Any]) -> Any:
         """What stands for a dict that is full: an event is a row, a block a tuple."""
         if "action" in found:
-            return self.event(found)
+            return self.event_row(found)
         if "state" in found and "size" in found:
-            return self.block(found)
-        return self.frame(found) if not self.shared and "filename" in found else None
+            return self.block_row(found)
+        return self.frame_of(found) if not self.shared and "filename" in found else None
 
-    def event(self, found: dict[str, Any]) -> _Event:
+    def event_row(self, found: dict[str, Any]) -> _Event:
         columns, said = self.columns, found["action"]
         action = _NUMBER.get(said, OTHER) if type(said) is str else OTHER
         place = found.get("device_free" if action == OOM else "addr", 0)
@@ -190,15 +192,15 @@ class _Rows:
             columns.address.append(place)
             columns.size.append(found.get("size", 0))
             columns.stack.append(self.stack_of(found.get("frames")))
-            columns.stream.append(self.stream(found.get("stream", 0)))
+            columns.stream.append(self.stream_number(found.get("stream", 0)))
             columns.category.append(
                 self.categories.setdefault(category, len(self.categories)) if category else 0
             )
             columns.private.append(found.get("pool_id") not in NO_POOL)
         except (TypeError, OverflowError):
-            raise self.error("has an event whose numbers are none") from None
+            raise self.refused_because("has an event whose numbers are none") from None
         if columns.size[-1] < 0 or columns.address[-1] < 0:
-            raise self.error("has an event of less than nothing")
+            raise self.refused_because("has an event of less than nothing")
         if len(columns) > MOST_EVENTS:
             raise input_error(
                 self.name,
@@ -208,37 +210,37 @@ class _Rows:
             )
         return EVENT
 
-    def stream(self, handle: int) -> int:
+    def stream_number(self, handle: int) -> int:
         number = self.streams.setdefault(handle, len(self.streams))
         if number >= MOST_STREAMS:
-            raise self.error(f"names more than {MOST_STREAMS} streams")
+            raise self.refused_because(f"names more than {MOST_STREAMS} streams")
         return number
 
-    def block(self, found: dict[str, Any]) -> Block:
+    def block_row(self, found: dict[str, Any]) -> Block:
         self.blocks += 1
         if self.blocks > MOST_BLOCKS:
-            raise self.error(f"has more than {MOST_BLOCKS:,} blocks")
-        size = self.natural(found, "size")
-        requested = self.natural(found, "requested_size") if "requested_size" in found else size
+            raise self.refused_because(f"has more than {MOST_BLOCKS:,} blocks")
+        size = self.natural_number(found, "size")
+        requested = self.natural_number(found, "requested_size") if "requested_size" in found else size
         history = found.get("history")
         frames = found.get("frames")
         if (
             frames is None and type(history) is list and history and isinstance(history[0], Mapping)
         ):  # until 2.0
             frames = history[0].get("frames")
-        address = self.natural(found, "address") if "address" in found else None
+        address = self.natural_number(found, "address") if "address" in found else None
         return Block(
             address, size, requested, str(found["state"]).startswith("active"), self.stack_of(frames)
         )
 
-    def natural(self, found: Mapping[str, Any], key: str) -> int:
+    def natural_number(self, found: Mapping[str, Any], key: str) -> int:
         value = found.get(key)
         if type(value) is not int or not 0 <= value < 2**63:
-            raise self.error(f"has a {key} that is no whole number from 0")
+            raise self.refused_because(f"has a {key} that is no whole number from 0")
         return value
 
     def stack_of(self, frames: Any) -> int:
-        """The number of a stack. The list is emptied: what else it is the frames of finds the number in it."""
+        """The number of a stack. The list is emptied: whatever else has it finds the number in it."""
         if type(frames) is not list or not frames:
             return 0
         if type(frames[0]) is _Seen:
@@ -249,23 +251,23 @@ class _Rows:
             try:
                 whole = tuple(map(self.by_identity.__getitem__, key))
             except KeyError:
-                whole = tuple(self.identified(each) for each in frames)
+                whole = tuple(self.identified_frame(each) for each in frames)
             seen = self.known[key] = self.stacks.setdefault(whole[:MOST_FRAMES], _Seen(len(self.stacks)))
         frames[:] = [seen]
         return seen.number
 
-    def identified(self, found: Any) -> Frame:
+    def identified_frame(self, found: Any) -> Frame:
         frame = self.by_identity.get(id(found))
         if frame is None:
-            frame = self.by_identity[id(found)] = self.frame(found)
+            frame = self.by_identity[id(found)] = self.frame_of(found)
             self.kept.append(found)  # so that no other gets its identity
         return frame
 
-    def frame(self, found: Any) -> Frame:
+    def frame_of(self, found: Any) -> Frame:
         if type(found) is Frame:
             return found
         if not isinstance(found, Mapping):
-            raise self.error("has a frame that is none")
+            raise self.refused_because("has a frame that is none")
         file, line, name = found.get("filename"), found.get("line"), found.get("name")
         frame = Frame(
             file if isinstance(file, str) else "", line if type(line) is int and 0 <= line < 2**31 else 0, name if isinstance(name, str) else "",
@@ -274,15 +276,15 @@ class _Rows:
 
     # ---- the whole file ------------------------------------------------------------------------------------
 
-    def history(self, found: Mapping[str, Any]) -> History:
+    def whole_history(self, found: Mapping[str, Any]) -> History:
         traces = found.get("device_traces", [found.get("events", [])])
         segments = found.get("segments", [])
         if "segments" not in found or type(traces) is not list or type(segments) is not list:
-            raise self.error("holds no segments and events")
+            raise self.refused_because("holds no segments and events")
         device, events = self.device_events(traces)
         if device is None:
             sizes: dict[int, int] = {}
-            for segment in self.segments(segments, None):
+            for segment in self.device_segments(segments, None):
                 sizes[segment.device] = sizes.get(segment.device, 0) + segment.size
             device = max(sizes, key=sizes.__getitem__, default=0)
         text = _settings_text(found)
@@ -300,7 +302,7 @@ class _Rows:
             settings = Settings(expandable_segments=True)
         return History(
             name=self.name, events=events, stacks=tuple(self.stacks), categories=tuple(self.categories),
-            segments=tuple(self.segments(segments, device if "device_traces" in found else None)), settings=settings, settings_text=text,
+            segments=tuple(self.device_segments(segments, device if "device_traces" in found else None)), settings=settings, settings_text=text,
             known_settings=known,
         )  # fmt: skip
 
@@ -309,21 +311,21 @@ class _Rows:
         parts, start = list[tuple[int, int]](), 0
         for trace in traces[:MOST_FRAMES]:
             if type(trace) is not list or trace.count(EVENT) != len(trace):
-                raise self.error("has events that are none")
+                raise self.refused_because("has events that are none")
             parts.append((start, start + len(trace)))
             start += len(trace)
         if start != len(self.columns) or len(traces) > MOST_FRAMES:
-            raise self.error("has events that are no device's")
+            raise self.refused_because("has events that are no device's")
         if not start:
             return None, self.columns
         dead = [OOM in self.columns.action[a:b] for a, b in parts]
         device = max(range(len(parts)), key=lambda each: (dead[each], parts[each][1] - parts[each][0]))
-        return device, self.columns.part(*parts[device])
+        return device, self.columns.part_between(*parts[device])
 
-    def segments(self, found: list[Any], device: int | None) -> Iterator[Segment]:
+    def device_segments(self, found: list[Any], device: int | None) -> Iterator[Segment]:
         for each in found:
             if not isinstance(each, Mapping):
-                raise self.error("has a segment that is none")
+                raise self.refused_because("has a segment that is none")
             where = each.get("device", device or 0)
             if device is not None and where != device:
                 continue
@@ -333,10 +335,10 @@ class _Rows:
                 or not all(type(block) is Block for block in blocks)
                 or len(blocks) > self.blocks
             ):
-                raise self.error("has a segment without blocks")
+                raise self.refused_because("has a segment without blocks")
             with suppress(TypeError):
                 yield Segment(
-                    int(where), self.natural(each, "address"), self.natural(each, "total_size"), self.stream(each.get("stream", 0)),
+                    int(where), self.natural_number(each, "address"), self.natural_number(each, "total_size"), self.stream_number(each.get("stream", 0)),
                     each.get("is_expandable") is True, each.get("segment_pool_id") not in NO_POOL, tuple(blocks),
                 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a snapshot shows → the verdict, by the rules that a message is judged by, and cures that were replayed."""
+"""What a snapshot shows → the verdict, by the rules of messages, and cures that were replayed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ WORTH_TELLING = 20
 
 
 def figures_of(held: Held) -> Figures | None:
-    """The figures as a message would have them, to the byte; where the card is not said, it is what the allocator could
-    have had.
+    """The figures as a message would have them, to the byte; where the card is not said, it is what the
+    allocator could have had.
     """
     if held.asked_bytes is None or held.free_bytes is None or held.room_bytes is None:
         return None
     live, kept = held.live_bytes, max(0, held.reserved_bytes - held.live_bytes)
     return Figures(
-        asked=_exact(held.asked_bytes), capacity=_exact(held.most_bytes or held.room_bytes), free=_exact(held.free_bytes), allocated=_exact(live),
-        unallocated=_exact(kept), reserved=_exact(held.reserved_bytes),
+        asked=exact_size(held.asked_bytes), capacity=exact_size(held.most_bytes or held.room_bytes), free=exact_size(held.free_bytes), allocated=exact_size(live),
+        unallocated=exact_size(kept), reserved=exact_size(held.reserved_bytes),
     )  # fmt: skip
 
 
-def _exact(size: int) -> Interval:
+def exact_size(size: int) -> Interval:
     return Interval(size, size)
 
 
@@ -53,9 +53,9 @@ def judge_held(held: Held) -> tuple[Judgement, Signs]:
             judged,
             causes=(Cause.FRAGMENTATION,),
             because=_pieces_words(figures),
-            missing=(figures.asked - _free(figures)).positive,
+            missing=(figures.asked - _free_bytes(figures)).positive,
         )
-    arithmetic = tuple(_arithmetic(held))
+    arithmetic = tuple(_held_arithmetic(held))
     term = _term_of(held)
     return replace(
         judged,
@@ -65,7 +65,7 @@ def judge_held(held: Held) -> tuple[Judgement, Signs]:
     ), signs
 
 
-def _free(figures: Figures) -> Interval:
+def _free_bytes(figures: Figures) -> Interval:
     return figures.free or NOTHING
 
 
@@ -75,7 +75,7 @@ def _signs_of(held: Held, figures: Figures) -> Signs:
     if growth is not None:
         grown = growth.last_bytes - growth.first_bytes
         if grown >= short_bytes(figures).low and grown * WORTH_TELLING >= held.live_bytes:
-            signs = replace(signs, growth=(_exact(growth.first_bytes), _exact(growth.last_bytes)))
+            signs = replace(signs, growth=(exact_size(growth.first_bytes), exact_size(growth.last_bytes)))
     return replace(signs, expandable="expandable_segments:True" in held.conf)
 
 
@@ -94,41 +94,45 @@ def _term_of(held: Held) -> Term | None:
 def growth_words(held: Held) -> str:
     growth = held.growth
     assert growth is not None
-    asked = f", until {size_words(_exact(held.asked_bytes))} have no room" if held.asked_bytes else ""
+    asked = f", until {size_words(exact_size(held.asked_bytes))} have no room" if held.asked_bytes else ""
     return (
-        f"the least that is live within a step only grows: {size_words(_exact(growth.first_bytes))} → "
-        f"{size_words(_exact(growth.last_bytes))} over {growth.steps} steps, {size_words(_exact(growth.bytes_per_step))} a step{asked}"
+        f"the least that is live within a step only grows: {size_words(exact_size(growth.first_bytes))} → "
+        f"{size_words(exact_size(growth.last_bytes))} over {growth.steps} steps, "
+        f"{size_words(exact_size(growth.bytes_per_step))} a step{asked}"
     )
 
 
 def _pieces_words(figures: Figures) -> str:
-    kept, free = figures.unallocated or NOTHING, _free(figures)
+    kept, free = figures.unallocated or NOTHING, _free_bytes(figures)
     return (
-        f"{size_words(free)} free + {size_words(kept)} kept without tensors, for {size_words(figures.asked)} asked for: laid out otherwise, the same "
+        f"{size_words(free)} free + {size_words(kept)} kept without tensors, for "
+        f"{size_words(figures.asked)} asked for: laid out otherwise, the same "
         f"requests are served (replayed)"
     )
 
 
 def _served_otherwise(held: Held) -> bool:
     """Whether the same requests live on the same memory under other settings."""
-    return believed(held) and any(each.lived and each.conf for each in held.what_if)
+    return replay_counts(held) and any(each.lived and each.conf for each in held.what_if)
 
 
-def believed(held: Held) -> bool:
+def replay_counts(held: Held) -> bool:
     """Whether the replay reproduces what was recorded, so that it may be asked what would have been."""
-    return held.replayed is not None and held.replayed.agrees
+    return held.replayed is not None and held.replayed.well_reproduced
 
 
-def _arithmetic(held: Held) -> Iterator[str]:
+def _held_arithmetic(held: Held) -> Iterator[str]:
     growth = held.growth
     if growth is not None:
         whose = f"{growth.component.replace('_', ' ')}, " if growth.component else ""
-        share = _exact(growth.line_bytes_per_step)
-        yield f"it grows most at {growth.line or 'a place without frames'} ({whose}{size_words(share)} a step)"
+        share = exact_size(growth.line_bytes_per_step)
+        where = growth.line or "a place without frames"
+        yield f"it grows most at {where} ({whose}{size_words(share)} a step)"
     if held.least_bytes is not None and held.room_bytes is not None and held.least_bytes > held.room_bytes:
         yield (
-            f"tensors and the request come to {size_words(_exact(held.least_bytes))}, the memory that was to be had to "
-            f"{size_words(_exact(held.room_bytes))}"
+            f"tensors and the request come to {size_words(exact_size(held.least_bytes))}, the memory that was "
+            f"to be had to "
+            f"{size_words(exact_size(held.room_bytes))}"
         )
 
 
@@ -170,7 +174,7 @@ def leak_cure(held: Held) -> Cure:
 
 
 def _replayed_cures(held: Held, *, leaks: bool) -> Iterator[Cure]:
-    sure = believed(held) and held.replayed is not None and held.replayed.complete
+    sure = replay_counts(held) and held.replayed is not None and held.replayed.complete
     for each in held.what_if:
         helps = (YES if each.lived and not leaks else MAYBE if each.lived else NO) if sure else MAYBE
         said = (
@@ -181,7 +185,7 @@ def _replayed_cures(held: Held, *, leaks: bool) -> Iterator[Cure]:
             else "replayed, the request is served"
         )
         most = (
-            f", reserving {size_words(_exact(each.reserved_bytes))} at the most"
+            f", reserving {size_words(exact_size(each.reserved_bytes))} at the most"
             if each.reserved_bytes is not None
             else ""
         )
@@ -215,12 +219,12 @@ def _by_component(held: Held, figures: Figures) -> Iterator[Cure]:
     if kept and not held.checkpoints:
         yield Cure(
             change="recompute activations in backward", helps=MAYBE if kept >= missing.low else NO, saves_bytes=kept,
-            where="gradient_checkpointing=True", why=f"{size_words(_exact(kept))} of activations are kept, and no stack recomputes any"
-            if kept >= missing.low else f"activations are {size_words(_exact(kept))} in all",
+            where="gradient_checkpointing=True", why=f"{size_words(exact_size(kept))} of activations are kept, and no stack recomputes any"
+            if kept >= missing.low else f"activations are {size_words(exact_size(kept))} in all",
         )  # fmt: skip
     states = held.bytes_of(Component.OPTIMIZER_STATES)
     if states and states * 3 // 4 >= missing.low > 0:
         yield Cure(
             change="an optimizer with smaller states", helps=MAYBE, saves_bytes=states * 3 // 4, where='optim="adamw_8bit"',
-            why=f"states are {size_words(_exact(states))}",
+            why=f"states are {size_words(exact_size(states))}",
         )  # fmt: skip

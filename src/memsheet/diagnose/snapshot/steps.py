@@ -57,7 +57,7 @@ def step_places(run: Run, meanings: Meanings) -> tuple[int, ...]:
 
 
 def _is_even(places: Sequence[int], end: int) -> bool:
-    """Whether the distances are alike but for the first, cover a third of the history and reach to its end."""
+    """Whether distances are alike but for the first, cover a third of the history and reach to its end."""
     if len(places) < 2:
         return False
     tail = places[1:] if len(places) > LEAST else places
@@ -71,7 +71,7 @@ def _changes_instant(run: Run, meanings: Meanings, places: Sequence[int]) -> boo
     """Whether every step has a forward and something that is none."""
     events = run.history.events
     for start, end in list(itertools.pairwise(places))[-LEAST:]:
-        seen = {meanings.instant(stack) for stack in set(events.stack[start:end])}
+        seen = {meanings.instant_of(stack) for stack in set(events.stack[start:end])}
         if Instant.FORWARD not in seen or seen.isdisjoint(
             {Instant.BACKWARD, Instant.LOSS, Instant.OPTIMIZER_STEP}
         ):
@@ -94,7 +94,7 @@ def steady_growth(run: Run, meanings: Meanings, places: Sequence[int]) -> Growth
     grown = {stack: by_stack[-1].get(stack, 0) - by_stack[0].get(stack, 0) for stack in by_stack[-1]}
     lines: dict[tuple[str, str], int] = {}
     for stack, size in grown.items():
-        meaning = meanings.of(stack)
+        meaning = meanings.meaning_of(stack)
         key = meaning.line or ("backward" if meanings.has_stacks else ""), meaning.component
         lines[key] = lines.get(key, 0) + size
     (line, component), size = max(lines.items(), key=lambda pair: pair[1])

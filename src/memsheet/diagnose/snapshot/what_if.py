@@ -40,7 +40,7 @@ class Replayed(NamedTuple):
     complete: bool
 
     @property
-    def agrees(self) -> bool:
+    def well_reproduced(self) -> bool:
         return self.matched * ENOUGH[1] >= self.events * ENOUGH[0]
 
 
@@ -78,8 +78,8 @@ def replay_recorded(run: Run) -> Replayed | None:
     seeded = dict(_seeded_blocks(run, allocator))
     counted = _Counted(run, allocator, seeded)
     for place in range(run.end):
-        counted.play(place)
-    counted.settle()
+        counted.play_event(place)
+    counted.settle_given()
     complete = run.before_reserved == 0 and not run.before
     return Replayed(counted.matched, counted.events, counted.recorded_peak, counted.replayed_peak, complete)
 
@@ -94,7 +94,7 @@ class _Counted:
         self.offset = run.before_reserved - allocator.reserved
         self.grown = self.grown_events = self.given = self.given_events = 0
 
-    def play(self, place: int) -> None:
+    def play_event(self, place: int) -> None:
         events, allocator = self.run.history.events, self.allocator
         action, size = events.action[place], events.size[place]
         if events.private[place]:
@@ -103,7 +103,7 @@ class _Counted:
             self.given += size
             self.given_events += 1
             return
-        self.settle()
+        self.settle_given()
         if action in GROWS:
             self.grown += size
             self.grown_events += 1
@@ -113,7 +113,7 @@ class _Counted:
                 block = allocate_block(allocator, allocator.pool(events.stream[place], rounded), rounded)
                 assert block is not None  # a device without end
                 self.blocks[events.address[place]] = block
-            self.compare(self.grown, self.grown_events, allocator.reserved - had)
+            self.count_reproduced(self.grown, self.grown_events, allocator.reserved - had)
             self.recorded += self.grown
             self.grown = self.grown_events = 0
             self.recorded_peak = max(self.recorded_peak, self.recorded)
@@ -121,17 +121,17 @@ class _Counted:
         elif action == self.run.frees and (gone := self.blocks.pop(events.address[place], None)) is not None:
             free_block(allocator, gone)
 
-    def settle(self) -> None:
+    def settle_given(self) -> None:
         """Segments that went back have all been told: the simulation gives back all that it can."""
         if not self.given_events:
             return
         had = self.allocator.reserved
         release_all(self.allocator)
-        self.compare(self.given, self.given_events, had - self.allocator.reserved)
+        self.count_reproduced(self.given, self.given_events, had - self.allocator.reserved)
         self.recorded -= self.given
         self.given = self.given_events = 0
 
-    def compare(self, recorded: int, count: int, replayed: int) -> None:
+    def count_reproduced(self, recorded: int, count: int, replayed: int) -> None:
         if recorded or replayed:
             self.events += max(count, 1)
             self.matched += count if recorded == replayed else 0
@@ -217,7 +217,7 @@ def other_settings(run: Run, room: int) -> Iterator[WhatIf]:
     least = least_bytes(run)
     possible = least <= room
     if not settings.expandable_segments and possible:
-        yield _played(
+        yield _played_script(
             script,
             "expandable segments",
             "expandable_segments:True",
@@ -227,7 +227,7 @@ def other_settings(run: Run, room: int) -> Iterator[WhatIf]:
     if not settings.expandable_segments and settings.max_split_size_bytes is None and possible:
         yield _best_split(script, settings, room)
     if least <= room * 11 // 10:
-        yield _played(script, "10 % more memory", "", settings, room * 11 // 10)
+        yield _played_script(script, "10 % more memory", "", settings, room * 11 // 10)
 
 
 def _best_split(script: Script, settings: Settings, room: int) -> WhatIf:
@@ -236,7 +236,7 @@ def _best_split(script: Script, settings: Settings, room: int) -> WhatIf:
         if size < settings.large_segment_bytes or (found is not None and len(script.events) > FEW_REQUESTS):
             break
         conf = f"max_split_size_mb:{size // MIB}"
-        tried = _played(
+        tried = _played_script(
             script, "split no block above a size", conf, replace(settings, max_split_size_bytes=size), room
         )
         found = found or tried
@@ -273,7 +273,7 @@ def _script_of(run: Run) -> Script:
     return Script(events=events, sizes=sizes, streams=streams, before=before)
 
 
-def _played(script: Script, change: str, conf: str, settings: Settings, room: int) -> WhatIf:
+def _played_script(script: Script, change: str, conf: str, settings: Settings, room: int) -> WhatIf:
     allocator = Allocator(settings, room)
     rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
     requests: list[tuple[Pool, int]] = [

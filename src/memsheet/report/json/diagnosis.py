@@ -50,7 +50,7 @@ class Group(Document):
 
 
 class Growth(Document):
-    """What is live at the lowest place of each step, where that grows steadily; ``line``: whose grows most."""
+    """What is live at the lowest place of each step, where that grows steadily; ``line``: whose grows."""
 
     steps: Natural
     first_bytes: Natural
@@ -94,8 +94,8 @@ class RankState(Document):
 
 
 class Snapshot(Document):
-    """What an allocator's own history shows, where it died or else where most was live. ``failures``: requests
-    that failed in it; ``room_bytes``: what the allocator had and could have had; ``least_bytes``: what tensors
+    """What an allocator's own history shows, where it died or else where most was live. ``failures``:
+    requests that failed in it; ``room_bytes``: what it had and could have had; ``least_bytes``: what tensors
     and the failed request come to in blocks; ``checkpoints``: whether any stack recomputes.
     """
 

@@ -61,8 +61,8 @@ def memory_snapshot(
         if not storage.bytes:
             continue
         if event < 0:
-            device.free(~event, storage, number)
-        elif not device.allocate(event, storage, number, _allocation_frames(storage, instant)):
+            device.free_storage(~event, storage, number)
+        elif not device.allocate_storage(event, storage, number, _allocation_frames(storage, instant)):
             break
     # what closes a snapshot in torch too; its category is one that the viewer looks for once there are any
     end = {
@@ -75,7 +75,7 @@ def memory_snapshot(
         "frames": [],
     }
     return {
-        "segments": list(device.segments()), "device_traces": [[*device.events, end]],
+        "segments": list(device.final_segments()), "device_traces": [[*device.events, end]],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": _settings_words(settings), "expandable_segments": settings.expandable_segments},
     }  # fmt: skip
 
@@ -102,7 +102,9 @@ class _Device:
         self.bases: dict[int, int] = {}
         self.streams: dict[int, int] = {}
 
-    def allocate(self, index: int, storage: Storage, number: int, frames: list[dict[str, Any]]) -> bool:
+    def allocate_storage(
+        self, index: int, storage: Storage, number: int, frames: list[dict[str, Any]]
+    ) -> bool:
         """Whether there is room; else the last event is the failure."""
         allocator = self.allocator
         size = block_bytes(storage.bytes, allocator.settings)
@@ -119,12 +121,12 @@ class _Device:
                 "category": storage.component.value,
             })  # fmt: skip
             return False
-        made = _trace_event("alloc", self.address(block), storage, number, frames)
+        made = _trace_event("alloc", self.address_of(block), storage, number, frames)
         self.live[index] = block, made
         self.events.append({**made, "category": storage.component.value})
         return True
 
-    def free(self, index: int, storage: Storage, number: int) -> None:
+    def free_storage(self, index: int, storage: Storage, number: int) -> None:
         block, made = self.live.pop(index)
         free_block(self.allocator, block)
         self.events += [
@@ -132,13 +134,13 @@ class _Device:
             for action in ("free_requested", "free_completed")
         ]
 
-    def address(self, block: Block) -> int:
-        return self.base(block.pool) + block.address
+    def address_of(self, block: Block) -> int:
+        return self.pool_base(block.pool) + block.address
 
-    def base(self, pool: Pool) -> int:
+    def pool_base(self, pool: Pool) -> int:
         return self.bases.setdefault(id(pool), SPACE * (len(self.bases) + 1))
 
-    def stretches(self) -> Iterator[tuple[int, int, int]]:
+    def given_stretches(self) -> Iterator[tuple[int, int, int]]:
         """Address, bytes and stream of all memory that the device gave: segments, of expandable ones the
         pages.
         """
@@ -146,7 +148,7 @@ class _Device:
         for first in self.allocator.segments.values():
             stream = self.streams[id(first.pool)]
             for start, size in _mapped_runs(first):
-                base = self.base(first.pool) + start
+                base = self.pool_base(first.pool) + start
                 page = first.pool.page if expandable else size
                 yield from ((base + at, page, stream) for at in range(0, size, page))
 
@@ -154,7 +156,7 @@ class _Device:
         self, stream: int, number: int, frames: list[dict[str, Any]]
     ) -> Iterator[dict[str, Any]]:
         """What the device gave and took back since this was asked last."""
-        now, before = set(self.stretches()), self.mapped
+        now, before = set(self.given_stretches()), self.mapped
         self.mapped = now
         expandable = self.allocator.settings.expandable_segments
         words = ("segment_unmap", "segment_map") if expandable else ("segment_free", "segment_alloc")
@@ -170,16 +172,16 @@ class _Device:
                     "frames": frames,
                 }
 
-    def segments(self) -> Iterator[dict[str, Any]]:
+    def final_segments(self) -> Iterator[dict[str, Any]]:
         """The segments at the end, with their blocks."""
         events = {id(block): made for block, made in self.live.values()}
         for first in self.allocator.segments.values():
             blocks = [block for block in segment_blocks(first) if block.state != UNMAPPED]
-            for run in _touching(blocks):
-                yield self.segment(run, events)
+            for run in _touching_blocks(blocks):
+                yield self.segment_row(run, events)
 
-    def segment(self, blocks: list[Block], events: dict[int, dict[str, Any]]) -> dict[str, Any]:
-        rows = [self.block(block, events.get(id(block))) for block in blocks]
+    def segment_row(self, blocks: list[Block], events: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        rows = [self.block_row(block, events.get(id(block))) for block in blocks]
         active = sum(row["size"] for row in rows if row["state"] == "active_allocated")
         pool = blocks[0].pool
         return {
@@ -189,15 +191,15 @@ class _Device:
             "is_expandable": self.allocator.settings.expandable_segments, "frames": [], "blocks": rows,
         }  # fmt: skip
 
-    def block(self, block: Block, made: dict[str, Any] | None) -> dict[str, Any]:
+    def block_row(self, block: Block, made: dict[str, Any] | None) -> dict[str, Any]:
         state = "active_allocated" if block.state == BUSY else "inactive"
         return {
-            "address": self.address(block), "size": block.size, "requested_size": made["size"] if made else 0, "state": state,
+            "address": self.address_of(block), "size": block.size, "requested_size": made["size"] if made else 0, "state": state,
             "frames": made["frames"] if made else [],
         }  # fmt: skip
 
 
-def _touching(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+def _touching_blocks(blocks: Iterable[Block]) -> Iterator[list[Block]]:
     """Blocks in runs that have no gap."""
     run: list[Block] = []
     for block in blocks:
@@ -211,7 +213,7 @@ def _touching(blocks: Iterable[Block]) -> Iterator[list[Block]]:
 
 def _mapped_runs(first: Block) -> Iterator[tuple[int, int]]:
     """Where memory lies behind a segment's addresses: beginning and bytes."""
-    for run in _touching(block for block in segment_blocks(first) if block.state != UNMAPPED):
+    for run in _touching_blocks(block for block in segment_blocks(first) if block.state != UNMAPPED):
         yield run[0].address, run[-1].address + run[-1].size - run[0].address
 
 

@@ -1,4 +1,4 @@
-"""What a snapshot shows, as parts of the screen: what is live and whose it is, what grows, what was replayed."""
+"""What a snapshot shows, as parts of the screen: what is live and whose, what grows, what was replayed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def held_sections(held: Held, answer: Answer | None, look: Look) -> Iterator[Ren
         yield labelled_row("Ranks", "bold", _rank_words(held, look), look, between="; ")
 
 
-def _exact(size: int) -> str:
+def _size_words(size: int) -> str:
     return size_words(Interval(size, size))
 
 
@@ -45,12 +45,12 @@ def _held_table(held: Held, answer: Answer | None, look: Look) -> RenderableType
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(overflow="fold")
-    had = f" of {_exact(held.room_bytes)} to be had" if held.room_bytes is not None else ""
+    had = f" of {_size_words(held.room_bytes)} to be had" if held.room_bytes is not None else ""
     when = "when it died" if held.died else "at the highest"
     grid.add_row(
         Text("Live", "bold"),
-        Text(_exact(held.live_bytes)),
-        Text(f"{when} · {_exact(held.reserved_bytes)} reserved{had}"),
+        Text(_size_words(held.live_bytes)),
+        Text(f"{when} · {_size_words(held.reserved_bytes)} reserved{had}"),
     )
     shown = (
         held.lines
@@ -61,11 +61,12 @@ def _held_table(held: Held, answer: Answer | None, look: Look) -> RenderableType
         if group.bytes * SHARE * 4 < held.live_bytes and not look.full:
             continue
         beside = predicted_bytes(answer, group.component) if answer is not None else None
-        said = f"{group.component.replace('_', ' ')}{f' · predicted {_exact(beside)}' if beside is not None else ''}"
-        grid.add_row(Text(""), Text(_exact(group.bytes)), Text(said))
+        predicted = f" · predicted {_size_words(beside)}" if beside is not None else ""
+        said = group.component.replace("_", " ") + predicted
+        grid.add_row(Text(""), Text(_size_words(group.bytes)), Text(said))
         for line in shown:
             if line.component == group.component and line.line:
-                grid.add_row(Text(""), Text(_exact(line.bytes), "dim"), Text(_line_words(line), "dim"))
+                grid.add_row(Text(""), Text(_size_words(line.bytes), "dim"), Text(_line_words(line), "dim"))
     return grid
 
 
@@ -82,7 +83,7 @@ def _step_words(held: Held) -> Iterator[str]:
         yield "what outlives a step does not grow steadily"
         return
     yield f"{held.steps} seen"
-    yield f"what outlives a step grows by {_exact(growth.bytes_per_step)} a step"
+    yield f"what outlives a step grows by {_size_words(growth.bytes_per_step)} a step"
     if growth.bytes_per_step and not held.died and held.free_bytes:
         yield f"{held.free_bytes // growth.bytes_per_step:,} more until memory is full"
 
@@ -93,18 +94,20 @@ def _replay_words(held: Held) -> Iterator[str]:
     yield f"as it was set, {replayed.matched:,} of {replayed.events:,} segment events come out the same"
     for each in held.what_if:
         if each.lived and each.reserved_bytes is not None:
-            yield f"{_named(each.change, each.conf)}: lives, {_exact(each.reserved_bytes)} reserved"
+            reserved = _size_words(each.reserved_bytes)
+            yield f"{_setting_words(each.change, each.conf)}: lives, {reserved} reserved"
         else:
-            yield f"{_named(each.change, each.conf)}: dies all the same"
+            yield f"{_setting_words(each.change, each.conf)}: dies all the same"
 
 
-def _named(change: str, conf: str) -> str:
+def _setting_words(change: str, conf: str) -> str:
     return conf or change
 
 
 def _rank_words(held: Held, look: Look) -> Iterator[str]:
     for rank in held.ranks[: None if look.full else 8]:
         died = ", died" if rank.died else ""
-        yield f"{one_line(rank.name)} {_exact(rank.live_bytes)} live, {_exact(rank.reserved_bytes)} reserved{died}"
+        live, reserved = _size_words(rank.live_bytes), _size_words(rank.reserved_bytes)
+        yield f"{one_line(rank.name)} {live} live, {reserved} reserved{died}"
     if len(held.ranks) > 8 and not look.full:
         yield f"and {len(held.ranks) - 8} more"
