@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from memsheet.arith import fitted_line
 from memsheet.errors import input_error
 from memsheet.units import MIB
 
@@ -123,15 +124,7 @@ def growth_of(samples: Sequence[tuple[float, Card]]) -> Growth | None:
     """How a card's use grows over (seconds, card); None of too few samples."""
     if len(samples) < ENOUGH:
         return None
-    count = len(samples)
-    mean_at = sum(at for at, _ in samples) / count
-    mean = sum(card.used for _, card in samples) / count
-    across = sum((at - mean_at) ** 2 for at, _ in samples)
-    along = sum((at - mean_at) * (card.used - mean) for at, card in samples)
-    spread = sum((card.used - mean) ** 2 for _, card in samples)
-    if not across or not spread:
-        return Growth(0.0, None)
-    slope = along / across
-    steady = slope > 0 and slope * along / spread >= STRAIGHT
+    slope, straight = fitted_line([card.used for _, card in samples], [at for at, _ in samples])
+    steady = slope > 0 and straight >= STRAIGHT
     last = samples[-1][1]
     return Growth(slope, max(0, last.total - last.used) / slope if steady else None)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.run.step_watch import StepWatch
 from memsheet.run.trackers import send_to_trackers
 from memsheet.sheet import Sheet
 from memsheet.units import GIB, format_bytes
@@ -107,11 +108,11 @@ def step_figures(sheet: Sheet, gpu: Mapping[str, int]) -> dict[str, float]:
 def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
     """A ``TrainerCallback`` for a job whose ranks are predicted to hold ``sheets``; it logs to the logger
     ``memsheet``, of each node once, and the peaks so far to the experiment trackers that have a run, whenever
-    the Trainer logs.
+    the Trainer logs; and once each what grows from step to step, and memory that lies in pieces.
     """
     from transformers import TrainerCallback
 
-    sheet = max(sheets, key=lambda held: held.device.high)
+    sheet, watch = max(sheets, key=lambda held: held.device.high), StepWatch()
 
     class Predicted(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -123,6 +124,11 @@ def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
                     if (gpu := gpu_memory_counters())
                     else ((logging.INFO, "there is no GPU to compare it with"),)
                 )
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            del args, control
+            if state.is_local_process_zero and (gpu := gpu_memory_counters()):
+                _log_leveled_lines((logging.WARNING, line) for line in watch.warnings_of_step(gpu))
 
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control

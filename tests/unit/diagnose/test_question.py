@@ -143,7 +143,7 @@ def test_redacted_nothing_names_people_folders_or_machines(
     found = memsheet.diagnose(log, redact=True)
     assert found.cause is Cause.REAL_NEED
     assert (
-        redact_text("at /home/anna/x/train.py:3 by anna@node-7 10.0.0.12", {"anna": "USER"})
+        redact_text(f"at {HOME}/x/train.py:3 by anna@node-7 10.0.0.12", {"anna": "USER"})
         == "at train.py:3 by USER@HOST HOST"
     )
     assert (

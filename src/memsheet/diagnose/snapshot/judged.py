@@ -130,9 +130,8 @@ def _held_arithmetic(held: Held) -> Iterator[str]:
         yield f"it grows most at {where} ({whose}{size_words(share)} a step)"
     if held.least_bytes is not None and held.room_bytes is not None and held.least_bytes > held.room_bytes:
         yield (
-            f"tensors and the request come to {size_words(exact_size(held.least_bytes))}, the memory that was "
-            f"to be had to "
-            f"{size_words(exact_size(held.room_bytes))}"
+            f"tensors and the request come to {size_words(exact_size(held.least_bytes))}, what was to be "
+            f"had to {size_words(exact_size(held.room_bytes))}"
         )
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memsheet.arith import fitted_line
 from memsheet.diagnose.snapshot.held import Meanings, Run
 from memsheet.diagnose.snapshot.history import ALLOC
 from memsheet.sheet import Instant
@@ -88,7 +89,7 @@ def steady_growth(run: Run, meanings: Meanings, places: Sequence[int]) -> Growth
     if len(kept) < LEAST:
         return None
     totals, by_stack = _live_at_places(run, kept)
-    slope, straight = _fitted_line(totals)
+    slope, straight = fitted_line(totals)
     if slope <= 0 or straight < STRAIGHT or slope * len(totals) * 1000 < totals[-1]:
         return None
     grown = {stack: by_stack[-1].get(stack, 0) - by_stack[0].get(stack, 0) for stack in by_stack[-1]}
@@ -154,14 +155,3 @@ def _live_at_places(run: Run, places: Sequence[int]) -> tuple[list[int], list[di
         total += size
         of_stack[stack] = of_stack.get(stack, 0) + size
     return totals, stacks
-
-
-def _fitted_line(values: Sequence[int]) -> tuple[float, float]:
-    """The slope of the least-squares line through values at 0, 1, 2, …, and its R²."""
-    count = len(values)
-    middle, mean = (count - 1) / 2, sum(values) / count
-    across = sum((x - middle) ** 2 for x in range(count))
-    along = sum((x - middle) * (y - mean) for x, y in enumerate(values))
-    spread = sum((y - mean) ** 2 for y in values)
-    slope = along / across
-    return slope, slope * along / spread if spread else 0.0
