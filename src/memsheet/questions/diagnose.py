@@ -12,6 +12,7 @@ from memsheet.budget import Answer, Result
 from memsheet.diagnose.cleaned import MOST_BYTES
 from memsheet.diagnose.identities import Axes
 from memsheet.diagnose.message import YES, Cause, Cure
+from memsheet.diagnose.printed import printed_beside
 from memsheet.diagnose.redacted import redact_diagnosis
 from memsheet.diagnose.signs import SERVERS
 from memsheet.diagnose.snapshot.failure import is_failure, read_failure
@@ -121,7 +122,8 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
         return first
     answer = _answer_of_job(model, given, served=first.program in SERVERS)
     found = _joined_diagnosis(said, every, _axes_of_answer(answer))
-    return replace(cured_first(found, _accounted_cures(found, answer)), answer=answer)
+    beside = tuple(printed_beside(found.facts, answer))
+    return replace(cured_first(found, _accounted_cures(found, answer)), answer=answer, printed=beside)
 
 
 def _held_by_name(texts: Mapping[str, Said], plans: list[Mapping[str, Any]]) -> Iterator[Held]:

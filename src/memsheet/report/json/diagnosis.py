@@ -40,6 +40,14 @@ class Cure(Document):
     why: str
 
 
+class Printed(Document):
+    """A figure of the log by its fact, and what the sheet of the plan has of the same: least and most."""
+
+    fact: str
+    printed_bytes: list[int] = read_from(lambda beside: _two_ends(beside.printed))
+    predicted_bytes: list[int] = read_from(lambda beside: _two_ends(beside.predicted))
+
+
 class Group(Document):
     """What is live of a component, or of one line of it."""
 
@@ -142,6 +150,7 @@ class Diagnosis(Document):
     cures: list[Cure]
     notes: list[str] = read_from(lambda found: list(found.notes))
     sheet: Sheet | None = read_from("answer")
+    printed: list[Printed]
     snapshot: Snapshot | None = read_from("held")
 
 

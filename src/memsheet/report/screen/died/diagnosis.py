@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, Result
 from memsheet.diagnose.interval import Interval, size_words
 from memsheet.diagnose.message import NO, YES, Cause, Cure
+from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.verdict import Diagnosis
 from memsheet.report.screen.died.held import held_sections
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
@@ -52,6 +53,8 @@ def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType
         yield from held_sections(found.held, found.answer, look)
     if found.answer is not None:
         yield labelled_row("Sheet", "bold", _sheet_words(found.answer, look), look)
+    if found.printed:
+        yield labelled_row("Printed", "bold", map(_printed_words, found.printed), look)
     helping = [cure for cure in found.cures if cure.helps != NO]
     useless = [cure for cure in found.cures if cure.helps == NO]
     if helping:
@@ -116,6 +119,18 @@ def _sheet_words(answer: Answer, look: Look) -> tuple[str, ...]:
         Result.UNCERTAIN: "UNCERTAIN",
     }
     return (said, f"memsheet says {asked[answer.verdict.result]}")
+
+
+def _printed_words(beside: Printed) -> str:
+    predicted = size_words(Interval(beside.expected_bytes, beside.expected_bytes))
+    ends = beside.predicted
+    inside = ends.low <= beside.printed.high and beside.printed.low <= ends.high
+    said = (
+        ""
+        if inside
+        else f", outside {size_words(Interval(ends.low, ends.low))} to {size_words(Interval(ends.high, ends.high))}"
+    )
+    return f"{beside.words} {size_words(beside.printed)}, predicted {predicted}{said}"
 
 
 def _cure_table(word: str, cures: list[Cure], look: Look) -> RenderableType:
