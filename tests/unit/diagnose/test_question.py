@@ -174,12 +174,13 @@ def test_a_run_that_lives_is_printed_beside_its_prediction() -> None:
 
 def test_a_message_that_names_nobody_has_the_processes_of_a_table_of_its_card() -> None:
     old = (
-        "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 24.00 GiB total capacity; 9.00 GiB already allocated; 1.00 GiB free; 9.50 GiB reserved in "
-        "total by PyTorch)"
+        "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 24.00 GiB total capacity; 9.00 GiB already "
+        "allocated; 1.00 GiB free; 9.50 GiB reserved in total by PyTorch)"
     )
     table = (
-        "| NVIDIA-SMI 550.54 |\n| 30%   40C    P2    300W / 350W |  23000MiB /  24576MiB |    100%      Default |\n"
-        "|    0   N/A  N/A      1234      C   python    10100MiB |\n|    0   N/A  N/A      77      C   python    13000MiB |"
+        "| NVIDIA-SMI 550.54 |\n| 30%   40C    P2    300W / 350W |  23000MiB /  24576MiB |  100% Default |\n"
+        "|    0   N/A  N/A      1234      C   python    10100MiB |\n"
+        "|    0   N/A  N/A      77      C   python    13000MiB |"
     )
     found = diagnose_named_texts({"log": f"{old}\n{table}"}, None, {})
     assert found.cause is Cause.OTHER_PROCESS

@@ -125,11 +125,8 @@ def _printed_words(beside: Printed) -> str:
     predicted = size_words(Interval(beside.expected_bytes, beside.expected_bytes))
     ends = beside.predicted
     inside = ends.low <= beside.printed.high and beside.printed.low <= ends.high
-    said = (
-        ""
-        if inside
-        else f", outside {size_words(Interval(ends.low, ends.low))} to {size_words(Interval(ends.high, ends.high))}"
-    )
+    low, high = (size_words(Interval(end, end)) for end in (ends.low, ends.high))
+    said = "" if inside else f", outside {low} to {high}"
     return f"{beside.words} {size_words(beside.printed)}, predicted {predicted}{said}"
 
 
