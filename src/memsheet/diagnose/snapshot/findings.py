@@ -27,6 +27,7 @@ from memsheet.diagnose.snapshot.what_if import (
 from memsheet.frozen import dataclass
 from memsheet.sheet import Component
 
+EXPANDABLE = "expandable_segments:True"
 LINES = 12
 """Lines that are told of what is live."""
 
@@ -100,7 +101,7 @@ def held_of(history: History) -> Held:
         room_bytes=room, least_bytes=least_bytes(run) if died else None, components=components, lines=lines[:LINES],
         request_line=meanings.meaning_of(stack).line, request_component=_request_component(history, meanings, run.death), request_stack=history.stacks[stack],
         steps=len(places), growth=growth, checkpoints=any(meanings.meaning_of(number).recomputed for number in range(1, len(history.stacks))),
-        has_stacks=meanings.has_stacks, conf=history.settings_text, replayed=replayed,
+        has_stacks=meanings.has_stacks, conf=history.settings_text or (EXPANDABLE if history.settings.expandable_segments else ""), replayed=replayed,
         what_if=tuple(other_settings(run, room)) if room is not None and asked is not None and free is not None and free < asked else (),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from memsheet.diagnose.interval import NOTHING, Interval, size_words
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Judgement, Term
 from memsheet.diagnose.rules import judge_figures, short_bytes
 from memsheet.diagnose.signs import Signs, signs_of_names
-from memsheet.diagnose.snapshot.findings import Held
+from memsheet.diagnose.snapshot.findings import EXPANDABLE, Held
 from memsheet.sheet import Component
 
 MOST = 4
@@ -76,7 +76,7 @@ def _signs_of(held: Held, figures: Figures) -> Signs:
         grown = growth.last_bytes - growth.first_bytes
         if grown >= short_bytes(figures).low and grown * WORTH_TELLING >= held.live_bytes:
             signs = replace(signs, growth=(exact_size(growth.first_bytes), exact_size(growth.last_bytes)))
-    return replace(signs, expandable="expandable_segments:True" in held.conf)
+    return replace(signs, expandable=EXPANDABLE in held.conf)
 
 
 def _term_of(held: Held) -> Term | None:

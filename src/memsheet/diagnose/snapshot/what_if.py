@@ -5,8 +5,10 @@ recorded segments, then as it could be set, on the memory that it had.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 from memsheet.allocator import Settings
@@ -17,7 +19,15 @@ from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segment
 from memsheet.allocator.settings import SMALL, SMALL_SEGMENT, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.diagnose.snapshot.held import Run, live_at
-from memsheet.diagnose.snapshot.history import ALLOC, GROWS, SEGMENT_ALLOC, SEGMENT_FREE, SHRINKS
+from memsheet.diagnose.snapshot.history import (
+    ALLOC,
+    FREE_REQUESTED,
+    GROWS,
+    OTHER,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SHRINKS,
+)
 from memsheet.units import MIB
 
 SPLITS = (512 * MIB, 128 * MIB, 32 * MIB)
@@ -77,8 +87,12 @@ def replay_recorded(run: Run) -> Replayed | None:
     allocator = Allocator(run.history.settings)
     seeded = dict(_seeded_blocks(run, allocator))
     counted = _Counted(run, allocator, seeded)
-    for place in range(run.end):
-        counted.play_event(place)
+    idle = FREE_REQUESTED if run.frees != FREE_REQUESTED else OTHER  # comes before a block is let go
+    events = run.history.events
+    rows = zip(events.action, events.address, events.size, events.stream, events.private, strict=True)
+    for action, address, size, stream, private in islice(rows, run.end):
+        if action != idle and not private:
+            counted.play_event(action, address, size, stream)
     counted.settle_given()
     complete = run.before_reserved == 0 and not run.before
     return Replayed(counted.matched, counted.events, counted.recorded_peak, counted.replayed_peak, complete)
@@ -94,32 +108,36 @@ class _Counted:
         self.offset = run.before_reserved - allocator.reserved
         self.grown = self.grown_events = self.given = self.given_events = 0
 
-    def play_event(self, place: int) -> None:
-        events, allocator = self.run.history.events, self.allocator
-        action, size = events.action[place], events.size[place]
-        if events.private[place]:
-            return
+    def play_event(self, action: int, address: int, size: int, stream: int) -> None:
+        allocator = self.allocator
         if action in SHRINKS:
             self.given += size
             self.given_events += 1
             return
-        self.settle_given()
-        if action in GROWS:
+        if self.given_events:
+            self.settle_given()
+        if action == ALLOC:
+            self.allocate_recorded(address, size, stream)
+        elif action == self.run.frees:
+            if (gone := self.blocks.pop(address, None)) is not None:
+                free_block(allocator, gone)
+        elif action in GROWS:
             self.grown += size
             self.grown_events += 1
-        elif action == ALLOC:
-            rounded, had = block_bytes(size, allocator.settings), allocator.reserved
-            if rounded:
-                block = allocate_block(allocator, allocator.pool(events.stream[place], rounded), rounded)
-                assert block is not None  # a device without end
-                self.blocks[events.address[place]] = block
+
+    def allocate_recorded(self, address: int, size: int, stream: int) -> None:
+        allocator = self.allocator
+        rounded, had = block_bytes(size, allocator.settings), allocator.reserved
+        if rounded:
+            block = allocate_block(allocator, allocator.pool(stream, rounded), rounded)
+            assert block is not None  # a device without end
+            self.blocks[address] = block
+        if self.grown or allocator.reserved != had:
             self.count_reproduced(self.grown, self.grown_events, allocator.reserved - had)
             self.recorded += self.grown
             self.grown = self.grown_events = 0
             self.recorded_peak = max(self.recorded_peak, self.recorded)
             self.replayed_peak = max(self.replayed_peak, allocator.reserved + self.offset)
-        elif action == self.run.frees and (gone := self.blocks.pop(events.address[place], None)) is not None:
-            free_block(allocator, gone)
 
     def settle_given(self) -> None:
         """Segments that went back have all been told: the simulation gives back all that it can."""
@@ -144,7 +162,7 @@ def _seeded_blocks(run: Run, allocator: Allocator) -> Iterator[tuple[int, Block]
     places = sorted(run.before)
     for address, size, stream in _segments_before(run):
         pool = allocator.pool(stream, SMALL if size == SMALL_SEGMENT else SMALL + 1)
-        inside = [place for place in places if address <= place < address + size]
+        inside = places[bisect_left(places, address) : bisect_left(places, address + size)]
         allocator.reserved += size
         yield from _cut_segment(allocator, allocator.segment(pool, size), address, inside, run)
 
