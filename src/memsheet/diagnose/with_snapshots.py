@@ -97,6 +97,8 @@ def _notes_of(held: Held) -> Iterator[str]:
         yield "the history begins with memory in use: what came before is known by its blocks alone"
     if not held.events:
         return
+    if held.torn:
+        yield "events are missing (skip_actions?): what was live, and what grows, cannot be told of it"
     if replayed is None:
         yield "its allocator's settings are not modelled, so that nothing was replayed"
     elif replayed.events and not replay_counts(held):

@@ -33,7 +33,7 @@ from memsheet.report.screen.died.diagnosis import render_diagnosis
 from memsheet.report.shared.look import Look
 from memsheet.sheet import Component
 from memsheet.units import MIB
-from timelines import timelines, training
+from timelines import Maker, timelines, training
 
 LEAK = as_torch_has_it(steps(12, kept=20 * MIB), 560 * MIB)
 NEED = as_torch_has_it(steps(3), 119 * MIB)
@@ -168,6 +168,64 @@ def test_steps_are_seen_and_layers_are_none() -> None:
     one = as_torch_has_it(steps(1), None)
     history = read_history(pickled(one), "x")
     assert not step_places(run_of(history), Meanings(history))
+
+
+def test_what_is_let_go_without_a_stack_is_no_backward() -> None:
+    """Where only allocations have stacks, layers of one forward are still no steps."""
+    maker = Maker()
+    for _ in range(40):
+        kept = maker.take(14 * MIB, Component.SAVED_ACTIVATIONS, line="forward")
+        maker.give(maker.take(9 * MIB, Component.TEMPORARIES, line="forward"))
+    assert kept
+    found = as_torch_has_it(maker.made(), None)
+    for event in found["device_traces"][0]:
+        if event["action"].startswith("free"):
+            event["frames"] = []
+    history = read_history(pickled(found), "x")
+    assert not step_places(run_of(history), Meanings(history))
+
+
+def test_where_events_are_missing_nothing_is_claimed() -> None:
+    """As skip_actions leaves them out."""
+    events = [event for event in LEAK["device_traces"][0] if not event["action"].startswith("free")]
+    told = diagnosed({**LEAK, "device_traces": [events]})
+    assert told.held is not None
+    assert told.held.growth is None
+    assert not told.held.what_if
+    assert any("missing" in note for note in told.notes)
+
+
+def test_private_pools_lend_nothing_and_are_left_out_of_the_replay() -> None:
+    pool = {"segment_pool_id": (0, 7), "device": 0, "stream": 0, "is_expandable": False}
+    graph = {
+        "address": 2**50,
+        "total_size": 64 * MIB,
+        "blocks": [
+            {
+                "address": 2**50,
+                "size": 64 * MIB,
+                "requested_size": 64 * MIB,
+                "state": "active_allocated",
+                "frames": [],
+            }
+        ],
+    }
+    first = [
+        {"action": action, "addr": 2**50, "size": 64 * MIB, "stream": 0, "time_us": 0, "frames": [], "pool_id": (0, 7)}
+        for action in ("segment_alloc", "alloc")
+    ]  # fmt: skip
+    found = {
+        **PIECES,
+        "segments": [*PIECES["segments"], {**pool, **graph}],
+        "device_traces": [[*first, *PIECES["device_traces"][0]]],
+    }
+    one, other = diagnosed(PIECES), diagnosed(found)
+    assert one.held is not None
+    assert other.held is not None
+    assert other.held.what_if == one.held.what_if
+    assert other.held.replayed == one.held.replayed
+    assert other.held.reserved_bytes == one.held.reserved_bytes + 64 * MIB
+    assert other.cause is Cause.FRAGMENTATION
 
 
 def test_longer_steps_are_no_leak() -> None:

@@ -75,6 +75,8 @@ class Held:
     replayed: Replayed | None = None
     what_if: tuple[WhatIf, ...] = ()
     ranks: tuple[RankState, ...] = ()
+    torn: bool = False
+    """Whether events are missing between its beginning and its end."""
     most_bytes: int | None = None
     """What the process could have at the most: the card, or a limit that is set on it."""
 
@@ -90,15 +92,17 @@ def held_of(history: History) -> Held:
     live = live_at(run, end)
     components, lines = live_groups(live, meanings)
     places = step_places(run, meanings)
-    growth = _named_growth(steady_growth(run, meanings, places), lines)
+    growth = None if run.torn else _named_growth(steady_growth(run, meanings, places), lines)
+    reserved = reserved_at(run, end)
     room, replayed = room_bytes(run), replay_recorded(run)
     stack = history.events.stack[run.death] if run.death is not None else 0
     asked = history.events.size[run.death] if run.death is not None else None
     free = history.events.address[run.death] if run.death is not None else None
     return Held(
         name=history.name, events=len(history.events), failures=run.failures, died=died, complete=run.before_reserved == 0 and not run.before,
-        asked_bytes=asked, free_bytes=free, live_bytes=sum(held.size for held in live.values()), reserved_bytes=reserved_at(run, end),
-        room_bytes=room, least_bytes=least_bytes(run) if died else None, components=components, lines=lines[:LINES],
+        torn=run.torn,
+        asked_bytes=asked, free_bytes=free, live_bytes=sum(held.size for held in live.values()), reserved_bytes=reserved,
+        room_bytes=reserved + free if free is not None else None, least_bytes=least_bytes(run) if died else None, components=components, lines=lines[:LINES],
         request_line=meanings.meaning_of(stack).line, request_component=_request_component(history, meanings, run.death), request_stack=history.stacks[stack],
         steps=len(places), growth=growth, checkpoints=any(meanings.meaning_of(number).recomputed for number in range(1, len(history.stacks))),
         has_stacks=meanings.has_stacks, conf=history.settings_text or (EXPANDABLE if history.settings.expandable_segments else ""), replayed=replayed,

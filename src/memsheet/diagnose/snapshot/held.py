@@ -20,16 +20,21 @@ from memsheet.diagnose.snapshot.history import (
 from memsheet.sheet import Component, Instant
 
 UNKNOWN = Component.UNEXPLAINED.value
+TORN = 20
+"""Of the requests one part in so many may lack its release: blocks are of a moment later than events."""
 BACKWARD_REST = Component.TEMPORARIES.value
 
 
 class Live(NamedTuple):
-    """A block that is live: bytes as requested, its stack and its component's number (0: by the stack)."""
+    """A block that is live: bytes as requested, its stack and its component's number (0: by the stack);
+    whether it lies in a private pool.
+    """
 
     size: int
     stack: int
     category: int
     stream: int = 0
+    private: bool = False
 
 
 class Group(NamedTuple):
@@ -45,7 +50,8 @@ class Group(NamedTuple):
 class Run:
     """A history gone through once. ``before``: blocks by address that were there before it begins;
     ``before_reserved``: segments then; ``death``: the place of the last request that failed, None where none
-    did; ``failures``: how many did; ``frees``: the action by which a block is let go.
+    did; ``failures``: how many did; ``frees``: the action by which a block is let go; ``torn``: whether
+    events are missing, by what should be there at the end.
     """
 
     history: History
@@ -54,6 +60,7 @@ class Run:
     death: int | None
     failures: int
     frees: int
+    torn: bool = False
 
     @property
     def end(self) -> int:
@@ -66,27 +73,29 @@ def run_of(history: History) -> Run:
     events = history.events
     frees = FREE_COMPLETED if FREE_COMPLETED in events.action else FREE_REQUESTED
     made, before = set[int](), dict[int, Live]()
-    change, death, failures = 0, None, 0
+    change, death, failures, count, lost = 0, None, 0, 0, 0
     for place, action in enumerate(events.action):
         if action == ALLOC:
+            count, lost = count + 1, lost + (events.address[place] in made)
             made.add(events.address[place])
         elif action == frees:
             address = events.address[place]
             if address in made:
                 made.discard(address)
             elif address not in before:
-                before[address] = Live(events.size[place], 0, 0, events.stream[place])
+                stream, private = events.stream[place], bool(events.private[place])
+                before[address] = Live(events.size[place], 0, 0, stream, private)
         elif action in GROWS:
             change += events.size[place]
         elif action in SHRINKS:
             change -= events.size[place]
         elif action == OOM:
             death, failures = place, failures + 1
-    for address, held in _blocks_at_end(history):
-        if address not in made:
-            before[address] = held
+    there = dict(_blocks_at_end(history))
+    before |= {address: held for address, held in there.items() if address not in made}
+    lost += len(made - there.keys())
     return Run(
-        history=history, before=before, before_reserved=max(0, history.reserved_end - change), death=death, failures=failures, frees=frees,
+        history=history, before=before, torn=lost * TORN > count, before_reserved=max(0, history.reserved_end - change), death=death, failures=failures, frees=frees,
     )  # fmt: skip
 
 
@@ -96,7 +105,10 @@ def _blocks_at_end(history: History) -> Iterator[tuple[int, Live]]:
         for block in segment.blocks:
             place = address if block.address is None else block.address
             if block.active:
-                yield place, Live(block.requested or block.size, block.stack, 0, segment.stream)
+                yield (
+                    place,
+                    Live(block.requested or block.size, block.stack, 0, segment.stream, segment.private),
+                )
             address = place + block.size
 
 
@@ -108,7 +120,11 @@ def live_at(run: Run, end: int) -> dict[int, Live]:
         action = events.action[place]
         if action == ALLOC:
             live[events.address[place]] = Live(
-                events.size[place], events.stack[place], events.category[place], events.stream[place]
+                events.size[place],
+                events.stack[place],
+                events.category[place],
+                events.stream[place],
+                bool(events.private[place]),
             )
         elif action == run.frees:
             live.pop(events.address[place], None)

@@ -72,7 +72,8 @@ def _changes_instant(run: Run, meanings: Meanings, places: Sequence[int]) -> boo
     """Whether every step has a forward and something that is none."""
     events = run.history.events
     for start, end in list(itertools.pairwise(places))[-LEAST:]:
-        seen = {meanings.instant_of(stack) for stack in set(events.stack[start:end])}
+        made = {events.stack[place] for place in range(start, end) if events.action[place] == ALLOC}
+        seen = {meanings.instant_of(stack) for stack in made}  # what is let go may have no stack
         if Instant.FORWARD not in seen or seen.isdisjoint(
             {Instant.BACKWARD, Instant.LOSS, Instant.OPTIMIZER_STEP}
         ):

@@ -159,7 +159,7 @@ def _seeded_blocks(run: Run, allocator: Allocator) -> Iterator[tuple[int, Block]
     """The segments that were there before the history, cut as they were: the blocks of it by address."""
     if run.history.settings.expandable_segments:
         return
-    places = sorted(run.before)
+    places = sorted(address for address, each in run.before.items() if not each.private)
     for address, size, stream in _segments_before(run):
         pool = allocator.pool(stream, SMALL if size == SMALL_SEGMENT else SMALL + 1)
         inside = places[bisect_left(places, address) : bisect_left(places, address + size)]
@@ -208,31 +208,36 @@ def _segments_before(run: Run) -> Iterator[tuple[int, int, int]]:
 
 
 def room_bytes(run: Run) -> int | None:
-    """What the allocator had: its segments, and what the device had free, when a request failed."""
+    """What the allocator had beside private pools: segments, and what the device had free, when a request
+    failed.
+    """
     if run.death is None:
         return None
-    events, held = run.history.events, run.before_reserved
-    for place in range(run.death):
-        action = events.action[place]
+    events, held = run.history.events, sum(each.size for each in run.history.segments if not each.private)
+    for place in range(run.death, len(events)):
         if not events.private[place]:
-            held += events.size[place] if action in GROWS else -events.size[place] if action in SHRINKS else 0
-    return held + events.address[run.death]
+            action, size = events.action[place], events.size[place]
+            held -= size if action in GROWS else -size if action in SHRINKS else 0
+    return max(0, held) + events.address[run.death]
 
 
-def least_bytes(run: Run) -> int:
-    """What is live and the request that failed, rounded as blocks: the least that any setting needs."""
+def least_bytes(run: Run, *, private: bool = True) -> int:
+    """What is live and the request that failed, rounded as blocks: the least that any setting needs.
+    ``private``: what lies in private pools, too.
+    """
     events, settings = run.history.events, run.history.settings
     assert run.death is not None
-    live = sum(block_bytes(held.size, settings) for held in live_at(run, run.death).values())
-    return live + block_bytes(events.size[run.death], settings)
+    live = live_at(run, run.death).values()
+    held = sum(block_bytes(each.size, settings) for each in live if private or not each.private)
+    return held + block_bytes(events.size[run.death], settings)
 
 
 def other_settings(run: Run, room: int) -> Iterator[WhatIf]:
     """The history under other settings on the same memory, and as it was on a tenth more."""
-    if run.death is None or run.death > MOST_REQUESTS or not run.history.known_settings:
+    if run.death is None or run.torn or run.death > MOST_REQUESTS or not run.history.known_settings:
         return
     settings, script = run.history.settings, _script_of(run)
-    least = least_bytes(run)
+    least = least_bytes(run, private=False)
     possible = least <= room
     if not settings.expandable_segments and possible:
         yield _played_script(
@@ -268,7 +273,7 @@ def _script_of(run: Run) -> Script:
     events, sizes, streams = array("q"), array("q"), array("q")
     number: dict[int, int] = {}
     recorded = run.history.events
-    for address in sorted(run.before):
+    for address in sorted(address for address, each in run.before.items() if not each.private):
         number[address] = len(sizes)
         sizes.append(run.before[address].size)
         streams.append(run.before[address].stream)
