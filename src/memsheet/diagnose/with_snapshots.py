@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from memsheet.diagnose.figures import figure_facts
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause, Term
 from memsheet.diagnose.snapshot.findings import Held, RankState
 from memsheet.diagnose.snapshot.judged import figures_of, growth_words, judge_held, leak_cure, replay_counts
-from memsheet.diagnose.verdict import Diagnosis
+from memsheet.diagnose.verdict import Diagnosis, predicted_bytes
+from memsheet.plan.plan import RecomputeMode
+from memsheet.sheet import Component
+
+if TYPE_CHECKING:
+    from memsheet.budget import Answer
 
 OF_TEXT = (
     Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR, Cause.LIMIT_SET, Cause.NOT_GPU_MEMORY, Cause.WAKE_UP_RACE, Cause.FOLLOW_UP_ERROR,
@@ -103,3 +109,16 @@ def _notes_of(held: Held) -> Iterator[str]:
         yield "its allocator's settings are not modelled, so that nothing was replayed"
     elif replayed.events and not replay_counts(held):
         yield "the replay differs from the recorded segments: it cannot say what other settings would do"
+
+
+RECOMPUTES_NOT = "the plan recomputes activations, and no stack of the snapshot does: it is off in what ran"
+
+
+def recompute_notes(held: Held | None, answer: Answer) -> Iterator[str]:
+    """What a plan says of recompute and its run does not do."""
+    if held is None or not held.has_stacks or held.checkpoints:
+        return
+    kept = held.bytes_of(Component.SAVED_ACTIVATIONS)
+    predicted = predicted_bytes(answer, Component.SAVED_ACTIVATIONS.value) or 0
+    if answer.plan.recompute.mode is not RecomputeMode.NONE and kept > predicted:
+        yield RECOMPUTES_NOT

@@ -19,7 +19,7 @@ from memsheet.diagnose.snapshot.failure import is_failure, read_failure
 from memsheet.diagnose.snapshot.findings import Held, held_of
 from memsheet.diagnose.snapshot.history import is_snapshot, read_history
 from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
-from memsheet.diagnose.with_snapshots import diagnose_held
+from memsheet.diagnose.with_snapshots import diagnose_held, recompute_notes
 from memsheet.errors import input_error
 from memsheet.guard import read_bytes, read_stdin
 from memsheet.guard.pickled import read_pickle
@@ -123,7 +123,9 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
     answer = _answer_of_job(model, given, served=first.program in SERVERS)
     found = _joined_diagnosis(said, every, _axes_of_answer(answer))
     beside = tuple(printed_beside(found.facts, answer))
-    return replace(cured_first(found, _accounted_cures(found, answer)), answer=answer, printed=beside)
+    notes = (*found.notes, *recompute_notes(found.held, answer))
+    cured = cured_first(found, _accounted_cures(found, answer))
+    return replace(cured, answer=answer, printed=beside, notes=notes)
 
 
 def _held_by_name(texts: Mapping[str, Said], plans: list[Mapping[str, Any]]) -> Iterator[Held]:

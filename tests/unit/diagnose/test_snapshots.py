@@ -346,8 +346,12 @@ def test_of_several_ranks_the_one_that_died_is_told() -> None:
 
 def test_the_plans_sheet_stands_beside_what_was_live() -> None:
     texts = {"x.pickle": pickled(NEED)}
-    told = diagnose_named_texts(texts, "llama-3.2-1b", {"gpus": "1xH100-80GB", "seq_len": 4096, "fix": False})
+    plan = {"gpus": "1xH100-80GB", "seq_len": 4096, "fix": False}
+    told = diagnose_named_texts(texts, "llama-3.2-1b", plan)
     assert "predicted" in render_diagnosis(told, Look(width=100))
+    assert not any("recomputes" in note for note in told.notes)
+    small = {**plan, "seq_len": 16, "recompute": "full"}
+    assert any("recomputes" in note for note in diagnose_named_texts(texts, "llama-tiny", small).notes)
 
 
 @pytest.mark.parametrize("name", CASES)

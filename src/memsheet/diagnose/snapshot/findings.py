@@ -25,7 +25,7 @@ from memsheet.diagnose.snapshot.what_if import (
     room_bytes,
 )
 from memsheet.frozen import dataclass
-from memsheet.sheet import Component
+from memsheet.sheet import Component, Instant
 
 EXPANDABLE = "expandable_segments:True"
 LINES = 12
@@ -104,10 +104,24 @@ def held_of(history: History) -> Held:
         asked_bytes=asked, free_bytes=free, live_bytes=sum(held.size for held in live.values()), reserved_bytes=reserved,
         room_bytes=reserved + free if free is not None else None, least_bytes=least_bytes(run) if died else None, components=components, lines=lines[:LINES],
         request_line=meanings.meaning_of(stack).line, request_component=_request_component(history, meanings, run.death), request_stack=history.stacks[stack],
-        steps=len(places), growth=growth, checkpoints=any(meanings.meaning_of(number).recomputed for number in range(1, len(history.stacks))),
+        steps=len(places), growth=growth, checkpoints=_recomputes(history, meanings),
         has_stacks=meanings.has_stacks, conf=history.settings_text or (EXPANDABLE if history.settings.expandable_segments else ""), replayed=replayed,
         what_if=tuple(other_settings(run, room)) if room is not None and asked is not None and free is not None and free < asked else (),
     )  # fmt: skip
+
+
+def _recomputes(history: History, meanings: Meanings) -> bool:
+    """Whether a stack goes through torch.utils.checkpoint, or activations are made anew in backward."""
+    if any(meanings.meaning_of(number).recomputed for number in range(1, len(history.stacks))):
+        return True
+    kept = Component.SAVED_ACTIVATIONS.value
+    if kept not in history.categories:
+        return False
+    wanted, events = history.categories.index(kept), history.events
+    return any(
+        category == wanted and meanings.instant_of(stack) is Instant.BACKWARD
+        for category, stack in set(zip(events.category, events.stack, strict=True))
+    )
 
 
 def _request_component(history: History, meanings: Meanings, death: int | None) -> str:
