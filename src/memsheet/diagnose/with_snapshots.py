@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memsheet.diagnose.figures import figure_facts
+from memsheet.diagnose.identities import Axes, tensor_of
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause, Term
 from memsheet.diagnose.snapshot.findings import Held, RankState
@@ -26,15 +27,15 @@ OF_TEXT = (
 NOTHING_FAILED = "no request failed in it; what is shown is where it held most"
 
 
-def diagnose_held(every: Sequence[Held], said: Diagnosis | None) -> Diagnosis:
-    """The diagnosis of snapshots, beside that of the texts of the same job."""
+def diagnose_held(every: Sequence[Held], said: Diagnosis | None, known: Axes | None = None) -> Diagnosis:
+    """The diagnosis of snapshots, beside that of the texts of the same job. ``known``: sizes of the plan."""
     told = max(every, key=lambda held: (held.died, held.live_bytes))
     if len(every) > 1:
         told = replace(
             told, ranks=tuple(RankState(h.name, h.live_bytes, h.reserved_bytes, h.died) for h in every)
         )
     inputs = (*(said.inputs if said else ()), *(held.name for held in every))
-    own = _diagnosis_of(told, inputs)
+    own = _diagnosis_of(told, inputs, known or Axes())
     if said is None or not said.found:
         return replace(own, notes=(*(said.notes if said else ()), *own.notes))
     if not own.found or said.cause in OF_TEXT:
@@ -55,7 +56,7 @@ def _joined_term(own: Term | None, said: Term | None) -> Term | None:
     return replace(said, words=f"{said.words}, at {own.words}" if own is not None else said.words)
 
 
-def _diagnosis_of(held: Held, inputs: tuple[str, ...]) -> Diagnosis:
+def _diagnosis_of(held: Held, inputs: tuple[str, ...], known: Axes) -> Diagnosis:
     notes = tuple(_notes_of(held))
     if not held.died:
         nothing = Diagnosis(
@@ -72,13 +73,14 @@ def _diagnosis_of(held: Held, inputs: tuple[str, ...]) -> Diagnosis:
         return replace(nothing, cause=Cause.LEAK, because=growth_words(held), cures=(leak_cure(held),))
     figures = figures_of(held)
     assert figures is not None
-    judged, _ = judge_held(held)
+    judged, signs = judge_held(held)
+    term = _joined_term(judged.term, tensor_of(figures.asked, signs, known))
     decided = len(judged.causes) == 1
     unsaid = ("capacity_bytes",) if held.most_bytes is None else ()
     facts = {name: size for name, size in figure_facts(figures).items() if name not in unsaid}
     return Diagnosis(
         inputs=inputs, found=True, cause=judged.causes[0] if decided else Cause.UNKNOWN, because=judged.because,
-        open_between=() if decided else judged.causes, arithmetic=judged.arithmetic, facts=facts, term=judged.term, missing=judged.missing,
+        open_between=() if decided else judged.causes, arithmetic=judged.arithmetic, facts=facts, term=term, missing=judged.missing,
         cures=judged.cures, held=held, notes=notes,
     )  # fmt: skip
 

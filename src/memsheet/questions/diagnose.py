@@ -155,7 +155,7 @@ def _joined_diagnosis(
     if not every:
         assert told is not None
         return told
-    return diagnose_held(every, told)
+    return diagnose_held(every, told, known)
 
 
 def _answer_of_job(model: Any, options: dict[str, Any], *, served: bool) -> Answer:
