@@ -13,6 +13,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent / "tests")]
 
+import messages  # noqa: E402
 import parallelism  # noqa: E402
 
 import memsheet  # noqa: E402
@@ -257,6 +258,7 @@ PAGES = {
     "guides/plan.md": planning,
     "guides/serve.md": serving,
     "../README.md": readme,
+    **messages.PAGES,
 }
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memsheet.questions.fit import DoesNotFitError, assert_fits, lightning_callback, trainer_callback
     from memsheet.questions.measure import measure
     from memsheet.questions.measured import measure_step
+    from memsheet.questions.on_oom import on_oom
     from memsheet.questions.plan import plan, plan_serving
     from memsheet.questions.solve import solve
     from memsheet.questions.sweep import sweep
@@ -47,6 +48,7 @@ __all__ = [
     "lightning_callback",
     "measure",
     "measure_step",
+    "on_oom",
     "plan",
     "plan_serving",
     "solve",
@@ -73,6 +75,7 @@ _HOMES = {
     "questions.export": ("export",),
     "questions.measure": ("measure",),
     "questions.measured": ("measure_step",),
+    "questions.on_oom": ("on_oom",),
     "questions.solve": ("solve",),
     "questions.sweep": ("sweep",),
     "questions.trace": ("trace",),

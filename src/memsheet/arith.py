@@ -323,3 +323,16 @@ def where(condition: Any, a: Count, b: Count) -> Count:
     if isinstance(condition, Term):
         return _call_term("where", condition, a, b)  # type: ignore[no-any-return]
     return _array_namespace(condition).where(condition, a, b)  # type: ignore[no-any-return]
+
+
+def fitted_line(values: Sequence[float], at: Sequence[float] | None = None) -> tuple[float, float]:
+    """The slope of the least-squares line through two values or more (``at`` 0, 1, 2, … or where they were
+    taken), and its R²: 0 where the values are all alike.
+    """
+    places = range(len(values)) if at is None else at
+    middle, mean = sum(places) / len(values), sum(values) / len(values)
+    across = sum((x - middle) ** 2 for x in places)
+    along = sum((x - middle) * (y - mean) for x, y in zip(places, values, strict=True))
+    spread = sum((y - mean) ** 2 for y in values)
+    slope = along / across if across else 0.0
+    return slope, slope * along / spread if spread else 0.0

@@ -28,6 +28,7 @@ NAMES = [
     "lightning_callback",
     "measure",
     "measure_step",
+    "on_oom",
     "plan",
     "plan_serving",
     "solve",
@@ -65,7 +66,7 @@ JOB_FLAGS = [
     "--units",
 ]
 TRACE_FLAGS = [
-    "--all-stages", "--cache", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
+    "--all-stages", "--cache", "--capacity", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
     "--time-limit",
 ]  # fmt: skip
 MEASURE_FLAGS = [
@@ -114,7 +115,8 @@ FLAGS = {
     ],
     "calibrate": ["--debug", "--forget", "--from", "--gpus", "--json"],
     "check": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--against", "--each", "--format", "--model"]),
-    "diagnose": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--model"]),
+    "diagnose": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--model", "--redact"]),
+    "watch": ["--count", "--debug", "--interval", "--units"],
     "export": ["--debug", "--force", "--out", "--pick", "--to"],
     "compare": ["--debug", "--format", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],

@@ -118,6 +118,13 @@ PICTURE_FLAGS = (
         "Of heat: the plan that needs least, or the fastest that fits: least, fastest.",
     ),
 )
+REDACT = Flag(
+    "redact", groups.OUTPUT, "", "Without folders, and names of people and machines.", default=False
+)
+WATCH_FLAGS = (
+    Flag("interval", groups.OTHER, "TIME", "Between two lines.", default="2s"),
+    Flag("count", groups.OTHER, "N", "Lines after which it ends, the command or not."),
+)
 TRACE_FLAGS = (
     Flag("device", groups.TRACE, "cuda|cpu", "cuda as on a GPU (none is needed), or cpu.", default="cuda"),
     Flag(
@@ -145,7 +152,13 @@ TRACE_FLAGS = (
     Flag("all-stages", groups.TRACE, "", "Trace a rank of each pipeline stage.", default=False),
     Flag("picture", groups.TRACE, "FILE", "Memory over the step, as .svg or .png."),
     Flag("events", groups.TRACE, "FILE", "Every allocation and release (memsheet/events/1)."),
-    Flag("snapshot", groups.TRACE, "FILE", "The same for PyTorch's memory viewer."),
+    Flag("snapshot", groups.TRACE, "FILE", "The same for PyTorch's viewer and `diagnose`."),
+    Flag(
+        "capacity",
+        groups.TRACE,
+        "SIZE",
+        "Memory of the snapshot's allocator: 24GiB.",
+    ),
     Flag("memory-limit", groups.TRACE, "SIZE", "Real memory that the trace may take.", default="4GiB"),
     Flag("time-limit", groups.TRACE, "S", "Seconds that it may take.", default="600"),
 )
@@ -335,14 +348,22 @@ COMMANDS = {command.name: command for command in (
         more="A flag says what the files leave open.",
     ),
     Command(
-        "diagnose", "What did a job that died of memory die of, and what would have helped? From its message or its log.",
-        (Argument("files", "FILE", "A log, an error message, an nvidia-smi table; several of one job, or - for stdin.", many=True),),
-        _job_flags(CHECK_FLAGS[0], JSON, FULL._replace(words="Every figure that was read."), UNITS, DEBUG),
+        "diagnose", "What did a job that died of memory die of, and what would have helped? From its message, its log or a snapshot of its memory.",
+        (Argument("files", "FILE", "A log, an error message, an nvidia-smi table, a memory snapshot; several of one job, or - for stdin.", many=True),),
+        _job_flags(CHECK_FLAGS[0], REDACT, JSON, FULL._replace(words="Every figure that was read."), UNITS, DEBUG),
         ("memsheet diagnose train.log",
+         "memsheet diagnose snapshot.pickle",
          "memsheet diagnose train.log --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
          "memsheet diagnose -"),
         ("model", *COMMON, *LIGHTER, *PRINTED),
         more="With the model and the plan the sheet says which term it was. Exit code: 0 diagnosed, or nothing to diagnose; 11 undecided; 2 unreadable.",
+    ),
+    Command(
+        "watch", "What does a running job take of its cards, how does that grow, and when are they full? By nvidia-smi.",
+        (Argument("job", "PID|COMMAND", "A process that runs here, or -- and a command to start.", many=True),),
+        (*WATCH_FLAGS, UNITS, DEBUG),
+        ("memsheet watch 4711", "memsheet watch --interval 10s -- python train.py"),
+        more="Exit code: that of the command; 2 where there is no GPU.",
     ),
     Command(
         "trace", "What does the real code allocate? Run on fake tensors, no GPU.",

@@ -6,7 +6,7 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
-from memsheet.questions.diagnose import diagnose_named_texts, read_log_files
+from memsheet.questions.diagnose import diagnose_named_texts, read_log_files, redacted_diagnosis
 from memsheet.report.shared.exit_codes import diagnosis_exit_code
 
 
@@ -16,7 +16,10 @@ def diagnose(asked: Given) -> int:
     if "-" in asked.files and asked.plan == "-":
         raise input_error("plan", "-", "is stdin, which the log is read from", "put one of the two in a file")
     question = jobs.job_arguments(asked)
-    found = diagnose_named_texts(read_log_files(asked.files), question.pop("model"), question)
+    texts = read_log_files(asked.files)
+    found = diagnose_named_texts(texts, question.pop("model"), question)
+    if asked.redact:
+        found = redacted_diagnosis(found, texts)
     if asked.json:
         from memsheet.report.json.diagnosis import diagnosis_document
 

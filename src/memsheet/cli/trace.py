@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from memsheet.allocator import Settings
 from memsheet.budget import Answer
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
@@ -41,6 +42,8 @@ def _check_trace_files(flags: Given) -> None:
     """That files can be written, before anything is run for them."""
     if flags.picture:
         check_picture_format(Path(flags.picture))
+    if flags.capacity is not None and not flags.snapshot:
+        raise input_error("capacity", flags.capacity, "says nothing without --snapshot", "--snapshot FILE")
     for field in ("picture", "events", "snapshot"):
         if name := getattr(flags, field):
             check_file(Path(name), field)
@@ -101,4 +104,18 @@ def _write_trace_files(
     if flags.events:
         write_events(timeline, Path(flags.events))
     if flags.snapshot:
-        write_snapshot(timeline, Path(flags.snapshot))
+        settings = Settings(expandable_segments=answer.plan.expandable_segments)
+        write_snapshot(
+            timeline, Path(flags.snapshot), "snapshot", settings, _allocator_capacity(flags, answer)
+        )
+
+
+def _allocator_capacity(flags: Given, answer: Answer) -> int | None:
+    """What a snapshot's allocator gets: as said, or what the device leaves it; None where there is no end."""
+    if flags.capacity is not None:
+        return parse_bytes(flags.capacity, "capacity")
+    if answer.cluster is None:
+        return None
+    worst = max(answer.sheets, key=lambda sheet: sheet.device.value)
+    outside = int(worst.device.value) - int(worst.reserved.value)
+    return max(0, int(answer.cluster.device.framework_bytes) - outside)

@@ -8,4 +8,6 @@ rules       one message of an allocator → one verdict, by arithmetic
 identities  a requested size → the tensor that it is
 cures       what would have helped, and what would not
 verdict     all of it for one text
+snapshot/   the allocator's own history
+with_snapshots   histories and texts of one job as one
 """

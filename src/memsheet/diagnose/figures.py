@@ -57,7 +57,7 @@ def read_figures(message: Message) -> Figures | None:
     elif allocated is not None and "other_allocations" in said:  # MPS counts those of its system, too
         reserved = allocated + said["other_allocations"]
     capacity, free = said.get("capacity"), said.get("free")
-    process, others = _own_process(said.get("process"), message.processes, reserved)
+    process, others = own_process(said.get("process"), message.processes, reserved)
     free_is_said = free is not None
     if free is None and capacity is not None and reserved is not None:
         free = Interval(0, max(0, capacity.high - reserved.low))
@@ -74,7 +74,7 @@ def read_figures(message: Message) -> Figures | None:
     )  # fmt: skip
 
 
-def _own_process(
+def own_process(
     own: Interval | None, processes: tuple[tuple[int, Interval], ...], reserved: Interval | None
 ) -> tuple[Interval | None, tuple[tuple[int, Interval], ...]]:
     """The process itself and the others: a container sees itself under the number that its host gives it, by

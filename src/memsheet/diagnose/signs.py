@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memsheet.diagnose.cleaned import Log
@@ -157,19 +158,29 @@ def read_signs(log: Log, line: int) -> Signs:
     names = [
         found[1].rpartition(".")[2] for each in window if (found := _FRAME.match(each) or _SOURCE.match(each))
     ]
-    frames = [FRAMES[name] for name in names if name in FRAMES]
-    calls = [FRAMES[found[1]] for each in window if (found := _CALL.search(each))] if not frames else []
-    named = frames or calls
-    trains = any(name in TRAINS for name in names)
-    phases = [frame.phase for frame in named if frame.phase and (trains or frame.phase not in OF_TRAINING)]
+    named = signs_of_names(names)
+    if named.frame is None:
+        calls = [found[1] for each in window if (found := _CALL.search(each))]
+        named = signs_of_names(calls, trains=any(name in TRAINS for name in names))
     text = log.text
     return Signs(
-        frame=_innermost_frame(named), phase=phases[-1] if phases else "",
+        frame=named.frame, phase=named.phase,
         program=next((name for name, marks in PROGRAMS if any(mark in text for mark in marks)), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
         changed_at=_change_at_step(text), growth=grows_steadily(log), text=text,
     )  # fmt: skip
+
+
+def signs_of_names(names: Sequence[str], *, trains: bool | None = None) -> Signs:
+    """What functions show, the innermost last. ``trains``: whether it is a training run, where they do not
+    say so.
+    """
+    frames = [FRAMES[name] for name in names if name in FRAMES]
+    if trains is None:
+        trains = any(name in TRAINS for name in names)
+    phases = [frame.phase for frame in frames if frame.phase and (trains or frame.phase not in OF_TRAINING)]
+    return Signs(frame=_innermost_frame(frames), phase=phases[-1] if phases else "")
 
 
 def _innermost_frame(frames: list[Frame]) -> Frame | None:

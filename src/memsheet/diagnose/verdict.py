@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.diagnose.cleaned import Log, cleaned_log
 from memsheet.diagnose.cures import cures_of
-from memsheet.diagnose.figures import Figures, figure_facts, read_figures
+from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import Axes, tensor_of
 from memsheet.diagnose.interval import Interval, size_words
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
@@ -26,6 +26,7 @@ from memsheet.diagnose.messages import (
     torch_allocator,
     vllm,
 )
+from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, read_signs
 from memsheet.frozen import dataclass
@@ -33,6 +34,7 @@ from memsheet.units import MIB
 
 if TYPE_CHECKING:
     from memsheet.budget import Answer
+    from memsheet.diagnose.snapshot.findings import Held
 
 EMITTERS = (
     below_torch,
@@ -76,6 +78,10 @@ class Diagnosis:
     program: str = ""
     answer: Answer | None = None
     """The sheet of the plan that ran, where one was named."""
+    printed: tuple[Printed, ...] = ()
+    """Figures of the log beside the sheet's, where a plan was named."""
+    held: Held | None = None
+    """What a snapshot shows, where one was given: of the rank that died."""
 
     @property
     def undecided(self) -> bool:
@@ -133,6 +139,8 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
     )
     signs = read_signs(log, first.line)
     figures = read_figures(first) if first.judge is None else None
+    if figures is not None:
+        figures = _with_processes_of_table(figures, nvidia_smi.card_table(log))
     facts = figure_facts(figures) if figures else _named_facts(first)
     speaker = own or first
     if speaker.judge is not None:
@@ -156,6 +164,19 @@ def _judged_figures(
     )
     cures = cures_of(asked_of, figures, signs, term, message.words.get("who", "CUDA"))
     return _diagnosis_of(replace(judged, term=term), facts, signs, cures)
+
+
+def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:
+    """A message that names no process, with those of an nvidia-smi table of the same card."""
+    if table is None or figures.process is not None or figures.others or figures.capacity is None:
+        return figures
+    whole, reserved = figures.capacity.middle, figures.reserved
+    cards = [place for place, (_, total) in enumerate(table.cards) if abs(total.middle - whole) * 20 <= whole]
+    there = [(pid, size) for place, pid, size in table.processes if place in cards]
+    if len(cards) != 1 or not there or reserved is None:
+        return figures
+    process, others = own_process(None, tuple(there), reserved)
+    return replace(figures, process=process, others=others)
 
 
 def _term_of_frame(signs: Signs) -> Term | None:
@@ -190,7 +211,7 @@ def _context_facts(log: Log) -> dict[str, Interval]:
     """What lines besides the message say of memory."""
     table = nvidia_smi.card_table(log)
     return {
-        **deepspeed.step_facts(log), **vllm.server_facts(log), **memory_summary.summary_facts(log),
+        **deepspeed.step_facts(log), **vllm.server_facts(log), **sglang.pool_facts(log), **memory_summary.summary_facts(log),
         **(nvidia_smi.table_facts(table) if table else {}),
     }  # fmt: skip
 
@@ -235,6 +256,9 @@ def _notes_beside(
         )
     if caught:
         yield f"{_request_words(caught)} failed before and {_was_or_were(caught)} caught"
+    left = context.get("left_after_graphs_bytes") or context.get("left_after_pool_bytes")
+    if left is not None:
+        yield f"the server left {size_words(left)} for everything beside weights and cache when it started"
     freed = context.get("sleep_freed_bytes")
     if freed is not None and freed.high < 8 * MIB:
         yield "a sleeping server freed nothing: expandable segments keep its memory from being taken back"
@@ -258,3 +282,14 @@ def cured_first(found: Diagnosis, cures: Iterable[Cure]) -> Diagnosis:
     rest = tuple(cure for cure in found.cures if cure not in useless)
     extra = tuple(sorted((*extra, *rest), key=lambda cure: cure.helps != "yes"))
     return replace(found, cures=(*extra[: 4 - len(useless)], *useless))
+
+
+def predicted_bytes(answer: Answer, component: str) -> int | None:
+    """What the sheet of the plan that ran has of a component on its worst rank, at that sheet's peak; None
+    where it has no such row.
+    """
+    worst = max(answer.sheets, key=lambda sheet: sheet.device.value)
+    for known, size in worst.sums()[worst.peak_instant].items():
+        if known.value == component:
+            return int(size.value)
+    return None

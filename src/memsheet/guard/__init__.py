@@ -52,10 +52,12 @@ def parse_json(
     max_bytes: int = MAX_JSON_BYTES,
     max_values: int = MAX_VALUES,
     max_depth: int = MAX_DEPTH,
+    taken: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Any:
     """The value that JSON text describes: objects with distinct keys, finite floats, ints within ±2^63.
 
-    ``field`` names the input in errors. Raises InputError, and nothing else, on anything that is not such
+    ``field`` names the input in errors; ``taken``: what stands for an object as soon as it is read, or None
+    where it stays. Raises InputError, and nothing else, on anything that is not such
     JSON.
     """
     raw = _checked_utf8(data, field, max_bytes)
@@ -75,8 +77,10 @@ def parse_json(
             "NaN and Infinity have no place in a configuration; use null",
         )
 
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        return _dict_with_unique_keys(pairs, field)
+    def distinct(pairs: list[tuple[str, Any]]) -> Any:
+        found = _dict_with_unique_keys(pairs, field)
+        instead = taken(found) if taken is not None else None
+        return found if instead is None else instead
 
     try:  # as text: given bytes, json.loads would look for UTF-16, which the scan above has not seen
         found = json.loads(
@@ -302,7 +306,7 @@ def _dict_with_unique_keys(pairs: list[tuple[Any, Any]], field: str) -> dict[Any
 def _check_pairs(found: Any, field: str) -> None:
     """Refuse text that cannot be written out again: half of a surrogate pair."""
     try:
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(found, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         raise input_error(field, None, "holds half of a surrogate pair, which is no character") from None
 

@@ -12,10 +12,17 @@ from memsheet.budget import Answer, Result
 from memsheet.diagnose.cleaned import MOST_BYTES
 from memsheet.diagnose.identities import Axes
 from memsheet.diagnose.message import YES, Cause, Cure
+from memsheet.diagnose.printed import printed_beside
+from memsheet.diagnose.redacted import redact_diagnosis
 from memsheet.diagnose.signs import SERVERS
+from memsheet.diagnose.snapshot.failure import is_failure, read_failure
+from memsheet.diagnose.snapshot.findings import Held, held_of
+from memsheet.diagnose.snapshot.history import is_snapshot, read_history
 from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
+from memsheet.diagnose.with_snapshots import diagnose_held, recompute_notes
 from memsheet.errors import input_error
 from memsheet.guard import read_bytes, read_stdin
+from memsheet.guard.pickled import read_pickle
 from memsheet.guard.spending import of_one_command
 from memsheet.plan.options import InferOptions, Model
 from memsheet.plan.plan import Plan
@@ -25,32 +32,54 @@ from memsheet.report.answer import public_answer
 
 MOST_FILES = 64
 TEXT = "text"
-PICKLED = b"\x80"
+Said = str | bytes | Held
+"""A text, or what a snapshot shows."""
 SERVED = ("max_model_len", "sequences", "memory_fraction", "users")
 """Options that only a server's question has."""
 
 
 def diagnose(
-    *texts: str | bytes | PathLike[str], model: Model | None = None, **options: Unpack[InferOptions]
+    *texts: str | bytes | PathLike[str],
+    model: Model | None = None,
+    redact: bool = False,
+    **options: Unpack[InferOptions],
 ) -> Diagnosis:
     """What a job died of, from its message, its log, an nvidia-smi table: each of ``texts`` is a text, or a
     path (``pathlib.Path``) of one; all are of one job, in order.
 
     With ``model`` and the options of ``train`` or ``infer`` the sheet of that plan says which term it was,
-    and changes are accounted. Raises InputError where nothing can be read, or the plan cannot be.
+    and changes are accounted. ``redact``: without folders, people and machines. Raises InputError
+    where nothing can be read, or the plan cannot be.
     """
-    named: dict[str, str | bytes] = {}
+    named: dict[str, Said] = {}
     with of_one_command():
         for number, text in enumerate(texts, start=1):
             if isinstance(text, str | bytes):
                 named[TEXT if len(texts) == 1 else f"{TEXT} {number}"] = text
             else:
-                named[str(text)] = read_bytes(Path(text), MOST_BYTES)
+                named[str(text)] = _read_file(Path(text))
     found = diagnose_named_texts(named, model, options)
+    if redact:
+        found = redacted_diagnosis(found, named)
     return replace(found, answer=public_answer(found.answer)) if found.answer else found
 
 
-def read_log_files(files: tuple[str, ...]) -> dict[str, bytes]:
+def redacted_diagnosis(found: Diagnosis, texts: Mapping[str, Said]) -> Diagnosis:
+    """What can be shown to others of a diagnosis of these texts."""
+    import platform
+
+    return redact_diagnosis(
+        found, (*texts, *(text for text in texts.values() if not isinstance(text, Held))), (platform.node(),)
+    )
+
+
+def _read_file(path: Path) -> bytes | Held:
+    """A file's bytes; of a pickle what it shows, so that one at a time is in memory."""
+    pickled = read_pickle(path)
+    return read_bytes(path, MOST_BYTES) if pickled is None else held_of(read_history(pickled, str(path)))
+
+
+def read_log_files(files: tuple[str, ...]) -> dict[str, Said]:
     """Files by name, ``-`` being stdin. Raises InputError for none, too many or too much of them."""
     if not files:
         raise input_error(
@@ -62,16 +91,18 @@ def read_log_files(files: tuple[str, ...]) -> dict[str, bytes]:
     if len(files) > MOST_FILES:
         raise input_error("FILE", len(files), f"are more than {MOST_FILES} files")
     return {
-        name: read_stdin("log", MOST_BYTES) if name == "-" else read_bytes(Path(name), MOST_BYTES)
+        name: read_stdin("log", MOST_BYTES) if name == "-" else _read_file(Path(name))
         for name in dict.fromkeys(files)
     }
 
 
-def diagnose_named_texts(
-    texts: Mapping[str, str | bytes], model: Any, options: Mapping[str, Any]
-) -> Diagnosis:
-    """The same of texts by name. ``options``: of the plan that ran."""
-    for name, text in texts.items():
+def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping[str, Any]) -> Diagnosis:
+    """The same of texts and snapshots by name. ``options``: of the plan that ran."""
+    plans: list[Mapping[str, Any]] = []
+    every = tuple(_held_by_name(texts, plans))
+    names = {held.name for held in every}
+    said = {name: text for name, text in texts.items() if name not in names and isinstance(text, str | bytes)}
+    for name, text in said.items():
         if len(text) > MOST_BYTES:
             raise input_error(
                 name,
@@ -79,24 +110,52 @@ def diagnose_named_texts(
                 f"is longer than the {MOST_BYTES:,} bytes that are read",
                 "its end says most: tail -c 10000000",
             )
-        if isinstance(text, bytes) and text[:1] == PICKLED and text[1:2] in b"\x02\x03\x04\x05":
-            raise input_error(
-                name,
-                None,
-                "is a pickled snapshot, which is not read",
-                "the error message or the log says most",
-            )
-    if not any(text.strip() for text in texts.values()):
+    if not every and not any(text.strip() for text in said.values()):
         raise input_error(
             next(iter(texts), TEXT), None, "is empty", "the error message, or the end of the log"
         )
     given = {key: value for key, value in options.items() if value is not None}
+    first = _joined_diagnosis(said, every, None)
+    if model is None and not given and plans:
+        given, model = {"plan": plans[0]}, plans[0].get("model")
     if model is None and not given:
-        return diagnose_texts(texts)
-    first = diagnose_texts(texts)
+        return first
     answer = _answer_of_job(model, given, served=first.program in SERVERS)
-    found = diagnose_texts(texts, _axes_of_answer(answer))
-    return replace(cured_first(found, _accounted_cures(found, answer)), answer=answer)
+    found = _joined_diagnosis(said, every, _axes_of_answer(answer))
+    beside = tuple(printed_beside(found.facts, answer))
+    notes = (*found.notes, *recompute_notes(found.held, answer))
+    cured = cured_first(found, _accounted_cures(found, answer))
+    return replace(cured, answer=answer, printed=beside, notes=notes)
+
+
+def _held_by_name(texts: Mapping[str, Said], plans: list[Mapping[str, Any]]) -> Iterator[Held]:
+    """What each snapshot among the texts shows; ``plans`` gets those that were written with them."""
+    for name, text in texts.items():
+        if isinstance(text, Held):
+            yield text
+            continue
+        raw = (
+            text.encode("utf-8", "replace")
+            if isinstance(text, str) and text.lstrip().startswith("{")
+            else text
+        )
+        if isinstance(raw, bytes) and is_failure(raw):
+            held, plan = read_failure(raw, name)
+            plans.extend([plan] if plan is not None else [])
+            yield held
+        elif isinstance(raw, bytes) and is_snapshot(raw):
+            yield held_of(read_history(raw, name))
+
+
+def _joined_diagnosis(
+    said: Mapping[str, str | bytes], every: tuple[Held, ...], known: Axes | None
+) -> Diagnosis:
+    """Texts and snapshots of one job as one diagnosis."""
+    told = diagnose_texts(said, known) if said else None
+    if not every:
+        assert told is not None
+        return told
+    return diagnose_held(every, told, known)
 
 
 def _answer_of_job(model: Any, options: dict[str, Any], *, served: bool) -> Answer:

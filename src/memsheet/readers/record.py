@@ -7,7 +7,7 @@ It is a stranger's file: read as data, within limits on its size packed and unpa
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,13 +77,18 @@ def sheet_within(found: Mapping[str, Any], file: str) -> Mapping[str, Any]:
 
 
 def parse_packed(
-    data: bytes, field: str, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES
+    data: bytes,
+    field: str,
+    *,
+    max_bytes: int = MAX_JSON_BYTES,
+    max_values: int = MAX_VALUES,
+    taken: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """The value of JSON text that may be compressed. Raises InputError for what is damaged or grows beyond
-    ``max_bytes``.
+    """The value of JSON text that may be compressed. ``taken`` as for ``parse_json``. Raises InputError for
+    what is damaged or grows beyond ``max_bytes``.
     """
     if not data.startswith(GZIP):
-        return parse_json(data, field, max_bytes=max_bytes, max_values=max_values)
+        return parse_json(data, field, max_bytes=max_bytes, max_values=max_values, taken=taken)
     unpack = zlib.decompressobj(_GZIP_WINDOW)
     try:
         text = unpack.decompress(data, max_bytes + 1)
@@ -92,4 +97,4 @@ def parse_packed(
     if len(text) <= max_bytes and not unpack.eof:
         raise input_error(field, None, "ends early", "was it copied completely?")
     spend_bytes(f"{field} (unpacked)", len(text))
-    return parse_json(text, field, max_bytes=max_bytes, max_values=max_values)
+    return parse_json(text, field, max_bytes=max_bytes, max_values=max_values, taken=taken)

@@ -7,9 +7,10 @@ Transformers and torch are imported when a callback is made, so that this file c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from memsheet.run.step_watch import StepWatch
 from memsheet.run.trackers import send_to_trackers
 from memsheet.sheet import Sheet
 from memsheet.units import GIB, format_bytes
@@ -120,20 +121,30 @@ def log_ending(sheet: Sheet) -> None:
         _log_leveled_lines(peak_lines(sheet, gpu))
 
 
+def log_warnings(lines: Iterable[str]) -> None:
+    """What a watch found."""
+    _log_leveled_lines((logging.WARNING, line) for line in lines)
+
+
 def prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
     """A ``TrainerCallback`` for a job whose ranks are predicted to hold ``sheets``; it logs to the logger
     ``memsheet``, of each node once, and the peaks so far to the experiment trackers that have a run, whenever
-    the Trainer logs.
+    the Trainer logs; and once each what grows from step to step, and memory that lies in pieces.
     """
     from transformers import TrainerCallback
 
-    sheet = max(sheets, key=lambda held: held.device.high)
+    sheet, watch = max(sheets, key=lambda held: held.device.high), StepWatch()
 
     class Predicted(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control
             if state.is_local_process_zero:
                 log_beginning(sheet)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            del args, control
+            if state.is_local_process_zero and (gpu := gpu_memory_counters()):
+                log_warnings(watch.warnings_of_step(gpu))
 
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, control

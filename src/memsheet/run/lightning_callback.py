@@ -9,6 +9,7 @@ from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.run import callback
+from memsheet.run.step_watch import StepWatch
 from memsheet.run.trackers import send_to_trackers
 from memsheet.sheet import Sheet
 
@@ -21,7 +22,9 @@ def lightning_prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
     ``memsheet``, of each node once, and the peaks so far to the experiment trackers that have a run, as often
     as the Trainer logs (``log_every_n_steps``).
     """
-    sheet = max(sheets, key=lambda held: held.device.high)
+    sheet, watch = max(sheets, key=lambda held: held.device.high), StepWatch()
+
+    seen_step = [0]
 
     class Predicted(_lightning_package().Callback):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, module: Any) -> None:
@@ -31,10 +34,13 @@ def lightning_prediction_callback(sheets: tuple[Sheet, ...]) -> Any:
 
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any, **__: Any) -> None:
             del module
-            every = trainer.log_every_n_steps
-            due = every and trainer.global_step % every == 0
-            if due and trainer.is_global_zero and (gpu := callback.gpu_memory_counters()):
-                send_to_trackers(callback.step_figures(sheet, gpu), int(trainer.global_step))
+            step, every = int(trainer.global_step), trainer.log_every_n_steps
+            if step == seen_step[0] or trainer.local_rank or not (gpu := callback.gpu_memory_counters()):
+                return  # between two steps of the optimizer, gradients are there as well
+            seen_step[0] = step
+            callback.log_warnings(watch.warnings_of_step(gpu))
+            if every and step % every == 0 and trainer.is_global_zero:
+                send_to_trackers(callback.step_figures(sheet, gpu), step)
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             del module

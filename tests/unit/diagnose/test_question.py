@@ -12,6 +12,7 @@ from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, TWELVE, Case, modern, t
 import memsheet
 from memsheet.cli import main
 from memsheet.diagnose.message import Cause
+from memsheet.diagnose.redacted import redact_text
 from memsheet.errors import InputError
 from memsheet.questions.ask import ask
 from memsheet.questions.diagnose import diagnose_named_texts
@@ -52,7 +53,7 @@ def test_exit_codes(text: str, code: int, tmp_path: Path, capsys: pytest.Capture
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there_and_a_snapshot_are_bad_input(
+def test_a_file_that_is_not_there_and_a_broken_snapshot_are_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diagnose", str(tmp_path / "none.log")]) == 2
@@ -123,3 +124,65 @@ def test_nothing_of_a_text_is_obeyed_by_a_terminal() -> None:
     assert "\x1b" not in render_diagnosis(
         diagnose_named_texts({"log\x1b[2J": text}, None, {}), Look(width=80)
     )
+
+
+PERSON = "anna"
+HOME = f"/home/{PERSON}"
+
+
+def test_redacted_nothing_names_people_folders_or_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = f"File '{HOME}/secret-project/train.py'\nanna@node-7 10.0.0.12\n{FULL_CARD}"
+    folder = tmp_path / "home-of-anna"
+    folder.mkdir()
+    assert main(["diagnose", write_log(folder, log), "--redact", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert "anna" not in shown
+    assert '"train.log"' in shown
+    found = memsheet.diagnose(log, redact=True)
+    assert found.cause is Cause.REAL_NEED
+    assert (
+        redact_text(f"at {HOME}/x/train.py:3 by anna@node-7 10.0.0.12", {"anna": "USER"})
+        == "at train.py:3 by USER@HOST HOST"
+    )
+    assert (
+        redact_text("8 x 1/2 GiB at model.layers.*.mlp/act_fn") == "8 x 1/2 GiB at model.layers.*.mlp/act_fn"
+    )
+
+
+HEALTHY = (
+    "Load weight begin. avail mem=78.50 GB\nLoad weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=76.10 GB, mem usage=2.40 GB.\n"
+    "KV Cache is allocated. #tokens: 100, K size: 28.00 GB, V size: 28.00 GB\nMemory pool end. avail mem=9.50 GB\n"
+    "Capture cuda graph end. Time elapsed: 5.50 s. mem usage=1.20 GB. avail mem=8.30 GB.\n"
+)  # fmt: skip
+
+
+def test_a_run_that_lives_is_printed_beside_its_prediction() -> None:
+    found = diagnose_named_texts(
+        {"log": HEALTHY},
+        "llama-3.2-1b",
+        {"gpus": "1xH100-80GB", "max_model_len": 4096, "engine": "sglang", "fix": False},
+    )
+    assert not found.found
+    assert {beside.fact for beside in found.printed} == {"weights_loaded_bytes", "kv_allocated_bytes"}
+    assert "weights 2.40 GiB, predicted 2.30 GiB" in render_diagnosis(found, Look(width=120))
+    assert diagnosis_document(found)["printed"][0]["fact"] == "weights_loaded_bytes"
+    both = diagnose_named_texts({"log": HEALTHY + FULL_CARD}, None, {})
+    assert any("left 8.30 GiB" in note for note in both.notes)
+
+
+def test_a_message_that_names_nobody_has_the_processes_of_a_table_of_its_card() -> None:
+    old = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 24.00 GiB total capacity; 9.00 GiB already "
+        "allocated; 1.00 GiB free; 9.50 GiB reserved in total by PyTorch)"
+    )
+    table = (
+        "| NVIDIA-SMI 550.54 |\n| 30%   40C    P2    300W / 350W |  23000MiB /  24576MiB |  100% Default |\n"
+        "|    0   N/A  N/A      1234      C   python    10100MiB |\n"
+        "|    0   N/A  N/A      77      C   python    13000MiB |"
+    )
+    found = diagnose_named_texts({"log": f"{old}\n{table}"}, None, {})
+    assert found.cause is Cause.OTHER_PROCESS
+    assert "process 77" in found.because
+    assert diagnose_named_texts({"log": old}, None, {}).cause is Cause.UNKNOWN

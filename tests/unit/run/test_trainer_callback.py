@@ -12,6 +12,7 @@ import pytest
 
 import memsheet
 from memsheet.run import callback as module
+from memsheet.run.step_watch import StepWatch
 
 pytest.importorskip("transformers")
 JOB: dict[str, Any] = {"gpus": "1xH100-80GB", "seq_len": 512, "microbatch": 1}
@@ -166,3 +167,33 @@ def test_lightnings_trainer_hears_the_same(monkeypatch: pytest.MonkeyPatch, capl
 def test_without_lightning_it_is_asked_for() -> None:
     with pytest.raises(memsheet.InputError, match="pip install lightning"):
         memsheet.lightning_callback("llama-3.2-1b", **JOB)
+
+
+def test_what_steps_leave_behind_is_told_once() -> None:
+    watch = StepWatch()
+    told = [
+        line
+        for n in range(30)
+        for line in watch.warnings_of_step(gpu(allocated=(10 + n) * GIB, peak_reserved=50 * GIB))
+    ]
+    (line,) = told
+    assert "grows by 1.00 GiB a step" in line
+    assert "29 steps" in line
+    varied = StepWatch()
+    assert not [line for n in range(30) for line in varied.warnings_of_step(gpu(allocated=10 * GIB + n % 3))]
+
+
+def test_memory_in_pieces_is_told_once_and_where_the_card_is_nearly_full() -> None:
+    watch, roomy = StepWatch(), StepWatch()
+    full = gpu(peak_allocated=40 * GIB, peak_reserved=75 * GIB)
+    told = [line for _ in range(9) for line in watch.warnings_of_step(full)]
+    assert len(told) == 1
+    assert "expandable_segments" in told[0]
+    assert not [line for _ in range(9) for line in roomy.warnings_of_step({**full, "room": 200 * GIB})]
+
+
+def test_the_callback_warns_after_a_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert said(monkeypatch, caplog, gpu(), "on_step_end") == []
+    assert said(monkeypatch, caplog, None, "on_step_end") == []

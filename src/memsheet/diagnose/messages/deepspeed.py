@@ -14,6 +14,7 @@ _LINE = re.compile(
     rf"MA(?P<MA>{NUMBER})GBMax_MA(?P<Max_MA>{NUMBER})GBCA(?P<CA>{NUMBER})GBMax_CA(?P<Max_CA>{NUMBER})GB"
 )
 _NAMES = {"MA": "allocated_before", "CA": "reserved_before"}
+_PEAKS = {"Max_MA": "allocated_peak_before", "Max_CA": "reserved_peak_before"}
 ENOUGH = 4
 """Steps of growth that are no accident."""
 
@@ -25,6 +26,9 @@ def step_facts(log: Log) -> dict[str, Interval]:
         return {}
     last = {name: printed_bytes(lines[-1][name], "GB") for name in _NAMES}
     facts = {f"{_NAMES[name]}_bytes": size for name, size in last.items() if size is not None}
+    for name, words in _PEAKS.items():
+        sizes = [size for line in lines if (size := printed_bytes(line[name], "GB")) is not None]
+        facts |= {f"{words}_bytes": max(sizes, key=lambda size: size.high)} if sizes else {}
     held, kept = last["MA"], last["CA"]
     return {**facts, "kept_before_bytes": (kept - held).positive} if held and kept else facts
 

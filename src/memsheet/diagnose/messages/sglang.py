@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.interval import Interval, printed_bytes
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 
 SIGNS = (
     b"mem-fraction-static", b"alloc_req_slots", b"Prefill out of memory", b"Decode out of memory", b"profiled value", b"Capture cuda graph failed",
@@ -75,3 +76,25 @@ FORMS = (
     Form("slots", re.compile(r"alloc_req_slotsrunsoutofmemory"), _spent_slots),
     Form("pool", re.compile(r"(?:Prefill|Decode)outofmemory\.Trytolower"), _full_pool),
 )
+_LEFT = {
+    "left_before_weights": re.compile(rf"Loadweightbegin\.availmem=(?P<size>{NUMBER})GB"),
+    "left_after_weights": re.compile(rf"Loadweightend\.\S{{0,200}}?availmem=(?P<size>{NUMBER})GB"),
+    "weights_loaded": re.compile(rf"Loadweightend\.\S{{0,200}}?memusage=(?P<size>{NUMBER})GB"),
+    "left_after_pool": re.compile(rf"Memorypoolend\.availmem=(?P<size>{NUMBER})GB"),
+    "left_after_graphs": re.compile(
+        rf"Capture(?:cuda|CUDA)graphend\.\S{{0,120}}?availmem=(?P<size>{NUMBER})GB"
+    ),
+}
+_POOL = re.compile(
+    rf"KVCacheisallocated\.\S{{0,60}}?Ksize:(?P<keys>{NUMBER})GB,Vsize:(?P<values>{NUMBER})GB", re.IGNORECASE
+)
+
+
+def pool_facts(log: Log) -> dict[str, Interval]:
+    """What its lines at the start say: weights, the pool of cached tokens, what was left beside them."""
+    found = {name: pattern.search(log.squeezed) for name, pattern in _LEFT.items()}
+    sizes = {f"{name}_bytes": printed_bytes(said["size"], "GB") for name, said in found.items() if said}
+    if pool := _POOL.search(log.squeezed):
+        keys, values = printed_bytes(pool["keys"], "GB"), printed_bytes(pool["values"], "GB")
+        sizes["kv_allocated_bytes"] = keys + values if keys and values else None
+    return {name: size for name, size in sizes.items() if size is not None}

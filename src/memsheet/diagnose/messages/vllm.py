@@ -16,7 +16,7 @@ from memsheet.units import GIB
 
 SIGNS = (
     b"on startup is less than desired", b"No available memory for the cache blocks", b"KV cache is needed", b"maximum number of tokens that can be stored",
-    b"warming up sampler", b"Available KV cache memory", b"GPU KV cache size", b"Sleep mode freed", b"GPU blocks: 0", b"wake_up",
+    b"warming up sampler", b"Model loading took", b"Loading model weights took", b"Available KV cache memory", b"GPU KV cache size", b"Sleep mode freed", b"GPU blocks: 0", b"wake_up",
 )  # fmt: skip
 FREE_THE_CARD = "free what others hold of the card"
 UTILIZATION = "--gpu-memory-utilization"
@@ -170,6 +170,7 @@ FORMS = (
     Form("sampler", re.compile(r"warmingupsamplerwith(?P<count>\d{1,7})dummyrequests"), _sampler_trial),
 )  # fmt: skip
 _FACTS = {
+    "weights_loaded": re.compile(rf"(?:Modelloadingtook|Loadingmodelweightstook)(?P<size>{NUMBER})G(?:iB|B)"),
     "kv_available": re.compile(rf"AvailableKVcachememory:(?P<size>{NUMBER})GiB"),
     "sleep_freed": re.compile(rf"Sleepmodefreed(?P<size>{NUMBER})GiB"),
     "still_in_use": re.compile(rf"GiBmemory,(?P<size>{NUMBER})GiBmemoryisstillinuse"),

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, Result
 from memsheet.diagnose.interval import Interval, size_words
 from memsheet.diagnose.message import NO, YES, Cause, Cure
+from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.verdict import Diagnosis
+from memsheet.report.screen.died.held import held_sections
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import INSTANTS
@@ -47,8 +49,12 @@ def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType
         yield labelled_row("Why", "bold", (lines,), look)
     if found.term is not None:
         yield labelled_row("Which", "bold", _term_words(found), look)
+    if found.held is not None:
+        yield from held_sections(found.held, found.answer, look)
     if found.answer is not None:
         yield labelled_row("Sheet", "bold", _sheet_words(found.answer, look), look)
+    if found.printed:
+        yield labelled_row("Printed", "bold", map(_printed_words, found.printed), look)
     helping = [cure for cure in found.cures if cure.helps != NO]
     useless = [cure for cure in found.cures if cure.helps == NO]
     if helping:
@@ -57,7 +63,7 @@ def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType
         yield labelled_row(
             "No use", "bold", (f"{cure.change}: {one_line(cure.why)}" for cure in useless), look, between="; "
         )
-    if found.facts and (look.full or not found.found):
+    if found.facts and (look.full or not (found.found or found.held)):
         yield labelled_row(
             "Figures", "bold", (_fact_words(name, size, look) for name, size in found.facts.items()), look
         )
@@ -93,6 +99,8 @@ def _term_words(found: Diagnosis) -> tuple[str, ...]:
     words = one_line(term.words or f"{term.component} {term.path}")
     if term.exact and asked is not None:
         return (f"{size_words(asked)} asked for = {words}",)
+    if found.held is not None and asked is not None and term.path == term.words:
+        return (f"{size_words(asked)} asked for at {words}",)
     return (words, "by what ran, not by the size")
 
 
@@ -111,6 +119,15 @@ def _sheet_words(answer: Answer, look: Look) -> tuple[str, ...]:
         Result.UNCERTAIN: "UNCERTAIN",
     }
     return (said, f"memsheet says {asked[answer.verdict.result]}")
+
+
+def _printed_words(beside: Printed) -> str:
+    predicted = size_words(Interval(beside.expected_bytes, beside.expected_bytes))
+    ends = beside.predicted
+    inside = ends.low <= beside.printed.high and beside.printed.low <= ends.high
+    low, high = (size_words(Interval(end, end)) for end in (ends.low, ends.high))
+    said = "" if inside else f", outside {low} to {high}"
+    return f"{beside.words} {size_words(beside.printed)}, predicted {predicted}{said}"
 
 
 def _cure_table(word: str, cures: list[Cure], look: Look) -> RenderableType:
