@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memsheet.questions.explain import explain
     from memsheet.questions.export import export
     from memsheet.questions.fit import DoesNotFitError, assert_fits, trainer_callback
+    from memsheet.questions.job import job
     from memsheet.questions.measure import measure
     from memsheet.questions.measured import measure_step
     from memsheet.questions.plan import plan, plan_serving
@@ -44,6 +45,7 @@ __all__ = [
     "explain",
     "export",
     "infer",
+    "job",
     "measure",
     "measure_step",
     "plan",
@@ -70,6 +72,7 @@ _HOMES = {
     "questions.diagnose": ("diagnose",),
     "questions.explain": ("explain",),
     "questions.export": ("export",),
+    "questions.job": ("job",),
     "questions.measure": ("measure",),
     "questions.measured": ("measure_step",),
     "questions.solve": ("solve",),

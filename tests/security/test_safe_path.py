@@ -57,6 +57,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "check as sarif": ("check", "ds_config.json", "--format", "sarif"),
     "compare": ("compare", "sheet.json", "sheet.json"),
     "diagnose": ("diagnose", "sheet.json"),
+    "job": ("job", "trl-grpo", "--model", "config.json", "--gpus", "1xH100-80GB"),
     "explain": ("explain", "saved_activations"),
     "models": ("models",),
     "gpus": ("gpus",),

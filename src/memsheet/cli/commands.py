@@ -17,6 +17,7 @@ from memsheet.cli.flags import (
     WORD_FLAGS,
     Flag,
 )
+from memsheet.jobs.templates import template_options
 from memsheet.plan.option_words import JOB, SERVING
 
 
@@ -196,6 +197,18 @@ VERIFY_FLAGS = (
         "records", groups.OTHER, "DIR", "Folder for a record of each real run (records).", default="records"
     ),
 )
+METAVARS = {int: "N", float: "SHARE", str: "NAME", bool: ""}
+TEMPLATE_FLAGS = tuple(
+    Flag(
+        name.replace("_", "-"),
+        groups.TEMPLATE,
+        METAVARS[option.kind],
+        option.words,
+        negative=option.kind is bool,
+    )
+    for name, option in template_options().items()
+)
+"""Options of the templates of ``jobs.templates``, by the frameworks' own words."""
 CALIBRATE_FLAGS = (
     Flag(
         "from",
@@ -343,6 +356,13 @@ COMMANDS = {command.name: command for command in (
          "memsheet diagnose -"),
         ("model", *COMMON, *LIGHTER, *PRINTED),
         more="With the model and the plan the sheet says which term it was. Exit code: 0 diagnosed, or nothing to diagnose; 11 undecided; 2 unreadable.",
+    ),
+    Command(
+        "job", "Several models on the same cards (RL, preference, distillation): which phase needs most, and does every one fit?",
+        (Argument("job", "JOB", "A file of memsheet/job/1, or a template: trl-grpo.", required=True),),
+        (*JOB_FLAGS[:5], *TEMPLATE_FLAGS, FORMAT._replace(words="On stdout as json or csv."), JSON, UNITS, DEBUG),
+        ("memsheet job trl-grpo --model Qwen/Qwen3-4B --gpus 1xH100-80GB --max-completion-length 4096 --vllm colocate",
+         "memsheet job job.json --gpus 8xH100-80GB --json"),
     ),
     Command(
         "trace", "What does the real code allocate? Run on fake tensors, no GPU.",

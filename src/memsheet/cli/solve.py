@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memsheet.cli import job as jobs
+from memsheet.cli import question as jobs
 from memsheet.cli import screen
 from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given

@@ -24,10 +24,18 @@ from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 MOSTLY = 0.3
 """A path is named as the reason for a component's size from this share of it on."""
 
-INSTANTS = {
+
+class _InstantWords(dict[Instant, str]):
+    """Words of the instants of a step; those of a job's phases are made of them."""
+
+    def __missing__(self, instant: Instant) -> str:
+        return f"{instant.phase} ({self[instant.step]})"
+
+
+INSTANTS: Mapping[Instant, str] = _InstantWords({
     Instant.LOAD: "loading", Instant.FORWARD: "forward", Instant.LOSS: "the loss", Instant.BACKWARD: "backward",
     Instant.OPTIMIZER_STEP: "the optimizer step", Instant.PREFILL: "prefill", Instant.DECODE: "decode",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def component_name(component: Component) -> str:
