@@ -114,7 +114,7 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
     if role.name != phase.active:
         return resident_items(role, accounted.sheet_of(role, stage), how, accounted.job.cluster)
     sheet = accounted.sheet_of(role, stage, phase.plan)
-    logits = (logits_item(role, phase.logits),) if phase.logits else ()
+    logits = (logits_item(role, phase.plan or role.plan, phase.logits),) if phase.logits else ()
     if phase.work is Work.FORWARD:
         items = (*forward_items(role, sheet, how), *logits)
         return (*items, *_pass_slack(accounted, role, items))
@@ -162,7 +162,7 @@ def _phase_rows(
                 yield replace(item, path=f"{role.name}/{item.path}", at=at)
     for extra in phase.extras:
         at = {instant.of_phase(phase.name): extra.size for instant in steps}
-        yield Item(extra.component, f"{phase.active or phase.name}/{extra.path}", at, Derived(extra.why))
+        yield Item(extra.component, f"{phase.active or roles[0].name}/{extra.path}", at, Derived(extra.why))
 
 
 def _over_phase(items: tuple[Item, ...], steps: tuple[Instant, ...]) -> tuple[Item, ...]:

@@ -205,7 +205,7 @@ def _read_logits(phase: Fields) -> Logits | None:
     logits = phase.sub("logits")
     _refuse_unknown(logits, ("tokens", "bytes", "why"))
     return Logits(
-        tokens=logits.count("tokens", low=0),
+        tokens=logits.optional("tokens", low=0),
         per_logit=_read_range(logits, "bytes", 256),
         why=logits.text("why", default="as the document says"),
     )

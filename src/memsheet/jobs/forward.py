@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memsheet.plan.job import Logits, Residency, Role
+from memsheet.plan.plan import Plan
 from memsheet.sheet import NOTHING, STATES, Bytes, Component, Derived, Instant, Item, Sheet
 
 CAST = "/cast"
@@ -71,11 +72,13 @@ def _hidden_states(role: Role, sheet: Sheet) -> Iterator[Item]:
             yield Item(Component.TEMPORARIES, item.path, at, PASS)
 
 
-def logits_item(role: Role, logits: Logits) -> Item:
+def logits_item(role: Role, plan: Plan, logits: Logits) -> Item:
     """Logits of a phase, of a rank's part of the vocabulary where ranks divide it."""
     words = role.model.head.width
-    shards = int(role.plan.mesh.tp)
-    elements = logits.tokens * -(-int(words) // shards)
+    shards = int(plan.mesh.tp)
+    job = plan.training
+    tokens = int(job.microbatch) * int(job.length) if logits.tokens is None else logits.tokens
+    elements = tokens * -(-int(words) // shards)
     each = logits.per_logit
     size = Bytes(elements * each.low, elements * each.value, elements * each.high) if elements else NOTHING
     return Item(Component.TEMPORARIES, "logits", {Instant.LOSS: size}, Derived(logits.why))

@@ -76,9 +76,11 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logits:
-    """Whole logits of ``tokens`` positions, as ``per_logit`` bytes of each."""
+    """Whole logits of ``tokens`` positions (None: of all that the phase's plan brings in), as ``per_logit``
+    bytes of each.
+    """
 
-    tokens: int
+    tokens: int | None
     per_logit: Bytes
     why: str
 

@@ -14,7 +14,7 @@ from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange import as_released
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
 from memsheet.exchange.joined_files import join_files, with_shipped_files, with_their_files
-from memsheet.exchange.mistakes import Case, find_mistakes
+from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
 from memsheet.exchange.verdict_doubts import (
@@ -62,6 +62,7 @@ from memsheet.questions.files_on_disk import (
     with_settings_beside,
     with_variables_beside,
 )
+from memsheet.questions.job_of_files import JobOfFiles, job_of_files
 from memsheet.questions.labelled_models import with_labels_head
 from memsheet.questions.named_models import (
     bundled_draft,
@@ -395,6 +396,8 @@ def _judge_job(
         ask=_memoize_answers(lambda changes: _answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case, beyond_alone=verdict_alone)
+    if whole_job := job_of_files(reads, answer, job.ask):
+        return _judge_several(files, job, flags, case, mistakes, whole_job)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     doubt = both_doubts(doubt, length_doubt(answer))
@@ -423,6 +426,37 @@ def _judge_job(
             *whole.assumed,
         ),
         mistakes=tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes),
+        moved=moved,
+        doubt=doubt.words,
+        not_read=files.not_read,
+        written=files.written,
+        on_cards=bool(job.ask["gpus"]),
+    )
+
+
+def _judge_several(
+    files: _JobFiles,
+    job: _AccountedJob,
+    flags: Mapping[str, Any],
+    case: Case,
+    mistakes: tuple[tuple[Rule, Found], ...],
+    found: JobOfFiles,
+) -> Checked:
+    """The sheet of all models of a job, with what stays open of it and of its files."""
+    moved = bytes_beyond(mistakes)
+    doubt = both_doubts(doubt_of(found.reads, job.answer, moved, flags, case), job.unaccounted)
+    if found.open_words and job.answer and job.answer.verdict:
+        least = int(job.answer.verdict.device.low)
+        doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
+    return Checked(
+        reads=found.reads,
+        answer=widen_verdict(found.answer, doubt),
+        why_not=job.why_not,
+        assumed=(
+            *(f"{name}: {text}" for name, read in found.reads.items() for text in read.assumed),
+            *job.whole.assumed,
+        ),
+        mistakes=tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes),
         moved=moved,
         doubt=doubt.words,
         not_read=files.not_read,

@@ -23,9 +23,9 @@ class Role(Document):
 
 
 class Logits(Document):
-    """Whole logits of so many tokens, as bytes of each logit."""
+    """Whole logits of so many tokens, or of all that the phase brings in, as bytes of each logit."""
 
-    tokens: Natural
+    tokens: Natural = optional_key()
     bytes: Sizes
     why: str = optional_key()
 

@@ -45,6 +45,8 @@ def component_name(component: Component) -> str:
 def component_size_reason(component: Component, answer: Answer, sheet: Sheet, look: Look) -> str:
     """A few words on a component's size: its dtype and how it is split, or the path that takes most of it."""
     plan = answer.plan
+    if answer.job is not None:  # of several plans
+        return dominant_path_words(component, sheet)
     if answer.trace is not None and "step" in answer.trace:  # a step of one's own: nobody knows its plan
         return dominant_path_words(component, sheet)
     if component in SHARDED_FROM:
