@@ -180,7 +180,7 @@ def _once_a_process(
     for instant, size in item.at.items():
         if _most_of(item, instant, others).value > size.value:
             continue
-        if before and _most_of(item, instant, before).value == size.value and _has(item, instant, before):
+        if before and _most_of(item, instant, before).value == size.value and _is_held(item, instant, before):
             continue
         found[instant] = size
     return found
@@ -201,7 +201,7 @@ def _most_of(item: Item, instant: Instant, parts: list[tuple[Item, ...]]) -> Byt
     return most
 
 
-def _has(item: Item, instant: Instant, parts: list[tuple[Item, ...]]) -> bool:
+def _is_held(item: Item, instant: Instant, parts: list[tuple[Item, ...]]) -> bool:
     return any(
         (one.component, one.path) == (item.component, item.path) and instant in one.at
         for items in parts

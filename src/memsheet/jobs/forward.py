@@ -33,15 +33,20 @@ def forward_items(role: Role, sheet: Sheet, how: Residency) -> Iterator[Item]:
         size = item.at.get(Instant.FORWARD)
         if item.component in STATES and not _is_there(role, item, how):
             continue
-        if size is None or item.component in LEFT_OUT:
+        if size is None or item.component in LEFT_OUT or _reduces_gradients(role, item):
             continue
         if item.component is Component.TEMPORARIES:
-            yield from _transients(role, item, size)
+            yield from _layer_transients(role, item, size)
         elif item.component is Component.UNSHARDED_PARAMETERS:
             yield replace(item, at={i: item.at[i] for i in (Instant.FORWARD, Instant.LOSS) if i in item.at})
         else:
             yield replace(item, at={Instant.FORWARD: size, Instant.LOSS: size})
     yield from _hidden_states(role, sheet)
+
+
+def _reduces_gradients(role: Role, item: Item) -> bool:
+    """Whether they are buckets that are there from the start, which a model that is not trained has none of."""
+    return not role.trained and item.component is Component.COMMUNICATION and Instant.LOAD in item.at
 
 
 def _is_there(role: Role, item: Item, how: Residency) -> bool:
@@ -50,7 +55,7 @@ def _is_there(role: Role, item: Item, how: Residency) -> bool:
     return role.trained and how is Residency.WHOLE
 
 
-def _transients(role: Role, item: Item, size: Bytes) -> Iterator[Item]:
+def _layer_transients(role: Role, item: Item, size: Bytes) -> Iterator[Item]:
     """A layer's, gone where the logits are made; casts stay for all of the pass, or for a product of it."""
     if not item.path.endswith(CAST):
         yield replace(item, at={Instant.FORWARD: size})

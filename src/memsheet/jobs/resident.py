@@ -67,7 +67,7 @@ def _keeps_of_server(item: Item, how: Residency, *, loaded: bool) -> bool:
 def _keeps_of_training(role: Role, item: Item, how: Residency) -> bool:
     """States that are there when a step begins; of a model that is not trained its parameters alone."""
     of_states = item.component in STATES and item.component is not Component.PARAMETERS
-    if of_states and not role.trained:
+    if not role.trained and (of_states or item.component is Component.COMMUNICATION):
         return False
     match how:
         case Residency.WHOLE:

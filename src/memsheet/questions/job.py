@@ -154,7 +154,7 @@ def _read_role(role: WrittenRole, cluster: Cluster | None) -> _Read:
     spec = with_draft_model(read_named_model(model, task, request.get("engine")), request)
     count = role.cards[1] if role.cards else cluster.count if cluster else 1
     part = resize_cluster(cluster, _group_of(request, count)) if cluster else None
-    resolved = _resolved(request, spec, part, told["assumed"])
+    resolved = _resolve_role(request, spec, part, told["assumed"])
     first = role.cards[0] if role.cards else 0
     if cluster is None and role.cards is None:
         count = int(resolved.plan.mesh.gpus)
@@ -174,7 +174,7 @@ def _group_of(request: Mapping[str, Any], count: int) -> int:
     return int(degrees[0]) * int(degrees[1])
 
 
-def _resolved(
+def _resolve_role(
     request: Mapping[str, Any], spec: ModelSpec, cluster: Cluster | None, assumed: tuple[str, ...] = ()
 ) -> Resolved:
     found = resolve_request(request, spec, cluster)
@@ -193,7 +193,7 @@ def _read_phase(phase: WrittenPhase, roles: Mapping[str, _Read]) -> Phase:
         whole = {**active.request, **changed}
         if "microbatch" in changed or "seq_len" in changed:
             whole.pop("global_batch", None)
-        plan = _resolved(whole, active.role.model, active.cluster).plan
+        plan = _resolve_role(whole, active.role.model, active.cluster).plan
     return Phase(
         name=phase.name, active=phase.active, work=phase.work, plan=plan, residents=phase.residents, logits=phase.logits, extras=phase.extras
     )  # fmt: skip

@@ -212,6 +212,43 @@ def _grpo_notes(values: Mapping[str, Any]) -> list[str]:
     return found
 
 
+DPO_LEARNT, DPO_READ = (
+    (6, 16, 16),
+    "of both sequences of every pair, with their gradients and the reference's",
+)
+"""Bytes of a logit, as of GRPO, but divided by nothing (trainer/dpo_trainer.py:1340-1347). Those of the
+reference, 6 at the most, are gone where the gradients are (:1382).
+"""
+
+
+def dpo_document(values: Mapping[str, Any], plan: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """The job of ``DPOTrainer``, of a recipe's values, as ``memsheet/job/1``: the model that trains on both
+    sequences of each pair, and the reference beside it. ``plan``: of the model, as its own sheet has it.
+
+    A reference is loaded unless adapters train or its probabilities were made before
+    (trainer/dpo_trainer.py:893-908); DeepSpeed divides it where it divides the model's parameters
+    (models/utils.py:236-265).
+    """
+    actor = {key: held for key, held in plan.items() if key not in ("schema", "model", "gpus", "phase")}
+    whole = actor.get("loss") != "fused"
+    actor["loss"] = "fused"
+    roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
+    if values.get("precompute_ref_log_probs") is not True and not actor.get("adapter"):
+        still = dict(actor)
+        if actor.get("engine") == "deepspeed" and actor.get("zero") != 3:
+            still["zero"] = 0
+            still["mesh"] = {**still.get("mesh", {}), "dp_replicate": _data_ranks(still), "dp_shard": 1}
+        roles["reference"] = {"model": model, "plan": still, "trained": False, "process": "trainer"}
+    logits = {"logits": {"bytes": list(DPO_LEARNT), "why": DPO_READ}} if whole else {}
+    phases = [{"name": "update_actor", "active": "actor", **logits}]
+    return {"schema": "memsheet/job/1", "name": "trl-dpo", "roles": roles, "phases": phases}
+
+
+def _data_ranks(plan: Mapping[str, Any]) -> int:
+    mesh = plan.get("mesh", {})
+    return int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1))
+
+
 TEMPLATES = (
     Template(name="trl-grpo", words="TRL's GRPO: vLLM beside the trainer.", options=GRPO, make=grpo_document),
 )

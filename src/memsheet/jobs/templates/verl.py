@@ -83,13 +83,13 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
 
 
 def _is_unknown(values: Values) -> list[bool]:
-    """What keeps the job from being made: variables in the place of numbers, further copies of a server, parts
-    of Megatron-Core's states alone on the host.
+    """What keeps the job from being made: variables in the place of numbers, further copies of a server,
+    parts of Megatron-Core's states alone on the host.
     """
     name = held_value(values, f"{ROLLOUT}.name", None)
     share = held_value(values, f"{ROLLOUT}.gpu_memory_utilization", 0.5)
     several = [whole_number(values, f"{ROLLOUT}.{at}_parallel_size", 1) for at in ("data", "expert")]
-    parts = _offloads(values, f"{ACTOR}.megatron")
+    parts = _offloaded_parts(values, f"{ACTOR}.megatron")
     return [
         name not in ROLLOUTS, not isinstance(share, int | float) or not 0 < share <= 1, several != [1, 1],
         whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2) is None, rank_count(values) is None,
@@ -160,7 +160,7 @@ def _rollout_plan(values: Values) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _offloads(values: Values, place: str) -> tuple[bool, bool]:
+def _offloaded_parts(values: Values, place: str) -> tuple[bool, bool]:
     """Whether parameters and the optimizer's states are on the host between the role's own phases."""
     parts = (is_on(values, f"{place}.{name}_offload", usual=False) for name in ("param", "optimizer"))
     parameters, states = parts
@@ -181,22 +181,22 @@ def _actor_place(values: Values) -> str:
     return f"{ACTOR}.{'fsdp_config' if is_sharded(values) else 'megatron'}"
 
 
-def _rests(values: Values) -> dict[str, str]:
+def _resting_roles(values: Values) -> dict[str, str]:
     """Where each role of the trainer is while another works. FSDP's reference is on the host always
     (workers/fsdp_workers.py:524-552).
     """
-    found = {"actor": REST[_offloads(values, _actor_place(values))]}
+    found = {"actor": REST[_offloaded_parts(values, _actor_place(values))]}
     if _has_reference(values) and not _trains_adapters(values):
         away = is_sharded(values) or is_on(values, f"{REF}.megatron.param_offload", usual=False)
         found["reference"] = "offloaded" if away else "whole"
     if _has_critic(values):
-        found["critic"] = REST[_offloads(values, "critic.model.fsdp_config")]
+        found["critic"] = REST[_offloaded_parts(values, "critic.model.fsdp_config")]
     return found
 
 
 def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     """The phases of a step, by the names that verl's own timers have (trainer/ppo/ray_trainer.py, fit)."""
-    rests = _rests(values)
+    rests = _resting_roles(values)
     sleeps = is_on(values, f"{ROLLOUT}.free_cache_engine", usual=True)
     asleep = ("asleep-1" if _trains_adapters(values) else "asleep-2") if sleeps else "whole"
     training = {**rests, "rollout": asleep}
@@ -205,7 +205,7 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
         {"name": "update_weights", "residents": awake, "items": _handed_over(values, sizes)},
         {"name": "gen", "active": "rollout", "residents": {**rests, "rollout": "whole"}},
     ]
-    optimizer_away = _offloads(values, _actor_place(values))[1]
+    optimizer_away = _offloaded_parts(values, _actor_place(values))[1]
     reading = {**training, "actor": READING[optimizer_away]}
     entropy = not _trains_adapters(values) or not _has_reference(values)
     plan = _log_prob_plan(values, ROLLOUT) or {}
@@ -221,7 +221,7 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
             **_read_logits(values, own, READ),
         })  # fmt: skip
     if _has_critic(values):
-        states_away = _offloads(values, "critic.model.fsdp_config")[1]
+        states_away = _offloaded_parts(values, "critic.model.fsdp_config")[1]
         found += [
             {
                 "name": "values",

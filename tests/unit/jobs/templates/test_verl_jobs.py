@@ -12,10 +12,11 @@ from memsheet.report.shared.checked import Checked
 
 A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 SCRIPT = (
-    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_length=512 data.max_response_length=512 "
-    f"{M}.path=Qwen/Qwen3-0.6B {A}.ppo_mini_batch_size=16 {A}.ppo_micro_batch_size_per_gpu=4 {R}.log_prob_micro_batch_size_per_gpu=8 "
-    f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8 {A}.use_kl_loss=True {R}.name=vllm {R}.tensor_model_parallel_size=1 "
-    f"{R}.gpu_memory_utilization=0.4 trainer.n_gpus_per_node=2 trainer.nnodes=1"
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_length=512 "
+    f"data.max_response_length=512 {M}.path=Qwen/Qwen3-0.6B {A}.ppo_mini_batch_size=16 "
+    f"{A}.ppo_micro_batch_size_per_gpu=4 {R}.log_prob_micro_batch_size_per_gpu=8 "
+    f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8 {A}.use_kl_loss=True {R}.name=vllm "
+    f"{R}.tensor_model_parallel_size=1 {R}.gpu_memory_utilization=0.4 trainer.n_gpus_per_node=2 trainer.nnodes=1"
 )
 REAL = Path(__file__).parents[3] / "wild_configs" / "ve-grpo-qwen3-8b.sh"
 
