@@ -323,10 +323,10 @@ COMMANDS = {command.name: command for command in (
     ),
     Command(
         "solve", "The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.",
-        (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters; of serving: sequences, max-model-len.", required=True), MODEL),
+        (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters, sequences, max-model-len; of a job gpu-memory-utilization.", required=True), MODEL),
         _job_flags(*SOLVE_FLAGS, FORMAT, *OUTPUT_FLAGS),
         ("memsheet solve seq-len llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --recompute full",
-         "memsheet solve gpus llama-3.1-70b --gpus H100-80GB --engine fsdp2 --zero 3 --seq-len 4096",
+         "memsheet solve gpu-memory-utilization job.json",
          "memsheet solve sequences llama-3.1-8b --gpus 1xH100-80GB --engine vllm --max-model-len 8192"),
         (*COMMON, *LIGHTER, "most", *PRINTED),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memsheet.budget import Result
 from memsheet.cli import screen
 from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
@@ -22,13 +23,7 @@ def job(asked: Given) -> int:
     check_form("job", asked.output)
     if asked.job is None:
         raise input_error("JOB", None, "is missing", "a file of memsheet/job/1, or a template: trl-grpo")
-    where: dict[str, Any] = {
-        "gpus": asked.gpus,
-        "nodes": parse_positive_int("nodes", asked.nodes),
-        "per_node": parse_positive_int("per_node", asked.per_node),
-        "host_memory": asked.host_memory,
-        "cluster": asked.cluster,
-    }
+    where = _machines_of(asked)
     options = {
         flag.field: plain_value(held) if isinstance(held, str) else held
         for flag in TEMPLATE_FLAGS
@@ -39,7 +34,53 @@ def job(asked: Given) -> int:
     if form is not None:
         write_form("job", form, answer)
     else:
+        from memsheet.questions.cures_of_jobs import what_helps
         from memsheet.report.screen.jobs.phases import render_job
 
-        screen.write_stdout(render_job(answer, look))
+        helps = tuple((one.words, one.says, one.answer) for one in what_helps(answer, where))
+        screen.write_stdout(render_job(answer, look, helps))
     return EXIT[answer.verdict.result] if answer.verdict else 0
+
+
+def _machines_of(asked: Given) -> dict[str, Any]:
+    return {
+        "gpus": asked.gpus,
+        "nodes": parse_positive_int("nodes", asked.nodes),
+        "per_node": parse_positive_int("per_node", asked.per_node),
+        "host_memory": asked.host_memory,
+        "cluster": asked.cluster,
+    }
+
+
+def solve_share(asked: Given) -> int:
+    """`memsheet solve gpu-memory-utilization JOB`: a file of memsheet/job/1, or one that `check` reads as a
+    job.
+    """
+    from memsheet.questions.check import check_configuration_files
+    from memsheet.questions.solve_job import largest_share
+    from memsheet.report.screen.jobs.phases import render_share
+
+    look = screen.terminal_look(decimal=screen.wants_decimal_units(asked.units), full=False)
+    where = _machines_of(asked)
+    if asked.model is None:
+        raise input_error(
+            "JOB", None, "is missing", "a file of memsheet/job/1, or a launch of several models"
+        )
+    if str(asked.model).endswith(".json"):
+        document = document_of(asked.model, where)
+    else:
+        question = {**where, "parameters": None, "plan": None}
+        checked = check_configuration_files((asked.model,), None, question)
+        answer = checked.answer
+        if answer is None or answer.job is None:
+            reason = "is no job of several models with a server beside what trains"
+            raise input_error("JOB", asked.model, reason, "--gpus names the cards")
+        open_words = (f"not held: {checked.doubt}",) if checked.doubt else ()
+        document = {**answer.job, "notes": [*answer.job.get("notes", ()), *open_words]}
+    found = largest_share(document, where)
+    if asked.json or asked.output is not None:
+        check_form("job", asked.output)
+        write_form("job", asked.output or "json", found.answer)
+    else:
+        screen.write_stdout(render_share(found.share, found.answer, found.beyond, look))
+    return EXIT[Result.FITS if found.share else Result.DOES_NOT_FIT]

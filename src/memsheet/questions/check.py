@@ -38,6 +38,7 @@ from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
+from memsheet.questions.cures_of_jobs import mistakes_of_job
 from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
@@ -174,6 +175,10 @@ def check_configuration_files(
     )
 
 
+UNDER_A_SERVER = ("fragmentation",)
+"""Rules whose cure a server that sleeps cannot have: its pools do not go with expandable segments (vLLM
+010c211 device_allocator/cumem.py), and verl switches them itself.
+"""
 RANKS_OPEN: Mapping[str, Any] = {"ranks_open": True}
 """Of a question whose cards nobody named: how many there are is still open."""
 VERDICT_ALONE: Mapping[str, Any] = {"cures": False, "verdict_alone": True}
@@ -448,6 +453,11 @@ def _judge_several(
     if found.open_words and job.answer and job.answer.verdict:
         least = int(job.answer.verdict.device.low)
         doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
+    if found.serves:
+        mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
+    if job.ask.get("fix"):
+        where = {key: job.ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
+        mistakes = (*mistakes, *mistakes_of_job(found.answer, where, next(iter(found.reads))))
     return Checked(
         reads=found.reads,
         answer=widen_verdict(found.answer, doubt),

@@ -8,7 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
-from memsheet.budget import Answer, answer_of, judge_on
+from memsheet.account import account_rank
+from memsheet.budget import Answer, answer_of, judge_on, verdict_on_start
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import read_json
 from memsheet.jobs.account import account_job
@@ -24,6 +25,8 @@ from memsheet.questions.question_parts import REPLAY, SHARE, parse_question, rea
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.jobs.phases import fullest_instant
 from memsheet.resolve import Resolved, resolve_request
+from memsheet.sheet import Bytes
+from memsheet.units import format_bytes
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster")
 NOWHERE: Mapping[str, Any] = {}
@@ -88,6 +91,9 @@ def answer_job(
     if verdict is not None:
         worst = next(sheet for sheet in sheets if sheet.rank == verdict.rank)
         verdict = replace(verdict, instant=fullest_instant(worst), largest=())
+    short = dict(_start_shortages(found)) if verdict else {}
+    for lacking in short.values():
+        verdict = verdict_on_start(verdict, lacking) if verdict else None
     main = next((role for role in found.roles if role.trained), found.roles[0])
     answer = answer_of(main.model, Resolved(main.plan, ()), cluster, sheets, verdict)
     assumed = tuple(f"{name}: {line}" for name, one in resolved.items() for line in one.assumed)
@@ -95,10 +101,30 @@ def answer_job(
     return replace(
         answer,
         assumed=(*written.assumed, *assumed),
-        notes=(*written.notes, *_job_notes(found), *notes),
+        notes=(*written.notes, *_shortage_words(short), *_job_notes(found), *notes),
         job={"schema": SCHEMA, **{key: value for key, value in document.items() if key != "schema"}},
         seeks_changes=False,
     )
+
+
+def _start_shortages(found: Job) -> Iterator[tuple[str, Bytes]]:
+    """What the pools of servers lack for one sequence of their longest, by role: they refuse to start then."""
+    from memsheet.formulas.serving.servers import server_facts
+
+    for role in found.roles:
+        if role.serves and found.cluster is not None:
+            part = resize_cluster(found.cluster, role.group)
+            sheets = tuple(account_rank(role.model, role.plan, part, at) for at in range(role.plan.mesh.pp))
+            short = server_facts(role.model, role.plan, part, sheets).get("short_bytes")
+            if short is not None:
+                yield role.name, short
+
+
+def _shortage_words(short: Mapping[str, Bytes]) -> Iterator[str]:
+    for name, lacking in short.items():
+        if lacking.high > 0:
+            size = format_bytes(int(lacking.high))
+            yield f"{name}'s pool lacks up to {size} for one sequence of its longest: a shorter one, or a larger share"
 
 
 def _job_notes(found: Job) -> Iterator[str]:

@@ -27,6 +27,12 @@ class JobOfFiles(NamedTuple):
     open_words: tuple[str, ...]
     reads: Mapping[str, Read]
 
+    @property
+    def serves(self) -> bool:
+        """Whether a server shares the cards."""
+        roles = (self.answer.job or {}).get("roles", {}).values()
+        return any(role["plan"].get("task") == "infer" for role in roles)
+
 
 def job_of_files(
     reads: Mapping[str, Read], answer: Answer | None, ask: Mapping[str, Any]

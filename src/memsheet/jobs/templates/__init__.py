@@ -12,7 +12,21 @@ from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.jobs.templates.option import Option, Template
 from memsheet.jobs.templates.trl import TEMPLATES as OF_TRL
 
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "verl": {
+        "sleep": "actor_rollout_ref.rollout.free_cache_engine=True",
+        "offload": "actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+        "logits": "actor_rollout_ref.model.use_fused_kernels=True", "share": "actor_rollout_ref.rollout.gpu_memory_utilization={share:g}",
+    },
+    "trl-grpo": {"sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}"},
+    "trl-dpo": {"logits": "use_liger_kernel: true"},
+}  # fmt: skip
 TEMPLATES: Mapping[str, Template] = {one.name: one for one in OF_TRL}
+
+
+def words_of_cures(name: str) -> Mapping[str, str]:
+    """What to write for each kind of cure (``jobs.cures``), of a job by its name."""
+    return WORDS.get(name, {})
 
 
 def template_options() -> dict[str, Option]:

@@ -26,15 +26,43 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def render_job(answer: Answer, look: Look) -> str:
+Help = tuple[str, str, Answer]
+"""What to write, what it mends, and the answer with it."""
+
+
+def render_job(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> str:
     """The whole screen as text that ends in a newline."""
-    return render_parts(_job_sections(answer, look), look)
+    return render_parts(_job_sections(answer, look, helps), look)
 
 
-def _job_sections(answer: Answer, look: Look) -> Iterator[RenderableType]:
+def render_share(share: float | None, answer: Answer, beyond: Answer | None, look: Look) -> str:
+    """The largest share of a server, what a step more comes to, and the job at it."""
+    return render_parts(_share_sections(share, answer, beyond, look), look)
+
+
+def _share_sections(
+    share: float | None, answer: Answer, beyond: Answer | None, look: Look
+) -> Iterator[RenderableType]:
+    if share is None:
+        yield labelled_row("NO SHARE", "bold red", ("no gpu-memory-utilization lets every phase fit",), look)
+    else:
+        said = (f"gpu-memory-utilization up to {share:g}: every phase fits",)
+        yield labelled_row(f"{share:g}", "bold green", said, look)
+    if beyond is not None and beyond.verdict is not None:
+        sheet = deciding_sheet(beyond)
+        size = sheet.device
+        needs = f"needs {look.need(size.value, look.digits)}{size_range_suffix(size, look)}"
+        most = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
+        yield labelled_row("0.01 more", "bold", (needs, f"most in {INSTANTS[most]}"), look)
+    yield from _job_sections(answer, look)
+
+
+def _job_sections(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> Iterator[RenderableType]:
     sheet = deciding_sheet(answer)
     look = look_with_exact_digits(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
     yield _job_headline(answer, sheet, look)
+    if helps:
+        yield _help_table(helps, look)
     yield _role_table(answer)
     others = [each for each in answer.sheets if each is not sheet]
     for each in (sheet, *others):
@@ -63,6 +91,22 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     left = headroom_phrase(cluster.device, verdict, look)
     phrases = (*host, *need_and_room(cluster.device, verdict, look), left, _card_words(sheet), where)
     return labelled_row(word, style, phrases, look)
+
+
+def _help_table(helps: tuple[Help, ...], look: Look) -> RenderableType:
+    """Each change by itself: what to write, and what a card needs then."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("What helps, each alone", "needs then", "", "because"):
+        table.add_column(name, overflow="fold")
+    for words, says, after in helps:
+        verdict = after.verdict
+        told = VERDICTS[verdict.result][0].lower() if verdict else ""
+        need = look.need(deciding_sheet(after).device.value, look.digits)
+        table.add_row(Text(words, "bold"), need, told, Text(says))
+    return table
 
 
 def _card_words(sheet: Sheet) -> str:
