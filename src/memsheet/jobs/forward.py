@@ -45,7 +45,7 @@ def forward_items(role: Role, sheet: Sheet, how: Residency) -> Iterator[Item]:
 
 
 def _reduces_gradients(role: Role, item: Item) -> bool:
-    """Whether they are buckets that are there from the start, which a model that is not trained has none of."""
+    """Whether they are buckets that are there from the start, which a frozen model has none of."""
     return not role.trained and item.component is Component.COMMUNICATION and Instant.LOAD in item.at
 
 

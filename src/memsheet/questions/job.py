@@ -108,7 +108,7 @@ def answer_job(
 
 
 def _start_shortages(found: Job) -> Iterator[tuple[str, Bytes]]:
-    """What the pools of servers lack for one sequence of their longest, by role: they refuse to start then."""
+    """What the pools of servers lack for one sequence of their longest, by role: they do not start then."""
     from memsheet.formulas.serving.servers import server_facts
 
     for role in found.roles:
@@ -124,7 +124,7 @@ def _shortage_words(short: Mapping[str, Bytes]) -> Iterator[str]:
     for name, lacking in short.items():
         if lacking.high > 0:
             size = format_bytes(int(lacking.high))
-            yield f"{name}'s pool lacks up to {size} for one sequence of its longest: a shorter one, or a larger share"
+            yield f"{name}'s pool lacks up to {size} for one sequence of its longest: it needs a larger share"
 
 
 def _job_notes(found: Job) -> Iterator[str]:

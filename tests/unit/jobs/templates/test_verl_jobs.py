@@ -16,7 +16,8 @@ SCRIPT = (
     f"data.max_response_length=512 {M}.path=Qwen/Qwen3-0.6B {A}.ppo_mini_batch_size=16 "
     f"{A}.ppo_micro_batch_size_per_gpu=4 {R}.log_prob_micro_batch_size_per_gpu=8 "
     f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8 {A}.use_kl_loss=True {R}.name=vllm "
-    f"{R}.tensor_model_parallel_size=1 {R}.gpu_memory_utilization=0.4 trainer.n_gpus_per_node=2 trainer.nnodes=1"
+    f"{R}.tensor_model_parallel_size=1 {R}.gpu_memory_utilization=0.4 "
+    "trainer.n_gpus_per_node=2 trainer.nnodes=1"
 )
 REAL = Path(__file__).parents[3] / "wild_configs" / "ve-grpo-qwen3-8b.sh"
 
