@@ -11,13 +11,13 @@ from memsheet.errors import InputError
 from memsheet.exchange.formats.trl import METHOD
 from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.shared.file_format import Read
-from memsheet.jobs.templates.trl import dpo_document
+from memsheet.jobs.templates.trl import dpo_document, grpo_of_recipe
 from memsheet.jobs.templates.verl import Sizes, open_words, verl_document
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.questions.job import answer_job
 
-DPO, VERL, TRL = "DPO", "verl", "trl"
-"""A method of preferences, and the names of formats."""
+DPO, GRPO, VERL, TRL = "DPO", "GRPO", "verl", "trl"
+"""Methods, and the names of formats."""
 
 
 class JobOfFiles(NamedTuple):
@@ -70,7 +70,9 @@ def _roles_of_launch(read: Read, answer: Answer) -> dict[str, Any] | None:
 
 
 def _pairs_of_recipe(read: Read, answer: Answer) -> dict[str, Any] | None:
-    """Of DPO alone: how much other methods hold is known as a range (``preference_jobs``)."""
+    """Of GRPO and DPO alone: how much other methods hold is known as a range (``preference_jobs``)."""
+    if dict(read.unmodelled)[METHOD] == GRPO:
+        return grpo_of_recipe(read.values, plan_document(answer.plan), asked_as(answer.model))
     method = read.form.preferences(read.values)
     if method is None or method.method != DPO or not method.sure:
         return None

@@ -19,6 +19,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "logits": "actor_rollout_ref.model.use_fused_kernels=True", "share": "actor_rollout_ref.rollout.gpu_memory_utilization={share:g}",
     },
     "trl-grpo": {"sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}"},
+    "trl-recipe": {"sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}"},
     "trl-dpo": {"logits": "use_liger_kernel: true"},
 }  # fmt: skip
 TEMPLATES: Mapping[str, Template] = {one.name: one for one in OF_TRL}

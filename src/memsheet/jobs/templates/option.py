@@ -42,7 +42,7 @@ def read_options(
     """Every option's value, and in words which of them nobody said. Raises InputError with all that cannot
     be.
     """
-    problems = [Problem(field=name, value=value, reason=why) for name, value in said.items() if (why := _option_refusal(value, options.get(name)))]  # fmt: skip
+    problems = [Problem(field=name, value=value, reason=why) for name, value in said.items() if (why := option_refusal(value, options.get(name)))]  # fmt: skip
     raise_if_problems(problems)
     values = {name: said.get(name, option.usual) for name, option in options.items()}
     assumed = [
@@ -53,7 +53,7 @@ def read_options(
     return values, assumed
 
 
-def _option_refusal(value: Any, option: Option | None) -> str:
+def option_refusal(value: Any, option: Option | None) -> str:
     """Why a value cannot be; nothing where it can."""
     if option is None:
         return ""
