@@ -42,6 +42,15 @@ def forward_items(role: Role, sheet: Sheet, how: Residency) -> Iterator[Item]:
         else:
             yield replace(item, at={Instant.FORWARD: size, Instant.LOSS: size})
     yield from _hidden_states(role, sheet)
+    if any(item.path.endswith(CAST) for item in sheet.items):
+        yield _cast_output_matrix(role)
+
+
+def _cast_output_matrix(role: Role) -> Item:
+    """The output matrix in the dtype of products, where autocast makes it of a wider one."""
+    words = -(-int(role.model.head.width) // int(role.plan.mesh.tp))
+    size = Bytes.exact(role.plan.precision.compute.nbytes(words * role.model.hidden))
+    return Item(Component.TEMPORARIES, f"lm_head{CAST}", {Instant.LOSS: size}, PASS)
 
 
 def _reduces_gradients(role: Role, item: Item) -> bool:
@@ -60,8 +69,9 @@ def _layer_transients(role: Role, item: Item, size: Bytes) -> Iterator[Item]:
     if not item.path.endswith(CAST):
         yield replace(item, at={Instant.FORWARD: size})
         return
-    held = size if role.trained else replace(size, low=0)
-    yield replace(item, at={Instant.FORWARD: held, Instant.LOSS: held})
+    last = item.at.get(Instant.LOSS, size)
+    held, kept = (size, last) if role.trained else (replace(size, low=0), replace(last, low=0))
+    yield replace(item, at={Instant.FORWARD: held, Instant.LOSS: kept})
 
 
 def _hidden_states(role: Role, sheet: Sheet) -> Iterator[Item]:
@@ -73,7 +83,7 @@ def _hidden_states(role: Role, sheet: Sheet) -> Iterator[Item]:
             continue
         if item.path.endswith("*/input"):
             one = Bytes(size.low // layers, -(-size.value // layers), -(-size.high // layers))
-            at = {Instant.FORWARD: one, Instant.LOSS: one}
+            at = {Instant.FORWARD: one, Instant.LOSS: Bytes(0, 0, one.high)}  # gone when logits are widened
             yield Item(Component.TEMPORARIES, item.path, at, PASS)
 
 
