@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from memsheet.account import account_rank
 from memsheet.arith import maximum
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.jobs.forward import forward_items, logits_item
+from memsheet.jobs.forward import forward_items
+from memsheet.jobs.logits import logits_item, step_items
 from memsheet.jobs.resident import OF_PROCESS, host_bytes, resident_items
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.job import Job, Phase, Residency, Role, Work
@@ -120,9 +121,7 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
         return (*items, *_pass_slack(accounted, role, items))
     if not logits:
         return sheet.items
-    held = dict.fromkeys((Instant.LOSS, Instant.BACKWARD), logits[0].at[Instant.LOSS])
-    own = (item for item in sheet.items if item.component is not Component.ALLOCATOR_SLACK)
-    items = (*own, replace(logits[0], at=held))
+    items = tuple(step_items(role, sheet, *logits))
     return (*items, *_pass_slack(accounted, role, items))
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memsheet.plan.job import Logits, Residency, Role
-from memsheet.plan.plan import Plan
-from memsheet.sheet import NOTHING, STATES, Bytes, Component, Derived, Instant, Item, Sheet
+from memsheet.plan.job import Residency, Role
+from memsheet.sheet import STATES, Bytes, Component, Derived, Instant, Item, Sheet
 
 CAST = "/cast"
 """Ends of the paths of weights that autocast keeps in its compute dtype: only of those that want gradients
@@ -43,10 +42,11 @@ def forward_items(role: Role, sheet: Sheet, how: Residency) -> Iterator[Item]:
             yield replace(item, at={Instant.FORWARD: size, Instant.LOSS: size})
     yield from _hidden_states(role, sheet)
     if any(item.path.endswith(CAST) for item in sheet.items):
-        yield _cast_output_matrix(role)
+        cast = cast_output_matrix(role)
+        yield replace(cast, at={when: Bytes(0, 0, size.high) for when, size in cast.at.items()})
 
 
-def _cast_output_matrix(role: Role) -> Item:
+def cast_output_matrix(role: Role) -> Item:
     """The output matrix in the dtype of products, where autocast makes it of a wider one."""
     words = -(-int(role.model.head.width) // int(role.plan.mesh.tp))
     size = Bytes.exact(role.plan.precision.compute.nbytes(words * role.model.hidden))
@@ -65,35 +65,29 @@ def _is_there(role: Role, item: Item, how: Residency) -> bool:
 
 
 def _layer_transients(role: Role, item: Item, size: Bytes) -> Iterator[Item]:
-    """A layer's, gone where the logits are made; casts stay for all of the pass, or for a product of it."""
+    """A layer's, gone where the logits are made; casts stay while the model runs, and are gone where the
+    framework widens its logits outside of autocast.
+    """
     if not item.path.endswith(CAST):
         yield replace(item, at={Instant.FORWARD: size})
         return
-    last = item.at.get(Instant.LOSS, size)
-    held, kept = (size, last) if role.trained else (replace(size, low=0), replace(last, low=0))
+    held = size if role.trained else replace(size, low=0)
+    kept = Bytes(0, 0, item.at.get(Instant.LOSS, size).high)
     yield replace(item, at={Instant.FORWARD: held, Instant.LOSS: kept})
 
 
 def _hidden_states(role: Role, sheet: Sheet) -> Iterator[Item]:
-    """The input of the layer that runs, of those that a step saves of all."""
+    """The input of the layer that runs, of those that a step saves of all; and what is made before the layers
+    (embeddings, angles), which the model's own code holds until they have run.
+    """
     layers = max(1, -(-role.model.layers // int(role.plan.mesh.pp)))
     for item in sheet.items:
         size = item.at.get(Instant.FORWARD)
         if size is None or item.component is not Component.SAVED_ACTIVATIONS:
             continue
-        if item.path.endswith("*/input"):
+        if "*" not in item.path:
+            yield Item(Component.TEMPORARIES, item.path, {Instant.FORWARD: size}, PASS)
+        elif item.path.endswith("*/input"):
             one = Bytes(size.low // layers, -(-size.value // layers), -(-size.high // layers))
             at = {Instant.FORWARD: one, Instant.LOSS: Bytes(0, 0, one.high)}  # gone when logits are widened
             yield Item(Component.TEMPORARIES, item.path, at, PASS)
-
-
-def logits_item(role: Role, plan: Plan, logits: Logits) -> Item:
-    """Logits of a phase, of a rank's part of the vocabulary where ranks divide it."""
-    words = role.model.head.width
-    shards = int(plan.mesh.tp)
-    job = plan.training
-    tokens = int(job.microbatch) * int(job.length) if logits.tokens is None else logits.tokens
-    elements = tokens * -(-int(words) // shards)
-    each = logits.per_logit
-    size = Bytes(elements * each.low, elements * each.value, elements * each.high) if elements else NOTHING
-    return Item(Component.TEMPORARIES, "logits", {Instant.LOSS: size}, Derived(logits.why))

@@ -62,11 +62,12 @@ def test_a_server_elsewhere_is_not_counted() -> None:
 
 
 def test_a_loss_without_whole_logits() -> None:
-    sizes = [
-        asked(use_liger_kernel=on).sheets[0].at(memsheet.Instant("update_actor/loss")).value
-        for on in (False, True)
-    ]
-    assert sizes[0] - sizes[1] == 16 * 8 * 1025 * 151936
+    whole, none = (asked(use_liger_kernel=on) for on in (False, True))
+    found = [item for item in whole.sheets[0].items if item.path == "actor/logits"]
+    at = memsheet.Instant("update_actor/loss")
+    assert [item.at[at].value for item in found] == [16 * 8 * 1025 * 151936]
+    assert not any(at in item.at for item in none.sheets[0].items if item.path == "actor/logits")
+    assert none.sheets[0].device.value < whole.sheets[0].device.value
 
 
 @pytest.mark.parametrize(
