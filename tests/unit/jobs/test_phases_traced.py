@@ -1,4 +1,4 @@
-"""A pass without gradients, and a step with whole logits, beside the trace of the real code on fake tensors."""
+"""A pass without gradients, and a step with whole logits, beside the trace of the real code."""
 
 from __future__ import annotations
 

@@ -88,6 +88,9 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     host = (f"host memory lacks {look.need(short)} a node",) if short else ()
     if verdict.result is Result.DOES_NOT_FIT and not short:
         where = f"dies in {INSTANTS[fullest]}"
+    highest = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
+    if verdict.result is Result.UNCERTAIN and highest is not fullest:
+        where = f"{where}, and may die in {INSTANTS[highest]}"
     left = headroom_phrase(cluster.device, verdict, look)
     phrases = (*host, *need_and_room(cluster.device, verdict, look), left, _card_words(sheet), where)
     return labelled_row(word, style, phrases, look)
