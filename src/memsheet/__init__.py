@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memsheet.questions.explain import explain
     from memsheet.questions.export import export
     from memsheet.questions.fit import DoesNotFitError, assert_fits, lightning_callback, trainer_callback
+    from memsheet.questions.job import job
     from memsheet.questions.measure import measure
     from memsheet.questions.measured import measure_step
     from memsheet.questions.on_oom import on_oom
@@ -45,6 +46,7 @@ __all__ = [
     "explain",
     "export",
     "infer",
+    "job",
     "lightning_callback",
     "measure",
     "measure_step",
@@ -73,6 +75,7 @@ _HOMES = {
     "questions.diagnose": ("diagnose",),
     "questions.explain": ("explain",),
     "questions.export": ("export",),
+    "questions.job": ("job",),
     "questions.measure": ("measure",),
     "questions.measured": ("measure_step",),
     "questions.on_oom": ("on_oom",),

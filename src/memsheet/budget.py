@@ -157,6 +157,7 @@ class Answer:
     ladder: tuple[LadderStep, ...] = ()  # the lengths that were tried, where nobody said one
     other_engines: tuple[OtherEngine, ...] = ()
     ways_to_fit: tuple[WayToFit, ...] = ()
+    job: Mapping[str, Any] | None = None  # of several models, as memsheet/job/1
     seeks_changes: bool = True  # whether what would be better was asked for, too
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from enum import Enum
 from typing import Any
+from weakref import WeakValueDictionary
 
 from memsheet.arith import Count, is_zero, maximum, minimum
 from memsheet.frozen import dataclass
@@ -60,7 +62,9 @@ describe is narrower, each way.
 
 
 class Instant(Enum):
-    """The named instants of a step, in order."""
+    """The named instants of a step, in order. Those of a job of several models are made of them and of its
+    phases: ``Instant("update_actor/backward")``, which is no member that a loop over the instants meets.
+    """
 
     LOAD = "load"
     FORWARD = "forward"
@@ -72,7 +76,38 @@ class Instant(Enum):
 
     __hash__ = object.__hash__  # see Component
 
+    @classmethod
+    def _missing_(cls, value: object) -> Instant | None:
+        if not isinstance(value, str) or not (found := PHASE_INSTANT.fullmatch(value)):
+            return None
+        if found[2] not in cls._value2member_map_:
+            return None
+        if (known := _PHASED.get(value)) is not None:
+            return known
+        made = object.__new__(cls)
+        made._name_, made._value_ = value.upper(), value
+        _PHASED[value] = made
+        return made
 
+    def of_phase(self, phase: str) -> Instant:
+        """The same instant in a phase of a job. Raises ValueError for what is no name of a phase."""
+        return Instant(f"{phase}/{self.step.value}")
+
+    @property
+    def phase(self) -> str:
+        """The phase of a job that it is of; nothing of a step alone."""
+        return str(self.value).rpartition("/")[0]
+
+    @property
+    def step(self) -> Instant:
+        """Of a phase the instant of its own step."""
+        return Instant(str(self.value).rpartition("/")[2]) if self.phase else self
+
+
+_PHASED: WeakValueDictionary[str, Instant] = WeakValueDictionary()
+"""Instants of phases that anybody holds: each is one object, as members are."""
+PHASE_NAME = r"[a-z][a-z0-9_]{0,39}"
+PHASE_INSTANT = re.compile(rf"({PHASE_NAME})/([a-z_]+)")
 TRAINED = (Instant.FORWARD, Instant.BACKWARD, Instant.OPTIMIZER_STEP)
 """Instants of training alone."""
 
@@ -214,6 +249,7 @@ class Sheet:
     items: tuple[Item, ...]
     host_bytes: int = 0  # host memory the rank needs (offload)
     notes: tuple[str, ...] = ()
+    phased: tuple[Instant, ...] = ()  # of a job its instants, in order
     gradients: Bytes | None = (
         None  # all of them when backward has ended, which no instant's high-water mark need show
     )
@@ -233,7 +269,7 @@ class Sheet:
     def sums(self) -> dict[Instant, dict[Component, Bytes]]:
         """Bytes by instant (in order) and component; computed once."""
         if not self._sums:
-            found: dict[Instant, dict[Component, list[Bytes]]] = {i: {} for i in Instant}
+            found: dict[Instant, dict[Component, list[Bytes]]] = {i: {} for i in (*Instant, *self.phased)}
             for item in self.items:
                 component = item.component
                 for instant, size in item.at.items():
@@ -267,7 +303,7 @@ class Sheet:
     def _bytes_at(self, instant: Instant, without: tuple[Component, ...]) -> Bytes:
         row = self.sums().get(instant, {})
         size = sum_byte_ranges(size for component, size in row.items() if component not in without)
-        if self.witness is not Witness.PREDICTED or not any(each in self.sums() for each in TRAINED):
+        if self.witness is not Witness.PREDICTED or not any(each.step in TRAINED for each in self.sums()):
             return size
         described = sum([row[each].value for each in DESCRIBED if each in row and each not in without])
         return size.with_margin(described * AGREEMENT_PER_MILLE // 1000)

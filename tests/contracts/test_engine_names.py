@@ -14,8 +14,8 @@ from memsheet.plan.engine_registry import MODELLED
 
 SRC = Path(__file__).parents[2] / "src" / "memsheet"
 NAMES = frozenset({*MODELLED, *RULES["engine"].choices})
-ROOMS = ("engines/", "exchange/", "catalog/")
-"""Each engine's own folder; files in the words of others; data."""
+ROOMS = ("engines/", "exchange/", "catalog/", "jobs/templates/")
+"""Each engine's own folder; files in the words of others; data; jobs of frameworks."""
 WORD_LISTS = (
     "plan/aliases.py",  # other people's words
     "plan/engine_registry.py",  # the list of engines, and the few that are taken where nobody names one

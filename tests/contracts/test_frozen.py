@@ -25,6 +25,7 @@ NAMES = [
     "explain",
     "export",
     "infer",
+    "job",
     "lightning_callback",
     "measure",
     "measure_step",
@@ -73,6 +74,12 @@ MEASURE_FLAGS = [
     "--data", "--device", "--events", "--memory-limit", "--record", "--snapshot", "--steps", "--time-limit", "--vary-length",
 ]  # fmt: skip
 SOLVE_FLAGS = ["--model", "--most", "--picture"]
+TEMPLATE_FLAGS = [
+    "--beta", "--engine", "--gradient-accumulation-steps", "--gradient-checkpointing", "--lora-rank", "--max-completion-length", "--max-prompt-length", "--model",
+    "--no-gradient-checkpointing", "--no-use-liger-kernel", "--no-vllm-enable-sleep-mode", "--num-generations", "--optim", "--per-device-train-batch-size",
+    "--steps-per-generation", "--use-liger-kernel", "--vllm", "--vllm-enable-sleep-mode", "--vllm-gpu-memory-utilization", "--vllm-max-model-length",
+    "--vllm-tensor-parallel-size", "--zero",
+]  # fmt: skip
 FLAGS = {
     "train": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--format"]),
     "infer": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--format", "--lengths"]),
@@ -117,6 +124,7 @@ FLAGS = {
     "check": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--against", "--each", "--format", "--model"]),
     "diagnose": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--model", "--redact"]),
     "watch": ["--count", "--debug", "--interval", "--units"],
+    "job": sorted([*(set(JOB_FLAGS) - {"--parameters", "--plan", "--full"}), *TEMPLATE_FLAGS, "--format"]),
     "export": ["--debug", "--force", "--out", "--pick", "--to"],
     "compare": ["--debug", "--format", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],

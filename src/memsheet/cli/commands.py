@@ -17,6 +17,7 @@ from memsheet.cli.flags import (
     WORD_FLAGS,
     Flag,
 )
+from memsheet.jobs.templates import template_options
 from memsheet.plan.option_words import JOB, SERVING
 
 
@@ -209,6 +210,18 @@ VERIFY_FLAGS = (
         "records", groups.OTHER, "DIR", "Folder for a record of each real run (records).", default="records"
     ),
 )
+METAVARS = {int: "N", float: "SHARE", str: "NAME", bool: ""}
+TEMPLATE_FLAGS = tuple(
+    Flag(
+        name.replace("_", "-"),
+        groups.TEMPLATE,
+        METAVARS[option.kind],
+        option.words,
+        negative=option.kind is bool,
+    )
+    for name, option in template_options().items()
+)
+"""Options of the templates of ``jobs.templates``, by the frameworks' own words."""
 CALIBRATE_FLAGS = (
     Flag(
         "from",
@@ -323,10 +336,10 @@ COMMANDS = {command.name: command for command in (
     ),
     Command(
         "solve", "The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.",
-        (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters; of serving: sequences, max-model-len.", required=True), MODEL),
+        (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters, sequences, max-model-len; of a job gpu-memory-utilization.", required=True), MODEL),
         _job_flags(*SOLVE_FLAGS, FORMAT, *OUTPUT_FLAGS),
         ("memsheet solve seq-len llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --recompute full",
-         "memsheet solve gpus llama-3.1-70b --gpus H100-80GB --engine fsdp2 --zero 3 --seq-len 4096",
+         "memsheet solve gpu-memory-utilization job.json",
          "memsheet solve sequences llama-3.1-8b --gpus 1xH100-80GB --engine vllm --max-model-len 8192"),
         (*COMMON, *LIGHTER, "most", *PRINTED),
     ),
@@ -364,6 +377,13 @@ COMMANDS = {command.name: command for command in (
         (*WATCH_FLAGS, UNITS, DEBUG),
         ("memsheet watch 4711", "memsheet watch --interval 10s -- python train.py"),
         more="Exit code: that of the command; 2 where there is no GPU.",
+    ),
+    Command(
+        "job", "Several models on the same cards (RL, preference, distillation): which phase needs most, and does every one fit?",
+        (Argument("job", "JOB", "A file of memsheet/job/1, or a template: trl-grpo.", required=True),),
+        (*JOB_FLAGS[:5], *TEMPLATE_FLAGS, FORMAT._replace(words="On stdout as json or csv."), JSON, UNITS, DEBUG),
+        ("memsheet job trl-grpo --model Qwen/Qwen3-4B --gpus 1xH100-80GB --max-completion-length 4096 --vllm colocate",
+         "memsheet job job.json --gpus 8xH100-80GB --json"),
     ),
     Command(
         "trace", "What does the real code allocate? Run on fake tensors, no GPU.",

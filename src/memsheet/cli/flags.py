@@ -13,8 +13,8 @@ from memsheet.plan.aliases import ALIASES, Word
 from memsheet.plan.option_words import HELP, JOB, OFFLOAD
 
 OUTPUT = "Output"
-SOLVE, SEARCH, SERVE, PICTURES, TRACE, MEASURE, OTHER, WORDS = (
-    "Solve", "Search", "Serving a load", "Pictures", "Trace", "Measure", "Options", "Words of other tools",
+SOLVE, SEARCH, SERVE, PICTURES, TRACE, MEASURE, TEMPLATE, OTHER, WORDS = (
+    "Solve", "Search", "Serving a load", "Pictures", "Trace", "Measure", "Of a template", "Options", "Words of other tools",
 )  # fmt: skip
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from memsheet.budget import Answer
-from memsheet.cli.job import run_job
 from memsheet.cli.line import Given
+from memsheet.cli.question import run_job
 from memsheet.questions import accounted
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.budget import Answer
-from memsheet.cli import job as jobs
+from memsheet.cli import question as jobs
 from memsheet.cli import screen
 from memsheet.cli.first_rank import one_voice
 from memsheet.cli.line import Given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from memsheet.cli import job as jobs
+from memsheet.cli import question as jobs
 from memsheet.cli import screen
 from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given

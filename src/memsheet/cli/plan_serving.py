@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from memsheet.cli import job as jobs
+from memsheet.cli import question as jobs
 from memsheet.cli import screen
 from memsheet.cli.commands import SEARCH_FLAGS, SERVE_FLAGS
 from memsheet.cli.forms import check_form, write_form

@@ -8,7 +8,7 @@ from typing import Any
 
 from memsheet.allocator import Settings
 from memsheet.budget import Answer
-from memsheet.cli import job as jobs
+from memsheet.cli import question as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import input_error

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memsheet.cli.job import run_job
 from memsheet.cli.line import Given
+from memsheet.cli.question import run_job
 from memsheet.questions import accounted
 
 

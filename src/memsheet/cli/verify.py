@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memsheet.cli import job as jobs
+from memsheet.cli import question as jobs
 from memsheet.cli import screen
 from memsheet.cli.first_rank import one_voice
 from memsheet.cli.line import Given

@@ -188,3 +188,27 @@ class SweptOptions(TypedDict, total=False):
     kv_dtype: str | Sequence[str]
     memory_fraction: float | Sequence[float]
     prompt_tokens: int | Sequence[int]
+
+
+class TemplateOptions(TypedDict, total=False):
+    """Options of the templates of ``jobs.templates``, by the frameworks' own words."""
+
+    model: str | None
+    max_prompt_length: int | None
+    max_completion_length: int | None
+    per_device_train_batch_size: int | None
+    gradient_accumulation_steps: int | None
+    steps_per_generation: int | None
+    num_generations: int | None
+    beta: float | None
+    vllm: str | None
+    vllm_gpu_memory_utilization: float | None
+    vllm_max_model_length: int | None
+    vllm_tensor_parallel_size: int | None
+    vllm_enable_sleep_mode: bool | None
+    gradient_checkpointing: bool | None
+    use_liger_kernel: bool | None
+    lora_rank: int | None
+    optim: str | None
+    engine: str | None
+    zero: int | None

@@ -14,7 +14,7 @@ from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange import as_released
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
 from memsheet.exchange.joined_files import join_files, with_shipped_files, with_their_files
-from memsheet.exchange.mistakes import Case, find_mistakes
+from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
 from memsheet.exchange.verdict_doubts import (
@@ -38,6 +38,7 @@ from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
+from memsheet.questions.cures_of_jobs import mistakes_of_job
 from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
@@ -62,6 +63,7 @@ from memsheet.questions.files_on_disk import (
     with_settings_beside,
     with_variables_beside,
 )
+from memsheet.questions.job_of_files import JobOfFiles, job_of_files
 from memsheet.questions.labelled_models import with_labels_head
 from memsheet.questions.named_models import (
     bundled_draft,
@@ -173,6 +175,10 @@ def check_configuration_files(
     )
 
 
+UNDER_A_SERVER = ("fragmentation",)
+"""Rules whose cure a server that sleeps cannot have: its pools do not go with expandable segments (vLLM
+010c211 device_allocator/cumem.py), and verl switches them itself.
+"""
 RANKS_OPEN: Mapping[str, Any] = {"ranks_open": True}
 """Of a question whose cards nobody named: how many there are is still open."""
 VERDICT_ALONE: Mapping[str, Any] = {"cures": False, "verdict_alone": True}
@@ -395,6 +401,8 @@ def _judge_job(
         ask=_memoize_answers(lambda changes: _answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case, beyond_alone=verdict_alone)
+    if whole_job := job_of_files(reads, answer, job.ask):
+        return _judge_several(files, job, flags, case, mistakes, whole_job)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     doubt = both_doubts(doubt, length_doubt(answer))
@@ -423,6 +431,42 @@ def _judge_job(
             *whole.assumed,
         ),
         mistakes=tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes),
+        moved=moved,
+        doubt=doubt.words,
+        not_read=files.not_read,
+        written=files.written,
+        on_cards=bool(job.ask["gpus"]),
+    )
+
+
+def _judge_several(
+    files: _JobFiles,
+    job: _AccountedJob,
+    flags: Mapping[str, Any],
+    case: Case,
+    mistakes: tuple[tuple[Rule, Found], ...],
+    found: JobOfFiles,
+) -> Checked:
+    """The sheet of all models of a job, with what stays open of it and of its files."""
+    moved = bytes_beyond(mistakes)
+    doubt = both_doubts(doubt_of(found.reads, job.answer, moved, flags, case), job.unaccounted)
+    if found.open_words and job.answer and job.answer.verdict:
+        least = int(job.answer.verdict.device.low)
+        doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
+    if found.serves:
+        mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
+    if job.ask.get("fix"):
+        where = {key: job.ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
+        mistakes = (*mistakes, *mistakes_of_job(found.answer, where, next(iter(found.reads))))
+    return Checked(
+        reads=found.reads,
+        answer=widen_verdict(found.answer, doubt),
+        why_not=job.why_not,
+        assumed=(
+            *(f"{name}: {text}" for name, read in found.reads.items() for text in read.assumed),
+            *job.whole.assumed,
+        ),
+        mistakes=tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes),
         moved=moved,
         doubt=doubt.words,
         not_read=files.not_read,

@@ -42,18 +42,19 @@ def compare(
 
 
 def instant_named(name: str) -> Instant:
-    """The instant of that name. Raises InputError for another one."""
+    """The instant of that name, of a step or of a phase. Raises InputError for another one."""
     known = [instant.value for instant in Instant]
     key = name.strip().lower().replace("-", "_")
-    if key not in known:
+    try:
+        return Instant(key)
+    except ValueError:
         near = nearest_words(key, known)
         raise input_error(
             "instant",
             name,
             "is no instant of a step",
             f"did you mean {near[0]}?" if near else ", ".join(known),
-        )
-    return Instant(key)
+        ) from None
 
 
 def _source_sheet_document(source: SheetSource, side: str) -> Document:

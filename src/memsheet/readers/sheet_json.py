@@ -23,6 +23,7 @@ SCHEMA = "memsheet/sheet/1"
 MAX_RANKS, MAX_ITEMS, MAX_PATH = 4096, 20_000, 500  # a document holds distinct ranks only, and folded paths
 MAX_BYTES = 2**60  # no machine holds an EiB; sums of so many rows stay exact
 MAX_RANK = 2**31
+INSTANTS = tuple(instant.value for instant in Instant)
 SHOWN = 5
 """Problems told at most: a document that is wrong throughout is wrong in one way."""
 
@@ -108,6 +109,8 @@ def _read_sheet_document(fields: Fields, file: str) -> Document:
 
 def _read_rank_sheet(fields: Fields, witness: Witness) -> Sheet:
     items = tuple(_read_sheet_item(row) for row in _read_object_list(fields, "items", MAX_ITEMS))
+    stated = _bytes_by_instant(fields.sub("instants"))
+    named = dict.fromkeys((*stated, *(when for item in items for when in item.at)))
     sheet = Sheet(
         rank=_read_rank_number(fields),
         stage=fields.count("stage", default=0, low=0, high=MAX_RANK),
@@ -115,10 +118,10 @@ def _read_rank_sheet(fields: Fields, witness: Witness) -> Sheet:
         same_as=fields.counts("same_as", high=MAX_RANK),
         items=items,
         host_bytes=fields.count("host_bytes", default=0, low=0, high=MAX_BYTES),
+        phased=tuple(when for when in named if when.phase),
     )
     if not sheet.instants:
         fields.wrong("items", None, "hold nothing at any instant")
-    stated = _bytes_by_instant(fields.sub("instants"))
     for instant in () if fields.problems else sheet.instants:
         size = int(sheet.at(instant).value)
         if stated.get(instant, size) != size:
@@ -155,10 +158,10 @@ def _read_sheet_item(fields: Fields) -> Item:
 
 def _bytes_by_instant(fields: Fields, least: int = 0) -> dict[Instant, int]:
     """An object of instants and bytes."""
-    known = {instant.value: instant for instant in Instant}
+    known = {name: found for name in fields.data if (found := _instant_named(name)) is not None}
     for name, size in fields.data.items():
         if name not in known:
-            fields.wrong(name, None, f"is no instant of a step: {', '.join(known)}")
+            fields.wrong(name, None, f"is no instant of a step: {', '.join(INSTANTS)}")
         elif size is None:
             fields.wrong(name, None, "is not a whole number")
     return {
@@ -166,6 +169,14 @@ def _bytes_by_instant(fields: Fields, least: int = 0) -> dict[Instant, int]:
         for name in fields.data
         if name in known
     }
+
+
+def _instant_named(name: object) -> Instant | None:
+    """An instant of a step, or of a phase of a job."""
+    try:
+        return Instant(name)
+    except ValueError:
+        return None
 
 
 def _enum_member(fields: Fields, key: str, kind: type[E]) -> E:

@@ -82,7 +82,7 @@ def test_both_sequences_of_a_pair_are_counted(tmp_path: Path, name: str) -> None
     assert _reach(_checked(tmp_path, name, PAIRS[name]))[0] == 2 * BATCH
 
 
-@pytest.mark.parametrize("name", ["script.py", "trl.sh", "factory.yaml", "axolotl.yaml", "swift.sh"])
+@pytest.mark.parametrize("name", ["script.py", "factory.yaml", "axolotl.yaml", "swift.sh"])
 def test_the_range_holds_the_reference_and_its_logits(tmp_path: Path, name: str) -> None:
     found = _checked(tmp_path, name, PAIRS[name])
     assert found.answer is not None

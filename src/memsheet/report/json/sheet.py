@@ -217,6 +217,7 @@ class Sheet(Document):
     ladder: list[LadderStep] = optional_key()
     other_engines: list[OtherEngine] = optional_key()
     ways_to_fit: list[WayToFit] = optional_key()
+    job: dict[str, Any] = optional_key()  # of several models: memsheet/job/1; the plan is what trains
 
 
 def sheet_document(answer: budget.Answer) -> dict[str, Any]:

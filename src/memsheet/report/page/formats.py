@@ -237,7 +237,7 @@ ANSWER: Mapping[str, Writer] = {
     "svg": lambda answer: f"{_bars_of(answer)}\n", "csv": csv_text,
 }  # fmt: skip
 FORMATS: Mapping[str, Mapping[str, Writer]] = {
-    "train": ANSWER, "infer": ANSWER,
+    "train": ANSWER, "infer": ANSWER, "job": {form: ANSWER[form] for form in ("json", "csv")},
     "solve": {
         "json": lambda solution, curves: dump_json_line(solution_document(solution, curves)), "markdown": lambda solution, _: summary_markdown(solution_summary(solution)),
         "html": lambda solution, _: summary_page(solution_summary(solution)), "svg": lambda solution, _: _picture_of(solution_summary(solution)), "csv": _solution_csv,

@@ -22,16 +22,18 @@ from memsheet.report.json.checked import Checked, Launches
 from memsheet.report.json.diagnosis import Diagnosis
 from memsheet.report.json.document import RANGE_KEYS, ByteRange, Natural, Plan, document_keys, is_document
 from memsheet.report.json.error import ErrorDocument
+from memsheet.report.json.job import Job
 from memsheet.report.json.plans import Plans
 from memsheet.report.json.record import Record
 from memsheet.report.json.serve_plans import ServePlans
 from memsheet.report.json.sheet import Sheet
 from memsheet.report.json.solution import Solution
+from memsheet.sheet import PHASE_INSTANT, Instant
 
 FOLDER = Path("docs/reference")
 DOCUMENTS: dict[str, type] = {
     "sheet": Sheet, "plan": Plan, "record": Record, "plans": Plans, "solution": Solution, "serve-plans": ServePlans,
-    "checked": Checked, "launches": Launches, "change": Change, "error": ErrorDocument, "diagnosis": Diagnosis,
+    "checked": Checked, "launches": Launches, "change": Change, "error": ErrorDocument, "diagnosis": Diagnosis, "job": Job,
 }  # fmt: skip
 
 
@@ -69,6 +71,8 @@ def model_type(kind: Any) -> Any:
         return Annotated[found, Field(discriminator="kind")] if all(map(is_document, args)) else found
     if origin in (list, dict):
         return origin[tuple(map(model_type, args))]
+    if kind is Instant:
+        return Instant | Annotated[str, Field(pattern=f"^{PHASE_INSTANT.pattern}$")]
     return Annotated[int, Field(ge=0)] if kind == Natural else kind
 
 

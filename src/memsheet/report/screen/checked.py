@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from memsheet.budget import Result, budget_of
+from memsheet.budget import Answer, Result, budget_of
 from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.mistakes import Found
 from memsheet.exchange.shared.file_format import EVERYTHING
@@ -138,15 +138,24 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
         word = "KEYS ALONE" if checked.keys_alone else OUTCOMES[NO_SHEET]
         yield from _wrap_with_indent(f"{word}  {checked.no_model}", look.width, " " * 10)
     if checked.answer is not None:
-        from memsheet.report.screen.table import render_answer
-
-        yield render_answer(checked.answer, look).rstrip("\n")
+        yield _render_sheet(checked.answer, look).rstrip("\n")
     yield from _common_card_lines(checked, look)
     if doubt := doubt_words(checked):
         yield ""
         yield from _wrap_with_indent(doubt, look.width, "  ")
     for line in checked.why_not:
         yield from _wrap_with_indent(f"no sheet: {line}", look.width, "          ")
+
+
+def _render_sheet(answer: Answer, look: Look) -> str:
+    """The sheet of a plan, or of a job of several."""
+    if answer.job is not None:
+        from memsheet.report.screen.jobs.phases import render_job
+
+        return render_job(answer, look)
+    from memsheet.report.screen.table import render_answer
+
+    return render_answer(answer, look)
 
 
 def _common_card_lines(checked: Checked, look: Look) -> Iterator[str]:

@@ -24,10 +24,18 @@ from memsheet.sheet import Bytes, Component, Instant, Sheet, sum_byte_ranges
 MOSTLY = 0.3
 """A path is named as the reason for a component's size from this share of it on."""
 
-INSTANTS = {
+
+class _InstantWords(dict[Instant, str]):
+    """Words of the instants of a step; those of a job's phases are made of them."""
+
+    def __missing__(self, instant: Instant) -> str:
+        return f"{instant.phase} ({self[instant.step]})"
+
+
+INSTANTS: Mapping[Instant, str] = _InstantWords({
     Instant.LOAD: "loading", Instant.FORWARD: "forward", Instant.LOSS: "the loss", Instant.BACKWARD: "backward",
     Instant.OPTIMIZER_STEP: "the optimizer step", Instant.PREFILL: "prefill", Instant.DECODE: "decode",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def component_name(component: Component) -> str:
@@ -37,6 +45,8 @@ def component_name(component: Component) -> str:
 def component_size_reason(component: Component, answer: Answer, sheet: Sheet, look: Look) -> str:
     """A few words on a component's size: its dtype and how it is split, or the path that takes most of it."""
     plan = answer.plan
+    if answer.job is not None:  # of several plans
+        return dominant_path_words(component, sheet)
     if answer.trace is not None and "step" in answer.trace:  # a step of one's own: nobody knows its plan
         return dominant_path_words(component, sheet)
     if component in SHARDED_FROM:

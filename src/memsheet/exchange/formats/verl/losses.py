@@ -128,12 +128,12 @@ def logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
         return
     once = elements * LOGIT
     why = (
-        "logits of all tokens stand once in sixteen bits, and their gradient is written over them "
-        "(utils/torch_functional.py:104)"
+        "logits of all tokens stand once in sixteen bits, their gradient is written over them "
+        "(utils/torch_functional.py:104) and divided by the temperature once more"
     )
     if not (trains_actor(values) and _says_entropy(values)):
         copied = 2 if program_of(values) == OF_ENGINES else 1
-        yield Moved(at="logits", why=why, low_bytes=once, high_bytes=once * copied)
+        yield Moved(at="logits", why=why, low_bytes=once, high_bytes=once * (copied + 1))
         return
     why = (
         "logits of all tokens, their gradient, and the probabilities that entropy is made of "

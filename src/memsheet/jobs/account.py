@@ -1,0 +1,208 @@
+"""account_job(job) → sheets: what every kind of card holds in every phase, out of the sheets of its roles.
+
+Rows begin with the role (``actor/model.layers.*…``); an instant is one of a phase
+(``update_actor/backward``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from memsheet.account import account_rank
+from memsheet.arith import maximum
+from memsheet.formulas.runtime import outside_tensors
+from memsheet.jobs.forward import forward_items
+from memsheet.jobs.logits import logits_item, step_items
+from memsheet.jobs.resident import OF_PROCESS, host_bytes, resident_items
+from memsheet.plan.device import Cluster, resize_cluster
+from memsheet.plan.job import Job, Phase, Residency, Role, Work
+from memsheet.plan.plan import Plan
+from memsheet.sheet import NOTHING, OUTSIDE_TENSORS, Bytes, Component, Derived, Instant, Item, Sheet
+
+Stages = Mapping[str, int]
+"""The roles of a card, and of each the pipeline stage that the card is of."""
+
+
+@dataclass(slots=True)
+class _Accounted:
+    """Sheets of the roles by plan and stage, each accounted once."""
+
+    job: Job
+    replays: bool
+    known: dict[tuple[str, int, int], Sheet] = field(default_factory=dict)
+
+    def sheet_of(self, role: Role, stage: int, plan: Plan | None = None) -> Sheet:
+        plan = plan or role.plan
+        key = role.name, stage, id(plan)
+        if key not in self.known:
+            where = _cards_of(role, self.job.cluster)
+            self.known[key] = account_rank(role.model, plan, where, stage, replays=self.replays)
+        return self.known[key]
+
+
+def _cards_of(role: Role, cluster: Cluster | None) -> Cluster | None:
+    return resize_cluster(cluster, role.group) if cluster else None
+
+
+def account_job(job: Job, *, replays: bool = True) -> tuple[Sheet, ...]:
+    """One sheet a distinct card. ``replays``: as of ``account.account_rank``.
+
+    Raises InputError where something of a role is not modelled.
+    """
+    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for card in range(job.count):
+        alike.setdefault(tuple(_roles_on(job, card).items()), []).append(card)
+    accounted = _Accounted(job, replays)
+    return tuple(_card_sheet(accounted, dict(held), cards) for held, cards in alike.items() if held)
+
+
+def _roles_on(job: Job, card: int) -> Stages:
+    """The roles of a card by name, with their pipeline stages."""
+    found = {}
+    for role in job.roles:
+        first, count = role.cards
+        if first <= card < first + count:
+            found[role.name] = (card - first) % role.group * int(role.plan.mesh.pp) // role.group
+    return found
+
+
+def _card_sheet(accounted: _Accounted, stages: Stages, cards: list[int]) -> Sheet:
+    roles = [role for role in accounted.job.roles if role.name in stages]
+    rows: dict[tuple[Component, str], Item] = {}
+    order: list[Instant] = []
+    host = 0
+    for phase in accounted.job.phases:
+        if phase.active not in (None, *stages) and not _is_anyone_there(phase, roles):
+            continue
+        parts = {role.name: _role_items(accounted, phase, role, stages[role.name]) for role in roles}
+        steps = _instants_of(parts.get(phase.active or "", ()))
+        order += [step.of_phase(phase.name) for step in steps]
+        for item in _phase_rows(phase, roles, parts, steps):
+            known = rows.get((item.component, item.path))
+            rows[item.component, item.path] = _with_more(known, item) if known else item
+        held = (
+            host_bytes(role, accounted.sheet_of(role, stages[role.name]), phase.residency_of(role))
+            for role in roles
+        )
+        host = max(host, sum(held))
+    own = [accounted.sheet_of(role, stages[role.name]) for role in roles]
+    return Sheet(
+        rank=cards[0],
+        stage=max(stages.values()),
+        same_as=tuple(cards[1:]),
+        items=tuple(rows.values()),
+        host_bytes=host + sum(sheet.host_bytes for sheet in own),
+        notes=tuple(dict.fromkeys(note for sheet in own for note in sheet.notes)),
+        phased=tuple(order),
+        gradients=own[0].gradients if len(own) == 1 else None,
+    )
+
+
+def _is_anyone_there(phase: Phase, roles: list[Role]) -> bool:
+    return any(phase.residency_of(role) is not Residency.ABSENT for role in roles)
+
+
+def _with_more(known: Item, item: Item) -> Item:
+    """An item with what another of its path has; two of one phase add up."""
+    added = {when: known.at.get(when, NOTHING) + size for when, size in item.at.items()}
+    return replace(known, at={**known.at, **added})
+
+
+def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> tuple[Item, ...]:
+    """What a role has on the card in a phase: at every instant of its work, or at LOAD where it rests."""
+    how = phase.residency_of(role)
+    if role.name != phase.active:
+        return resident_items(role, accounted.sheet_of(role, stage), how, accounted.job.cluster)
+    sheet = accounted.sheet_of(role, stage, phase.plan)
+    logits = (logits_item(role, phase.plan or role.plan, phase.logits),) if phase.logits else ()
+    if phase.work is Work.FORWARD:
+        items = (*forward_items(role, sheet, how), *logits)
+        return (*items, *_pass_slack(accounted, role, items))
+    if not logits:
+        return sheet.items
+    items = tuple(step_items(role, sheet, *logits))
+    return (*items, *_pass_slack(accounted, role, items))
+
+
+def _pass_slack(accounted: _Accounted, role: Role, items: tuple[Item, ...]) -> Iterator[Item]:
+    """What the allocator reserves beyond the tensors of a pass, as a share of them: nobody replays logits."""
+    where = _cards_of(role, accounted.job.cluster)
+    tensors: dict[Instant, int] = {}
+    for item in items:
+        if item.component not in OUTSIDE_TENSORS:
+            for when, size in item.at.items():
+                tensors[when] = tensors.get(when, 0) + int(size.value)
+    beside = outside_tensors(role.plan, where, dict(tensors))
+    yield from (item for item in beside if item.component is Component.ALLOCATOR_SLACK)
+
+
+def _instants_of(items: Iterable[Item]) -> tuple[Instant, ...]:
+    """Instants of a role's own work; of a phase in which none works, LOAD."""
+    there = {instant for item in items for instant in item.at}
+    return tuple(instant for instant in Instant if instant in there) or (Instant.LOAD,)
+
+
+def _phase_rows(
+    phase: Phase, roles: list[Role], parts: Mapping[str, tuple[Item, ...]], steps: tuple[Instant, ...]
+) -> Iterator[Item]:
+    """The items of a phase, with the role before their paths and the phase before their instants."""
+    spread = {
+        role.name: parts[role.name] if role.name == phase.active else _over_phase(parts[role.name], steps)
+        for role in roles
+    }
+    for role in roles:
+        others = [spread[one.name] for one in roles if one.process == role.process and one is not role]
+        before = [spread[one.name] for one in roles[: roles.index(role)] if one.process == role.process]
+        for item in spread[role.name]:
+            at = _once_a_process(item, others, before) if item.component in OF_PROCESS else item.at
+            if at:
+                at = {instant.of_phase(phase.name): size for instant, size in at.items()}
+                yield replace(item, path=f"{role.name}/{item.path}", at=at)
+    for extra in phase.extras:
+        at = {instant.of_phase(phase.name): extra.size for instant in steps}
+        yield Item(extra.component, f"{phase.active or roles[0].name}/{extra.path}", at, Derived(extra.why))
+
+
+def _over_phase(items: tuple[Item, ...], steps: tuple[Instant, ...]) -> tuple[Item, ...]:
+    """What rests is there at every instant of a phase."""
+    return tuple(replace(item, at=dict.fromkeys(steps, item.at[Instant.LOAD])) for item in items)
+
+
+def _once_a_process(
+    item: Item, others: list[tuple[Item, ...]], before: list[tuple[Item, ...]]
+) -> dict[Instant, Bytes]:
+    """A context or a workspace of a process, which its roles share: with the role that has the
+    most of it, the first of several.
+    """
+    found = {}
+    for instant, size in item.at.items():
+        if _most_of(item, instant, others).value > size.value:
+            continue
+        if before and _most_of(item, instant, before).value == size.value and _is_held(item, instant, before):
+            continue
+        found[instant] = size
+    return found
+
+
+def _most_of(item: Item, instant: Instant, parts: list[tuple[Item, ...]]) -> Bytes:
+    sizes = [
+        one.at[instant]
+        for items in parts
+        for one in items
+        if (one.component, one.path) == (item.component, item.path) and instant in one.at
+    ]
+    most = NOTHING
+    for size in sizes:
+        most = Bytes(
+            maximum(most.low, size.low), maximum(most.value, size.value), maximum(most.high, size.high)
+        )
+    return most
+
+
+def _is_held(item: Item, instant: Instant, parts: list[tuple[Item, ...]]) -> bool:
+    return any(
+        (one.component, one.path) == (item.component, item.path) and instant in one.at
+        for items in parts
+        for one in items
+    )

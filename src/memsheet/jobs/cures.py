@@ -1,0 +1,78 @@
+"""Changes of a job that may help where a phase does not fit: each as the changed document, and in the words
+of the framework that it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from memsheet.frozen import dataclass
+from memsheet.plan.job import Residency
+from memsheet.sheet import Component
+
+CACHE = Component.KV_CACHE.value
+SLEEP, OFFLOAD, LOGITS, SHARE = "sleep", "offload", "logits", "share"
+PLAIN: Mapping[str, str] = {
+    SLEEP: "the server asleep while others work (residents: asleep-2)", OFFLOAD: "what trains on the host while the server works (residents: offloaded)",
+    LOGITS: "no whole logits (a fused loss)", SHARE: "a share of {share:g} for the server",
+}  # fmt: skip
+"""Of a document that no framework's template made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cure:
+    """A change: its kind, what keeps the phase from fitting, and the document with it."""
+
+    kind: str
+    says: str
+    document: Mapping[str, Any]
+
+
+def job_cures(document: Mapping[str, Any], phase: str) -> Iterator[Cure]:
+    """What may help a job whose fullest phase is ``phase``, one change a cure."""
+    found = next((one for one in document["phases"] if one["name"] == phase), None)
+    if found is None:
+        return
+    servers = [name for name, role in document["roles"].items() if role["plan"].get("task") == "infer"]
+    active = found.get("active")
+    for server in servers:
+        if server != active and _residency_in(found, server) is Residency.WHOLE:
+            says = f"{server} keeps its share of the card while {active or 'weights are sent'} works"
+            yield Cure(kind=SLEEP, says=says, document=_put_away(document, server, Residency.ASLEEP_2))
+    if active in servers:
+        held = [
+            name for name, role in document["roles"].items()
+            if name not in servers and role.get("trained", True) and _residency_in(found, name) is not Residency.OFFLOADED
+        ]  # fmt: skip
+        for name in held:
+            says = f"{name}'s parameters and states stay on the card while {active} generates"
+            yield Cure(kind=OFFLOAD, says=says, document=_put_away(document, name, Residency.OFFLOADED))
+    if "logits" in found:
+        says = f"whole logits stand in {phase}"
+        yield Cure(kind=LOGITS, says=says, document=_without_logits(document))
+
+
+def _residency_in(phase: Mapping[str, Any], name: str) -> Residency:
+    return Residency((phase.get("residents") or {}).get(name, Residency.WHOLE.value))
+
+
+def _put_away(document: Mapping[str, Any], name: str, how: Residency) -> dict[str, Any]:
+    """The document with a role away in every phase in which it does not work, but where weights are sent."""
+    changed = deepcopy(dict(document))
+    for phase in changed["phases"]:
+        if phase.get("active") not in (None, name):
+            phase["residents"] = {**(phase.get("residents") or {}), name: how.value}
+            if how is Residency.ASLEEP_2:
+                phase["items"] = [one for one in phase.get("items", ()) if one.get("component") != CACHE]
+            if not phase.get("items", True):
+                del phase["items"]
+    return changed
+
+
+def _without_logits(document: Mapping[str, Any]) -> dict[str, Any]:
+    changed = deepcopy(dict(document))
+    for phase in changed["phases"]:
+        phase.pop("logits", None)
+    return changed

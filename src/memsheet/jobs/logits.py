@@ -1,0 +1,63 @@
+"""Whole logits that a framework makes outside the model's own loss, and a training step around them.
+
+Where they are learnt from, they and their gradients are there when backward begins: all inputs of layers are
+saved then, nothing is recomputed yet, and this step has given no gradient. What backward needs later is
+without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memsheet.jobs.forward import CAST, cast_output_matrix
+from memsheet.plan.job import Logits, Role
+from memsheet.plan.plan import Plan
+from memsheet.sheet import NOTHING, Bytes, Component, Derived, Instant, Item, Sheet
+
+OWN_LOSS = "loss"
+"""How paths of the model's own loss begin, in whose place the framework's stands."""
+
+
+def logits_item(role: Role, plan: Plan, logits: Logits) -> Item:
+    """Logits of a phase, of a rank's part of the vocabulary where ranks divide it."""
+    words = role.model.head.width
+    shards = int(plan.mesh.tp)
+    job = plan.training
+    tokens = int(job.microbatch) * int(job.length) if logits.tokens is None else logits.tokens
+    elements = tokens * -(-int(words) // shards)
+    each = logits.per_logit
+    size = Bytes(elements * each.low, elements * each.value, elements * each.high) if elements else NOTHING
+    return Item(Component.TEMPORARIES, "logits", {Instant.LOSS: size}, Derived(logits.why))
+
+
+def step_items(role: Role, sheet: Sheet, logits: Item) -> Iterator[Item]:
+    """A training step whose loss is made of whole logits. ``sheet``: of the step with a loss that makes
+    none.
+    """
+    for item in sheet.items:
+        if item.component is Component.ALLOCATOR_SLACK:
+            continue
+        at: dict[Instant, Bytes] = dict(item.at)
+        at.pop(Instant.LOSS, None)
+        if (size := _at_logits(item)) is not None:
+            at[Instant.LOSS] = size
+        if at:
+            yield replace(item, at={when: at[when] for when in Instant if when in at})
+    if any(item.path.endswith(CAST) for item in sheet.items):
+        yield cast_output_matrix(role)
+    yield logits
+
+
+def _at_logits(item: Item) -> Bytes | None:
+    """What of an item is there when backward begins. Casts that autocast kept are gone with its context, or
+    still there where the framework's loss is inside it.
+    """
+    if item.component is Component.GRADIENTS:
+        return item.at.get(Instant.FORWARD)
+    size = item.at.get(Instant.LOSS)
+    if size is None or item.path.startswith(OWN_LOSS):
+        return None
+    if item.component is not Component.TEMPORARIES:
+        return size
+    return Bytes(0, 0, size.high) if item.path.endswith(CAST) else None

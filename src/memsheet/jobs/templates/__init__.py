@@ -1,0 +1,54 @@
+"""Jobs of frameworks as data: each template makes a document of ``memsheet/job/1`` of a framework's options.
+
+One file a framework. A template's functions take options by the framework's own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.errors import Problem, nearest_words, raise_if_problems
+from memsheet.jobs.templates.option import Option, Template
+from memsheet.jobs.templates.trl import TEMPLATES as OF_TRL
+
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "verl": {
+        "sleep": "actor_rollout_ref.rollout.free_cache_engine=True",
+        "offload": "actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+        "logits": "actor_rollout_ref.model.use_fused_kernels=True", "share": "actor_rollout_ref.rollout.gpu_memory_utilization={share:g}",
+    },
+    "trl-grpo": {"sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}"},
+    "trl-recipe": {"sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}"},
+    "trl-dpo": {"logits": "use_liger_kernel: true"},
+}  # fmt: skip
+TEMPLATES: Mapping[str, Template] = {one.name: one for one in OF_TRL}
+
+
+def words_of_cures(name: str) -> Mapping[str, str]:
+    """What to write for each kind of cure (``jobs.cures``), of a job by its name."""
+    return WORDS.get(name, {})
+
+
+def template_options() -> dict[str, Option]:
+    """Options of all templates by their names."""
+    return {name: option for one in TEMPLATES.values() for name, option in one.options.items()}
+
+
+def job_of_template(name: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a template with options as they are said. Raises InputError for what it does not
+    know.
+    """
+    template = TEMPLATES[name]
+    machines = ("gpus", "nodes", "per_node", "host_memory", "cluster")
+    raise_if_problems(
+        Problem(
+            field=key,
+            value=value,
+            reason=f"is no option of {name}",
+            hint=f"it has {', '.join(nearest_words(key, template.options) or template.options)}",
+        )
+        for key, value in said.items()
+        if key not in (*template.options, *machines)
+    )  # fmt: skip
+    return template.make({key: said[key] for key in said if key in (*template.options, *machines)})

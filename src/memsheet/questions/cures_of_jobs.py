@@ -1,0 +1,119 @@
+"""What helps a job of several models of which a phase does not fit: each change accounted, and the largest
+share that its server may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.budget import Answer, Result
+from memsheet.errors import InputError
+from memsheet.exchange.mistakes import Case, Found, Rule
+from memsheet.frozen import dataclass
+from memsheet.jobs.cures import PLAIN, SHARE, job_cures
+from memsheet.jobs.templates import words_of_cures
+from memsheet.questions.job import answer_job
+from memsheet.questions.solve_job import largest_share
+from memsheet.report.shared.jobs.phases import fullest_instant
+
+MOST_TOGETHER = 4
+TOGETHER = "together"
+WORTH_TELLING = 20
+"""A change is told where it frees at least one in so many bytes of a card."""
+SOURCES: Mapping[str, str] = {
+    "sleep": "vLLM 010c211 device_allocator/cumem.py", "offload": "volcengine/verl b178a3cd5 workers/fsdp_workers.py:683, 721",
+    "logits": "Wijmans et al. 2024, Cut Your Losses, section 1", "share": "vLLM 010c211 v1/worker/gpu_worker.py, determine_available_memory",
+    TOGETHER: "the sum of changes that are told by themselves",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helps:
+    """A change and what a card needs with it. ``words``: what to write."""
+
+    kind: str
+    says: str
+    words: str
+    answer: Answer
+    saves_bytes: int
+
+
+def what_helps(answer: Answer, where: Mapping[str, Any]) -> tuple[Helps, ...]:
+    """Changes that free a part worth telling, or with which it fits, the most first; none of what fits."""
+    if answer.job is None or answer.verdict is None or answer.verdict.result is Result.FITS:
+        return ()
+    alone = [*_accounted_cures(answer, where), *_smaller_share(answer, where)]
+    found = sorted(alone, key=lambda one: (not _fits(one), -one.saves_bytes))
+    together = () if any(map(_fits, found)) else tuple(_all_together(answer, where))
+    return (*together, *found)
+
+
+def _all_together(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
+    """One change after another, each the best of those that are left, where they make it fit."""
+    taken: list[Helps] = []
+    now = answer
+    for _ in range(MOST_TOGETHER):
+        before = {one.words for one in taken}
+        left = [one for one in _accounted_cures(now, where) if one.words not in before]
+        if not left:
+            return
+        best = max(left, key=lambda one: (_fits(one), one.saves_bytes))
+        taken, now = [*taken, best], best.answer
+        if _fits(best):
+            words = " ".join(one.words for one in taken)
+            frees = sum(one.saves_bytes for one in taken)
+            yield Helps(kind=TOGETHER, says="together", words=words, answer=now, saves_bytes=frees)
+            return
+
+
+def _fits(one: Helps) -> bool:
+    return one.answer.verdict is not None and one.answer.verdict.result is Result.FITS
+
+
+def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
+    document: Mapping[str, Any] = answer.job or {}
+    worst = max(answer.sheets, key=lambda sheet: sheet.device.value)
+    before = int(worst.device.value)
+    words = {**PLAIN, **words_of_cures(str(document.get("name")))}
+    phase = fullest_instant(worst).phase
+    for cure in job_cures(document, phase):
+        try:
+            after = answer_job(cure.document, where)
+        except InputError:
+            continue
+        frees = before - max(int(sheet.device.value) for sheet in after.sheets)
+        one = Helps(kind=cure.kind, says=cure.says, words=words[cure.kind], answer=after, saves_bytes=frees)
+        if frees * WORTH_TELLING > before or _fits(one):
+            yield one
+
+
+def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
+    document: Mapping[str, Any] = answer.job or {}
+    words = {**PLAIN, **words_of_cures(str(document.get("name")))}[SHARE]
+    worst = max(answer.sheets, key=lambda sheet: sheet.device.value)
+    before, phase = int(worst.device.value), fullest_instant(worst).phase
+    try:
+        found = largest_share(document, where)
+    except InputError:
+        return
+    if found.share is not None:
+        frees = before - max(int(sheet.device.value) for sheet in found.answer.sheets)
+        says = f"the server's share leaves {phase} too little"
+        yield Helps(kind=SHARE, says=says, words=words.format(share=found.share), answer=found.answer, saves_bytes=frees)  # fmt: skip
+
+
+def mistakes_of_job(answer: Answer, where: Mapping[str, Any], file: str) -> tuple[tuple[Rule, Found], ...]:
+    """What helps, as findings about the file that starts the job."""
+    return tuple(
+        (
+            Rule(id=f"job-{one.kind}", source=SOURCES[one.kind], looks=_found_elsewhere),
+            Found(where=f"{file}: {fullest_instant(answer.sheets[0]).phase}", says=one.says + (", and with the cure every phase that is counted fits" if _fits(one) else ""), cure=one.words, saves_bytes=one.saves_bytes),
+        )
+        for one in what_helps(answer, where)
+    )  # fmt: skip
+
+
+def _found_elsewhere(_: Case) -> Iterator[Found]:
+    """These are found of the job, not of a case."""
+    return iter(())

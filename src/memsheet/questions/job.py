@@ -1,0 +1,225 @@
+"""What a job of several models needs on the same cards, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Unpack
+
+from memsheet.account import account_rank
+from memsheet.budget import Answer, answer_of, judge_on, verdict_on_start
+from memsheet.errors import InputError, Problem, input_error, raise_if_problems
+from memsheet.guard import read_json
+from memsheet.jobs.account import account_job
+from memsheet.jobs.document import SCHEMA, WrittenJob, WrittenPhase, WrittenRole, read_job
+from memsheet.jobs.templates import TEMPLATES, job_of_template
+from memsheet.plan.device import Cluster, resize_cluster
+from memsheet.plan.hardware import unsupported_choices
+from memsheet.plan.job import Job, Phase, Role, Work
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.options import Document, TemplateOptions
+from memsheet.questions.accounted import with_draft_model
+from memsheet.questions.question_parts import REPLAY, SHARE, parse_question, read_named_model
+from memsheet.report.answer import public_answer
+from memsheet.report.shared.jobs.phases import fullest_instant
+from memsheet.resolve import Resolved, resolve_request
+from memsheet.sheet import Bytes
+from memsheet.units import format_bytes
+
+MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster")
+NOWHERE: Mapping[str, Any] = {}
+RECOMPUTED = {"recompute.mode": "full"}
+"""How the step is asked whose forward is a pass without gradients."""
+
+
+def job(
+    document: Document | str | PathLike[str],
+    *,
+    gpus: str | None = None,
+    nodes: int | None = None,
+    per_node: int | None = None,
+    host_memory: str | None = None,
+    cluster: Document | str | PathLike[str] | None = None,
+    **options: Unpack[TemplateOptions],
+) -> Answer:
+    """What every GPU holds in every phase of a job of several models, and whether all of them fit.
+
+    ``document``: an object or file of ``memsheet/job/1``, or the name of a template ("trl-grpo"), whose
+    options are the further keywords (``model``, ``max_completion_length`` …). ``gpus`` and the rest describe
+    the cluster, in place of what the document says. Instants of the sheets are ``phase/instant``. Raises
+    InputError with every problem.
+    """
+    where = dict(zip(MACHINES, (gpus, nodes, per_node, host_memory, cluster), strict=True))
+    return public_answer(answer_job(document_of(document, {**where, **options}), where))
+
+
+def document_of(
+    named: Mapping[str, Any] | str | PathLike[str], options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The document that a file or a template's name stands for. Raises InputError for what is neither."""
+    said = {key: value for key, value in options.items() if value is not None}
+    if isinstance(named, str) and named in TEMPLATES:
+        return job_of_template(named, said)
+    extra = [key for key in said if key not in MACHINES]
+    raise_if_problems(
+        Problem(
+            field=key, value=said[key], reason="is an option of a template", hint="say it in the document"
+        )
+        for key in extra
+    )
+    if isinstance(named, Mapping):
+        return named
+    path = Path(named)
+    if not path.suffix and not path.exists():
+        raise input_error("job", str(named), "is no template and no file", f"one of {', '.join(TEMPLATES)}")
+    return read_json(path)
+
+
+def answer_job(
+    document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE, *, slack: str = REPLAY
+) -> Answer:
+    """The answer about a document of ``memsheet/job/1``. ``where``: the machines, in place of its own;
+    ``slack``: as of ``accounted.answer_for_model``.
+    """
+    cluster = _cluster_of(document, where)
+    written = read_job(document, cluster.count if cluster else None)
+    found, resolved = resolve_job(written, cluster)
+    sheets = account_job(found, replays=slack != SHARE)
+    verdict = judge_on(sheets, cluster) if cluster else None
+    if verdict is not None:
+        worst = next(sheet for sheet in sheets if sheet.rank == verdict.rank)
+        verdict = replace(verdict, instant=fullest_instant(worst), largest=())
+    short = dict(_start_shortages(found)) if verdict else {}
+    for lacking in short.values():
+        verdict = verdict_on_start(verdict, lacking) if verdict else None
+    main = next((role for role in found.roles if role.trained), found.roles[0])
+    answer = answer_of(main.model, Resolved(main.plan, ()), cluster, sheets, verdict)
+    assumed = tuple(f"{name}: {line}" for name, one in resolved.items() for line in one.assumed)
+    notes = tuple(f"{role.name}: {note}" for role in found.roles for note in role.model.source.notes)
+    return replace(
+        answer,
+        assumed=(*written.assumed, *assumed),
+        notes=(*written.notes, *_shortage_words(short), *_job_notes(found), *notes),
+        job={"schema": SCHEMA, **{key: value for key, value in document.items() if key != "schema"}},
+        seeks_changes=False,
+    )
+
+
+def _start_shortages(found: Job) -> Iterator[tuple[str, Bytes]]:
+    """What the pools of servers lack for one sequence of their longest, by role: they do not start then."""
+    from memsheet.formulas.serving.servers import server_facts
+
+    for role in found.roles:
+        if role.serves and found.cluster is not None:
+            part = resize_cluster(found.cluster, role.group)
+            sheets = tuple(account_rank(role.model, role.plan, part, at) for at in range(role.plan.mesh.pp))
+            short = server_facts(role.model, role.plan, part, sheets).get("short_bytes")
+            if short is not None:
+                yield role.name, short
+
+
+def _shortage_words(short: Mapping[str, Bytes]) -> Iterator[str]:
+    for name, lacking in short.items():
+        if lacking.high > 0:
+            size = format_bytes(int(lacking.high))
+            yield f"{name}'s pool lacks up to {size} for one sequence of its longest: it needs a larger share"
+
+
+def _job_notes(found: Job) -> Iterator[str]:
+    if any(role.serves for role in found.roles) and any(role.trained for role in found.roles):
+        yield "what must fit is the device's total: a sleeping server's memory stays in torch's own counters"
+    yield "phases are those of a step after the first, when the optimizer's states are there"
+
+
+def _cluster_of(document: Mapping[str, Any], where: Mapping[str, Any]) -> Cluster | None:
+    said = {key: where.get(key) for key in MACHINES}
+    if said["gpus"] is None and said["cluster"] is None:
+        said = {key: document.get(key) if said[key] is None else said[key] for key in MACHINES}
+    return parse_question("train", None, {**said, "parameters": "1"})[2]
+
+
+def resolve_job(written: WrittenJob, cluster: Cluster | None) -> tuple[Job, Mapping[str, Resolved]]:
+    """The job with whole plans, and of each role what its plan took for granted.
+
+    Raises InputError with the problems of every role.
+    """
+    problems: list[Problem] = []
+    roles: dict[str, _Read] = {}
+    for role in written.roles:
+        try:
+            roles[role.name] = _read_role(role, cluster)
+        except InputError as error:
+            problems += [replace(one, field=f"roles.{role.name}.{one.field}") for one in error.problems]
+    raise_if_problems(problems)
+    phases = []
+    for phase in written.phases:
+        try:
+            phases.append(_read_phase(phase, roles))
+        except InputError as error:
+            problems += [replace(one, field=f"{phase.name}.{one.field}") for one in error.problems]
+    raise_if_problems(problems)
+    every = tuple(one.role for one in roles.values())
+    found = Job(name=written.name, cluster=cluster, roles=every, phases=tuple(phases))
+    return found, {name: one.resolved for name, one in roles.items()}
+
+
+class _Read:
+    """A role with the request that its plan came of."""
+
+    def __init__(
+        self, role: Role, resolved: Resolved, request: Mapping[str, Any], cluster: Cluster | None
+    ) -> None:
+        self.role, self.resolved, self.request, self.cluster = role, resolved, request, cluster
+
+
+def _read_role(role: WrittenRole, cluster: Cluster | None) -> _Read:
+    task = str(role.plan["task"])
+    model, request, _, told = parse_question(task, role.model, {"plan": dict(role.plan)})
+    spec = with_draft_model(read_named_model(model, task, request.get("engine")), request)
+    count = role.cards[1] if role.cards else cluster.count if cluster else 1
+    part = resize_cluster(cluster, _group_of(request, count)) if cluster else None
+    resolved = _resolve_role(request, spec, part, told["assumed"])
+    first = role.cards[0] if role.cards else 0
+    if cluster is None and role.cards is None:
+        count = int(resolved.plan.mesh.gpus)
+    made = Role(
+        name=role.name, model=spec, plan=resolved.plan, cards=(first, count), trained=role.trained, process=role.process, keeps_cache=role.keeps_cache
+    )  # fmt: skip
+    if count % made.group:
+        raise input_error("plan.mesh", made.group, f"cards of one copy do not divide {count}")
+    return _Read(made, resolved, request, part)
+
+
+def _group_of(request: Mapping[str, Any], count: int) -> int:
+    """Cards of one copy: of a server those of its degrees, further ones hold further copies."""
+    if request.get("task") != "infer":
+        return count
+    degrees = [request.get(f"mesh.{axis}") or 1 for axis in ("tp", "pp")]
+    return int(degrees[0]) * int(degrees[1])
+
+
+def _resolve_role(
+    request: Mapping[str, Any], spec: ModelSpec, cluster: Cluster | None, assumed: tuple[str, ...] = ()
+) -> Resolved:
+    found = resolve_request(request, spec, cluster)
+    raise_if_problems(unsupported_choices(found.plan, cluster, spec) if cluster else ())
+    return replace(found, assumed=(*assumed, *found.assumed))
+
+
+def _read_phase(phase: WrittenPhase, roles: Mapping[str, _Read]) -> Phase:
+    active = roles.get(phase.active or "")
+    changed = parse_question(active.role.plan.task, "", {"plan": dict(phase.plan)})[1] if active else {}
+    changed = {key: value for key, value in changed.items() if key != "task" and key[0] != "@"}
+    if phase.work is Work.FORWARD:
+        changed |= RECOMPUTED
+    plan = None
+    if active and changed:
+        whole = {**active.request, **changed}
+        if "microbatch" in changed or "seq_len" in changed:
+            whole.pop("global_batch", None)
+        plan = _resolve_role(whole, active.role.model, active.cluster).plan
+    return Phase(
+        name=phase.name, active=phase.active, work=phase.work, plan=plan, residents=phase.residents, logits=phase.logits, extras=phase.extras
+    )  # fmt: skip

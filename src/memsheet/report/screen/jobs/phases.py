@@ -1,0 +1,182 @@
+"""A job of several models as a screen: the verdict and the phase that decides it, the roles, what a card
+holds in every phase, and what takes the room in the fullest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memsheet.budget import Answer, Result
+from memsheet.errors import printable_line
+from memsheet.report.screen.layout import labelled_row, one_line, render_parts
+from memsheet.report.screen.table import VERDICTS, answer_note_lines, deciding_sheet, percent_share
+from memsheet.report.shared.jobs.phases import fullest_instant, phase_needs, role_rows
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.sizes import (
+    headroom_phrase,
+    look_with_exact_digits,
+    need_and_room,
+    size_range_suffix,
+)
+from memsheet.report.shared.words import INSTANTS
+from memsheet.sheet import Sheet
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+Help = tuple[str, str, Answer]
+"""What to write, what it mends, and the answer with it."""
+
+
+def render_job(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> str:
+    """The whole screen as text that ends in a newline."""
+    return render_parts(_job_sections(answer, look, helps), look)
+
+
+def render_share(share: float | None, answer: Answer, beyond: Answer | None, look: Look) -> str:
+    """The largest share of a server, what a step more comes to, and the job at it."""
+    return render_parts(_share_sections(share, answer, beyond, look), look)
+
+
+def _share_sections(
+    share: float | None, answer: Answer, beyond: Answer | None, look: Look
+) -> Iterator[RenderableType]:
+    if share is None:
+        yield labelled_row("NO SHARE", "bold red", ("no gpu-memory-utilization lets every phase fit",), look)
+    else:
+        said = (f"gpu-memory-utilization up to {share:g}: every phase fits",)
+        yield labelled_row(f"{share:g}", "bold green", said, look)
+    if beyond is not None and beyond.verdict is not None:
+        sheet = deciding_sheet(beyond)
+        size = sheet.device
+        needs = f"needs {look.need(size.value, look.digits)}{size_range_suffix(size, look)}"
+        most = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
+        yield labelled_row("0.01 more", "bold", (needs, f"most in {INSTANTS[most]}"), look)
+    yield from _job_sections(answer, look)
+
+
+def _job_sections(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> Iterator[RenderableType]:
+    sheet = deciding_sheet(answer)
+    look = look_with_exact_digits(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
+    yield _job_headline(answer, sheet, look)
+    if helps:
+        yield _help_table(helps, look)
+    yield _role_table(answer)
+    others = [each for each in answer.sheets if each is not sheet]
+    for each in (sheet, *others):
+        yield _phase_table(answer, each, look)
+    yield _room_table(sheet, look)
+    if sheet.host_bytes:
+        yield labelled_row("Host memory", "bold", (f"{look.need(sheet.host_bytes)} a card",), look)
+    if answer.assumed:
+        yield labelled_row("Assumed", "bold", map(one_line, answer.assumed), look, between="; ")
+    if notes := tuple(answer_note_lines(answer, look)):
+        yield labelled_row("Notes", "bold", ("\n".join(notes),), look)
+
+
+def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+    verdict, cluster, fullest = answer.verdict, answer.cluster, fullest_instant(sheet)
+    where = f"most in {INSTANTS[fullest]}"
+    if verdict is None or cluster is None:
+        size = sheet.device
+        need = f"{look.need(size.value, look.digits)} a card{size_range_suffix(size, look)}"
+        return labelled_row("PREDICTED", "bold", (need, where), look)
+    word, style = VERDICTS[verdict.result]
+    short = verdict.host_short_bytes
+    host = (f"host memory lacks {look.need(short)} a node",) if short else ()
+    if verdict.result is Result.DOES_NOT_FIT and not short:
+        where = f"dies in {INSTANTS[fullest]}"
+    highest = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
+    if verdict.result is Result.UNCERTAIN and highest is not fullest:
+        where = f"{where}, and may die in {INSTANTS[highest]}"
+    left = headroom_phrase(cluster.device, verdict, look)
+    phrases = (*host, *need_and_room(cluster.device, verdict, look), left, _card_words(sheet), where)
+    return labelled_row(word, style, phrases, look)
+
+
+def _help_table(helps: tuple[Help, ...], look: Look) -> RenderableType:
+    """Each change by itself: what to write, and what a card needs then."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("What helps, each alone", "needs then", "", "because"):
+        table.add_column(name, overflow="fold")
+    for words, says, after in helps:
+        verdict = after.verdict
+        told = VERDICTS[verdict.result][0].lower() if verdict else ""
+        need = look.need(deciding_sheet(after).device.value, look.digits)
+        table.add_row(Text(words, "bold"), need, told, Text(says))
+    return table
+
+
+def _card_words(sheet: Sheet) -> str:
+    """A card, and how many are like it."""
+    return f"card {sheet.rank}" + (f" and {len(sheet.same_as)} alike" if sheet.same_as else "")
+
+
+def _role_table(answer: Answer) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
+    cards = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
+    table.add_row(Text("job", "bold"), Text(f"{printable_line((answer.job or {}).get('name'))}{cards}"))
+    for name, words in role_rows(answer):
+        table.add_row(Text(name, "bold"), Text(printable_line(words)))
+    return table
+
+
+def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+    """A row a phase: where it is fullest, what a card holds there, by role, and what is left."""
+    from rich.table import Table
+    from rich.text import Text
+
+    roles = tuple(dict.fromkeys(item.path.partition("/")[0] for item in sheet.items))
+    title = _card_words(sheet) if len(answer.sheets) > 1 else None
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title=title and Text(title), title_justify="left", title_style="bold"
+    )  # fmt: skip
+    table.add_column("phase", no_wrap=True)
+    table.add_column("fullest in", no_wrap=True)
+    for name in (look.unit, "range", "free", *roles):
+        table.add_column(name, justify="right", no_wrap=True)
+    for need in phase_needs(sheet, answer.cluster):
+        ends = f"{look.cell(need.device.low)} to {look.cell(need.device.high)}"
+        free = "" if need.free_bytes is None else look.cell(need.free_bytes)
+        table.add_row(
+            Text(need.phase, "bold" if need.phase == fullest_instant(sheet).phase else ""),
+            INSTANTS[need.instant.step],
+            look.cell(need.device.value),
+            ends,
+            free,
+            *(look.cell(need.by_role.get(role, 0)) for role in roles),
+        )
+    return table
+
+
+def _room_table(sheet: Sheet, look: Look) -> RenderableType:
+    """What takes the room where a card holds most, by role and component."""
+    from rich.table import Table
+
+    fullest = fullest_instant(sheet)
+    sizes: dict[tuple[str, str], int] = {}
+    for item in sheet.items:
+        if fullest in item.at:
+            key = (item.path.partition("/")[0], item.component.value.replace("_", " "))
+            sizes[key] = sizes.get(key, 0) + int(item.at[fullest].value)
+    whole = sum(sizes.values())
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(f"in {INSTANTS[fullest]}", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name in (look.unit, "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for (role, component), size in sorted(sizes.items(), key=lambda row: -row[1]):
+        if size:
+            table.add_row(role, component, look.cell(size), percent_share(size, whole))
+    table.add_row("= device", "", look.cell(whole), percent_share(whole, whole))
+    return table

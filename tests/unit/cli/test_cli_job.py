@@ -1,0 +1,51 @@
+"""`memsheet job` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memsheet.cli import main
+from memsheet.cli.commands import TEMPLATE_FLAGS
+from memsheet.jobs.templates import TEMPLATES, template_options
+from memsheet.plan.options import TemplateOptions
+
+LINE = ("job", "trl-grpo", "--model", "qwen3-4b", "--gpus", "1xH100-80GB", "--max-completion-length", "4096")
+
+
+def test_a_template_says_which_phase_dies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LINE, "--vllm", "colocate"]) == 10
+    screen = capsys.readouterr().out
+    assert "dies in update_actor" in screen
+    assert "old_log_prob" in screen
+
+
+def test_its_document_is_a_job_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LINE, "--json"]) == 10
+    document = json.loads(capsys.readouterr().out)
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(document["job"]))
+    assert main(["job", str(file), "--json"]) == 10
+    assert json.loads(capsys.readouterr().out)["verdict"] == document["verdict"]
+
+
+def test_flags_are_the_options_of_templates() -> None:
+    assert set(TemplateOptions.__annotations__) == set(template_options())
+    assert {flag.field for flag in TEMPLATE_FLAGS} == {
+        name for one in TEMPLATES.values() for name in one.options
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("job", "trl-gspo"), "is no template and no file"),
+        (("job", "trl-grpo"), "is missing"),
+        ((*LINE, "--num-generations", "7"), "does not divide"),
+    ],
+)
+def test_what_cannot_be(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(words)) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""verl's launches as jobs of several models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.report.shared.checked import Checked
+
+A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+SCRIPT = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.max_prompt_length=512 "
+    f"data.max_response_length=512 {M}.path=Qwen/Qwen3-0.6B {A}.ppo_mini_batch_size=16 "
+    f"{A}.ppo_micro_batch_size_per_gpu=4 {R}.log_prob_micro_batch_size_per_gpu=8 "
+    f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8 {A}.use_kl_loss=True {R}.name=vllm "
+    f"{R}.tensor_model_parallel_size=1 {R}.gpu_memory_utilization=0.4 "
+    "trainer.n_gpus_per_node=2 trainer.nnodes=1"
+)
+REAL = Path(__file__).parents[3] / "wild_configs" / "ve-grpo-qwen3-8b.sh"
+
+
+def checked(folder: Path, more: str = "") -> Checked:
+    file = folder / "run.sh"
+    file.write_text(f"{SCRIPT} {more}\n")
+    return memsheet.check(file, gpus="2xA100-80GB")
+
+
+def job_of(found: Checked) -> dict[str, Any]:
+    assert found.answer is not None
+    assert found.answer.job is not None
+    return dict(found.answer.job)
+
+
+def held(found: Checked, instant: str, role: str, component: str = "") -> int:
+    assert found.answer is not None
+    return sum(
+        int(item.at[memsheet.Instant(instant)].value)
+        for item in found.answer.sheets[0].items
+        if item.path.startswith(f"{role}/")
+        and memsheet.Instant(instant) in item.at
+        and component in item.component.value
+    )
+
+
+def test_a_script_of_its_own_is_a_job(tmp_path: Path) -> None:
+    del tmp_path
+    found = memsheet.check(REAL, gpus="8xH100-80GB")
+    assert set(job_of(found)["roles"]) == {"actor", "reference", "rollout"}
+    assert [phase["name"] for phase in job_of(found)["phases"]] == [
+        "update_weights", "gen", "old_log_prob", "ref", "update_actor",
+    ]  # fmt: skip
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.instant.phase == "update_actor"
+    assert not found.doubt
+    assert not found.moved
+
+
+def test_the_reference_is_on_the_host(tmp_path: Path) -> None:
+    """Always so of FSDP, and unit by unit on the card while it reads."""
+    found = checked(tmp_path)
+    assert held(found, "update_actor/forward", "reference", "parameters") == 0
+    assert held(found, "ref/forward", "reference", "unsharded") > 0
+    assert found.answer is not None
+    assert found.answer.sheets[0].host_bytes >= found.answer.parameters * 4 // 2
+
+
+def test_without_its_loss_there_is_no_reference(tmp_path: Path) -> None:
+    job = job_of(checked(tmp_path, f"{A}.use_kl_loss=False"))
+    assert "reference" not in job["roles"]
+    assert "ref" not in [phase["name"] for phase in job["phases"]]
+
+
+def test_offload_leaves_the_card_to_the_server(tmp_path: Path) -> None:
+    here = checked(tmp_path)
+    away = checked(tmp_path, f"{A}.fsdp_config.param_offload=True {A}.fsdp_config.optimizer_offload=True")
+    states = held(here, "gen/decode", "actor") - held(away, "gen/decode", "actor")
+    assert here.answer is not None
+    assert states == pytest.approx(here.answer.parameters * 12 // 2, rel=0.01)
+    assert held(here, "update_actor/backward", "actor") == held(away, "update_actor/backward", "actor")
+    assert away.answer is not None
+    assert away.answer.sheets[0].host_bytes - here.answer.sheets[0].host_bytes >= states
+
+
+def test_a_server_that_never_sleeps_stays(tmp_path: Path) -> None:
+    asleep, awake = checked(tmp_path), checked(tmp_path, f"{R}.free_cache_engine=False")
+    assert held(asleep, "update_actor/backward", "rollout", "kv_cache") == 0
+    assert held(awake, "update_actor/backward", "rollout", "kv_cache") > 2**33
+
+
+def test_adapters_are_their_own_reference(tmp_path: Path) -> None:
+    job = job_of(checked(tmp_path, f"{M}.lora_rank=16"))
+    assert "reference" not in job["roles"]
+    phases = {phase["name"]: phase for phase in job["phases"]}
+    assert phases["ref"]["active"] == "actor"
+    assert phases["update_actor"]["residents"]["rollout"] == "asleep-1"
+
+
+def test_a_critic_trains_beside_it_and_leaves_the_verdict_open(tmp_path: Path) -> None:
+    more = (
+        "algorithm.adv_estimator=gae critic.model.path=Qwen/Qwen3-0.6B critic.ppo_micro_batch_size_per_gpu=4"
+    )
+    found = checked(tmp_path, more)
+    names = [phase["name"] for phase in job_of(found)["phases"]]
+    assert names[-3:] == ["values", "update_critic", "update_actor"]
+    assert "critic" in found.doubt
+
+
+def test_tokens_bound_what_is_read_at_once(tmp_path: Path) -> None:
+    more = (
+        f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=8192 {R}.log_prob_max_token_len_per_gpu=4096"
+    )
+    phases = {phase["name"]: phase for phase in job_of(checked(tmp_path, more))["phases"]}
+    assert phases["old_log_prob"]["plan"] == {"microbatch": 1, "seq_len": 4096}
+    assert phases["ref"]["plan"] == {"microbatch": 1, "seq_len": 8192}
+
+
+@pytest.mark.parametrize(
+    "more", ["actor_rollout_ref.hybrid_engine=False", f"{R}.data_parallel_size=2", f"{R}.name=hf"]
+)
+def test_what_is_no_such_job_is_the_actor_alone(more: str, tmp_path: Path) -> None:
+    found = checked(tmp_path, more)
+    assert found.answer is not None
+    assert found.answer.job is None
+    assert found.doubt

@@ -1,0 +1,56 @@
+"""What helps a job of which a phase does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import memsheet
+from memsheet.questions.cures_of_jobs import what_helps
+from memsheet.questions.job import answer_job
+
+CARD = "1xA100-80GB"
+
+
+def grpo(**options: Any) -> memsheet.Answer:
+    return memsheet.job("trl-grpo", model="qwen3-4b", gpus=CARD, **options)
+
+
+def test_what_fits_needs_no_help() -> None:
+    answer = memsheet.job(
+        "trl-grpo", model="qwen3-0.6b", gpus=CARD, per_device_train_batch_size=2, num_generations=2
+    )
+    assert answer.verdict is not None
+    assert answer.verdict.result is memsheet.Result.FITS
+    assert what_helps(answer, {"gpus": CARD}) == ()
+
+
+def test_each_change_frees_what_it_says() -> None:
+    answer = grpo(max_completion_length=1024)
+    helps = {one.kind: one for one in what_helps(answer, {"gpus": CARD})}
+    assert {"sleep", "logits"} <= set(helps)
+    assert helps["sleep"].words == "--vllm-enable-sleep-mode"
+    for one in helps.values():
+        assert one.answer.job is not None
+        again = answer_job(one.answer.job, {"gpus": CARD})
+        assert again.sheets[0].device == one.answer.sheets[0].device
+        assert one.saves_bytes == answer.sheets[0].device.value - again.sheets[0].device.value
+    slept = grpo(max_completion_length=1024, vllm_enable_sleep_mode=True).sheets[0]
+    instant = memsheet.Instant("update_actor/backward")
+    assert helps["sleep"].answer.sheets[0].at(instant) == slept.at(instant)
+
+
+def test_a_launch_is_told_its_cure(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "wild_configs" / "ve-grpo-qwen3-8b.sh").read_text()
+    file = tmp_path / "run.sh"
+    file.write_text(
+        text.replace(
+            "actor_rollout_ref.rollout.n=5",
+            "actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.free_cache_engine=False",
+        )
+    )
+    found = memsheet.check(file, gpus="8xH100-80GB")
+    cures = {rule.id: one.cure for rule, one in found.mistakes}
+    assert cures["job-sleep"] == "actor_rollout_ref.rollout.free_cache_engine=True"
+    assert cures["job-logits"] == "actor_rollout_ref.model.use_fused_kernels=True"
+    assert "fragmentation" not in cures

@@ -1,0 +1,70 @@
+"""The largest share of the card that a job's server may take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.cli import main
+from memsheet.questions.job import answer_job
+from memsheet.questions.solve_job import largest_share, with_share
+
+JOB: dict[str, Any] = {
+    "schema": "memsheet/job/1", "gpus": "1xA100-80GB",
+    "roles": {
+        "actor": {"model": "qwen3-0.6b", "plan": {"task": "train", "engine": "transformers", "seq_len": 1024, "microbatch": 4, "recompute": {"mode": "full"}}},
+        "rollout": {"model": "qwen3-0.6b", "plan": {"task": "infer", "engine": "vllm", "serving": {"max_model_len": 2048, "max_sequences": 16}}},
+    },
+    "phases": [
+        {"name": "gen", "active": "rollout"},
+        {"name": "update_actor", "active": "actor", "residents": {"rollout": "asleep-2"}},
+    ],
+}  # fmt: skip
+
+
+def test_one_hundredth_more_does_not_fit() -> None:
+    found = largest_share(JOB)
+    assert found.share is not None
+    for share, fits in ((found.share, True), (found.share - 0.01, True), (found.share + 0.01, False)):
+        verdict = answer_job(with_share(JOB, "rollout", round(share, 2))).verdict
+        assert verdict is not None
+        assert (verdict.result is memsheet.Result.FITS) is fits
+
+
+def test_a_server_that_stays_awake_may_take_less() -> None:
+    awake = {**JOB, "phases": [JOB["phases"][0], {"name": "update_actor", "active": "actor"}]}
+    shares = [largest_share(job).share for job in (awake, JOB)]
+    assert None not in shares
+    assert shares[0] < shares[1]
+
+
+def test_a_pool_without_room_for_one_sequence_does_not_start() -> None:
+    job = with_share(JOB, "rollout", 0.03)
+    job["roles"]["rollout"]["plan"]["serving"]["max_model_len"] = 32768
+    answer = answer_job(job)
+    assert answer.verdict is not None
+    assert answer.verdict.result is memsheet.Result.DOES_NOT_FIT
+    assert any("pool lacks" in note for note in answer.notes)
+
+
+def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(JOB))
+    assert main(["solve", "gpu-memory-utilization", str(file)]) == 0
+    assert f"up to {largest_share(JOB).share:g}" in capsys.readouterr().out
+    assert main(["solve", "gpu-memory-utilization", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "memsheet/sheet/1"
+
+
+def test_no_server_has_no_share() -> None:
+    job = {
+        **JOB,
+        "roles": {"actor": JOB["roles"]["actor"]},
+        "phases": [{"name": "update_actor", "active": "actor"}],
+    }
+    with pytest.raises(memsheet.InputError, match="0 servers"):
+        largest_share(job)
