@@ -307,7 +307,9 @@ def host_shortage(sheets: tuple[Sheet, ...], cluster: Cluster) -> int:
     has. Where processor and device share their memory, the host has what the device leaves; what is too
     large for the device itself is told by that.
     """
-    needed = max(sheet.host_bytes for sheet in sheets) * cluster.per_node
+    # a server may be one process for all cards, which one of them says
+    ranks = sum(1 + len(sheet.same_as) for sheet in sheets if sheet.host_bytes)
+    needed = max(sheet.host_bytes for sheet in sheets) * min(cluster.per_node, ranks)
     short = max(0, needed - cluster.host_bytes) if cluster.host_bytes is not None else 0
     shared = cluster.device.shared_bytes
     if shared is None or not needed:

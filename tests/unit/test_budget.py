@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from memsheet.budget import Budget, Result, budget_of, judge_sheets, largest_components, worst_sheet
+from memsheet.budget import (
+    Budget,
+    Result,
+    budget_of,
+    host_shortage,
+    judge_sheets,
+    largest_components,
+    worst_sheet,
+)
 from memsheet.catalog import find_device, process_overheads
 from memsheet.plan.device import cluster_of
 from memsheet.sheet import AGREEMENT_PER_MILLE, Bytes, Component, Derived, Instant, Item, Sheet, Witness
@@ -139,3 +147,19 @@ def test_the_budget_is_what_a_framework_gets_not_the_number_on_the_box() -> None
     assert budget.capacity_bytes == device.framework_bytes - 10**9
     assert budget.low_bytes <= budget.capacity_bytes <= budget.high_bytes
     assert device.framework_high_bytes < 80 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "short"),
+    [
+        ((30,), 1, 0), ((31,), 1, 1),
+        ((30, 0, 0, 0), 4, 0),  # one process for all cards says its memory once
+        ((20, 20), 2, 10), ((20, 0), 2, 0),
+        ((10, 10, 10, 10), 2, 0),  # of four ranks a node has two
+    ],
+)  # fmt: skip
+def test_a_node_needs_what_its_ranks_hold(ranks: tuple[int, ...], per_node: int, short: int) -> None:
+    device = find_device("A100-80GB")
+    cluster = replace(cluster_of(device, len(ranks), per_node=per_node), host_bytes=30)
+    sheets = tuple(replace(one(1, 1, 1, rank), host_bytes=size) for rank, size in enumerate(ranks))
+    assert host_shortage(sheets, cluster) == short

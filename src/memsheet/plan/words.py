@@ -7,6 +7,7 @@ accumulated_batch  what was said in numbers of micro-batches and of replicas, on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -244,9 +245,15 @@ def _of_key(key: str, name: str, value: Any, task: str, engine: str | None) -> M
         return Problem(field=name, value=value, reason=known.refused, hint=known.hint)
     if known is not None:
         return known if isinstance(known, Mapping) else {key: known}
+    if key == "quantization.weights" and (quant := GGUF_TYPE.fullmatch(text)):
+        return {key: f"gguf:{quant[1].upper()}"}
     if RULES.get(key) is not None and RULES[key].kind == "flag" and text in ON:
         return {key: ON[text]}
     return {key: value_of(key, value)}
+
+
+GGUF_TYPE = re.compile(r"(?:gguf:)?(i?q[1-8]_[a-z0-9_]{1,8})")
+"""A type of GGUF files, or a mix of them, as people write it: Q4_K_M, q4_k_m, gguf:Q4_K_M."""
 
 
 def _of_word(

@@ -372,3 +372,10 @@ def test_cpu_offload_of_deepspeed_is_of_what_its_stage_divides(engine, stage):
 def test_cpu_offload_of_fsdp_is_of_both(stage):
     said = request_from({"engine": "fsdp2", "zero": stage, "cpu_offload": True})
     assert (said["offload.optimizer"], said["offload.parameters"]) == (1, 1)
+
+
+@pytest.mark.parametrize("word", ["gguf:Q4_K_M", "Q4_K_M", "q4_k_m", "gguf:q4_k_m"])
+def test_a_type_of_gguf_files_is_known_as_people_write_it(word: str) -> None:
+    found = memsheet.infer("llama-3.1-8b", engine="llama.cpp", quantize=word, max_model_len=4096)
+    assert found.plan.quantization is not None
+    assert found.plan.quantization.weights.name == "gguf:Q4_K_M"
