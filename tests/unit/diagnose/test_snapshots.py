@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from dataclasses import replace
@@ -24,6 +25,7 @@ from memsheet.diagnose.snapshot.history import Frame, is_snapshot, read_history
 from memsheet.diagnose.snapshot.steps import step_places
 from memsheet.diagnose.snapshot.what_if import replay_recorded
 from memsheet.diagnose.verdict import Diagnosis
+from memsheet.measure.snapshot import snapshot_document
 from memsheet.questions.diagnose import diagnose_named_texts
 from memsheet.report.json.diagnosis import Diagnosis as Document
 from memsheet.report.json.diagnosis import diagnosis_document
@@ -66,6 +68,13 @@ def test_of_several_devices_the_one_that_died_is_told() -> None:
     held = held_of(read_history(pickled(found), "x"))
     assert held.died
     assert held.reserved_bytes == held_of(read_history(pickled(LEAK), "x")).reserved_bytes
+
+
+def test_a_history_as_measure_writes_it_is_read_too() -> None:
+    raw = gzip.compress(json.dumps(snapshot_document(PIECES)).encode())
+    told = diagnose_named_texts({"x.json.gz": raw}, None, {})
+    assert told.cause is Cause.FRAGMENTATION
+    assert told.facts["free_bytes"] == diagnosed(PIECES).facts["free_bytes"]
 
 
 def test_the_oldest_snapshots_have_neither_addresses_nor_requested_sizes() -> None:
