@@ -33,7 +33,7 @@ from memsheet.report.json.memory_viewer import memory_snapshot
 from memsheet.report.schema.documents import document_model
 from memsheet.report.screen.died.diagnosis import render_diagnosis
 from memsheet.report.shared.look import Look
-from memsheet.sheet import Component
+from memsheet.sheet import Component, Instant
 from memsheet.units import MIB
 from timelines import Maker, timelines, training
 
@@ -321,6 +321,19 @@ def test_where_nothing_recomputes_that_is_what_would_help() -> None:
     assert "recompute activations in backward" in {cure.change for cure in told.cures if cure.helps != NO}
     (useless,) = [cure for cure in told.cures if cure.change == "expandable segments"]
     assert useless.helps == NO
+
+
+@pytest.mark.parametrize(
+    ("made", "ends", "seen"), [("forward", False, None), ("forward", True, False), ("backward", True, True)]
+)
+def test_recompute_is_seen_where_activations_are_made_anew(made: str, ends: bool, seen: bool | None) -> None:
+    maker = Maker()
+    maker.mark(Instant(made))
+    maker.take(9 * MIB, Component.SAVED_ACTIVATIONS, "mlp/output")
+    maker.mark(Instant.OPTIMIZER_STEP)
+    if ends:
+        maker.take(MIB, Component.TEMPORARIES, "optimizer")
+    assert held_of(read_history(pickled(memory_snapshot(maker.made())), "x")).checkpoints is seen
 
 
 def test_a_request_that_had_room_is_no_shortage_of_the_card() -> None:
