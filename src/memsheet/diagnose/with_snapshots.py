@@ -118,7 +118,7 @@ RECOMPUTES_NOT = "the plan recomputes activations, and no stack of the snapshot 
 
 def recompute_notes(held: Held | None, answer: Answer) -> Iterator[str]:
     """What a plan says of recompute and its run does not do."""
-    if held is None or not held.has_stacks or held.checkpoints:
+    if held is None or not held.has_stacks or held.checkpoints is not False:
         return
     kept = held.bytes_of(Component.SAVED_ACTIVATIONS)
     predicted = predicted_bytes(answer, Component.SAVED_ACTIVATIONS.value) or 0

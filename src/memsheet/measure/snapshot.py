@@ -17,7 +17,7 @@ from typing import Any
 SNAPSHOT_SCHEMA = "memsheet/snapshot/1"
 ENTRIES = 400_000
 """Events that are kept; the oldest go first, and a history without its beginning cannot be replayed."""
-EVENT_KEYS = ("action", "addr", "size", "stream", "pool_id")
+EVENT_KEYS = ("action", "addr", "device_free", "size", "stream", "pool_id")
 SEGMENT_KEYS = (
     "address",
     "total_size",

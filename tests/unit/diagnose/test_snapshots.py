@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from dataclasses import replace
@@ -24,6 +25,7 @@ from memsheet.diagnose.snapshot.history import Frame, is_snapshot, read_history
 from memsheet.diagnose.snapshot.steps import step_places
 from memsheet.diagnose.snapshot.what_if import replay_recorded
 from memsheet.diagnose.verdict import Diagnosis
+from memsheet.measure.snapshot import snapshot_document
 from memsheet.questions.diagnose import diagnose_named_texts
 from memsheet.report.json.diagnosis import Diagnosis as Document
 from memsheet.report.json.diagnosis import diagnosis_document
@@ -31,7 +33,7 @@ from memsheet.report.json.memory_viewer import memory_snapshot
 from memsheet.report.schema.documents import document_model
 from memsheet.report.screen.died.diagnosis import render_diagnosis
 from memsheet.report.shared.look import Look
-from memsheet.sheet import Component
+from memsheet.sheet import Component, Instant
 from memsheet.units import MIB
 from timelines import Maker, timelines, training
 
@@ -66,6 +68,13 @@ def test_of_several_devices_the_one_that_died_is_told() -> None:
     held = held_of(read_history(pickled(found), "x"))
     assert held.died
     assert held.reserved_bytes == held_of(read_history(pickled(LEAK), "x")).reserved_bytes
+
+
+def test_a_history_as_measure_writes_it_is_read_too() -> None:
+    raw = gzip.compress(json.dumps(snapshot_document(PIECES)).encode())
+    told = diagnose_named_texts({"x.json.gz": raw}, None, {})
+    assert told.cause is Cause.FRAGMENTATION
+    assert told.facts["free_bytes"] == diagnosed(PIECES).facts["free_bytes"]
 
 
 def test_the_oldest_snapshots_have_neither_addresses_nor_requested_sizes() -> None:
@@ -312,6 +321,19 @@ def test_where_nothing_recomputes_that_is_what_would_help() -> None:
     assert "recompute activations in backward" in {cure.change for cure in told.cures if cure.helps != NO}
     (useless,) = [cure for cure in told.cures if cure.change == "expandable segments"]
     assert useless.helps == NO
+
+
+@pytest.mark.parametrize(
+    ("made", "ends", "seen"), [("forward", False, None), ("forward", True, False), ("backward", True, True)]
+)
+def test_recompute_is_seen_where_activations_are_made_anew(made: str, ends: bool, seen: bool | None) -> None:
+    maker = Maker()
+    maker.mark(Instant(made))
+    maker.take(9 * MIB, Component.SAVED_ACTIVATIONS, "mlp/output")
+    maker.mark(Instant.OPTIMIZER_STEP)
+    if ends:
+        maker.take(MIB, Component.TEMPORARIES, "optimizer")
+    assert held_of(read_history(pickled(memory_snapshot(maker.made())), "x")).checkpoints is seen
 
 
 def test_a_request_that_had_room_is_no_shortage_of_the_card() -> None:

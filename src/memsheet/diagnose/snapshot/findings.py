@@ -46,9 +46,9 @@ class Held:
     """What a snapshot shows at the request that failed, or at its highest where none did.
 
     ``live_bytes``: of tensors, as requested; ``room_bytes``: what the allocator could have had;
-    ``request_line``, ``request_component``: whose the request was; ``checkpoints``: whether any stack goes
-    through torch.utils.checkpoint; ``has_stacks``: whether frames were recorded; ``conf``: how the allocator
-    was set.
+    ``request_line``, ``request_component``: whose the request was; ``checkpoints``: whether any stack
+    recomputes, None where that cannot be seen; ``has_stacks``: whether frames were recorded; ``conf``: how
+    the allocator was set.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Held:
     request_stack: tuple[Frame, ...] = ()
     steps: int = 0
     growth: Growth | None = None
-    checkpoints: bool = False
+    checkpoints: bool | None = None
     has_stacks: bool = False
     conf: str = ""
     replayed: Replayed | None = None
@@ -110,18 +110,22 @@ def held_of(history: History) -> Held:
     )  # fmt: skip
 
 
-def _recomputes(history: History, meanings: Meanings) -> bool:
-    """Whether a stack goes through torch.utils.checkpoint, or activations are made anew in backward."""
+def _recomputes(history: History, meanings: Meanings) -> bool | None:
+    """Whether a stack goes through torch.utils.checkpoint, or activations are made anew in backward; None of
+    a traced history that has no whole steady backward, where that would be seen.
+    """
     if any(meanings.meaning_of(number).recomputed for number in range(1, len(history.stacks))):
         return True
     kept = Component.SAVED_ACTIVATIONS.value
     if kept not in history.categories:
-        return False
+        return False if meanings.has_stacks else None
     wanted, events = history.categories.index(kept), history.events
-    return any(
-        category == wanted and meanings.instant_of(stack) is Instant.BACKWARD
-        for category, stack in set(zip(events.category, events.stack, strict=True))
-    )
+    rows = dict.fromkeys(zip(events.category, events.stack, strict=True))
+    instants = [(category, meanings.instant_of(stack)) for category, stack in rows]
+    if (wanted, Instant.BACKWARD) in instants:
+        return True
+    ended = any(stack and stack[-1].name == Instant.OPTIMIZER_STEP.value for stack in history.stacks)
+    return False if ended else None
 
 
 def _request_component(history: History, meanings: Meanings, death: int | None) -> str:

@@ -185,6 +185,8 @@ class _Rows:
     def event_row(self, found: dict[str, Any]) -> _Event:
         columns, said = self.columns, found["action"]
         action = _NUMBER.get(said, OTHER) if type(said) is str else OTHER
+        if action == OOM and "device_free" not in found:
+            action = OTHER  # without it nothing can be said of the failure
         place = found.get("device_free" if action == OOM else "addr", 0)
         category = found.get("category")
         try:

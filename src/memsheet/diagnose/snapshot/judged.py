@@ -216,11 +216,16 @@ def _by_component(held: Held, figures: Figures) -> Iterator[Cure]:
     missing = short_bytes(figures)
     kept = held.bytes_of(Component.SAVED_ACTIVATIONS)
     if kept and not held.checkpoints:
+        unseen = ", and no stack recomputes any" if held.checkpoints is False else ""
+        enough = kept >= missing.low
+        words = size_words(exact_size(kept))
         yield Cure(
-            change="recompute activations in backward", helps=MAYBE if kept >= missing.low else NO, saves_bytes=kept,
-            where="gradient_checkpointing=True", why=f"{size_words(exact_size(kept))} of activations are kept, and no stack recomputes any"
-            if kept >= missing.low else f"activations are {size_words(exact_size(kept))} in all",
-        )  # fmt: skip
+            change="recompute activations in backward",
+            helps=MAYBE if enough else NO,
+            saves_bytes=kept,
+            where="gradient_checkpointing=True",
+            why=f"{words} of activations are kept{unseen}" if enough else f"activations are {words} in all",
+        )
     states = held.bytes_of(Component.OPTIMIZER_STATES)
     if states and states * 3 // 4 >= missing.low > 0:
         yield Cure(

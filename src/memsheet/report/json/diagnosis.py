@@ -104,7 +104,8 @@ class RankState(Document):
 class Snapshot(Document):
     """What an allocator's own history shows, where it died or else where most was live. ``failures``:
     requests that failed in it; ``room_bytes``: what it had and could have had; ``least_bytes``: what tensors
-    and the failed request come to in blocks; ``checkpoints``: whether any stack recomputes.
+    and the failed request come to in blocks; ``checkpoints``: whether any stack recomputes, null
+    where that cannot be seen.
     """
 
     name: str = read_from(lambda held: printable_line(held.name))
@@ -120,7 +121,7 @@ class Snapshot(Document):
     components: list[Group]
     lines: list[Group]
     request_line: str = read_from(lambda held: printable_line(held.request_line))
-    checkpoints: bool
+    checkpoints: bool | None
     steps: Natural
     growth: Growth | None
     replay: Replayed | None = read_from("replayed")
