@@ -453,6 +453,10 @@ def _judge_several(
     if found.open_words and job.answer and job.answer.verdict:
         least = int(job.answer.verdict.device.low)
         doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
+    verdict = found.answer.verdict
+    if verdict and verdict.result is Result.DOES_NOT_FIT and found.shorter_rows:
+        words = "rows are counted as long as the longest prompt and answer, and shorter ones need less"
+        doubt = both_doubts(doubt, Doubt(words, found.least_bytes))
     if found.serves:
         mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
     if job.ask.get("fix"):

@@ -12,9 +12,10 @@ from memsheet.exchange.formats.trl import METHOD
 from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.shared.file_format import Read
 from memsheet.jobs.templates.trl import dpo_document, grpo_of_recipe
-from memsheet.jobs.templates.verl import Sizes, open_words, verl_document
+from memsheet.jobs.templates.verl import Sizes, has_shorter_rows, open_words, verl_document
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.questions.job import answer_job
+from memsheet.sheet import Component, Instant, Item
 
 DPO, GRPO, VERL, TRL = "DPO", "GRPO", "verl", "trl"
 """Methods, and the names of formats."""
@@ -27,11 +28,34 @@ class JobOfFiles(NamedTuple):
     open_words: tuple[str, ...]
     reads: Mapping[str, Read]
 
+    shorter_rows: bool = False
+
+    @property
+    def least_bytes(self) -> int:
+        """What the fullest card holds at the least, however short its rows are."""
+        return max(
+            int(
+                sum(item.at[when].low for item in sheet.items if when in item.at and not _of_rows(item, when))
+            )
+            for sheet in self.answer.sheets
+            for when in sheet.instants
+        )
+
     @property
     def serves(self) -> bool:
         """Whether a server shares the cards."""
         roles = (self.answer.job or {}).get("roles", {}).values()
         return any(role["plan"].get("task") == "infer" for role in roles)
+
+
+OF_ROWS = (
+    Component.SAVED_ACTIVATIONS, Component.TEMPORARIES, Component.AUTOGRAD_DETAIL, Component.INPUTS, Component.ALLOCATOR_SLACK,
+)  # fmt: skip
+
+
+def _of_rows(item: Item, when: Instant) -> bool:
+    """Whether its size follows the tokens that a pass has."""
+    return item.component in OF_ROWS and when.step is not Instant.OPTIMIZER_STEP
 
 
 def job_of_files(
@@ -55,7 +79,9 @@ def job_of_files(
         return None
     rest = tuple(one for one in read.unmodelled if one[0] != key)
     known = replace(read, unmodelled=rest, form=replace(read.form, moves=None))
-    return JobOfFiles(whole, open_words(read.values) if key == ROLES else (), {**reads, name: known})
+    of_launch = key == ROLES
+    words = open_words(read.values) if of_launch else ()
+    return JobOfFiles(whole, words, {**reads, name: known}, of_launch and has_shorter_rows(read.values))
 
 
 def _key_of_job(read: Read) -> bool:

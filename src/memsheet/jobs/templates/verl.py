@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.formats.verl.batches import row_length
+from memsheet.exchange.formats.verl.batches import packs_by_tokens, removes_padding, row_length
 from memsheet.exchange.formats.verl.losses import CRITICS
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
@@ -312,3 +312,10 @@ def open_words(values: Values) -> tuple[str, ...]:
     if held_value(values, f"{ROLLOUT}.name", None) != ROLLOUTS[0]:
         found.append("how much is free when the server starts is not known")
     return tuple(found)
+
+
+def has_shorter_rows(values: Values) -> bool:
+    """Whether a micro-batch is of so many rows, which are counted as long as the longest, without their
+    padding: what they really are is the data's.
+    """
+    return removes_padding(values) and not packs_by_tokens(values)
