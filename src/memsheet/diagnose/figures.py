@@ -10,6 +10,8 @@ from memsheet.units import GIB
 PAGE = 2 * 2**20
 """The driver hands out whole pages of 2 MiB (c10/cuda/CUDACachingAllocator.h, kSmallBuffer and kRoundLarge).
 """
+OUTSIDE_LEAST = 3 * GIB // 10
+"""The low end of a context, likewise."""
 OUTSIDE_MOST = 3 * GIB
 """The most that a usual process has outside the allocator: the high ends of a context and of a few
 communicators (catalog/overheads.toml: 1 GiB, 1.5 GiB each of buffers made on use).
@@ -37,6 +39,8 @@ class Figures:
     outside: Interval | None = None
     unseen: Interval | None = None
     free_is_said: bool = True
+    unsized: bool = False
+    """Whether a process is named of which the driver does not say what it holds."""
 
     @property
     def others_total(self) -> Interval:
@@ -63,6 +67,11 @@ def read_figures(message: Message) -> Figures | None:
         free = Interval(0, max(0, capacity.high - reserved.low))
     if unallocated is None and None not in (allocated, capacity, free) and "reserved" not in said:
         unallocated = Interval(0, max(0, capacity.high - allocated.low - free.low))  # type: ignore[union-attr]
+    if unallocated is None and free_is_said and capacity is not None and free is not None:
+        held = (
+            process or (capacity - free).positive
+        )  # a message that ends early says neither tensors nor the rest
+        unallocated = Interval(0, max(0, held.high))
     outside = process - reserved if process is not None and reserved is not None else None
     unseen = None
     if capacity is not None and free is not None and free_is_said and process is not None:
@@ -70,7 +79,7 @@ def read_figures(message: Message) -> Figures | None:
     return Figures(
         asked=asked, capacity=capacity, free=free, process=process, others=others, allocated=allocated,
         private_pools=said.get("private_pools"), unallocated=unallocated, allowed=said.get("allowed"),
-        reserved=reserved, outside=outside, unseen=unseen, free_is_said=free_is_said,
+        reserved=reserved, outside=outside, unseen=unseen, free_is_said=free_is_said, unsized="unsized" in message.words,
     )  # fmt: skip
 
 

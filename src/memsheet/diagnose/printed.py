@@ -42,5 +42,7 @@ def printed_beside(facts: Mapping[str, Interval], answer: Answer) -> Iterator[Pr
         if fact in facts:
             size = of_sheet(worst)
             if int(size.high):
-                ends = Interval(int(size.low), int(size.high))
+                ends = Interval(
+                    *sorted((int(size.low), int(size.high)))
+                )  # a cache is least where the rest is most
                 yield Printed(fact, words, facts[fact], ends, int(size.value))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
+from memsheet.diagnose.figures import OUTSIDE_LEAST, OUTSIDE_MOST, Figures, aligned_bytes
 from memsheet.diagnose.interval import (
     NOTHING,
     Interval,
@@ -63,6 +63,11 @@ def _enough_free(of: Figures, _: Signs) -> bool | None:
     if of.free is None or of.allowed is not None or not of.free_is_said:
         return False
     return at_least(of.free, aligned_bytes(of.asked))
+
+
+def _enough_free_at_its_end(of: Figures, signs: Signs) -> bool | None:
+    """The same of a message that ends before it says what the process holds, and whether a limit is set."""
+    return of.allocated is None and _enough_free(of, signs)
 
 
 def _wakes_up(_: Figures, signs: Signs) -> bool | None:
@@ -143,7 +148,8 @@ def _unnamed_gap(of: Figures, _: Signs) -> bool | None:
     gap = _gap_of_card(of)
     if gap is None or of.free is None:
         return False
-    usual = Interval(OUTSIDE_MOST, OUTSIDE_MOST)
+    most = OUTSIDE_LEAST if of.unsized else OUTSIDE_MOST
+    usual = Interval(most, most)
     return all_hold(more_than(gap, usual), at_least(of.free + gap, of.asked), _fits_alone(of))
 
 
@@ -329,6 +335,7 @@ def _says_leak(of: Figures, signs: Signs) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(Cause.LIMIT_SET, _limit_set, _says_limit),
     Rule(Cause.WAKE_UP_RACE, _wakes_up, _says_wake_up),
+    Rule(Cause.NOT_GPU_MEMORY, _enough_free_at_its_end, _says_enough_free, (Cause.LIMIT_SET,)),
     Rule(Cause.NOT_GPU_MEMORY, _enough_free, _says_enough_free),
     Rule(Cause.REAL_NEED, _beyond_card, _says_beyond_card),
     Rule(Cause.LEAK, lambda _, signs: signs.sums_losses or bool(signs.growth), _says_leak),

@@ -4,7 +4,7 @@ its echo.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from memsheet.diagnose.messages import (
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, read_signs
+from memsheet.diagnose.survived import goes_on_behind
 from memsheet.frozen import dataclass
 from memsheet.units import MIB
 
@@ -95,12 +96,40 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     caught, messages = _failing_messages(log)
     if not messages:
         return _without_message(inputs, log, context, caught)
-    first = messages[0]
-    found = _judged_message(first, messages, log, known or Axes())
+    cards = _first_of_each_card(messages)
+    judged = [(first, _judged_message(first, messages, log, known or Axes())) for first in cards]
+    first, found = min(judged, key=lambda pair: _severity(pair[1]))
+    besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
     return replace(
         found, inputs=inputs, facts={**context, **found.facts},
-        notes=(*found.notes, *_notes_beside(first, messages, context, caught)),
+        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught)),
     )  # fmt: skip
+
+
+def _first_of_each_card(messages: Sequence[Message]) -> list[Message]:
+    """The first message, and that of every other card that is named in one of the same kind: each failed of
+    its own.
+    """
+    first = messages[0]
+    found = {first.words.get("device", ""): first}
+    for each in messages[1:]:
+        if each.kind == first.kind and "device" in each.words and "device" in first.words:
+            found.setdefault(each.words["device"], each)
+    return list(found.values())
+
+
+def _severity(found: Diagnosis) -> int:
+    """What has to be mended first where several cards failed: what no setting mends."""
+    return 0 if found.cause is Cause.REAL_NEED else 2 if found.cause is Cause.UNKNOWN else 1
+
+
+def _other_card_notes(
+    others: Iterable[Diagnosis], first: Message, judged: Sequence[tuple[Message, Diagnosis]]
+) -> Iterator[str]:
+    """Cards that failed of something else."""
+    named = {id(found): message.words["device"] for message, found in judged if message is not first}
+    for found in others:
+        yield f"card {named[id(found)]} failed of its own: {found.cause.value.replace('_', ' ')}: {found.because}"
 
 
 def _failing_messages(log: Log) -> tuple[int, list[Message]]:
@@ -128,7 +157,7 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
 def _was_caught(message: Message, log: Log) -> bool:
     if message.kind == "llama":
         return llama_cpp.retry_succeeds(message, log)
-    return "warning" in message.words
+    return "warning" in message.words or goes_on_behind(message.line, log)
 
 
 def _judged_message(first: Message, messages: list[Message], log: Log, known: Axes) -> Diagnosis:
@@ -246,9 +275,12 @@ def _was_or_were(count: int) -> str:
 
 
 def _notes_beside(
-    first: Message, messages: list[Message], context: Mapping[str, Interval], caught: int
+    cards: list[Message], messages: list[Message], context: Mapping[str, Interval], caught: int
 ) -> Iterator[str]:
-    later = sum(each.line > first.line and not _is_servers_own(each) for each in messages)
+    firsts = [each.line for each in cards]
+    later = sum(
+        each.line > min(firsts) and each.line not in firsts and not _is_servers_own(each) for each in messages
+    )
     if later:
         yield (
             f"{later} later {'message is' if later == 1 else 'messages are'} taken as "

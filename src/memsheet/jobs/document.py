@@ -240,6 +240,9 @@ def _phase_problems(roles: tuple[WrittenRole, ...], phases: tuple[WrittenPhase, 
         if role and role.serves and phase.work is Work.FORWARD:
             reason = "is a pass of what trains, and the role serves"
             yield Problem(field=f"{where}.work", value=phase.work.value, reason=reason)
+        if role and role.serves and phase.logits:
+            reason = "are of a pass of what trains, and the role serves"
+            yield Problem(field=f"{where}.logits", reason=reason)
         if role is None and (phase.plan or phase.logits):
             yield Problem(field=f"{where}.plan", reason="is of the active role, and the phase has none")
         away = (Residency.ABSENT, Residency.RESIDUE, *OF_SERVERS)
@@ -267,9 +270,14 @@ def _fraction_problems(roles: tuple[WrittenRole, ...], phases: tuple[WrittenPhas
 
 def fraction_of(role: WrittenRole) -> float | None:
     """The share of a card that a server is given, where its plan says one."""
-    serving = role.plan.get("serving")
+    return fraction_of_plan(role.plan)
+
+
+def fraction_of_plan(plan: Mapping[str, Any]) -> float | None:
+    """The same of a plan as it is written."""
+    serving = plan.get("serving")
     nested = serving.get("memory_fraction") if isinstance(serving, Mapping) else None
-    found = nested if nested is not None else role.plan.get("serving.memory_fraction")
+    found = nested if nested is not None else plan.get("serving.memory_fraction")
     return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 

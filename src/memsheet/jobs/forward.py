@@ -30,6 +30,10 @@ def forward_items(role: Role, sheet: Sheet, how: Residency) -> Iterator[Item]:
     """
     for item in sheet.items:
         size = item.at.get(Instant.FORWARD)
+        if item.component is Component.GRADIENTS and Instant.LOAD in item.at and _is_there(role, item, how):
+            # a buffer that is there from the start, whoever works
+            yield replace(item, at=dict.fromkeys((Instant.FORWARD, Instant.LOSS), item.at[Instant.LOAD]))
+            continue
         if item.component in STATES and not _is_there(role, item, how):
             continue
         if size is None or item.component in LEFT_OUT or _reduces_gradients(role, item):

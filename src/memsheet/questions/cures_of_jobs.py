@@ -12,6 +12,7 @@ from memsheet.errors import InputError
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.frozen import dataclass
 from memsheet.jobs.cures import PLAIN, SHARE, job_cures
+from memsheet.jobs.document import fraction_of_plan
 from memsheet.jobs.templates import words_of_cures
 from memsheet.questions.job import answer_job
 from memsheet.questions.solve_job import largest_share
@@ -99,7 +100,11 @@ def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         return
     if found.share is not None:
         frees = before - max(int(sheet.device.value) for sheet in found.answer.sheets)
-        says = f"the server's share leaves {phase} too little"
+        given = max((fraction_of_plan(role["plan"]) or 0 for role in document["roles"].values()), default=0)
+        says = (
+            "the server's pool is too small for one sequence of its longest" if found.share > given
+            else f"the server's share leaves {phase} too little"
+        )  # fmt: skip
         yield Helps(kind=SHARE, says=says, words=words.format(share=found.share), answer=found.answer, saves_bytes=frees)  # fmt: skip
 
 

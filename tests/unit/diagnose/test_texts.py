@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.unit.diagnose.corpus import FULL_CARD, TEXTS
+from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, modern
 
 from memsheet.diagnose.cleaned import WHOLE, cleaned_log, without_prefixes
 from memsheet.diagnose.interval import Interval, printed_bytes
@@ -114,3 +114,58 @@ def test_several_texts_are_of_one_job() -> None:
     assert found.cause is Cause.REAL_NEED
     assert found.inputs == ("train.log", "smi.txt")
     assert "card_used_bytes" in found.facts
+
+
+LIMITED = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which "
+    "38.00 GiB is free. Including non-PyTorch memory, this process has 40.90 GiB memory in use. 39.55 GiB allowed; Of the "
+    "allocated memory 38.50 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            modern("8.00 GiB", "79.11 GiB", "1.10 GiB", "78.00 GiB", "50.00 GiB", "26.00 GiB"),
+            Cause.FRAGMENTATION,
+        ),
+        (modern("8.00 GiB", "79.11 GiB", "1.10 GiB", "78.00 GiB", "74.00 GiB", "2.10 GiB"), Cause.REAL_NEED),
+        (LIMITED, Cause.LIMIT_SET),
+    ],
+)
+def test_a_message_that_is_cut_is_never_sure_of_another_cause(text: str, cause: Cause) -> None:
+    assert diagnose_texts({"a": text}).cause is cause
+    for end in range(20, len(text)):
+        assert diagnose_texts({"a": text[:end]}).cause in (cause, Cause.UNKNOWN), text[:end]
+
+
+DEAD = modern("8.00 GiB", "79.11 GiB", "1.10 GiB", "78.00 GiB", "74.00 GiB", "2.10 GiB")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("WARNING OOM caught, skipping batch: ", "step 11 loss 2.1\nstep 12 loss 2.0\n", False),
+        ("Batch size 64 failed: ", "Decreasing batch size to: 32.\n{'train_runtime': 100.0}\n", False),
+        (
+            "torch.OutOfMemoryError: ",
+            "skipping\nstep 11 loss 2.1\nstep 12 loss 2.0\n",
+            True,
+        ),  # of another rank
+        ("WARNING OOM caught, skipping batch: ", "", True),
+        ("", "step 11 loss 2.1\nstep 12 loss 2.0\n", True),  # nobody says that it is handled
+    ],
+)
+def test_a_failure_that_is_handled_is_no_death(before: str, after: str, found: bool) -> None:
+    text = DEAD.removeprefix("torch.OutOfMemoryError: ")
+    assert diagnose_texts({"a": f"step 10 loss 2.2\n{before}{text}\n{after}"}).found is found
+
+
+def test_cards_that_failed_of_their_own_are_told_in_any_order() -> None:
+    one = modern("8.00 GiB", "79.11 GiB", "1.10 GiB", "78.00 GiB", "50.00 GiB", "26.00 GiB").replace(
+        "GPU 0", "GPU 1"
+    )
+    found = [diagnose_texts({"a": first, "b": second}) for first, second in ((one, DEAD), (DEAD, one))]
+    assert {each.cause for each in found} == {Cause.REAL_NEED}
+    assert all("card 1 failed of its own: fragmentation" in " ".join(each.notes) for each in found)

@@ -193,3 +193,17 @@ def test_the_document_is_read_back() -> None:
     assert [when.value for when in read.instants] == [when.value for when in answer.sheets[0].instants]
     assert read.allocated.value == answer.sheets[0].allocated.value
     assert answer_job(document["job"]).sheets[0].device == answer.sheets[0].device
+
+
+def test_logits_of_a_server_are_refused() -> None:
+    server = {
+        "model": "llama-tiny",
+        "plan": {"task": "infer", "engine": "vllm", "serving": {"max_model_len": 512}},
+    }
+    logits = {"tokens": 8, "bytes": [2, 2, 2], "why": "x"}
+    document = {
+        "roles": {"rollout": server},
+        "phases": [{"name": "gen", "active": "rollout", "logits": logits}],
+    }
+    with pytest.raises(memsheet.InputError, match="the role serves"):
+        memsheet.job({"schema": "memsheet/job/1", **document}, gpus="1xA100-80GB")

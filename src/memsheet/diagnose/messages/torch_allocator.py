@@ -101,6 +101,8 @@ def _read_message(text: str, log: Log, found: re.Match[str]) -> Message:
         if (size := printed_bytes(number, unit)) is not None
     )
     words = {"who": who or "CUDA"}
+    if len(processes) < len(_PROCESS.findall(text)):
+        words["unsized"] = "yes"
     if device := _DEVICE.search(text[:400]):
         words["device"] = device[1]
     if IN_WARNING.search(log.squeezed, max(0, found.start() - 300), found.start()):

@@ -71,6 +71,9 @@ def grpo_document(said: Mapping[str, Any]) -> dict[str, Any]:
         assumed.append("vllm = colocate (use_vllm with TRL's own vllm_mode)")
     raise_if_problems(_grpo_problems(values, _card_count(said)))
     roles, phases = _grpo_roles(values), _grpo_phases(values)
+    if values["gradient_accumulation_steps"] > 1:
+        rows = values["per_device_train_batch_size"] * _card_count(said)
+        roles["actor"]["plan"]["global_batch"] = rows * values["gradient_accumulation_steps"]
     return {
         "schema": "memsheet/job/1", "name": "trl-grpo", **machines_of(said), "roles": roles, "phases": phases,
         "assumed": assumed, "notes": _grpo_notes(values),

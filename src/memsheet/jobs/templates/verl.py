@@ -12,11 +12,12 @@ makes fp32 copies.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.formats.verl.batches import packs_by_tokens, removes_padding, row_length
-from memsheet.exchange.formats.verl.losses import CRITICS
+from memsheet.exchange.formats.verl.losses import has_critic
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
     MODEL,
@@ -50,6 +51,7 @@ BUCKET = 2048
 update_weights_bucket_megabytes).
 """
 ROLLOUTS = ("vllm", "sglang")
+ROLLOUT_DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +75,9 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     if _has_reference(values) and not _trains_adapters(values):
         still = {key: held for key, held in actor.items() if key != "adapter"}
-        roles["reference"] = {"model": model, "plan": still, "trained": False, "process": "trainer"}
-    if _has_critic(values):
+        own = str(held_value(values, f"{REF}.model.path", model))  # workers/fsdp_workers.py, init_model
+        roles["reference"] = {"model": own, "plan": still, "trained": False, "process": "trainer"}
+    if has_critic(values):
         roles["critic"] = {"model": _critic_model(values, model), "plan": _critic_plan(values, actor), "trained": True, "process": "trainer"}  # fmt: skip
     roles["rollout"] = {"model": model, "plan": _rollout_plan(values)}
     return {
@@ -93,19 +96,14 @@ def _is_unknown(values: Values) -> list[bool]:
     return [
         name not in ROLLOUTS, not isinstance(share, int | float) or not 0 < share <= 1, several != [1, 1],
         whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2) is None, rank_count(values) is None,
-        not is_sharded(values) and (len(set(parts)) > 1 or _has_critic(values)), row_length(values) is None,
-        _log_prob_plan(values, ROLLOUT) is None, _has_critic(values) and _critic_batch(values) is None,
+        not is_sharded(values) and (len(set(parts)) > 1 or has_critic(values)), row_length(values) is None,
+        _log_prob_plan(values, ROLLOUT) is None, has_critic(values) and _critic_batch(values) is None,
     ]  # fmt: skip
 
 
 def _has_reference(values: Values) -> bool:
     in_loss = is_on(values, f"{ACTOR}.use_kl_loss", usual=False)
     return in_loss or is_on(values, "algorithm.use_kl_in_reward", usual=False)
-
-
-def _has_critic(values: Values) -> bool:
-    estimator = str(held_value(values, "algorithm.adv_estimator", "gae")).rpartition(".")[2]
-    return estimator in CRITICS
 
 
 def _trains_adapters(values: Values) -> bool:
@@ -140,6 +138,18 @@ def _critic_batch(values: Values) -> dict[str, int] | None:
     return {"microbatch": rows, "seq_len": length} if rows and length else None
 
 
+def _values_plan(values: Values) -> dict[str, int]:
+    """The micro-batch of a pass that reads values (trainer/config/critic/critic.yaml: forward_… is as the
+    update's where nothing is said).
+    """
+    length, batch = row_length(values), _critic_batch(values) or {}
+    tokens = whole_number(values, f"{CRITIC}.forward_max_token_len_per_gpu", None)
+    rows = whole_number(values, f"{CRITIC}.forward_micro_batch_size_per_gpu", None)
+    if batch.get("microbatch") == 1 and tokens and length:
+        return {"microbatch": 1, "seq_len": max(tokens, length)}
+    return {**batch, "microbatch": rows} if rows and batch.get("seq_len") == length else batch
+
+
 def _rollout_plan(values: Values) -> dict[str, Any]:
     """The engine as verl starts it (workers/rollout/vllm_rollout/vllm_async_server.py:255-285)."""
     longest = whole_number(values, f"{ROLLOUT}.max_model_len", None)
@@ -154,7 +164,8 @@ def _rollout_plan(values: Values) -> dict[str, Any]:
         **({"max_model_len": longest} if longest else {}),
         **({"cuda_graphs": False} if is_on(values, f"{ROLLOUT}.enforce_eager", usual=False) else {}),
     }  # fmt: skip
-    precision = {"precision": {"parameters": "bf16", "compute": "bf16"}}
+    held = ROLLOUT_DTYPES.get(str(held_value(values, f"{ROLLOUT}.dtype", "bfloat16")), "bf16")
+    precision = {"precision": {"parameters": held, "compute": held}}
     return {
         "task": "infer", "engine": engine, "mesh": {**mesh, **({"pp": stages} if stages > 1 else {})}, **precision, "serving": serving
     }  # fmt: skip
@@ -189,7 +200,7 @@ def _resting_roles(values: Values) -> dict[str, str]:
     if _has_reference(values) and not _trains_adapters(values):
         away = is_sharded(values) or is_on(values, f"{REF}.megatron.param_offload", usual=False)
         found["reference"] = "offloaded" if away else "whole"
-    if _has_critic(values):
+    if has_critic(values):
         found["critic"] = REST[_offloaded_parts(values, "critic.model.fsdp_config")]
     return found
 
@@ -207,12 +218,12 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     ]
     optimizer_away = _offloaded_parts(values, _actor_place(values))[1]
     reading = {**training, "actor": READING[optimizer_away]}
-    entropy = not _trains_adapters(values) or not _has_reference(values)
     plan = _log_prob_plan(values, ROLLOUT) or {}
-    found.append({
-        "name": "old_log_prob", "active": "actor", "work": "forward", "plan": plan, "residents": reading,
-        **_read_logits(values, plan, READ_ENTROPY if entropy else READ),
-    })  # fmt: skip
+    if not is_on(values, BYPASS, usual=False):
+        found.append({
+            "name": "old_log_prob", "active": "actor", "work": "forward", "plan": plan, "residents": reading,
+            **_read_logits(values, plan, READ_ENTROPY),
+        })  # fmt: skip
     if _has_reference(values):
         own = _log_prob_plan(values, REF) or plan
         role = "actor" if _trains_adapters(values) else "reference"
@@ -220,13 +231,14 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
             "name": "ref", "active": role, "work": "forward", "plan": own, "residents": reading if role == "actor" else training,
             **_read_logits(values, own, READ),
         })  # fmt: skip
-    if _has_critic(values):
+    if has_critic(values):
         states_away = _offloaded_parts(values, "critic.model.fsdp_config")[1]
         found += [
             {
                 "name": "values",
                 "active": "critic",
                 "work": "forward",
+                "plan": _values_plan(values),
                 "residents": {**training, "critic": READING[states_away]},
             },
             {"name": "update_critic", "active": "critic", "residents": {**training, "critic": "whole"}},
@@ -291,7 +303,7 @@ def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
 
 def _verl_notes(values: Values) -> list[str]:
     found = []
-    if _has_critic(values):
+    if has_critic(values):
         found.append(
             "the critic is counted with the actor's output matrix, which its head of one value lacks"
         )
@@ -300,14 +312,31 @@ def _verl_notes(values: Values) -> list[str]:
     return found
 
 
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+UNREAD = re.compile(
+    r"actor_rollout_ref\.rollout\.(?:quantization$|engine_kwargs\.(?:vllm|sglang)\."
+    r"(?!disable_mm_preprocessor_cache|enable_prefix_caching|attention_backend|log_|seed|disable_log))"
+    r"|actor_rollout_ref\.ref\.fsdp_config\.(?:reshard_after_forward|fsdp_size)$"
+    r"|critic\.(?:model\.lora|ulysses_sequence_parallel_size$|model\.fsdp_config\.(?:fsdp_size|reshard_after_forward)$)"
+    r"|distillation\."
+)
+"""Keys that may move memory and that no phase is made of."""
+
+
+def _may_move_memory(at: str) -> bool:
+    return UNREAD.match(at) is not None
+
+
 def open_words(values: Values) -> tuple[str, ...]:
     """What of the job stays open, in words."""
-    found = []
+    found = [f"{at} is not read" for at in values if _may_move_memory(at)]
+    if is_on(values, BYPASS, usual=False):
+        found.append("whether the old log-probabilities are left out is not sure")
     if is_on(values, "reward_model.enable", usual=False) or is_on(
         values, "reward.reward_model.enable", usual=False
     ):
         found.append("the reward model shares the cards and is not counted")
-    if _has_critic(values):
+    if has_critic(values):
         found.append("the critic's head has one value and is counted as a vocabulary's")
     if held_value(values, f"{ROLLOUT}.name", None) != ROLLOUTS[0]:
         found.append("how much is free when the server starts is not known")

@@ -45,9 +45,9 @@ class Look:
         """A capacity or headroom, rounded down."""
         return format_bytes(size, decimal=self.decimal, headroom=True, digits=digits)
 
-    def cell(self, size: int) -> str:
-        """A need in a column that names the unit."""
+    def cell(self, size: int, *, headroom: bool = False) -> str:
+        """A need, or what is left, in a column that names the unit."""
         factor = (1000 if self.decimal else 1024) if self.fine else 1
         return format_giga(
-            size * factor, decimal=self.decimal, digits=self.digits, headroom=size in self.brims
+            size * factor, decimal=self.decimal, digits=self.digits, headroom=headroom or size in self.brims
         )

@@ -78,3 +78,15 @@ def test_what_cannot_be(options: dict[str, Any], field: str) -> None:
     with pytest.raises(memsheet.InputError) as told:
         asked(**options)
     assert field in [problem.field for problem in told.value.problems]
+
+
+def test_gradients_of_earlier_micro_batches_stand_while_the_next_one_runs() -> None:
+    said = {"model": "Qwen/Qwen3-0.6B", "gpus": "1xH100-80GB", "vllm": "server", "max_completion_length": 256}
+    one, four = (memsheet.job("trl-grpo", **said, gradient_accumulation_steps=n) for n in (1, 4))
+    forward = memsheet.Instant("update_actor/forward")
+    gradients = [
+        sum(item.at[forward].value for item in answer.sheets[0].items
+            if item.component is memsheet.Component.GRADIENTS and forward in item.at)
+        for answer in (one, four)
+    ]  # fmt: skip
+    assert gradients[0] < gradients[1]

@@ -126,3 +126,69 @@ def test_what_is_no_such_job_is_the_actor_alone(more: str, tmp_path: Path) -> No
     assert found.answer is not None
     assert found.answer.job is None
     assert found.doubt
+
+
+@pytest.mark.parametrize(
+    ("more", "critic"),
+    [("critic.enable=True critic.ppo_micro_batch_size_per_gpu=4", True), ("algorithm.adv_estimator=gae critic.enable=False", False)],
+)  # fmt: skip
+def test_a_critic_is_there_as_it_is_said(more: str, critic: bool, tmp_path: Path) -> None:
+    assert ("critic" in job_of(checked(tmp_path, more))["roles"]) is critic
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        f"{R}.engine_kwargs.vllm.gpu_memory_utilization=0.95", f"{R}.engine_kwargs.vllm.kv_cache_dtype=fp8", f"{R}.quantization=fp8",
+        "actor_rollout_ref.ref.fsdp_config.reshard_after_forward=False", "distillation.enabled=True",
+        "algorithm.rollout_correction.bypass_mode=True",
+    ],
+)  # fmt: skip
+def test_what_may_move_memory_and_is_not_read_leaves_the_verdict_open(more: str, tmp_path: Path) -> None:
+    plain, found = checked(tmp_path), checked(tmp_path, more)
+    assert plain.answer is not None
+    assert plain.answer.verdict is not None
+    assert plain.answer.verdict.result is memsheet.Result.FITS
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result is memsheet.Result.UNCERTAIN
+    assert more.partition("=")[0] in found.doubt or "old log-prob" in found.doubt
+
+
+def test_a_reference_of_its_own_is_the_one_that_is_held(tmp_path: Path) -> None:
+    found = job_of(checked(tmp_path, "+actor_rollout_ref.ref.model.path=Qwen/Qwen3-1.7B"))
+    assert found["roles"]["reference"]["model"] == "Qwen/Qwen3-1.7B"
+
+
+def test_old_probabilities_have_entropy_with_adapters_and_a_reference_too(tmp_path: Path) -> None:
+    adapters = f"{M}.lora_rank=8 {M}.target_modules=all-linear"
+    with_it, without = (
+        held(
+            checked(tmp_path, f"{adapters} {A}.use_kl_loss={said}"),
+            "old_log_prob/loss",
+            "actor",
+            "temporaries",
+        )
+        for said in (True, False)
+    )
+    assert with_it == without
+
+
+def test_megatrons_buffer_of_gradients_stays_while_the_actor_reads(tmp_path: Path) -> None:
+    found = checked(tmp_path, f"{A}.strategy=megatron {A}.megatron.tensor_model_parallel_size=2")
+    assert held(found, "gen/prefill", "actor", "gradients") > 0
+    assert held(found, "old_log_prob/forward", "actor", "gradients") == held(
+        found, "gen/prefill", "actor", "gradients"
+    )
+
+
+def test_a_pool_that_is_too_small_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from memsheet.cli import main
+
+    file = tmp_path / "run.sh"
+    file.write_text(f"{SCRIPT} {A}.use_dynamic_bsz=True {R}.gpu_memory_utilization=0.02\n")
+    assert main(["check", str(file), "--gpus", "2xA100-80GB"]) == 10
+    said = " ".join(capsys.readouterr().out.split())
+    assert "its pool is too small for one sequence" in said
+    assert "dies in" not in said
+    assert "leaves update_actor too little" not in said

@@ -46,21 +46,33 @@ CRITICS = ("gae",)
 """Estimators of advantages that train a critic (trainer/ppo/core_algos.py)."""
 
 
+def _advantage_estimator(values: Values) -> str:
+    return str(held_value(values, "algorithm.adv_estimator", "gae")).rpartition(".")[2]
+
+
+def has_critic(values: Values) -> bool:
+    """Whether a model of values trains beside the actor: as it is said, else where the estimator has one
+    (trainer/ppo/utils.py, need_critic).
+    """
+    usual = _advantage_estimator(values) in CRITICS
+    return is_on(values, "critic.enable", usual=usual)
+
+
 def roles_beside(values: Values) -> Mapping[str, Any]:
     """Which models share the cards with the actor, in words (trainer/ppo/ray_trainer.py: one pool of GPUs for
     all of them); nothing in fine-tuning.
     """
     if not trains_actor(values):
         return {}
-    estimator = str(held_value(values, "algorithm.adv_estimator", "gae")).rpartition(".")[2]
     hybrid = is_on(values, "actor_rollout_ref.hybrid_engine", usual=True)
     others = ["the rollout engine"] if hybrid else []
     if is_on(values, f"{ACTOR}.use_kl_loss", usual=False) or is_on(
         values, "algorithm.use_kl_in_reward", usual=False
     ):
         others.append("the reference")
-    others += ["the critic"] if estimator in CRITICS else []
+    others += ["the critic"] if has_critic(values) else []
     others += ["the reward model"] if is_on(values, "reward_model.enable", usual=False) else []
+    estimator = _advantage_estimator(values)
     method = "PPO" if estimator in CRITICS else estimator.upper()
     apart = "" if hybrid else ", whose rollout engine has cards of its own"
     return {ROLES: f"{method}: the actor alone{apart}{_on_top(others)}"}

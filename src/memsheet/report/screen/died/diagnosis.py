@@ -52,7 +52,7 @@ def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType
     if found.held is not None:
         yield from held_sections(found.held, found.answer, look)
     if found.answer is not None:
-        yield labelled_row("Sheet", "bold", _sheet_words(found.answer, look), look)
+        yield labelled_row("Sheet", "bold", _sheet_words(found.answer, look, died=found.found), look)
     if found.printed:
         yield labelled_row("Printed", "bold", map(_printed_words, found.printed), look)
     helping = [cure for cure in found.cures if cure.helps != NO]
@@ -104,7 +104,7 @@ def _term_words(found: Diagnosis) -> tuple[str, ...]:
     return (words, "by what ran, not by the size")
 
 
-def _sheet_words(answer: Answer, look: Look) -> tuple[str, ...]:
+def _sheet_words(answer: Answer, look: Look, *, died: bool) -> tuple[str, ...]:
     worst = max(answer.sheets, key=lambda sheet: sheet.device.high)
     device = worst.device
     said = (
@@ -114,7 +114,7 @@ def _sheet_words(answer: Answer, look: Look) -> tuple[str, ...]:
     if answer.verdict is None:
         return (said,)
     asked = {
-        Result.FITS: "FITS, so that this run held something else",
+        Result.FITS: "FITS, so that this run held something else" if died else "FITS",
         Result.DOES_NOT_FIT: "DOES NOT FIT",
         Result.UNCERTAIN: "UNCERTAIN",
     }

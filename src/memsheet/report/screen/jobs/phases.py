@@ -91,8 +91,14 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     highest = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
     if verdict.result is Result.UNCERTAIN and highest is not fullest:
         where = f"{where}, and may die in {INSTANTS[highest]}"
-    left = headroom_phrase(cluster.device, verdict, look)
-    phrases = (*host, *need_and_room(cluster.device, verdict, look), left, _card_words(sheet), where)
+    left: tuple[str, ...] = (headroom_phrase(cluster.device, verdict, look),)
+    if (
+        verdict.result is Result.DOES_NOT_FIT
+        and not short
+        and sheet.device.low <= cluster.device.framework_high_bytes
+    ):
+        left, where = (), "a server does not start: its pool is too small for one sequence of its longest"
+    phrases = (*host, *need_and_room(cluster.device, verdict, look), *left, _card_words(sheet), where)
     return labelled_row(word, style, phrases, look)
 
 
@@ -147,7 +153,7 @@ def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     for need in phase_needs(sheet, answer.cluster):
         ends = f"{look.cell(need.device.low)} to {look.cell(need.device.high)}"
-        free = "" if need.free_bytes is None else look.cell(need.free_bytes)
+        free = "" if need.free_bytes is None else look.cell(need.free_bytes, headroom=True)
         table.add_row(
             Text(need.phase, "bold" if need.phase == fullest_instant(sheet).phase else ""),
             INSTANTS[need.instant.step],
