@@ -122,7 +122,36 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
     if not logits:
         return sheet.items
     items = tuple(step_items(role, sheet, *logits))
-    return (*items, *_pass_slack(accounted, role, items))
+    shares = tuple(_pass_slack(accounted, role, items))
+    return (*items, *(_slack_of_both(item, sheet, items) for item in shares))
+
+
+def _slack_of_both(share: Item, sheet: Sheet, items: tuple[Item, ...]) -> Item:
+    """No less is reserved than by the same step without whole logits, ``sheet``, whose allocations may have
+    been played.
+    """
+    at: dict[Instant, Bytes] = {}
+    for when, size in share.at.items():
+        own = [
+            one.at[when]
+            for one in sheet.items
+            if one.component is Component.ALLOCATOR_SLACK and when in one.at
+        ]
+        more = max(0, _tensors_at(items, when) - _tensors_at(sheet.items, when))
+        ends = ([int(getattr(one, end)) - more for one in own] for end in ("low", "value", "high"))
+        at[when] = Bytes(
+            *(
+                max([int(share_end), *left])
+                for share_end, left in zip((size.low, size.value, size.high), ends, strict=True)
+            )
+        )
+    return replace(share, at=at)
+
+
+def _tensors_at(items: Iterable[Item], when: Instant) -> int:
+    return sum(
+        int(one.at[when].value) for one in items if when in one.at and one.component not in OUTSIDE_TENSORS
+    )
 
 
 def _pass_slack(accounted: _Accounted, role: Role, items: tuple[Item, ...]) -> Iterator[Item]:

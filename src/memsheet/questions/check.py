@@ -459,6 +459,8 @@ def _judge_several(
         doubt = both_doubts(doubt, Doubt(words, found.least_bytes))
     if found.serves:
         mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
+    # what a change frees of one model's plan is not what it frees of the job
+    mistakes = tuple((rule, replace(one, saves_bytes=None)) for rule, one in mistakes)
     if job.ask.get("fix"):
         where = {key: job.ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
         mistakes = (*mistakes, *mistakes_of_job(found.answer, where, next(iter(found.reads))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -207,3 +208,28 @@ def test_logits_of_a_server_are_refused() -> None:
     }
     with pytest.raises(memsheet.InputError, match="the role serves"):
         memsheet.job({"schema": "memsheet/job/1", **document}, gpus="1xA100-80GB")
+
+
+def test_whole_logits_never_need_less_than_none() -> None:
+    role = {
+        "model": "llama-3.2-1b",
+        "plan": {
+            "task": "train",
+            "engine": "transformers",
+            "seq_len": 1024,
+            "microbatch": 2,
+            "loss": "fused",
+        },
+    }
+    needs = []
+    for size in (0, 2, 6, 16):
+        logits = {"logits": {"bytes": size, "why": "x"}} if size else {}
+        phases = [{"name": "update_actor", "active": "actor", **logits}]
+        found = memsheet.job(
+            {"schema": "memsheet/job/1", "roles": {"actor": role}, "phases": phases}, gpus="1xH100-80GB"
+        )
+        needs.append(found.sheets[0].device)
+    for less, more in pairwise(needs):
+        assert less.low <= more.low
+        assert less.value <= more.value
+        assert less.high <= more.high
