@@ -80,7 +80,7 @@ KEEP_NOTHING = Cure(
     change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
 )  # fmt: skip
 SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
-SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size", "SGLang": "--tp"}
+SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N"}
 SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
 
 

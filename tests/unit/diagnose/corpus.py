@@ -235,7 +235,7 @@ FURTHER = (
     Case("a TPU's compiler", "E1000: CompileTimeHbmOom: Ran out of memory in memory space hbm. Used 215.17G of 31.25G hbm. Exceeded hbm capacity by 183.92G.", "real_need",
          says=("183.92 GiB",)),
     Case("the driver's own call", "RuntimeError: CUDA driver error: out of memory", "unknown", open_between=("other_process", "outside_allocator")),
-    Case("an old release", "RuntimeError: cuda runtime error (2) : out of memory at /opt/conda/aten/src/THC/generic/THCStorage.cu:58", "unknown",
+    Case("an old release", "RuntimeError: cuda runtime error (2) : out of memory at /x/aten/src/THC/generic/THCStorage.cu:58", "unknown",
          open_between=("real_need", "other_process")),
     Case("bitsandbytes", "Error out of memory at line 380 in file /x/bitsandbytes/csrc/pythonInterface.c", "unknown",
          open_between=("outside_allocator", "real_need", "other_process")),

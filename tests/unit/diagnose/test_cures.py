@@ -12,9 +12,9 @@ from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
 NO_CACHE = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
 LONG = (
-    "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is "
-    "needed, which is larger than the available KV cache memory (10.11 GiB). Based on the available memory, the "
-    "estimated maximum model length is 82816. Try increasing `gpu_memory_utilization`"
+    "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV "
+    "cache is needed, which is larger than the available KV cache memory (10.11 GiB). Based on the "
+    "available memory, the estimated maximum model length is 82816. Try increasing it"
 )
 SAMPLER = "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
 NO_ROOM = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
@@ -153,7 +153,10 @@ def test_a_trainer_beside_a_server_is_no_server() -> None:
     assert "recompute" in offered(found)
 
 
-OLD = "RuntimeError: CUDA out of memory. Tried to allocate 1.12 GiB (GPU 0; 11.17 GiB total capacity; 8.90 GiB already allocated; 500.81 MiB free; 1.20 GiB cached)"
+OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 1.12 GiB (GPU 0; 11.17 GiB total capacity; "
+    "8.90 GiB already allocated; 500.81 MiB free; 1.20 GiB cached)"
+)
 BEFORE_2_1 = brackets("1.12 GiB", "11.17 GiB", "8.90 GiB", "500.81 MiB", "10.10 GiB")
 
 

@@ -45,7 +45,8 @@ def _refused_tensor(message: Message, _: Log) -> Judgement:
     told = f"a tensor [{shape}] of {message.words['type']} was refused"
     if width is not None:
         size = math.prod(int(axis) for axis in shape.split(",") if axis) * width
-        told = f"{size_words(Interval(size, size))} were asked for, a tensor [{shape}] of {message.words['type']}"
+        whole = size_words(Interval(size, size))
+        told = f"{whole} were asked for, a tensor [{shape}] of {message.words['type']}"
     if "CPU" in message.words["place"]:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's memory")
     return _undecided(told, SMALLER, GROWTH)

@@ -22,6 +22,7 @@ SIGNS = (
     b"Capture CUDA graph failed", b"avail mem=", b"memory capacity is unbalanced",
 )  # fmt: skip
 FRACTION = "--mem-fraction-static"
+OF_BOTH = "for weights and cache"
 
 
 def _stated_share(message: Message, log: Log) -> Decimal | None:
@@ -46,7 +47,7 @@ def _too_little(message: Message, log: Log) -> Judgement:
         causes=(Cause.ENGINE_UNDERPROVISION,),
         because="weights take all of the server's share of the card: nothing is left for the KV cache",
         cures=(
-            *larger_share(FRACTION, _stated_share(message, log), _least_share(log)),
+            *larger_share(FRACTION, _stated_share(message, log), _least_share(log), OF_BOTH),
             Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tp", parallel)),
             Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
         ),
@@ -59,7 +60,7 @@ def _refused_capture(message: Message, log: Log) -> Judgement:
         causes=(Cause.ENGINE_OVERCOMMIT,),
         because="the capture of CUDA graphs has no room beside weights and cache",
         cures=(
-            *smaller_share(FRACTION, _stated_share(message, log)),
+            *smaller_share(FRACTION, _stated_share(message, log), OF_BOTH),
             *((Cure(change="graphs of fewer sequences", helps=MAYBE, where=fewer),) if fewer else ()),
             Cure(
                 change="a larger share for weights and cache", helps=NO, why="graphs stand outside that share"

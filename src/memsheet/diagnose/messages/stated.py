@@ -12,7 +12,7 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, Cure
 
 STEP, MOST_SHARE = Decimal("0.05"), Decimal("0.97")
-"""A step of a share of the card, and the largest that is worth a try: a context and the like need the rest."""
+"""A step of a share of the card, and the largest that is worth a try: a context needs the rest."""
 
 
 @cache
@@ -38,27 +38,32 @@ def stated_share(log: Log, line: int, *names: str) -> Decimal | None:
     return stated if stated is not None and 0 < stated <= 1 else None
 
 
-def larger_share(option: str, stated: Decimal | None, least: Decimal = Decimal(0)) -> tuple[Cure, ...]:
-    """A larger share of the card, of ``least`` or more; nothing where none is left."""
+def larger_share(
+    option: str,
+    stated: Decimal | None,
+    least: Decimal = Decimal(0),
+    words: str = "of the card, where nobody else uses it",
+) -> tuple[Cure, ...]:
+    """A larger share, of ``least`` or more; nothing where none is left. ``words``: of what and for what."""
     said = max(least, min(stated + STEP, MOST_SHARE)) if stated is not None else least
     if said > MOST_SHARE or (stated is not None and stated >= MOST_SHARE):
         return ()
     return (
         Cure(
-            change="a larger share of the card, where nobody else uses it", helps=MAYBE,
+            change=f"a larger share {words}", helps=MAYBE,
             where=f"{option} {said.normalize()}" if said else option,
             why=f"it is {stated} now" if stated is not None else "",
         ),
     )  # fmt: skip
 
 
-def smaller_share(option: str, stated: Decimal | None) -> tuple[Cure, ...]:
-    """A smaller share of the card; nothing where none is left."""
+def smaller_share(option: str, stated: Decimal | None, words: str = "of the card") -> tuple[Cure, ...]:
+    """A smaller share; nothing where none is left. ``words``: of what and for what."""
     if stated is not None and stated <= STEP:
         return ()
     return (
         Cure(
-            change="a smaller share of the card", helps=MAYBE,
+            change=f"a smaller share {words}", helps=MAYBE,
             where=option if stated is None else f"{option} {(stated - STEP).normalize()}",
             why=f"it is {stated} now" if stated is not None else "",
         ),
@@ -68,10 +73,10 @@ def smaller_share(option: str, stated: Decimal | None) -> tuple[Cure, ...]:
 def halved(option: str, stated: Decimal | None) -> str | None:
     """An option with half of what is stated; without a number where nothing is; None where one is left."""
     if stated is None:
-        return option
+        return f"{option} N"
     return f"{option} {int(stated) // 2}" if stated >= 2 else None
 
 
 def doubled(option: str, stated: Decimal | None) -> str:
     """An option with twice what is stated, without a number where nothing is."""
-    return option if stated is None else f"{option} {int(stated) * 2}"
+    return f"{option} {'N' if stated is None else int(stated) * 2}"
