@@ -5,6 +5,7 @@ program.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
 from memsheet.diagnose.interval import (
@@ -15,7 +16,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
-from memsheet.diagnose.signs import Signs
+from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, LOADING, SERVING, Signs
 
 MOST = 4
 TRAINERS: dict[str, dict[str, str]] = {
@@ -30,11 +31,6 @@ TRAINERS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Where each program is told of a change."""
 OF_PHASE: dict[str, tuple[Cure, ...]] = {
-    "evaluate": (
-        Cure(change="a smaller batch of the evaluation", helps=MAYBE, where="per_device_eval_batch_size=1"),
-        Cure(change="predictions moved to the host as they come", helps=MAYBE, where="eval_accumulation_steps=1"),
-        Cure(change="no gradients in the evaluation", helps=MAYBE, where="torch.no_grad()"),
-    ),
     "save": (
         Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE),
         Cure(change="recompute activations in backward", helps=NO, why="no activations are held while a checkpoint is saved"),
@@ -50,6 +46,24 @@ OF_PHASE: dict[str, tuple[Cure, ...]] = {
     ),
 }  # fmt: skip
 """By the phase of the run."""
+OF_TASK: dict[str, tuple[Cure, ...]] = {
+    GATHERED: (
+        Cure(change="predictions moved to the host as they come", helps=MAYBE, where="eval_accumulation_steps=1"),
+        Cure(change="predictions made small before they are gathered (the likeliest word of each, not all logits)", helps=MAYBE, where="preprocess_logits_for_metrics"),
+        Cure(change="a smaller batch of the evaluation", helps=NO, why="what is gathered is of all samples so far, whatever the batch"),
+    ),
+    GENERATION: (
+        Cure(change="fewer sequences at once", helps=MAYBE),
+        Cure(change="shorter prompts or fewer new tokens", helps=MAYBE, where="max_new_tokens=N"),
+        Cure(change="a cache in fewer bits or on the host", helps=MAYBE, where='cache_implementation="quantized" (or "offloaded")'),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while a model generates"),
+    ),
+}  # fmt: skip
+"""By what runs that is no training."""
+EVALUATION_BATCH = {
+    "TRL": "per_device_eval_batch_size", "Trainer": "per_device_eval_batch_size", "LLaMA-Factory": "per_device_eval_batch_size:",
+    "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:",
+}  # fmt: skip
 OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
     "parameters": OF_PHASE["load"],
     "optimizer_states": (
@@ -66,6 +80,7 @@ KEEP_NOTHING = Cure(
     change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
 )  # fmt: skip
 SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
+SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N"}
 SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
 
 
@@ -194,11 +209,13 @@ def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool |
     kept = figures.unallocated or NOTHING
     helps = NO if covered is False or signs.expandable or signs.windows else MAYBE
     said = "it is on already" if signs.expandable and covered is not False else why
+    if signs.release and helps == MAYBE:
+        said = f"{said}; from PyTorch 2.1 on, and this message is of {signs.release} or before"
     return Cure(
         change="expandable segments",
         helps=helps,
         saves_bytes=None if helps == NO else kept.high,
-        where=alloc_conf(who),
+        where=f"torch>=2.1, then {alloc_conf(who)}" if signs.release and helps == MAYBE else alloc_conf(who),
         why=said,
     )
 
@@ -245,11 +262,15 @@ def _against_pieces(figures: Figures, signs: Signs, who: str) -> Iterator[Cure]:
             saves_bytes=figures.private_pools.high,
             why="their pools lend nothing to others",
         )
-    yield Cure(
-        change="split no block above a size",
-        helps=MAYBE,
-        where=alloc_conf(who).replace("expandable_segments:True", "max_split_size_mb:512"),
-    )
+    if signs.release != "1.3":  # which has no such setting
+        yield Cure(
+            change="split no block above a size",
+            helps=MAYBE,
+            where=alloc_conf(who).replace("expandable_segments:True", "max_split_size_mb:512"),
+            why="where this release has it: its message names it then"
+            if signs.release and "max_split_size_mb" not in signs.text
+            else "",
+        )
     yield _no_cache_clearing()
 
 
@@ -275,13 +296,44 @@ def _in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cu
         yield Cure(change="fewer requests at once", helps=MAYBE, where=SERVER_REQUESTS.get(signs.program, ""))
 
 
+def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
+    """An evaluation, a generation, a server: nothing is kept for backward, and no trainer's batch counts."""
+    if signs.task == EVALUATION:
+        half = figures.asked.times(1, 2)
+        yield Cure(
+            change="half the batch of the evaluation", helps=MAYBE, where=EVALUATION_BATCH.get(signs.program, ""),
+            saves_bytes=half.high if _grows_with_batch(term) else None,
+            why=f"a request of its forward is then {size_words(half)}" if _grows_with_batch(term) else "",
+        )  # fmt: skip
+        if signs.program in EVALUATION_BATCH:
+            yield OF_TASK[GATHERED][0]
+        else:
+            yield Cure(change="no gradients in the evaluation", helps=MAYBE, where="torch.no_grad()")
+    elif signs.task == LOADING:
+        few, spread, batch = OF_PHASE["load"]
+        yield from (replace(spread, where=SERVER_PARALLEL.get(signs.program, "")), few, batch)
+    elif signs.task == SERVING:
+        yield from _in_server(figures, signs, term)
+    else:
+        yield from OF_TASK[signs.task]
+
+
+def _grows_with_batch(term: Term | None) -> bool:
+    return (
+        term is not None and term.path != "sampler" and term.component in ("temporaries", "saved_activations")
+    )
+
+
 def _first_axis(term: Term) -> int:
     first = term.shape.strip("[").split(",")[0]
     return int(first) if first.isdigit() else 0
 
 
 def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
-    """By what the request is."""
+    """By what runs, then by what the request is."""
+    if signs.task:
+        yield from _without_training(figures, signs, term)
+        return
     if found := OF_PHASE.get(signs.phase):
         yield from found
         return
@@ -289,9 +341,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield from found
         return
     lines = TRAINERS.get(signs.program, {})
-    proportional = (
-        term is not None and term.path != "sampler" and term.component in ("temporaries", "saved_activations")
-    )
+    proportional = _grows_with_batch(term)
     half = figures.asked.times(1, 2)
     free = figures.free if figures.free_is_said else None
     if proportional and term is not None and term.path == "loss/log_probs":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from memsheet.diagnose.cleaned import Log
@@ -77,6 +78,31 @@ FRAMES: dict[str, Frame] = {
 """By the name of a function in a traceback. Where several are known the innermost speaks, but a phase of the
 run is told by any.
 """
+EVALUATION, GATHERED, GENERATION, LOADING, SERVING = (
+    "evaluation",
+    "gathered",
+    "generation",
+    "loading",
+    "serving",
+)
+"""What runs that is no training: a pass without gradients, the predictions of all its samples put together,
+a model that writes; a server that loads, and one that runs.
+"""
+TASKS: dict[str, str] = {
+    **dict.fromkeys(("evaluate", "evaluation_loop", "prediction_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), EVALUATION),
+    **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), GATHERED),
+    **dict.fromkeys(("generate", "_greedy_search", "_beam_search", "_contrastive_search", "_assisted_decoding"), GENERATION),
+    **dict.fromkeys(("training_step", "backward", "_engine_run_backward", "run_backward"), ""),
+}  # fmt: skip
+"""By the name of a function; the innermost speaks. A step of training within is none of them."""
+_GATHERED = re.compile(r"\b(?:nested_concat|torch_pad_and_concatenate)\(")
+"""transformers v4.57.1, trainer_pt_utils.py: where an evaluation puts its predictions together."""
+_LOADS = re.compile(r"Starting to load model |Load weight begin\.|Loading safetensors checkpoint shards")
+_LOADED = re.compile(r"Model loading took|Loading model weights took|Loading weights took|Load weight end\.")
+_OLD_MESSAGE = re.compile(
+    r"(?:CUDA|HIP)outofmemory\.Triedtoallocate[\d.]{1,20}[KMGTPE]?(?:iB|B|bytes)\(GPU\d{1,3};[^()]{0,300}?"
+    r"(?:(?P<cached>cached\))|reservedintotalbyPyTorch\))"
+)
 _FRAME = re.compile(r'^File "[^"\n]{1,400}", line \d{1,9}, in ([\w<>.]{1,120})')
 _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
 _CALL = re.compile(r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model)\b")
@@ -113,6 +139,10 @@ class Signs:
 
     frame: Frame | None = None
     phase: str = ""
+    task: str = ""
+    """What runs that is no training (``TASKS``)."""
+    release: str = ""
+    """The last of PyTorch's releases that prints such a message, where it is an old one."""
     program: str = ""
     windows: bool = False
     expandable: bool = False
@@ -134,9 +164,10 @@ PROGRAMS = (
             "vllm/v1",
             "[gpu_worker.py",
             "vllm.",
+            "Starting to load model ",
         ),
     ),
-    ("SGLang", ("sglang/srt", "sglang.", "mem_fraction_static", "sglang serve")),
+    ("SGLang", ("sglang/srt", "sglang.", "mem_fraction_static", "sglang serve", "Load weight begin.")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
     ("axolotl", ("axolotl",)),
     ("LLaMA-Factory", ("llamafactory", "LLaMA-Factory")),
@@ -161,15 +192,43 @@ def read_signs(log: Log, line: int) -> Signs:
     named = signs_of_names(names)
     if named.frame is None:
         calls = [found[1] for each in window if (found := _CALL.search(each))]
-        named = signs_of_names(calls, trains=any(name in TRAINS for name in names))
+        named = replace(signs_of_names(calls, trains=any(name in TRAINS for name in names)), task=named.task)
     text = log.text
+    programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
+    gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in window)
     return Signs(
-        frame=named.frame, phase=named.phase,
-        program=next((name for name, marks in PROGRAMS if any(mark in text for mark in marks)), ""),
+        frame=named.frame, phase=named.phase, task=GATHERED if gathered else _task_of_server(log, line, window, names, named, programs) or named.task,
+        release=_old_release(log, line), program=programs[0] if programs else "",
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
         changed_at=_change_at_step(text), growth=grows_steadily(log), text=text,
     )  # fmt: skip
+
+
+def _task_of_server(
+    log: Log, line: int, window: Sequence[str], names: list[str], named: Signs, programs: list[str]
+) -> str:
+    """What a server does, where the message is a server's: its functions stand in the traceback, or none
+    stand there and no trainer has a word in the log.
+    """
+    own = any("/vllm/" in each or "/sglang/" in each for each in window) if names else len(programs) == 1
+    told = named.frame in OF_RUNNING or (named.frame is None and own)
+    trains = any(name in TRAINS or not TASKS.get(name, "none") for name in names) or "verl" in log.text
+    if not programs or programs[0] not in SERVERS or trains or not told:
+        return ""
+    before = "\n".join(log.lines[:line])
+    begun = [found.end() for found in _LOADS.finditer(before)]
+    loads = named.phase == "load" or (bool(begun) and not _LOADED.search(before, begun[-1]))
+    return LOADING if loads and named.frame in (WEIGHTS, None) else SERVING
+
+
+def _old_release(log: Log, line: int) -> str:
+    """PyTorch's c10/cuda/CUDACachingAllocator.cpp: figures in brackets until v2.0.1, what is kept called
+    ``cached`` until v1.3.1.
+    """
+    place = log.place_of(line)
+    found = _OLD_MESSAGE.search(log.squeezed, place, place + 1500)
+    return "" if found is None else "1.3" if found["cached"] else "2.0"
 
 
 def signs_of_names(names: Sequence[str], *, trains: bool | None = None) -> Signs:
@@ -180,7 +239,10 @@ def signs_of_names(names: Sequence[str], *, trains: bool | None = None) -> Signs
     if trains is None:
         trains = any(name in TRAINS for name in names)
     phases = [frame.phase for frame in frames if frame.phase and (trains or frame.phase not in OF_TRAINING)]
-    return Signs(frame=_innermost_frame(frames), phase=phases[-1] if phases else "")
+    tasks = [TASKS[name] for name in names if name in TASKS]
+    return Signs(
+        frame=_innermost_frame(frames), phase=phases[-1] if phases else "", task=tasks[-1] if tasks else ""
+    )
 
 
 def _innermost_frame(frames: list[Frame]) -> Frame | None:
@@ -224,3 +286,5 @@ PHASE_CAUSES: dict[str, Cause] = {
 """Phases that say more than the bytes. Those of a server count in a server's log alone."""
 OF_SERVERS = ("run", "graphs", "cache")
 SERVERS = ("vLLM", "SGLang")
+OF_RUNNING = (WEIGHTS, SERVED, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
+"""What a server's functions allocate for."""

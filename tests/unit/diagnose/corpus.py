@@ -234,6 +234,35 @@ FURTHER = (
          "8589934592 bytes.", "fragmentation"),
     Case("a TPU's compiler", "E1000: CompileTimeHbmOom: Ran out of memory in memory space hbm. Used 215.17G of 31.25G hbm. Exceeded hbm capacity by 183.92G.", "real_need",
          says=("183.92 GiB",)),
+    Case("the driver's own call", "RuntimeError: CUDA driver error: out of memory", "unknown", open_between=("other_process", "outside_allocator")),
+    Case("an old release", "RuntimeError: cuda runtime error (2) : out of memory at /x/aten/src/THC/generic/THCStorage.cu:58", "unknown",
+         open_between=("real_need", "other_process")),
+    Case("bitsandbytes", "Error out of memory at line 380 in file /x/bitsandbytes/csrc/pythonInterface.c", "unknown",
+         open_between=("outside_allocator", "real_need", "other_process")),
+    Case("Python's own", 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    x = json.load(f)\nMemoryError', "not_gpu_memory", says=("host memory was asked for",)),
+    Case("Python's word alone", "we catch MemoryError\nMemoryError handling is on", "unknown", found=False),
+    Case("C++'s own", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\nAborted (core dumped)", "not_gpu_memory",
+         says=("host memory was asked for and refused",)),
+    Case("cards that are not alike", "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes. pre_model_load_memory=39.5, "
+         "local_gpu_memory=78.3, local_gpu_memory * 0.9=70.47", "other_process", says=("39.50 GiB", "78.30 GiB")),
+    Case("a warning of it", "WARNING The memory capacity is unbalanced. Some GPUs may be occupied by other processes. pre_model_load_memory=39.5, local_gpu_memory=78.3",
+         "unknown", found=False),
+    Case("a trial run that was disturbed", "AssertionError: Error in memory profiling. Initial free memory 60.00 GiB, current free memory 65.00 GiB. This happens when other "
+         "processes release memory", "other_process", says=("60.00 GiB", "65.00 GiB")),
+    Case("TensorFlow", "tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor with shape[64,128,1024,1024] and type float on "
+         "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc [Op:Conv2D]", "unknown", open_between=("real_need", "other_process"), says=("32.00 GiB",)),
+    Case("TensorFlow on the host", "ResourceExhaustedError: OOM when allocating tensor with shape[1024,1024] and type half on /job:localhost/device:CPU:0 by allocator cpu",
+         "not_gpu_memory", says=("2.00 MiB",)),
+    Case("ONNX Runtime", "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : BFCArena::AllocateRawInternal(size_t, bool) Failed to allocate memory for requested buffer of size "
+         "1073741824", "unknown", open_between=("real_need", "other_process", "not_gpu_memory"), says=("1.00 GiB",)),
+    Case("TensorRT", "[TRT] [E] 1: [defaultAllocator.cpp::allocate::20] Error Code 1: Cuda Runtime (out of memory)", "unknown", open_between=("real_need", "other_process")),
+    Case("CuPy", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 4,294,967,296 bytes).", "unknown",
+         open_between=("real_need", "other_process"), says=("8.00 GiB", "4.00 GiB")),
+    Case("CuPy's limit", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 4,294,967,296 bytes, limit set to: "
+         "10,737,418,240 bytes).", "limit_set", says=("10.00 GiB",)),
+    Case("a server's cache", "load_tensors: CUDA0 model buffer size =  4403.49 MiB\nggml_backend_cuda_buffer_type_alloc_buffer: allocating 8192.00 MiB on device 0: cudaMalloc "
+         "failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 8589934592\nllama_init_from_model: failed to initialize the context: failed to "
+         "allocate buffer for kv cache", "real_need", maybe=("a shorter context", "a cache in eight bits", "fewer layers on the GPU"), says=("the KV cache",)),
     Case("nothing", "Epoch 3 finished, loss 1.23", "unknown", found=False),
     Case("a table of cards", "| NVIDIA-SMI 550.54 |\n| 30%   40C    P2    300W / 350W |  20000MiB /  24576MiB |    100%      Default |\n|    0   N/A  N/A      1234      C   python"
          "                                      19990MiB |", "unknown", found=False),

@@ -6,10 +6,12 @@ import re
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.messages import other_runtimes
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
-    b"CUBLAS_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create",
+    b"CUBLAS_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"cuda runtime error (2)", b"Error out of memory at line",
+    *other_runtimes.SIGNS,
 )  # fmt: skip
 LOWER_FRACTION = "give the server a smaller share of the card"
 ROOM = Cure(
@@ -82,6 +84,22 @@ def _refused_by_driver(_: Message, __: Log) -> Judgement:
     )
 
 
+def _refused_by_runtime(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
+        because="an allocator of an old release of PyTorch was refused memory by the driver, and the message has no figures: "
+        "others may hold the card (nvidia-smi shows them), or the job needs more than it has",
+    )  # fmt: skip
+
+
+def _refused_optimizer(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.OUTSIDE_ALLOCATOR, Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=(ROOM,),
+        because="a call of bitsandbytes to the driver was refused memory outside PyTorch's allocator, as a paged optimizer's states "
+        "are, and the message has no figures",
+    )  # fmt: skip
+
+
 def _without_figures(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(), because="the message has no figures, and without them the cause cannot be told"
@@ -107,7 +125,18 @@ FORMS = (
     Form("communication", re.compile(r"Cudafailure\d{0,4}'outofmemory'"), _refused_communication),
     Form("matrix library", re.compile(r"CUBLAS_STATUS_ALLOC_FAILED"), _refused_handle),
     Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
-    Form("driver", re.compile(r"CUDAerror:outofmemory|cudaErrorMemoryAllocation"), _refused_by_driver),
+    Form(
+        "driver",
+        re.compile(r"CUDA(?:driver)?error:outofmemory|cudaErrorMemoryAllocation"),
+        _refused_by_driver,
+    ),
+    Form("driver", re.compile(r"cudaruntimeerror\(2\):outofmemory"), _refused_by_runtime),
+    Form(
+        "driver",
+        re.compile(r"Erroroutofmemoryatline\d{1,6}infile\S{1,300}?\.(?:c|cu|cpp|hip)\b"),
+        _refused_optimizer,
+    ),
+    *other_runtimes.FORMS,
 )
 BARE = (Form("bare", re.compile(r"OutOfMemoryError|(?:CUDA|HIP|XPU|GPU)outofmemory"), _without_figures),)
 """What is looked for where nothing else is found."""

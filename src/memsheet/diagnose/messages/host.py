@@ -13,7 +13,7 @@ SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"\nKilled",
-    b"bad_alloc", b"pinned host",
+    b"bad_alloc", b"pinned host", b"MemoryError",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
 SHARED = Cure(
@@ -80,8 +80,8 @@ def _page_file(_: Message, __: Log) -> Judgement:
 
 def _refused_array(message: Message, _: Log) -> Judgement:
     size = message.facts.get("asked")
-    told = f"{size_words(size)} " if size else ""
-    return _host_shortage(f"{told}of host memory were asked for and refused", MORE_HOST)
+    told = f"{size_words(size)} of host memory were" if size else "host memory was"
+    return _host_shortage(f"{told} asked for and refused", MORE_HOST)
 
 
 def _refused_pinned(_: Message, __: Log) -> Judgement:
@@ -123,9 +123,17 @@ _KILLED = re.compile(r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{
 """What a shell says of a program that signal 9 ended."""
 
 
+_BARE_ERROR = re.compile(r"(?:builtins\.)?MemoryError:?\s*$")
+"""What Python says where it was refused memory, which has no words of its own."""
+
+
 def killed_lines(log: Log) -> Iterator[Message]:
-    """The first line by which a shell says so."""
+    """The first line by which a shell says so, and the first by which Python says that memory ran out."""
+    killed = refused = False
     for number, line in enumerate(log.lines):
-        if "Killed" in line and _KILLED.match(line):
+        if not killed and "Killed" in line and _KILLED.match(line):
+            killed = True
             yield Message(kind="signal", line=number, judge=_killed_by_signal)
-            return
+        elif not refused and "MemoryError" in line and _BARE_ERROR.match(line) and "Traceback" in log.text:
+            refused = True
+            yield Message(kind="array", line=number, judge=_refused_array)

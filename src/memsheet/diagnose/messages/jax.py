@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.messages.stated import larger_share, stated_share
 
 SIGNS = (b"RESOURCE_EXHAUSTED", b"CompileTimeHbmOom", b"Ran out of memory in memory space", b"hbm capacity")
 PREALLOCATED = Cure(
@@ -15,11 +17,6 @@ PREALLOCATED = Cure(
 )  # fmt: skip
 SMALLER = Cure(
     change="a smaller batch per device, or recompute in backward", helps=MAYBE, where="jax.checkpoint"
-)
-SHARE = Cure(
-    change="a larger share of the card, where nobody else uses it",
-    helps=MAYBE,
-    where="XLA_PYTHON_CLIENT_MEM_FRACTION=0.95",
 )
 _STATS = re.compile(
     r"(preallocatedtemp|maybe_live_out|parameter|constant|total)allocation:([\d.]{1,20})([KMGT]iB|B)"
@@ -33,6 +30,12 @@ _POOL = {
     )
 }
 _BUFFER = re.compile(r"Shape:((?:bf16|f16|f32|f64|s32|u32|s8|u8|pred|f8\w{0,10})\[[\d,]{1,60}\])")
+
+
+def _larger_pool(message: Message, log: Log) -> tuple[Cure, ...]:
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    found = larger_share(name, stated_share(log, message.line, name))
+    return tuple(replace(cure, where=cure.where.replace(" ", "=")) for cure in found)
 
 
 def _counted_by_compiler(message: Message, _: Log) -> Judgement:
@@ -59,7 +62,7 @@ def _asked_of_pool(message: Message, log: Log) -> Judgement:
     if "pinned" in lines and "pinned host" in lines:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's page-locked memory")
     if size and "limit" in pool and "in_use" in pool:
-        return _of_pool(size, pool, told)
+        return _of_pool(size, pool, told, _larger_pool(message, log))
     held = [size for name in ("maybe_live_out", "preallocatedtemp") if (size := stats.get(name)) is not None]
     total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
     card = message.facts.get("capacity")
@@ -73,12 +76,12 @@ def _asked_of_pool(message: Message, log: Log) -> Judgement:
     ]
     whole = f"; the program's buffers: {', '.join(parts)}" if parts else ""
     return Judgement(
-        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=(SMALLER, SHARE, PREALLOCATED),
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=(SMALLER, *_larger_pool(message, log), PREALLOCATED),
         because=f"{told}{whole}; what the pool held, and who else is on the card, is not said",
     )  # fmt: skip
 
 
-def _of_pool(size: Interval, pool: dict[str, int], told: str) -> Judgement:
+def _of_pool(size: Interval, pool: dict[str, int], told: str, larger: tuple[Cure, ...]) -> Judgement:
     left = Interval(max(0, pool["limit"] - pool["in_use"]), max(0, pool["limit"] - pool["in_use"]))
     sum_words = (
         f"{told}; of the pool's limit {size_words(Interval(pool['limit'], pool['limit']))} were "
@@ -89,7 +92,7 @@ def _of_pool(size: Interval, pool: dict[str, int], told: str) -> Judgement:
             causes=(Cause.REAL_NEED,),
             because=sum_words,
             missing=(size - left).positive,
-            cures=(SMALLER, SHARE, PREALLOCATED),
+            cures=(SMALLER, *larger, PREALLOCATED),
         )
     largest = pool.get("largest_free")
     if largest is not None and at_least(left, size) and size.low > largest:

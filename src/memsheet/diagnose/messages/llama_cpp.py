@@ -7,15 +7,15 @@ import re
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages.stated import halved, stated_number
 
 SIGNS = (
     b"cudaMalloc failed", b"failed to allocate", b"unable to allocate", b"retrying without pipeline", b"KV buffer size", b"MiB free",
 )  # fmt: skip
 FEWER_LAYERS = Cure(change="fewer layers on the GPU", helps=MAYBE, where="-ngl N")
 SHORTER = Cure(change="a shorter context", helps=MAYBE, where="-c N")
-LOWER_CACHE = Cure(change="a cache in eight bits", helps=MAYBE, where="-ctk q8_0 -ctv q8_0")
+LOWER_CACHE = Cure(change="a cache in eight bits", helps=MAYBE, where="-fa on -ctk q8_0 -ctv q8_0")
 FLASH = Cure(change="attention without the matrix of scores", helps=MAYBE, where="-fa on")
-SMALLER_UBATCH = Cure(change="fewer tokens at once", helps=MAYBE, where="-ub 128")
 ONE_COPY = Cure(
     change="one copy of the compute buffer in place of a pipeline's four",
     helps=MAYBE,
@@ -27,6 +27,11 @@ _FAILS = re.compile(
     r"failedtoallocatecompute(?:pp)?buffers|failedtocreatecontext|failedtoinitializethecontext|"
     r"errorloadingmodel|failedtoloadmodel"
 )
+_CACHE_FAILS = re.compile(
+    r"failedtoallocatebufferforkvcache|failedtoinitializethecontext(?!:failedtoallocatecompute)",
+    re.IGNORECASE,
+)
+_NEXT_TRY = "cudaMallocfailed"
 _COPIES = re.compile(r"n_copies=(\d{1,3})")
 LARGEST_CARD = 288 * 2**30
 """No card that is sold holds more (catalog/devices.toml)."""
@@ -38,8 +43,8 @@ _WORDS = {
 }
 _CURES = {
     "weights": (FEWER_LAYERS,),
-    "compute": (FLASH, SMALLER_UBATCH, SHORTER),
-    "cache": (SHORTER, LOWER_CACHE),
+    "compute": (FLASH, SHORTER),
+    "cache": (SHORTER, LOWER_CACHE, FEWER_LAYERS),
 }
 
 
@@ -47,6 +52,9 @@ def _buffer_kind(message: Message, log: Log) -> str:
     """Which buffer it was, by what is said right behind the failure, else before it."""
     place = log.place_of(message.line)
     after = log.squeezed[place : place + 2500]
+    own = after[: after.find(_NEXT_TRY, after.find(_NEXT_TRY) + 1)] if after.count(_NEXT_TRY) > 1 else after
+    if _CACHE_FAILS.search(own) and "gallocr" not in own and "compute" not in own:
+        return "cache"
     if "alloc_tensor_range" in after or ("unabletoallocate" in after and "modelbuffer" in after):
         return "weights"
     if "gallocr" in after or "compute" in after or "graph_reserve" in after:
@@ -73,6 +81,10 @@ def _refused_buffer(message: Message, log: Log) -> Judgement:
         *_CURES.get(kind, (FEWER_LAYERS, SHORTER)),
         Cure(change="expandable segments", helps=NO, why="this program has no such allocator"),
     )
+    if kind == "compute" and (
+        fewer := halved("-ub", stated_number(log, message.line, "n_ubatch", "ubatch_size", "ub"))
+    ):
+        cures = (FLASH, Cure(change="fewer tokens at once", helps=MAYBE, where=fewer), *cures[1:])
     copies = _COPIES.search(log.squeezed)
     if copies and int(copies[1]) > 1 and kind == "compute":
         cures = (ONE_COPY, *cures)

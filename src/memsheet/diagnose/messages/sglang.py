@@ -3,42 +3,87 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, printed_bytes
+from memsheet.diagnose.interval import Interval, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.messages.stated import (
+    doubled,
+    halved,
+    larger_share,
+    smaller_share,
+    stated_number,
+    stated_share,
+)
 
 SIGNS = (
     b"mem-fraction-static", b"alloc_req_slots", b"Prefill out of memory", b"Decode out of memory", b"profiled value", b"Capture cuda graph failed",
-    b"Capture CUDA graph failed", b"avail mem=",
+    b"Capture CUDA graph failed", b"avail mem=", b"memory capacity is unbalanced",
 )  # fmt: skip
 FRACTION = "--mem-fraction-static"
+OF_BOTH = "for weights and cache"
 
 
-def _too_little(_: Message, __: Log) -> Judgement:
+def _stated_share(message: Message, log: Log) -> Decimal | None:
+    return stated_share(log, message.line, "mem_fraction_static")
+
+
+def _least_share(log: Log) -> Decimal:
+    """The share, in hundredths, from which anything is left for the cache: that leaves free no more than the
+    weights do (sglang v0.5.8, model_runner_kv_cache_mixin.py:111: available - total × (1 - share)); 0 where
+    the log does not say what was free before and behind.
+    """
+    facts = pool_facts(log)
+    used, left = facts.get("weights_loaded_bytes"), facts.get("left_after_weights_bytes")
+    if used is None or left is None or used.low <= 0:
+        return Decimal(0)
+    return Decimal(-(-used.high * 100 // (used.high + left.low))) / 100
+
+
+def _too_little(message: Message, log: Log) -> Judgement:
+    parallel = stated_number(log, message.line, "tp_size", "tensor_parallel_size", "tp")
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
         because="weights take all of the server's share of the card: nothing is left for the KV cache",
         cures=(
-            Cure(change="a larger share for weights and cache", helps=MAYBE, where=f"{FRACTION} 0.9"),
-            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--tp 2"),
+            *larger_share(FRACTION, _stated_share(message, log), _least_share(log), OF_BOTH),
+            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tp", parallel)),
             Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
         ),
-    )
+    )  # fmt: skip
 
 
-def _refused_capture(_: Message, __: Log) -> Judgement:
+def _refused_capture(message: Message, log: Log) -> Judgement:
+    fewer = halved("--cuda-graph-max-bs", stated_number(log, message.line, "cuda_graph_max_bs"))
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT,),
         because="the capture of CUDA graphs has no room beside weights and cache",
         cures=(
-            Cure(change="a smaller share for weights and cache", helps=MAYBE, where=f"{FRACTION} 0.8"),
-            Cure(change="graphs of fewer sequences", helps=MAYBE, where="--cuda-graph-max-bs 16"),
+            *smaller_share(FRACTION, _stated_share(message, log), OF_BOTH),
+            *((Cure(change="graphs of fewer sequences", helps=MAYBE, where=fewer),) if fewer else ()),
             Cure(
                 change="a larger share for weights and cache", helps=NO, why="graphs stand outside that share"
             ),
         ),
-    )
+    )  # fmt: skip
+
+
+def _unlike_cards(message: Message, _: Log) -> Judgement:
+    least, here = message.facts.get("least_free"), message.facts.get("free")
+    told = f"the fullest card of the group has {size_words(least)} free, this one {size_words(here)}" if least and here else (
+        "one card of the group has much less free than another"
+    )  # fmt: skip
+    return Judgement(
+        causes=(Cause.OTHER_PROCESS,),
+        because=f"{told}, before anything is loaded: somebody else holds the fullest card, unless the cards are of several sizes",
+        missing=(here.times(9, 10) - least).positive if least and here else None,
+        cures=(
+            Cure(change="free what others hold of the cards", helps=MAYBE, where="nvidia-smi"),
+            Cure(change="other cards", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N,M"),
+            Cure(change="a smaller share of the card", helps=NO, why="the check is of what is free, whatever the share"),
+        ),
+    )  # fmt: skip
 
 
 def _spent_slots(_: Message, __: Log) -> Judgement:
@@ -49,7 +94,9 @@ def _spent_slots(_: Message, __: Log) -> Judgement:
     )
 
 
-def _full_pool(_: Message, __: Log) -> Judgement:
+def _full_pool(message: Message, log: Log) -> Judgement:
+    pieces = halved("--chunked-prefill-size", stated_number(log, message.line, "chunked_prefill_size"))
+    care = stated_number(log, message.line, "schedule_conservativeness")
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
         because="the pool of cached tokens is full for the requests that were let in",
@@ -58,14 +105,15 @@ def _full_pool(_: Message, __: Log) -> Judgement:
             Cure(
                 change="let in fewer tokens that are still to come",
                 helps=MAYBE,
-                where="--schedule-conservativeness 1.3",
+                where=f"--schedule-conservativeness {'' if care is None else care + Decimal('0.3')}".strip(),
             ),
-            Cure(change="shorter pieces of a prompt", helps=MAYBE, where="--chunked-prefill-size 4096"),
+            *((Cure(change="shorter pieces of a prompt", helps=MAYBE, where=pieces),) if pieces else ()),
         ),
     )
 
 
 FORMS = (
+    Form("server start", re.compile(rf"(?:Value|Runtime)Error:Thememorycapacityisunbalanced\.SomeGPUsmaybeoccupiedbyotherprocesses\.(?:(?:pre_model_load_memory|min_per_gpu_memory)=(?P<least_free>{NUMBER})\d{{0,20}},local_gpu_memory=(?P<free>{NUMBER}))?"), _unlike_cards, {"least_free": "GB", "free": "GB"}),
     Form(
         "server start",
         re.compile(r"Notenoughmemory\.Pleasetrytoincrease(?:--)?mem-fraction-static"),
@@ -75,7 +123,7 @@ FORMS = (
     Form("graphs", re.compile(r"Capture(?:cuda|CUDA)graphfailed"), _refused_capture),
     Form("slots", re.compile(r"alloc_req_slotsrunsoutofmemory"), _spent_slots),
     Form("pool", re.compile(r"(?:Prefill|Decode)outofmemory\.Trytolower"), _full_pool),
-)
+)  # fmt: skip
 _LEFT = {
     "left_before_weights": re.compile(rf"Loadweightbegin\.availmem=(?P<size>{NUMBER})GB"),
     "left_after_weights": re.compile(rf"Loadweightend\.\S{{0,200}}?availmem=(?P<size>{NUMBER})GB"),

@@ -8,15 +8,25 @@ The sentences are those of vllm/v1/worker/utils.py (request_memory), vllm/v1/cor
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from decimal import Decimal
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, at_least, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, YES, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages.stated import (
+    doubled,
+    halved,
+    larger_share,
+    smaller_share,
+    stated_number,
+    stated_share,
+)
 from memsheet.units import GIB
 
 SIGNS = (
     b"on startup is less than desired", b"No available memory for the cache blocks", b"KV cache is needed", b"maximum number of tokens that can be stored",
-    b"warming up sampler", b"Model loading took", b"Loading model weights took", b"Available KV cache memory", b"GPU KV cache size", b"Sleep mode freed", b"GPU blocks: 0", b"wake_up",
+    b"warming up sampler", b"Model loading took", b"Loading model weights took", b"Available KV cache memory", b"GPU KV cache size", b"Sleep mode freed", b"GPU blocks: 0", b"wake_up", b"Error in memory profiling",
 )  # fmt: skip
 FREE_THE_CARD = "free what others hold of the card"
 UTILIZATION = "--gpu-memory-utilization"
@@ -57,11 +67,17 @@ def _refused_start(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _no_blocks(_: Message, __: Log) -> Judgement:
+def _stated_share(message: Message, log: Log) -> Decimal | None:
+    return stated_share(log, message.line, "gpu_memory_utilization")
+
+
+def _no_blocks(message: Message, log: Log) -> Judgement:
+    passed = halved("--max-num-batched-tokens", stated_number(log, message.line, "max_num_batched_tokens"))
+    parallel = stated_number(log, message.line, "tensor_parallel_size", "tp")
     cures = (
-        Cure(change="a larger share of the card, where nobody else uses it", helps=MAYBE, where=f"{UTILIZATION} 0.95"),
-        Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-num-batched-tokens 2048", why="the trial run before the cache is sized needs less"),
-        Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--tensor-parallel-size 2"),
+        *larger_share(UTILIZATION, _stated_share(message, log)),
+        Cure(change="fewer tokens in one pass", helps=MAYBE, where=passed or "", why="the trial run before the cache is sized needs less"),
+        Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tensor-parallel-size", parallel)),
         Cure(change="--max-num-seqs or a shorter --max-model-len alone", helps=MAYBE),
     )  # fmt: skip
     return Judgement(
@@ -91,17 +107,15 @@ def _one_request(message: Message, log: Log) -> Judgement:
         and re.search(r"kv_cache_dtype[=:'\" ]{1,4}fp8", log.text)
     )
     enough = at_least(held, half)
-    halved = Cure(
+    in_eight_bits = Cure(
         change="a cache in eight bits", helps=NO if enough is False else MAYBE, saves_bytes=needed.high // 2, where="--kv-cache-dtype fp8",
         why=f"half of {size_words(needed)} is {size_words(half)}, {'within' if enough else 'more than'} {size_words(held)}",
     )  # fmt: skip
-    share = Cure(
-        change="a larger share of the card, where nobody else uses it",
-        helps=MAYBE,
-        where=f"{UTILIZATION} 0.95",
-        why=f"{size_words(missing)} more are needed",
+    share = (
+        replace(cure, why=f"{size_words(missing)} more are needed")
+        for cure in larger_share(UTILIZATION, _stated_share(message, log))
     )
-    cures = (shorter, *(() if eight else (halved,)), share)
+    cures = (shorter, *(() if eight else (in_eight_bits,)), *share)
     per_token = needed.middle // max(1, length)
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,), missing=missing, cures=cures,
@@ -132,29 +146,43 @@ def _stage_shares(log: Log, needed: Interval, held: Interval) -> tuple[str, ...]
     )
 
 
-def _old_length(message: Message, _: Log) -> Judgement:
+def _old_length(message: Message, log: Log) -> Judgement:
     stored = int(message.words["stored"])
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
         because=f"one request of {int(message.words['length']):,} tokens is longer than the {stored:,} tokens that the cache holds",
         cures=(
             Cure(change=f"a context of {stored:,} tokens at the most", helps=YES if stored else NO, where=f"--max-model-len {stored}"),
-            Cure(change="a larger share of the card, where nobody else uses it", helps=MAYBE, where=f"{UTILIZATION} 0.95"),
+            *larger_share(UTILIZATION, _stated_share(message, log)),
         ),
     )  # fmt: skip
 
 
-def _sampler_trial(message: Message, _: Log) -> Judgement:
+def _sampler_trial(message: Message, log: Log) -> Judgement:
     count = int(message.words["count"])
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT,),
         because=f"the sampler's trial run of {count:,} requests has no room beside the cache: the server took too much for it",
         cures=(
             Cure(change="fewer requests at once", helps=MAYBE, where=f"--max-num-seqs {max(1, count // 2)}", why="the sampler is requests × vocabulary wide"),
-            Cure(change="a smaller share of the card", helps=MAYBE, where=f"{UTILIZATION} 0.85"),
+            *smaller_share(UTILIZATION, _stated_share(message, log)),
             Cure(change="a larger share of the card", helps=NO, why="the cache grows by all that is added, and the sampler stays without room"),
         ),
         term=Term(component="temporaries", path="sampler", shape=f"[{count}, vocabulary] fp32", exact=False, words="the sampler's logits"),
+    )  # fmt: skip
+
+
+def _disturbed_profile(message: Message, _: Log) -> Judgement:
+    before, now = message.facts["free_before"], message.facts["free"]
+    return Judgement(
+        causes=(Cause.OTHER_PROCESS,),
+        because=f"{size_words(before)} were free as the server's trial run began and {size_words(now)} behind it: somebody else on "
+        "the card gave memory back meanwhile, and the server cannot tell what is its own",
+        cures=(
+            Cure(change="start again once nobody else takes or gives back memory of the card", helps=MAYBE, where="nvidia-smi"),
+            Cure(change="servers of one card started one after the other", helps=MAYBE),
+            Cure(change="another share of the card", helps=NO, why="the check is of what is free before and behind, whatever the share"),
+        ),
     )  # fmt: skip
 
 
@@ -167,6 +195,7 @@ FORMS = (
     Form("cache of one request", re.compile(rf"maxseqlen\((?P<length>[\d,]{{1,12}})\),?\(?{_GB}(?:\S{{0,80}}?estimatedmaximummodellengthis(?P<estimate>[\d,]{{1,12}}?)\.)?"), _one_request, {"needed": "GiB", "available": "GiB"}),
     Form("no cache", re.compile(r"Noavailablememoryforthecacheblocks|#(?:GPU|CUDA|cuda)blocks:0\b"), _no_blocks),
     Form("cache of one request", re.compile(r"maxseqlen\((?P<length>\d{1,9})\)islargerthanthemaximumnumberoftokensthatcanbestoredinKVcache\((?P<stored>\d{1,9})\)"), _old_length),
+    Form("profile", re.compile(rf"Errorinmemoryprofiling\.Initialfreememory(?P<free_before>{NUMBER})(?P<free_before_unit>GiB)?,currentfreememory(?P<free>{NUMBER})(?P<free_unit>GiB)?"), _disturbed_profile, {"free_before": "bytes", "free": "bytes"}),
     Form("sampler", re.compile(r"warmingupsamplerwith(?P<count>\d{1,7})dummyrequests"), _sampler_trial),
 )  # fmt: skip
 _FACTS = {

@@ -1,0 +1,121 @@
+"""Runtimes that are no PyTorch and no XLA: TensorFlow's BFC allocator, ONNX Runtime's arena, TensorRT's
+allocator, CuPy's pool. Each says what was asked for, and none what was free.
+
+The sentences are those of tensorflow/core/framework/op_kernel.cc (allocate_tensor),
+onnxruntime/core/framework/bfc_arena.cc, TensorRT's defaultAllocator and cupy/cuda/memory.pyx.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval, at_least, size_words
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+
+SIGNS = (
+    b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)",
+    b"GPU memory (", b"Out of memory allocating", b"out of memory to allocate",
+)  # fmt: skip
+_TYPE_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1, "int16": 2, "uint16": 2, "int32": 4,
+    "uint32": 4, "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""tensorflow/core/framework/types.cc: the names that messages print."""
+SMALLER = Cure(change="a smaller batch", helps=MAYBE)
+GROWTH = Cure(
+    change="look at nvidia-smi for what the job needs", helps=NO,
+    why="TensorFlow takes nearly the whole card at its start, whatever it needs",
+)  # fmt: skip
+
+
+def _undecided(told: str, *cures: Cure) -> Judgement:
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
+        because=f"{told}; what was free, and who else is on the card, is not said",
+        cures=cures,
+    )
+
+
+def _refused_tensor(message: Message, _: Log) -> Judgement:
+    shape, width = message.words.get("shape"), _TYPE_BYTES.get(message.words.get("type", ""))
+    if shape is None:
+        return _undecided("a tensor was refused", SMALLER)
+    told = f"a tensor [{shape}] of {message.words['type']} was refused"
+    if width is not None:
+        size = math.prod(int(axis) for axis in shape.split(",") if axis) * width
+        whole = size_words(Interval(size, size))
+        told = f"{whole} were asked for, a tensor [{shape}] of {message.words['type']}"
+    if "CPU" in message.words["place"]:
+        return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's memory")
+    return _undecided(told, SMALLER, GROWTH)
+
+
+def _refused_arena(message: Message, _: Log) -> Judgement:
+    asked = message.facts.get("asked")
+    told = (
+        f"{size_words(asked)} were asked for by ONNX Runtime's arena"
+        if asked
+        else "ONNX Runtime's arena was refused memory"
+    )
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS, Cause.NOT_GPU_MEMORY), cures=(SMALLER,),
+        because=f"{told}; whether of the card's or the host's memory, and what was free of it, is not said",
+    )  # fmt: skip
+
+
+def _beyond_arena(message: Message, _: Log) -> Judgement:
+    left, asked = message.facts["left"], message.facts["asked"]
+    return Judgement(
+        causes=(Cause.LIMIT_SET, Cause.REAL_NEED), missing=(asked - left).positive,
+        cures=(Cure(change="raise or remove the arena's limit", helps=MAYBE, where="gpu_mem_limit"), SMALLER),
+        because=f"{size_words(asked)} were asked for of an arena that has {size_words(left)} left of its limit, which is a "
+        "setting's or the card's",
+    )  # fmt: skip
+
+
+def _refused_engine(message: Message, _: Log) -> Judgement:
+    asked = message.facts.get("asked")
+    told = (
+        f"{size_words(asked)} were asked for by TensorRT"
+        if asked
+        else "TensorRT was refused memory by the driver"
+    )
+    return _undecided(
+        told, Cure(change="a smaller workspace while the engine is built", helps=MAYBE, where="--memPoolSize=workspace:N"), SMALLER
+    )  # fmt: skip
+
+
+def _exact(message: Message, name: str) -> Interval | None:
+    """A count of bytes that is printed with commas."""
+    digits = message.words.get(name, "").replace(",", "")
+    return Interval(int(digits), int(digits)) if digits else None
+
+
+def _refused_pool(message: Message, _: Log) -> Judgement:
+    asked, held, limit = (_exact(message, name) for name in ("size", "held", "limit"))
+    assert asked is not None
+    told = f"{size_words(asked)} were asked for" + (
+        f" by a pool that holds {size_words(held)}" if held else ""
+    )
+    if held is not None and limit is not None and at_least(limit, held + asked) is False:
+        raised = Cure(change="raise or remove the pool's limit", helps=MAYBE, where="CUPY_GPU_MEMORY_LIMIT")
+        return Judgement(
+            causes=(Cause.LIMIT_SET,), missing=(held + asked - limit).positive, cures=(raised, SMALLER),
+            because=f"{told} and may hold {size_words(limit)}",
+        )  # fmt: skip
+    return _undecided(told, SMALLER)
+
+
+_COMMAS = r"\d[\d,]{0,30}"
+FORMS = (
+    Form("TensorFlow", re.compile(r"OOMwhenallocatingtensorwithshape\[(?P<shape>[\d,]{0,120})\]andtype(?P<type>[a-z0-9]{1,12}?)on(?P<place>/\S{1,120}?)by"), _refused_tensor),
+    Form("TensorFlow", re.compile(r"errors_impl\.ResourceExhaustedError(?!:\S{0,20}?OOMwhenallocatingtensorwithshape)"), _refused_tensor),
+    Form("ONNX Runtime", re.compile(rf"Failedtoallocatememoryforrequestedbufferofsize(?P<asked>{NUMBER})"), _refused_arena, {"asked": "bytes"}),
+    Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),
+    Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),
+    Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
+    Form("CuPy", re.compile(rf"Outofmemoryallocating(?P<size>{_COMMAS})bytes\(allocatedsofar:(?P<held>{_COMMAS})bytes(?:,limitsetto:(?P<limit>{_COMMAS})bytes)?\)"), _refused_pool),
+    Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<size>{_COMMAS})bytes(?:\(total(?P<held>{_COMMAS})bytes)?"), _refused_pool),
+)  # fmt: skip

@@ -1,0 +1,174 @@
+"""Cures lie on the side that helps, and are of what ran."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.unit.diagnose.corpus import FULL_CARD, brackets, modern, traced
+
+from memsheet.diagnose.message import MAYBE, NO, Cause
+from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
+
+NO_CACHE = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
+LONG = (
+    "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV "
+    "cache is needed, which is larger than the available KV cache memory (10.11 GiB). Based on the "
+    "available memory, the estimated maximum model length is 82816. Try increasing it"
+)
+SAMPLER = "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
+NO_ROOM = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+GRAPHS = f"Exception: Capture cuda graph failed: {FULL_CARD}"
+LOADED = "Load weight end. type=X, avail mem={} GB, mem usage={} GB."
+
+
+def cures_of_text(*lines: str) -> Diagnosis:
+    return diagnose_texts({"log": "\n".join(lines)})
+
+
+def offered(found: Diagnosis) -> str:
+    return "\n".join(f"{cure.change} | {cure.where}" for cure in found.cures if cure.helps != NO)
+
+
+SHARE = re.compile(r"(?:utilization|mem-fraction-static)(?: ([\d.]+))?$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("stated", ["0.5", "0.8", "0.9", "0.95", "0.96", "0.97", "0.99"])
+@pytest.mark.parametrize(
+    "says",
+    ["{{'model': 'x', 'gpu_memory_utilization': {}}}", "vllm serve x --gpu-memory-utilization {} --port 1", "ServerArgs(mem_fraction_static={}, tp_size=1)",
+     "--mem-fraction-static={}"],
+)  # fmt: skip
+def test_a_share_lies_beyond_the_one_that_is_stated(says: str, stated: str) -> None:
+    line, server = says.format(stated), "fraction" in says
+    larger = [
+        SHARE.findall(offered(cures_of_text(line, each)))
+        for each in ((NO_ROOM,) if server else (NO_CACHE, LONG))
+    ]
+    smaller = SHARE.findall(offered(cures_of_text(line, GRAPHS if server else SAMPLER)))
+    assert all(float(stated) < float(each) <= 0.97 for said in larger for each in said)
+    assert all(said for said in larger) == (float(stated) < 0.97)
+    assert [float(each) < float(stated) for each in smaller] == [True]
+
+
+@pytest.mark.parametrize("text", [NO_CACHE, LONG, SAMPLER, NO_ROOM, GRAPHS])
+def test_where_no_share_is_stated_no_number_is_said(text: str) -> None:
+    assert SHARE.findall(offered(cures_of_text(text))) == [""]
+
+
+@pytest.mark.parametrize(
+    ("left", "used", "said"), [("3.10", "75.20", ["0.97"]), ("20.00", "60.00", ["0.76"]), ("0.50", "78", [])]
+)
+def test_a_share_by_what_weights_left(left: str, used: str, said: list[str]) -> None:
+    assert SHARE.findall(offered(cures_of_text(LOADED.format(left, used), NO_ROOM))) == said
+
+
+def test_other_numbers_lie_beyond_theirs_too() -> None:
+    assert "--cuda-graph-max-bs 4" in offered(cures_of_text("ServerArgs(cuda_graph_max_bs=8)", GRAPHS))
+    blocks = offered(cures_of_text("config: tensor_parallel_size=4, max_num_batched_tokens=1024", NO_CACHE))
+    assert "--tensor-parallel-size 8" in blocks
+    assert "--max-num-batched-tokens 512" in blocks
+
+
+def test_fewer_tokens_than_are_computed_at_once() -> None:
+    refused = (
+        "allocating 900.00 MiB on device 0: cudaMalloc failed: out of memory\nggml_gallocr_reserve_n: failed"
+    )
+    assert "-ub 32" in offered(cures_of_text("llama_context: n_ubatch      = 64", refused))
+
+
+TRAINING = ("micro-batch", "train_batch", "recompute", "gradient_checkpointing")
+TRAINER = "/x/transformers/trainer.py"
+SHORT = modern("3.91 GiB", "79.11 GiB", "1.20 GiB", "77.90 GiB", "74.00 GiB", "2.10 GiB")
+
+
+@pytest.mark.parametrize(
+    ("lines", "helping", "useless"),
+    [
+        (
+            ("evaluate", "evaluation_loop", "forward"),
+            ("per_device_eval_batch_size", "eval_accumulation_steps"),
+            (),
+        ),
+        (
+            ("train", "_inner_training_loop", "evaluate", "prediction_step"),
+            ("per_device_eval_batch_size",),
+            (),
+        ),
+        (
+            ("evaluate", "evaluation_loop", "nested_concat", "torch_pad_and_concatenate"),
+            ("eval_accumulation_steps", "preprocess_logits_for_metrics"),
+            ("a smaller batch of the evaluation",),
+        ),
+        (
+            ("main", "generate", "_sample", "forward", "update"),
+            ("fewer sequences", "offloaded"),
+            ("recompute activations in backward",),
+        ),
+        (
+            ("train", "training_step", "generate", "forward"),
+            ("fewer sequences",),
+            ("recompute activations in backward",),
+        ),
+    ],
+)
+def test_what_is_no_training_gets_no_training_s_cures(
+    lines: tuple[str, ...], helping: tuple[str, ...], useless: tuple[str, ...]
+) -> None:
+    found = cures_of_text(f"in {TRAINER}", traced(*lines), SHORT)
+    assert [word for word in TRAINING if word in offered(found)] == []
+    assert [word for word in helping if word not in offered(found)] == []
+    assert {cure.change for cure in found.cures if cure.helps == NO} >= set(useless)
+
+
+def test_predictions_put_together_in_a_source_line() -> None:
+    trace = f'File "{TRAINER}", line 3, in evaluation_loop\n    all_preds = nested_concat(all_preds, logits)'
+    assert "preprocess_logits_for_metrics" in offered(cures_of_text(trace, SHORT))
+
+
+def test_a_step_of_training_keeps_its_own() -> None:
+    found = cures_of_text(f"in {TRAINER}", traced("train", "training_step", "forward"), SHORT)
+    assert "per_device_train_batch_size" in offered(found)
+
+
+@pytest.mark.parametrize(
+    ("before", "helping"),
+    [
+        ("INFO [gpu_model_runner.py:1600] Starting to load model x/y...", "--tensor-parallel-size"),
+        ("Load weight begin. avail mem=78.50 GB", "--tp"),
+        (
+            "Starting to load model x/y...\nModel loading took 14.0 GiB",
+            "--max-num-seqs",
+        ),
+    ],
+)
+def test_a_server_that_loads_and_one_that_runs(before: str, helping: str) -> None:
+    found = cures_of_text(before, SHORT)
+    assert [word for word in TRAINING if word in offered(found)] == []
+    assert helping in offered(found)
+
+
+def test_a_trainer_beside_a_server_is_no_server() -> None:
+    found = cures_of_text("vllm.entrypoints ready", f"in {TRAINER}", traced("train", "training_step"), SHORT)
+    assert "recompute" in offered(found)
+
+
+OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 1.12 GiB (GPU 0; 11.17 GiB total capacity; "
+    "8.90 GiB already allocated; 500.81 MiB free; 1.20 GiB cached)"
+)
+BEFORE_2_1 = brackets("1.12 GiB", "11.17 GiB", "8.90 GiB", "500.81 MiB", "10.10 GiB")
+
+
+@pytest.mark.parametrize(("text", "splits"), [(OLD, False), (BEFORE_2_1, True)])
+def test_an_old_release_is_told_what_it_has(text: str, splits: bool) -> None:
+    found = cures_of_text(text)
+    assert found.cause is Cause.FRAGMENTATION
+    (expandable,) = (cure for cure in found.cures if cure.change == "expandable segments")
+    assert (expandable.helps, "2.1" in expandable.why, "2.1" in expandable.where) == (MAYBE, True, True)
+    assert ("max_split_size_mb" in offered(found)) is splits
+
+
+def test_a_new_release_is_told_nothing_of_releases() -> None:
+    found = cures_of_text(modern("1.12 GiB", "11.17 GiB", "0.50 GiB", "10.60 GiB", "8.90 GiB", "1.20 GiB"))
+    assert [cure for cure in found.cures if "2.1" in cure.why] == []
