@@ -109,12 +109,18 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
                 where="torch.cuda.set_per_process_memory_fraction(1.0)",
                 why=f"{size_words(figures.free or NOTHING)} of the card are free",
             )
+            held, allowed = figures.allocated, figures.allowed
+            within = (
+                held is not None and allowed is not None and at_least(allowed, held + figures.asked) is True
+            )
             yield expandable_cure(
                 figures,
                 signs,
                 who,
-                covered=False,
-                why="the limit counts what is reserved, however it is laid out",
+                covered=within,
+                why="the limit counts what is reserved, however it is laid out"
+                if not within
+                else "tensors and the request are within the limit; pages that are not used go back and no longer count",
             )
         case Cause.NOT_GPU_MEMORY:
             if signs.windows:

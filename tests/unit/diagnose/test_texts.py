@@ -169,3 +169,21 @@ def test_cards_that_failed_of_their_own_are_told_in_any_order() -> None:
     found = [diagnose_texts({"a": first, "b": second}) for first, second in ((one, DEAD), (DEAD, one))]
     assert {each.cause for each in found} == {Cause.REAL_NEED}
     assert all("card 1 failed of its own: fragmentation" in " ".join(each.notes) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("allocated", "kept", "helps"), [("30.00", "9.00", "maybe"), ("38.50", "0.50", "no")]
+)
+def test_pieces_below_a_limit_may_be_joined(allocated: str, kept: str, helps: str) -> None:
+    text = modern(
+        "2.00 GiB",
+        "79.11 GiB",
+        "38.00 GiB",
+        "40.90 GiB",
+        f"{allocated} GiB",
+        f"{kept} GiB",
+        allowed="39.55 GiB",
+    )
+    found = diagnose_texts({"a": text})
+    assert found.cause is Cause.LIMIT_SET
+    assert {cure.change: cure.helps for cure in found.cures}["expandable segments"] == helps
