@@ -120,7 +120,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
                 covered=within,
                 why="the limit counts what is reserved, however it is laid out"
                 if not within
-                else "tensors and the request are within the limit; pages that are not used go back and no longer count",
+                else "tensors and the request are within the limit; pages that are not used no longer count",
             )
         case Cause.NOT_GPU_MEMORY:
             if signs.windows:

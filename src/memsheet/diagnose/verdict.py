@@ -129,7 +129,8 @@ def _other_card_notes(
     """Cards that failed of something else."""
     named = {id(found): message.words["device"] for message, found in judged if message is not first}
     for found in others:
-        yield f"card {named[id(found)]} failed of its own: {found.cause.value.replace('_', ' ')}: {found.because}"
+        cause = found.cause.value.replace("_", " ")
+        yield f"card {named[id(found)]} failed of its own: {cause}: {found.because}"
 
 
 def _failing_messages(log: Log) -> tuple[int, list[Message]]:

@@ -317,7 +317,8 @@ UNREAD = re.compile(
     r"actor_rollout_ref\.rollout\.(?:quantization$|engine_kwargs\.(?:vllm|sglang)\."
     r"(?!disable_mm_preprocessor_cache|enable_prefix_caching|attention_backend|log_|seed|disable_log))"
     r"|actor_rollout_ref\.ref\.fsdp_config\.(?:reshard_after_forward|fsdp_size)$"
-    r"|critic\.(?:model\.lora|ulysses_sequence_parallel_size$|model\.fsdp_config\.(?:fsdp_size|reshard_after_forward)$)"
+    r"|critic\.(?:model\.lora|ulysses_sequence_parallel_size$)"
+    r"|critic\.model\.fsdp_config\.(?:fsdp_size|reshard_after_forward)$"
     r"|distillation\."
 )
 """Keys that may move memory and that no phase is made of."""
