@@ -75,7 +75,7 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     if _has_reference(values) and not _trains_adapters(values):
         still = {key: held for key, held in actor.items() if key != "adapter"}
-        own = str(held_value(values, f"{REF}.model.path", model))  # workers/fsdp_workers.py, init_model
+        own = str(held_value(values, f"{REF}.model.path", model))  # workers/fsdp_workers.py:828-836
         roles["reference"] = {"model": own, "plan": still, "trained": False, "process": "trainer"}
     if has_critic(values):
         roles["critic"] = {"model": _critic_model(values, model), "plan": _critic_plan(values, actor), "trained": True, "process": "trainer"}  # fmt: skip
@@ -313,6 +313,9 @@ def _verl_notes(values: Values) -> list[str]:
 
 
 BYPASS = "algorithm.rollout_correction.bypass_mode"
+"""The server's own log-probabilities stand for the old ones, which nobody computes
+(trainer/ppo/ray_trainer.py:1491-1495).
+"""
 UNREAD = re.compile(
     r"actor_rollout_ref\.rollout\.(?:quantization$|engine_kwargs\.(?:vllm|sglang)\."
     r"(?!disable_mm_preprocessor_cache|enable_prefix_caching|attention_backend|log_|seed|disable_log))"
@@ -321,7 +324,9 @@ UNREAD = re.compile(
     r"|critic\.model\.fsdp_config\.(?:fsdp_size|reshard_after_forward)$"
     r"|distillation\."
 )
-"""Keys that may move memory and that no phase is made of."""
+"""Keys that may move memory and that no phase is made of; the server's own stand before verl's
+(workers/rollout/vllm_rollout/vllm_async_server.py:207, 285).
+"""
 
 
 def _may_move_memory(at: str) -> bool:
@@ -331,8 +336,6 @@ def _may_move_memory(at: str) -> bool:
 def open_words(values: Values) -> tuple[str, ...]:
     """What of the job stays open, in words."""
     found = [f"{at} is not read" for at in values if _may_move_memory(at)]
-    if is_on(values, BYPASS, usual=False):
-        found.append("whether the old log-probabilities are left out is not sure")
     if is_on(values, "reward_model.enable", usual=False) or is_on(
         values, "reward.reward_model.enable", usual=False
     ):

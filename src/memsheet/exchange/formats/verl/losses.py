@@ -52,7 +52,7 @@ def _advantage_estimator(values: Values) -> str:
 
 def has_critic(values: Values) -> bool:
     """Whether a model of values trains beside the actor: as it is said, else where the estimator has one
-    (trainer/ppo/utils.py, need_critic).
+    (trainer/ppo/utils.py:86-97).
     """
     usual = _advantage_estimator(values) in CRITICS
     return is_on(values, "critic.enable", usual=usual)
