@@ -42,6 +42,7 @@ ELSEWHERE = {
     "cli/progress.py": "what its own child wrote",
     "cli/web.py": "the browser, at our own address",
     "web/searches.py": "what the parent process wrote",
+    "web/materials.py": "files of the interpreter that it names",
     "web/site.py": "the package's own files, and those of the interpreter",
 }
 """Modules outside guard that may, and what they read: nothing that a stranger wrote."""
