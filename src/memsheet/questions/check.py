@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.budget import Answer, Result
 from memsheet.catalog import find_device, find_gpus, named_cards
@@ -15,7 +15,7 @@ from memsheet.exchange import as_released
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
 from memsheet.exchange.joined_files import join_files, with_shipped_files, with_their_files
 from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
-from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.file_format import Moved, Read, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
 from memsheet.exchange.verdict_doubts import (
     AUTO_LENGTH,
@@ -38,7 +38,6 @@ from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
-from memsheet.questions.cures_of_jobs import mistakes_of_job
 from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
@@ -63,7 +62,6 @@ from memsheet.questions.files_on_disk import (
     with_settings_beside,
     with_variables_beside,
 )
-from memsheet.questions.job_of_files import JobOfFiles, job_of_files
 from memsheet.questions.labelled_models import with_labels_head
 from memsheet.questions.named_models import (
     bundled_draft,
@@ -90,6 +88,9 @@ from memsheet.report.shared.checked import Checked
 from memsheet.resolve.length import derived_max_length
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 from memsheet.units import parse_bytes
+
+if TYPE_CHECKING:
+    from memsheet.questions.job_of_files import JobOfFiles
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
 BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
@@ -401,8 +402,11 @@ def _judge_job(
         ask=_memoize_answers(lambda changes: _answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case, beyond_alone=verdict_alone)
-    if whole_job := job_of_files(reads, answer, job.ask):
-        return _judge_several(files, job, flags, case, mistakes, whole_job)
+    if any(read.unmodelled for read in reads.values()):  # where further models are told
+        from memsheet.questions.job_of_files import job_of_files
+
+        if whole_job := job_of_files(reads, answer, job.ask):
+            return _judge_several(files, job, flags, case, mistakes, whole_job)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     doubt = both_doubts(doubt, length_doubt(answer))
@@ -415,22 +419,39 @@ def _judge_job(
     changed = with_changes_in_host_memory(
         answer, reads, lambda size: _answer_in_host_memory(job.ask, at_length, size)
     )
+    told = with_moved_range(
+        with_sure_changes(
+            without_stand_in_log(widen_verdict(changed, doubt), reads),
+            (*moved, *reference_beside(reads, answer)),
+        ),
+        answer,
+        moved,
+    )
+    claimed = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
+    return _checked_job(files, job, reads, told, claimed, moved, doubt)
+
+
+def _checked_job(
+    files: _JobFiles,
+    job: _AccountedJob,
+    reads: Mapping[str, Read],
+    answer: Answer | None,
+    mistakes: tuple[tuple[Rule, Found], ...],
+    moved: tuple[Moved, ...],
+    doubt: Doubt,
+) -> Checked:
+    """What is told of files that were judged. ``reads``: as they are told; ``moved``: bytes beyond the
+    sheet.
+    """
     return Checked(
         reads=reads,
-        answer=with_moved_range(
-            with_sure_changes(
-                without_stand_in_log(widen_verdict(changed, doubt), reads),
-                (*moved, *reference_beside(reads, answer)),
-            ),
-            answer,
-            moved,
-        ),
+        answer=answer,
         why_not=job.why_not,
         assumed=(
             *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),
-            *whole.assumed,
+            *job.whole.assumed,
         ),
-        mistakes=tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes),
+        mistakes=mistakes,
         moved=moved,
         doubt=doubt.words,
         not_read=files.not_read,
@@ -448,6 +469,8 @@ def _judge_several(
     found: JobOfFiles,
 ) -> Checked:
     """The sheet of all models of a job, with what stays open of it and of its files."""
+    from memsheet.questions.cures_of_jobs import mistakes_of_job
+
     moved = bytes_beyond(mistakes)
     doubt = both_doubts(doubt_of(found.reads, job.answer, moved, flags, case), job.unaccounted)
     if found.open_words and job.answer and job.answer.verdict:
@@ -462,23 +485,9 @@ def _judge_several(
     # what a change frees of one model's plan is not what it frees of the job
     mistakes = tuple((rule, replace(one, saves_bytes=None)) for rule, one in mistakes)
     if job.ask.get("fix"):
-        where = {key: job.ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
-        mistakes = (*mistakes, *mistakes_of_job(found.answer, where, next(iter(found.reads))))
-    return Checked(
-        reads=found.reads,
-        answer=widen_verdict(found.answer, doubt),
-        why_not=job.why_not,
-        assumed=(
-            *(f"{name}: {text}" for name, read in found.reads.items() for text in read.assumed),
-            *job.whole.assumed,
-        ),
-        mistakes=tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes),
-        moved=moved,
-        doubt=doubt.words,
-        not_read=files.not_read,
-        written=files.written,
-        on_cards=bool(job.ask["gpus"]),
-    )
+        mistakes = (*mistakes, *mistakes_of_job(found.answer, found.where, next(iter(found.reads))))
+    claimed = tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes)
+    return _checked_job(files, job, found.reads, widen_verdict(found.answer, doubt), claimed, moved, doubt)
 
 
 def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> dict[str, Any]:

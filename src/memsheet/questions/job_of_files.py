@@ -22,12 +22,14 @@ DPO, GRPO, VERL, TRL = "DPO", "GRPO", "verl", "trl"
 
 
 class JobOfFiles(NamedTuple):
-    """The answer about all models, what of them stays open, and the files without what it accounts."""
+    """The answer about all models, what of them stays open, the files without what it accounts, and the
+    machines.
+    """
 
     answer: Answer
     open_words: tuple[str, ...]
     reads: Mapping[str, Read]
-
+    where: Mapping[str, Any]
     shorter_rows: bool = False
 
     @property
@@ -81,7 +83,8 @@ def job_of_files(
     known = replace(read, unmodelled=rest, form=replace(read.form, moves=None))
     of_launch = key == ROLES
     words = open_words(read.values) if of_launch else ()
-    return JobOfFiles(whole, words, {**reads, name: known}, of_launch and has_shorter_rows(read.values))
+    shorter = of_launch and has_shorter_rows(read.values)
+    return JobOfFiles(whole, words, {**reads, name: known}, where, shorter)
 
 
 def _key_of_job(read: Read) -> bool:

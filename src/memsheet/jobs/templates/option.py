@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from memsheet.errors import Problem, raise_if_problems
-from memsheet.frozen import dataclass
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """One option: the type of its value, what the framework takes where nothing is said (None: nothing), the
     values that it may have, and where in the framework's source the default stands.
     """
 
     kind: type
-    usual: Any = None
     words: str
+    usual: Any = None
     choices: tuple[Any, ...] = ()
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
+class Template(NamedTuple):
     """A framework's job. ``make`` takes options as they are said, and the machines, and gives a document of
     ``memsheet/job/1``.
     """
