@@ -76,9 +76,13 @@ class GatheredUnits(Run):
         root = Placed(_fsdp_unit_bytes(ends, plan), stays=True) if rooted else None
         self.root = root
         self.loss_reduced = loss_reduces_table(plan, walk)
+        units = {
+            id(group): _fsdp_unit_bytes(group.parameters, plan)
+            for group in {id(group): group for group in self.layers}.values()
+        }
         self.placed = {
             number: Placed(
-                _fsdp_unit_bytes(group.parameters, plan),
+                units[id(group)],
                 stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1),
             )
             for number, group in enumerate(self.layers)
@@ -117,7 +121,7 @@ class GatheredUnits(Run):
         if defers and self.left_over is not None:
             self.script.give((self.left_over,))
             self.left_over = None
-        at.parameters = [self.script.take(size) for size in at.unit.whole]
+        at.parameters = self.script.take_all(at.unit.whole)
         if at.buffer is not None and defers:
             self.left_over, at.buffer = at.buffer, None
         elif at.buffer is not None:

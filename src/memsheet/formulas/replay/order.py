@@ -4,9 +4,9 @@ stage's parts, and what the optimizer makes. How parameters and gradients are ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group, StageLayers
@@ -31,6 +31,7 @@ from memsheet.formulas.tapes.evaluate import Part
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import OptimizerName, Plan
 
+T = TypeVar("T")
 MOST_MICROBATCHES = 2
 """Of a step: from the second on all are alike."""
 THREADS = 2
@@ -96,6 +97,18 @@ class Told:
     chunks: tuple[int, ...] = ()
     joined_on_host: bool = False
     host_ahead: bool = False
+
+
+def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int], T]) -> list[T]:
+    """What is said of each parameter and its elements. Layers that are alike share theirs: asked once."""
+    once: dict[tuple[int, int], T] = {}
+    found = list[T]()
+    for h, elements in parameters:
+        key = (id(h), elements)
+        if key not in once:
+            once[key] = number(h, elements)
+        found.append(once[key])
+    return found
 
 
 class Run:
@@ -188,8 +201,10 @@ class Run:
     def load(self) -> None:
         """The rank's part of all parameters, and what is there beside."""
         self.script.take(self.told.beside)
-        for h in self.held():
-            self.script.take(int(h.dtype.nbytes(self.kept_elements(h))))
+        each = of_each(
+            [(h, 0) for h in self.held()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h)))
+        )
+        self.script.take_all(each)
         self.load_beside()
 
     def held(self) -> list[Held]:
@@ -289,19 +304,23 @@ class Run:
             return
         stepped = self.stepped()
         if not self.states:
-            for h, elements in stepped:
-                self.states += [script.take(size) for size in self._state_sizes(h, elements) if size]
+            each = of_each(stepped, self._state_sizes)
+            self.states = script.take_all([size for sizes in each for size in sizes if size])
         work = optimizer_work(plan)
-        sizes = [int(work.dtype(h, plan).nbytes(elements)) for h, elements in stepped]
+        if not work.together and not work.alone:
+            return
+        sizes = of_each(stepped, lambda h, n: int(work.dtype(h, plan).nbytes(n)))
         if work.together:
-            script.give([script.take(size) for size in sizes for _ in range(work.together)])
-        elif work.alone:
-            raised = [int(fp32_copy_bytes(h, n, plan)) if work.wide else 0 for h, n in stepped]
+            script.give(script.take_all([size for size in sizes for _ in range(work.together)]))
+        else:
+            raised = of_each(stepped, lambda h, n: int(fp32_copy_bytes(h, n, plan)) if work.wide else 0)
             self._step_one_by_one(sizes, raised, work)
 
     def stepped(self) -> list[tuple[Held, int]]:
         """Parameters that train, and how many elements of each the rank's optimizer has."""
-        return [(h, int(self.kept_elements(h))) for h in self.held() if h.trains]
+        trained = [h for h in self.held() if h.trains]
+        elements = of_each([(h, 0) for h in trained], lambda h, _: int(self.kept_elements(h)))
+        return [*zip(trained, elements, strict=True)]
 
     def _state_sizes(self, held: Held, elements: int) -> tuple[int, ...]:
         """Bytes of the tensors that the optimizer keeps for one."""

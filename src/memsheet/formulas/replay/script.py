@@ -51,6 +51,15 @@ class Script:
         self.events.append(len(self.sizes) - 1)
         return len(self.sizes) - 1
 
+    def take_all(self, sizes: Sequence[int], stream: int = DEFAULT) -> list[int]:
+        """One after another."""
+        first = len(self.sizes)
+        numbers = [*range(first, first + len(sizes))]
+        self.sizes += sizes
+        self.streams += [stream] * len(sizes)
+        self.events += numbers
+        return numbers
+
     def give(self, numbers: Iterable[int]) -> None:
         self.events += [~number for number in numbers]
 
@@ -77,6 +86,7 @@ class Sized:
     """A tape with its sizes, and its forward with lifetimes. ``heirs``: which storage takes the place of
     which; ``arrivals``: when backward leaves a
     parameter's gradient, and which; ``handed_back``: the gradient of what came in;
+    ``recomputed_stays``: what is there after a forward that ran again;
     ``patterns``: what its logs were found to do.
     """
 
@@ -87,6 +97,7 @@ class Sized:
     streams: tuple[int, ...]
     arrivals: tuple[tuple[int, int], ...]
     handed_back: frozenset[int]
+    recomputed_stays: frozenset[int]
     patterns: dict[Hashable, Pattern] = field(default_factory=dict)
 
     @classmethod
@@ -106,7 +117,8 @@ class Sized:
                 pass
         streams = tuple(BESIDE if entry.side_stream else DEFAULT for entry in tape.entries)
         arrivals = tuple((at, i) for at, (event, i) in enumerate(tape.backward) if event is Event.GRADIENT)
-        return cls(tape, tuple(sizes), log, heirs, streams, arrivals, _handed_back(tape, sizes))
+        stays = tape.saved | tape.idle | tape.handed
+        return cls(tape, tuple(sizes), log, heirs, streams, arrivals, _handed_back(tape, sizes), stays)
 
 
 def _handed_back(tape: Tape, sizes: Sequence[int]) -> frozenset[int]:
@@ -332,6 +344,5 @@ def _run_again(script: Script, played: Played) -> dict[int, int]:
     if handed is not None and played.given is not None:
         held[handed] = played.given
     _play_log(script, Pass.AGAIN, sized, held, tape.handed)
-    stays = tape.saved | tape.idle | tape.handed
-    script.give([held.pop(index) for index in list(held) if index not in stays])
+    script.give([held.pop(index) for index in list(held) if index not in sized.recomputed_stays])
     return held | {len(tape.entries) + place: number for place, number in enumerate(beside)}

@@ -55,6 +55,11 @@ class _Tried:
         """Whether every change so far lowers what is expected."""
         return all(change.after_bytes < change.before_bytes for change in self.changes)
 
+    @property
+    def fits(self) -> bool:
+        """Whether it is a way to make the job fit."""
+        return self.verdict.result is Result.FITS and self.falls
+
     def names(self, prefix: str) -> bool:
         """Whether the question gives a key of that kind."""
         return any(key.startswith(prefix) and value is not None for key, value in self.request.items())
@@ -272,9 +277,15 @@ def cheapest_fix(
 
 
 def _applicable_changes(spec: ModelSpec, state: _Tried, tiers: Container[int]) -> list[_Tried]:
-    """Every change of some tiers that applies, in order of cost."""
-    tried = (_account_change(spec, state, candidate) for candidate in CANDIDATES if candidate.tier in tiers)
-    return [t for t in tried if t is not None]
+    """Changes of some tiers that apply, in order of cost, as far as the first that fits."""
+    found: list[_Tried] = []
+    for candidate in CANDIDATES:
+        tried = _account_change(spec, state, candidate) if candidate.tier in tiers else None
+        if tried is not None:
+            found.append(tried)
+            if tried.fits:
+                break
+    return found
 
 
 def _greedy_fitting_changes(
@@ -283,7 +294,7 @@ def _greedy_fitting_changes(
     """The first change that fits alone; else the one that saves most, then the next, until it fits."""
     state, options = start, singles
     for _ in range(MAX_CHANGES):
-        fitting = [t for t in options if t.verdict.result is Result.FITS and t.falls]
+        fitting = [t for t in options if t.fits]
         if fitting:
             return fitting[0]
         helping = [t for t in options if t.bytes < state.bytes and t.falls]
@@ -306,7 +317,7 @@ def _drop_needless_changes(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tr
                     again = _account_change(
                         spec, again, next(c for c in CANDIDATES if c.words == change.words)
                     )
-            if again is not None and again.verdict.result is Result.FITS and again.falls:
+            if again is not None and again.fits:
                 best, changed = again, True
                 break
     return best
@@ -322,7 +333,7 @@ def _told_once(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
         return found
     for names in (first, list(dict.fromkeys(every[::-1]))[::-1]):
         told = _made_in_order(spec, start, found, names)
-        if told is not None and told.verdict.result is Result.FITS and told.falls:
+        if told is not None and told.fits:
             return told
     return found
 
