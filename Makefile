@@ -1,4 +1,4 @@
-# make demo | test | test-slow | test-all | web-test | site | regold | check | format | bench | mutants | docs | clean
+# make demo | test | test-slow | test-all | web-test | site | regold | check | format | bench | mutants | docs | dist | clean
 # Everything is installed into .venv; a stamp file there keeps a second run from installing again.
 
 PYTHON ?= python3
@@ -11,6 +11,7 @@ CORE   := $(VENV)/.installed-core
 DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
 WEB    := $(VENV)/.installed-web
+RELEASE := $(VENV)/.installed-release
 # Python for browsers, as npm has it; its checksum is that of the registry.
 PYODIDE_VERSION := 314.0.7
 PYODIDE_SHA256  := 66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0
@@ -27,7 +28,7 @@ PLANNED  := memsheet plan train $(DEMO_JOB) --global-batch 32
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all web-test site regold check format bench mutants docs clean
+.PHONY: help demo test test-slow test-all web-test site regold check format bench mutants docs dist clean
 
 help:
 	@echo "make demo      does Llama-3 70B train on 8 A100? If not, what does? (the core only, no torch)"
@@ -42,6 +43,7 @@ help:
 	@echo "make bench     accuracy and speed, printed, and docs/accuracy.md written again (DATA=FILE: of other cases)"
 	@echo "make mutants   one constant or operator of the formulas changed at a time: which do no tests notice? (SAMPLE=20 SEED=0 OF=formulas)"
 	@echo "make docs      the documentation, into docs/_build/html"
+	@echo "make dist      wheel and sdist of the commit, built twice and compared, with checksums and a bill of materials (TRIED='python3.11 python3.13': installed there)"
 	@echo "Choose an interpreter with PYTHON=python3.12; it must be 3.11 or newer."
 
 # 10 (does not fit) and 11 (uncertain) are answers, not failures.
@@ -102,8 +104,14 @@ docs: $(DOCS)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+# TRIED: interpreters that the wheel is installed with, each in an environment of its own.
+TRIED ?=
+dist: $(RELEASE)
+	$(BIN)/python packaging/man_page.py
+	$(BIN)/python packaging/release.py $(TRIED)
+
 clean:
-	rm -rf $(VENV) docs/_build site
+	rm -rf $(VENV) docs/_build site dist
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -117,6 +125,10 @@ $(CORE): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[trace,web,mcp,dev]'
+	@touch $(CORE) $@
+
+$(RELEASE): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[release]'
 	@touch $(CORE) $@
 
 $(WEB): pyproject.toml constraints.txt | $(BIN)/python

@@ -423,6 +423,11 @@ COMMANDS = {command.name: command for command in (
         ("memsheet skill", "memsheet skill --install .claude/skills"),
     ),
     Command(
+        "completion", "What a shell reads at its start to complete commands, flags, engines, devices and models.",
+        (Argument("shell", "SHELL", "bash, zsh or fish.", required=True),), (DEBUG,),
+        ('eval "$(memsheet completion bash)"', "memsheet completion fish > ~/.config/fish/completions/memsheet.fish"),
+    ),
+    Command(
         "calibrate", "Scale step times by a measured one, from now on, for its device and engine.", (), (*CALIBRATE_FLAGS, JSON, DEBUG),
         ("memsheet measure llama-3.2-1b --device cuda --seq-len 2048 --record run.json",
          "memsheet calibrate --from run.json",

@@ -25,6 +25,12 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "qlora": {"adapter.rank": 16, "quantization.weights": "nf4"},
 }
 """What is trained, as keys of a request."""
+STATES_ON_CARDS: Mapping[str, Any] = {
+    "optimizer.name": "adamw",
+    "offload.optimizer": 0,
+    "offload.parameters": 0,
+}
+"""AdamW's states where they are by default, as keys of a request."""
 NONE_FITS: Mapping[Result, str] = {Result.UNCERTAIN: "none is sure to fit", Result.DOES_NOT_FIT: "none fits"}
 DOUBLINGS = 7
 SAVINGS: Mapping[str, Mapping[str, Any]] = {
@@ -193,18 +199,22 @@ def _sharder_of(planned: Planned) -> str | None:
 def _adapter_method_plans(
     ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled
 ) -> Iterator[tuple[str, Planned | None, str]]:
-    """Other things to train on the same cluster, each at its best: adapters of a base in as many bits as it
-    is asked in are no other thing where adapters are asked for.
+    """Other things to train on the same cluster, each at its best, with AdamW's states on the cards where
+    that fits: adapters of a base in as many bits as it is asked in are no other thing where adapters are
+    asked for.
     """
     asks = {key: value for key, value in asked.items() if value}
     for name in ("lora", "qlora"):
         made = {key: value for key, value in METHODS[name].items() if key not in asks}
         if not made or (name == "lora" and "quantization.weights" in asks):
             continue
-        yield (
-            name,
-            *_best_ranked_plan(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled),
+        request = {**asked, **METHODS[name]}
+        found, reason = _best_ranked_plan(
+            ranking.model, ranking.cluster, {**request, **STATES_ON_CARDS}, engines, scaled
         )
+        if found is None:
+            found, reason = _best_ranked_plan(ranking.model, ranking.cluster, request, engines, scaled)
+        yield name, found, reason
 
 
 def _best_ranked_plan(
@@ -224,16 +234,11 @@ def _smallest_larger_cluster(
     ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled
 ) -> tuple[Cluster, Planned] | None:
     """The first of twice, four times … as many devices where a plan keeps AdamW's states on the cards."""
-    at_home = {
-        **asked,
-        "optimizer.name": "adamw",
-        **dict.fromkeys(("offload.optimizer", "offload.parameters"), 0),
-    }
     for power in range(1, DOUBLINGS + 1):
         larger = _multiplied_cluster(ranking.cluster, 1 << power)
         if larger.count > MAX_DEVICES:
             return None
-        found, _ = _best_ranked_plan(ranking.model, larger, at_home, engines, scaled)
+        found, _ = _best_ranked_plan(ranking.model, larger, {**asked, **STATES_ON_CARDS}, engines, scaled)
         if found is not None and found.verdict.result is Result.FITS:
             return larger, found
     return None
