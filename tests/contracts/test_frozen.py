@@ -126,6 +126,7 @@ FLAGS = {
     "watch": ["--count", "--debug", "--interval", "--units"],
     "job": sorted([*(set(JOB_FLAGS) - {"--parameters", "--plan", "--full"}), *TEMPLATE_FLAGS, "--format"]),
     "export": ["--debug", "--force", "--out", "--pick", "--to"],
+    "completion": ["--debug"],
     "compare": ["--debug", "--format", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],
     "models": ["--debug", "--json"],

@@ -63,6 +63,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "models": ("models",),
     "gpus": ("gpus",),
     "calibrate": ("calibrate", "--from", "record.json"),
+    "completion": ("completion", "bash"),
     "web": ("web", "--port", "0", "--check"),
     "mcp": ("mcp",),
     "skill": ("skill", "--install", "skills"),

@@ -423,9 +423,9 @@ COMMANDS = {command.name: command for command in (
         ("memsheet skill", "memsheet skill --install .claude/skills"),
     ),
     Command(
-        "completion", "What a shell reads at its start to complete commands, flags, engines, devices and models.",
+        "completion", "What bash, zsh and fish read to complete a line.",
         (Argument("shell", "SHELL", "bash, zsh or fish.", required=True),), (DEBUG,),
-        ('eval "$(memsheet completion bash)"', "memsheet completion fish > ~/.config/fish/completions/memsheet.fish"),
+        ("memsheet completion bash > ~/.local/share/bash-completion/completions/memsheet", "memsheet completion fish > ~/.config/fish/completions/memsheet.fish"),
     ),
     Command(
         "calibrate", "Scale step times by a measured one, from now on, for its device and engine.", (), (*CALIBRATE_FLAGS, JSON, DEBUG),

@@ -96,7 +96,9 @@ complete -o default -F _memsheet memsheet
 
 def zsh_script() -> str:
     """For zsh, which reads bash's."""
-    return f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{bash_script()}"
+    return (
+        f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{bash_script()}"
+    )
 
 
 def fish_script() -> str:

@@ -201,9 +201,7 @@ class Run:
     def load(self) -> None:
         """The rank's part of all parameters, and what is there beside."""
         self.script.take(self.told.beside)
-        each = of_each(
-            [(h, 0) for h in self.held()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h)))
-        )
+        each = of_each([(h, 0) for h in self.held()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h))))
         self.script.take_all(each)
         self.load_beside()
 
