@@ -1,4 +1,4 @@
-# make demo | test | test-slow | test-all | web-test | site | regold | check | format | bench | mutants | docs | dist | clean
+# make demo | test | test-slow | test-all | web-test | site | regold | check | format | bench | mutants | fuzz | docs | dist | clean
 # Everything is installed into .venv; a stamp file there keeps a second run from installing again.
 
 PYTHON ?= python3
@@ -28,7 +28,7 @@ PLANNED  := memsheet plan train $(DEMO_JOB) --global-batch 32
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all web-test site regold check format bench mutants docs dist clean
+.PHONY: help demo test test-slow test-all web-test site regold check format bench mutants fuzz docs dist clean
 
 help:
 	@echo "make demo      does Llama-3 70B train on 8 A100? If not, what does? (the core only, no torch)"
@@ -42,6 +42,7 @@ help:
 	@echo "make format    let ruff rewrite the layout"
 	@echo "make bench     accuracy and speed, printed, and docs/accuracy.md written again (DATA=FILE: of other cases)"
 	@echo "make mutants   one constant or operator of the formulas changed at a time: which do no tests notice? (SAMPLE=20 SEED=0 OF=formulas)"
+	@echo "make fuzz      wrong questions of every kind, made again from their numbers: flags, files, models, Python, messages, snapshots, jobs, requests (SECONDS=60 each, FIRST=0)"
 	@echo "make docs      the documentation, into docs/_build/html"
 	@echo "make dist      wheel and sdist of the commit, built twice and compared, with checksums and a bill of materials (TRIED='python3.11 python3.13': installed there)"
 	@echo "Choose an interpreter with PYTHON=python3.12; it must be 3.11 or newer."
@@ -99,6 +100,14 @@ SAMPLE ?= 20
 SEED   ?= 0
 mutants: $(DEV)
 	$(BIN)/python benchmarks/mutants.py --sample $(SAMPLE) --seed $(SEED) $(addprefix --of ,$(OF))
+
+# Each kind for so long, from the question of number FIRST on; what is found is in faults.jsonl, and fails.
+SECONDS ?= 60
+FIRST   ?= 0
+KINDS   := flags files models python messages snapshots jobs requests
+fuzz: $(DEV)
+	@failed=0; for kind in $(KINDS); do HF_HUB_OFFLINE=1 $(BIN)/python tests/security/fuzzing.py \
+	  --seconds $(SECONDS) --first $(FIRST) --kinds $$kind || failed=1; done; exit $$failed
 
 docs: $(DOCS)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

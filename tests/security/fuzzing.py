@@ -1,8 +1,8 @@
 """Random wrong questions, each made again from its number alone: flags, files, model configurations, keywords
 of Python.
 
-``python tests/security/fuzzing.py --seconds 600`` asks them one after the other and writes those that end in
-anything but an answer or a refusal. A question starts from one that is right, so that what is wrong with it
+``python tests/security/fuzzing.py --seconds 600`` (``make fuzz``) asks them one after the other and writes
+those that end in anything but an answer or a refusal; its exit code is 1 where there are any. A question starts from one that is right, so that what is wrong with it
 lies as deep as the code goes.
 """
 
@@ -29,6 +29,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from fuzzed_reports import MORE_KINDS
 
 import memsheet
 from memsheet.cli import error_output as trouble
@@ -522,7 +524,7 @@ def python_asked(luck: random.Random) -> Asked:
 
 
 KINDS: Mapping[str, Callable[[random.Random], Asked]] = {
-    "flags": flags_asked, "files": files_asked, "models": models_asked, "python": python_asked,
+    "flags": flags_asked, "files": files_asked, "models": models_asked, "python": python_asked, **MORE_KINDS,
 }  # fmt: skip
 
 
@@ -587,6 +589,9 @@ FIRST: Mapping[str, tuple[str, ...]] = {
 
 def _called(asked: Asked) -> int:
     keywords = dict(asked.keywords)
+    if asked.function == "ask":
+        with mock.patch("memsheet.questions.ask._fault_document", _raised):
+            return int(import_module("memsheet.questions.ask").ask(**keywords)["exit_code"])
     function = getattr(memsheet, asked.function)
     arguments = [keywords.pop(name) for name in FIRST.get(asked.function, ())]
     if asked.function == "check":
@@ -599,6 +604,10 @@ def _called(asked: Asked) -> int:
     except memsheet.DoesNotFitError:
         return 10
     return 0
+
+
+def _raised(error: Exception) -> Any:
+    raise error
 
 
 def _not_started(*_: Any, **__: Any) -> Any:
@@ -639,8 +648,10 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:120]!r} at {where}"
 
 
-def campaign(seconds: float, first: int, into: Path, kinds: tuple[str, ...]) -> None:
-    """Ask for so long, and write each fault, told apart by where it is, the first time it is met."""
+def campaign(seconds: float, first: int, into: Path, kinds: tuple[str, ...]) -> int:
+    """Ask for so long; how many faults there were. Writes each, told apart by where it is, the first times it
+    is met.
+    """
     seen: dict[str, int] = {}
     until, number = time.monotonic() + seconds, first
     with tempfile.TemporaryDirectory() as name, into.open("a", encoding="utf-8") as found:
@@ -670,7 +681,10 @@ def campaign(seconds: float, first: int, into: Path, kinds: tuple[str, ...]) -> 
                         found.write(json.dumps(row) + "\n")
                         found.flush()
             number += 1
-        found.write(json.dumps({"asked": number - first, "kinds": kinds, "faults": seen}) + "\n")
+        report = json.dumps({"asked": number - first, "of each": kinds, "faults": seen})
+        found.write(f"{report}\n")
+        sys.stdout.write(f"{report}\n")
+    return sum(seen.values())
 
 
 if __name__ == "__main__":
@@ -681,4 +695,6 @@ if __name__ == "__main__":
     parser.add_argument("--kinds", default=",".join(KINDS))
     given = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    campaign(given.seconds, given.first, given.into.resolve(), tuple(given.kinds.split(",")))
+    sys.exit(
+        min(1, campaign(given.seconds, given.first, given.into.resolve(), tuple(given.kinds.split(","))))
+    )

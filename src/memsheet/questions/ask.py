@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from memsheet.budget import Answer
-from memsheet.errors import InputError, Problem, input_error, missing_package
+from memsheet.errors import InputError, Problem, input_error, missing_package, raise_if_problems
 from memsheet.guard.confined import confined_to
 from memsheet.guard.spending import of_one_command
-from memsheet.plan.values import parse_token_count, parse_whole_number
+from memsheet.plan.values import option_problems, parse_token_count, parse_whole_number
 from memsheet.questions import accounted
 from memsheet.report.json.error import error_document
 from memsheet.report.shared.exit_codes import BAD_INPUT, BROKEN, EXIT, SERVING_EXIT, checked_exit_code
@@ -67,7 +67,9 @@ def _answer_request(request: Mapping[str, Any]) -> dict[str, Any]:
         confined_to(*_visible_folders(folder)),
         of_one_command(),
     ):
-        said = QUESTIONS[question](_with_numbers(asked), Path(folder))
+        found = _with_numbers(asked)
+        raise_if_problems(option_problems(found))
+        said = QUESTIONS[question](found, Path(folder))
         told = {"view": said.view()} if view else {}
     return {"exit_code": said.exit_code, "document": said.document, **told}
 
