@@ -2,8 +2,8 @@
 of Python.
 
 ``python tests/security/fuzzing.py --seconds 600`` (``make fuzz``) asks them one after the other and writes
-those that end in anything but an answer or a refusal; its exit code is 1 where there are any. A question starts from one that is right, so that what is wrong with it
-lies as deep as the code goes.
+those that end in anything but an answer or a refusal; its exit code is 1 where there are any. A question
+starts from one that is right, so that what is wrong with it lies as deep as the code goes.
 """
 
 from __future__ import annotations
