@@ -9,6 +9,12 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from memsheet.diagnose.cleaned import Log, cleaned_log
+from memsheet.diagnose.contradictions import (
+    contradictions_of,
+    doubtful_process_words,
+    judge_contradictions,
+    without_doubtful_process,
+)
 from memsheet.diagnose.cures import cures_of
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import Axes, tensor_of
@@ -77,6 +83,8 @@ class Diagnosis:
     cures: tuple[Cure, ...] = ()
     notes: tuple[str, ...] = ()
     program: str = ""
+    contradictory: bool = False
+    """Whether its figures cannot all be true, so that nothing was judged."""
     answer: Answer | None = None
     """The sheet of the plan that ran, where one was named."""
     printed: tuple[Printed, ...] = ()
@@ -186,6 +194,12 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
 def _judged_figures(
     figures: Figures, message: Message, signs: Signs, known: Axes, facts: Mapping[str, Interval]
 ) -> Diagnosis:
+    doubts = tuple(contradictions_of(message, figures))
+    if doubts:
+        return replace(_diagnosis_of(judge_contradictions(doubts), facts, signs, ()), contradictory=True)
+    trusted = without_doubtful_process(figures)
+    notes = () if trusted is figures else (doubtful_process_words(figures),)
+    figures = trusted
     judged = judge_figures(figures, signs)
     term = tensor_of(figures.asked, signs, known) or _term_of_frame(signs)
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.UNKNOWN
@@ -193,7 +207,7 @@ def _judged_figures(
         cause if cause is not Cause.UNKNOWN or Cause.REAL_NEED not in judged.causes else Cause.REAL_NEED
     )
     cures = cures_of(asked_of, figures, signs, term, message.words.get("who", "CUDA"))
-    return _diagnosis_of(replace(judged, term=term), facts, signs, cures)
+    return replace(_diagnosis_of(replace(judged, term=term), facts, signs, cures), notes=notes)
 
 
 def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:

@@ -165,3 +165,26 @@ def test_figures_say_what_they_may_stand_for(form: str) -> None:
 @pytest.mark.parametrize("make", [lambda of: of, lambda of: {**of, "pools": 100}])
 def test_pools_are_part_of_what_is_allocated(make: Callable[[Figures], Figures]) -> None:
     assert verdict_of(make(card_with(500, 300, random.Random(2))), "modern") == ("real_need", set())
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (brackets("2.00 GiB", "23.69 GiB", "22.00 GiB", "1.00 GiB", "18.00 GiB"), "22.00 GiB allocated is more than the 18.00 GiB"),
+        (brackets("2.00 GiB", "23.69 GiB", "20.00 GiB", "1.00 GiB", "30.00 GiB"), "30.00 GiB are reserved on a card of 23.69 GiB"),
+        (brackets("2.00 GiB", "23.69 GiB", "10.00 GiB", "9.00 GiB", "20.00 GiB"), "20.00 GiB reserved + 9.00 GiB free"),
+        (modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "60.00 GiB", "58.00 GiB", "500.00 MiB", others=((77, "45.00 GiB"),)), "105.00 GiB together"),
+        (modern("2.00 GiB", "23.69 GiB", "80.00 GiB", "20.00 GiB", "18.00 GiB", "500.00 MiB"), "80.00 GiB are free of a card of 23.69 GiB"),
+    ],
+)  # fmt: skip
+def test_figures_that_contradict_one_another_decide_nothing(message: str, says: str) -> None:
+    found = diagnose_texts({"log": message})
+    assert (found.cause.value, found.cures, found.contradictory) == ("unknown", (), True)
+    assert says in " ".join((found.because, *found.arithmetic))
+
+
+def test_a_process_below_what_its_allocator_keeps_shows_no_neighbour() -> None:
+    """79.15 - 1 - 60 GiB would be a neighbour's, were the process not of 78 GiB at the least."""
+    found = diagnose_texts({"log": modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "60.00 GiB", "58.00 GiB", "20.00 GiB")})
+    assert found.cause.value == "fragmentation"
+    assert "does not follow" in " ".join(found.notes)
