@@ -28,6 +28,7 @@ from memsheet.diagnose.messages import (
     llama_cpp,
     memory_summary,
     nvidia_smi,
+    other_servers,
     sglang,
     torch_allocator,
     vllm,
@@ -51,13 +52,14 @@ EMITTERS = (
     llama_cpp,
     memory_summary,
     nvidia_smi,
+    other_servers,
     sglang,
     torch_allocator,
     vllm,
 )
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
 SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS)
-FORMS = (*below_torch.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS)
+FORMS = (*below_torch.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.FORMS)
 SAME_FAILURE, SAME_PLACE = 200, 3
 """Lines behind a failed request within which a server's own words are of the same failure; lines within which
 two forms are one message.
@@ -160,7 +162,7 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
     caught = len(found) - len(lasting)
     if sized or caught:
         return caught, sized
-    return 0, list(messages_of(log, below_torch.BARE))
+    return 0, list(below_torch.bare_lines(log))
 
 
 def _was_caught(message: Message, log: Log) -> bool:
@@ -187,7 +189,7 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
             facts = {**facts, **_named_facts(own)}
         return _diagnosis_of(judged, facts, signs, judged.cures)
     if figures is None:
-        return _diagnosis_of(below_torch.BARE[0].judge(first, log), facts, signs, ())
+        return _diagnosis_of(below_torch.judge_bare(first, log), facts, signs, ())
     return _judged_figures(figures, first, signs, known, facts)
 
 

@@ -153,6 +153,8 @@ DEAD = modern("8.00 GiB", "79.11 GiB", "1.10 GiB", "78.00 GiB", "74.00 GiB", "2.
             "skipping\nstep 11 loss 2.1\nstep 12 loss 2.0\n",
             True,
         ),  # of another rank
+        ("torch.OutOfMemoryError: ", "Decreasing batch size to: 8.\n{'loss': 1.9, 'epoch': 0.02}\n", False),
+        ("torch.OutOfMemoryError: ", "Decreasing batch size to: 8.\n", True),
         ("WARNING OOM caught, skipping batch: ", "", True),
         ("", "step 11 loss 2.1\nstep 12 loss 2.0\n", True),  # nobody says that it is handled
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Form, Judgement, Message
@@ -17,6 +18,11 @@ LOWER_FRACTION = "give the server a smaller share of the card"
 ROOM = Cure(
     change="leave more of the card outside PyTorch's allocator", helps=MAYBE,
     why="what asks stands outside it, and what it keeps is not given back to others",
+)  # fmt: skip
+
+BLOCKING = Cure(
+    change="one run with every kernel waited for", helps=MAYBE, where="CUDA_LAUNCH_BLOCKING=1",
+    why="an earlier kernel's error is then told where it happens",
 )  # fmt: skip
 
 
@@ -60,7 +66,7 @@ def _refused_handle(_: Message, log: Log) -> Judgement:
             "no shortage",
         )
     return Judgement(
-        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
+        causes=(Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR), cures=(ROOM, BLOCKING),
         because="the matrix library was refused its handle and workspace, which stand outside PyTorch's allocator: the "
         "card is full, or an earlier error of a kernel shows only here",
     )  # fmt: skip
@@ -100,7 +106,7 @@ def _refused_optimizer(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _without_figures(_: Message, __: Log) -> Judgement:
+def judge_bare(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(), because="the message has no figures, and without them the cause cannot be told"
     )
@@ -138,5 +144,20 @@ FORMS = (
     ),
     *other_runtimes.FORMS,
 )
-BARE = (Form("bare", re.compile(r"OutOfMemoryError|(?:CUDA|HIP|XPU|GPU)outofmemory"), _without_figures),)
-"""What is looked for where nothing else is found."""
+_BARE = re.compile(
+    r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b|out of memory\b[.!]?$"
+    r"|.{0,300}?(?:\b(?:error|exception|failed|failure|refused|fatal)\b|what\(\)).{0,300}?\bout of memory\b"
+    r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError))",
+    re.IGNORECASE,
+)
+"""A line that says so as an error does: at its beginning, or behind the word error. A sentence of a manual does
+neither.
+"""
+
+
+def bare_lines(log: Log) -> Iterator[Message]:
+    """The first line that says that memory ran out, where no form that is known is found."""
+    for number, line in enumerate(log.lines):
+        if ("memory" in line or "Memory" in line) and _BARE.match(line.lstrip("> ")):
+            yield Message(kind="bare", line=number, judge=judge_bare)
+            return

@@ -26,7 +26,7 @@ TITLES = {
     Cause.OTHER_PROCESS: "another process on the card",
     Cause.OUTSIDE_ALLOCATOR: "memory outside PyTorch's allocator",
     Cause.LIMIT_SET: "a limit that is set, not the card",
-    Cause.NOT_GPU_MEMORY: "the host's memory, or a limit of its; not the GPU's memory",
+    Cause.NOT_GPU_MEMORY: "not the GPU's memory: the host's, or another limit",
     Cause.LEAK: "a leak: what is held grows with every step",
     Cause.REGIME_CHANGE: "a step that is another one than those before",
     Cause.ENGINE_OVERCOMMIT: "a server that took too much for its cache",
