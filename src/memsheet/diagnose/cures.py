@@ -32,7 +32,8 @@ TRAINERS: dict[str, dict[str, str]] = {
 """Where each program is told of a change."""
 OF_PHASE: dict[str, tuple[Cure, ...]] = {
     "save": (
-        Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE),
+        Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE,
+             where="StateDictType.SHARDED_STATE_DICT, or FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"),
         Cure(change="recompute activations in backward", helps=NO, why="no activations are held while a checkpoint is saved"),
     ),
     "restore": (

@@ -16,6 +16,7 @@ from memsheet.diagnose.interval import (
     all_hold,
     at_least,
     at_least_words,
+    at_most_words,
     more_than,
     size_words,
 )
@@ -284,7 +285,10 @@ def _says_outside(of: Figures, _: Signs) -> str:
 def _sum_words(of: Figures) -> str:
     kept = of.unallocated or NOTHING
     free = of.free or NOTHING
-    return f"{size_words(free)} free + {size_words(kept)} kept without tensors = {size_words(free + kept)}"
+    whole = free + kept
+    wide = "to" in size_words(kept).split() or "to" in size_words(free).split()
+    total = f"{at_least_words(whole)} to {at_most_words(whole)}" if wide else size_words(whole)
+    return f"{size_words(free)} free + {size_words(kept)} kept without tensors = {total}"
 
 
 def _says_gap(of: Figures, _: Signs) -> str:

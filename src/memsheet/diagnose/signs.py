@@ -117,6 +117,10 @@ _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
 )
+_TRAINED = re.compile(
+    r"\blearning_rate['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d|Running training", re.IGNORECASE
+)
+"""What a step of a training prints, and no evaluation."""
 _CHANGE_AT = re.compile(
     r"\b((?:freeze|frozen|unfreeze|warmup|curriculum|switch|stage)\w*(?:updates|steps|iters|"
     r"iterations|step|iter))"
@@ -189,10 +193,11 @@ def read_signs(log: Log, line: int) -> Signs:
     names = [
         found[1].rpartition(".")[2] for each in window if (found := _FRAME.match(each) or _SOURCE.match(each))
     ]
-    named = signs_of_names(names)
+    trains = any(name in TRAINS for name in names) or _trained_before(log, line, names)
+    named = signs_of_names(names, trains=trains)
     if named.frame is None:
         calls = [found[1] for each in window if (found := _CALL.search(each))]
-        named = replace(signs_of_names(calls, trains=any(name in TRAINS for name in names)), task=named.task)
+        named = replace(signs_of_names(calls, trains=trains), task=named.task)
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in window)
@@ -203,6 +208,14 @@ def read_signs(log: Log, line: int) -> Signs:
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
         changed_at=_change_at_step(text), growth=grows_steadily(log), text=text,
     )  # fmt: skip
+
+
+def _trained_before(log: Log, line: int, names: Sequence[str]) -> bool:
+    """Whether steps of a training stand in the log before a message, of which the traceback shows no function."""
+    before = "\n".join(log.lines[:line])
+    saves = any(FRAMES.get(name) is _SAVE for name in names)
+    stepped = saves and any(int(number.replace(",", "")) > 0 for number in _STEP_NUMBER.findall(before))
+    return stepped or bool(_TRAINED.search(before))
 
 
 def _task_of_server(

@@ -64,6 +64,7 @@ SAME_FAILURE, SAME_PLACE = 200, 3
 """Lines behind a failed request within which a server's own words are of the same failure; lines within which
 two forms are one message.
 """
+FILLED = "what the process held is memory_summary()'s: the message does not say it"
 NONE_FOUND = "no memory error found"
 
 
@@ -178,7 +179,8 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         None,
     )
     signs = read_signs(log, first.line)
-    figures = read_figures(first) if first.judge is None else None
+    filled = memory_summary.with_summary(first, log) if first.judge is None else None
+    figures = read_figures(filled or first) if first.judge is None else None
     if figures is not None:
         figures = _with_processes_of_table(figures, nvidia_smi.card_table(log))
     facts = figure_facts(figures) if figures else _named_facts(first)
@@ -190,7 +192,8 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         return _diagnosis_of(judged, facts, signs, judged.cures)
     if figures is None:
         return _diagnosis_of(below_torch.judge_bare(first, log), facts, signs, ())
-    return _judged_figures(figures, first, signs, known, facts)
+    found = _judged_figures(figures, first, signs, known, facts)
+    return replace(found, notes=(*found.notes, FILLED)) if filled else found
 
 
 def _judged_figures(

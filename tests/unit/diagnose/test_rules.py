@@ -188,3 +188,30 @@ def test_a_process_below_what_its_allocator_keeps_shows_no_neighbour() -> None:
     found = diagnose_texts({"log": modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "60.00 GiB", "58.00 GiB", "20.00 GiB")})
     assert found.cause.value == "fragmentation"
     assert "does not follow" in " ".join(found.notes)
+
+
+CUT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 500.00 MiB is free."
+
+
+def summary(failed: int, allocated: tuple[int, int], reserved: int, device: int = 0) -> str:
+    """``memory_summary()``'s rows, in whole MiB: allocated now and at most."""
+    return (
+        f"|                  PyTorch CUDA memory summary, device ID {device}                 |\n"
+        f"|            CUDA OOMs: {failed}            |        cudaMalloc retries: 3         |\n"
+        f"| Allocated memory      |  {allocated[0]} MiB |  {allocated[1]} MiB |  921337 GiB|  921267 GiB|\n"
+        f"| GPU reserved memory   |  {reserved} MiB |  {reserved} MiB |     512 GiB|     434 GiB|\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "cause"),
+    [
+        (summary(1, (71680, 72000), 79800), "fragmentation"),
+        (summary(1, (77824, 77900), 78020), "real_need"),
+        (summary(1, (60000, 77900), 79800), "unknown"),  # how much was let go on the way up is not said
+        (summary(0, (77824, 77900), 78020), "unknown"),  # of a time before anything failed
+        (summary(1, (77824, 77900), 78020, device=1), "unknown"),
+    ],
+)
+def test_a_summary_fills_in_what_a_cut_message_lacks(table: str, cause: str) -> None:
+    assert diagnose_texts({"log": f"{CUT}\n{table}"}).cause.value == cause

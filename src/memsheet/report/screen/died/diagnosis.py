@@ -86,8 +86,8 @@ def _shortage_words(found: Diagnosis, look: Look) -> tuple[str, ...]:
     missing = found.missing
     if missing is None or missing.high <= 0:
         return ()
-    if missing.low * 10 >= missing.high * 9:
-        return (f"short by {look.need(missing.high, 2)}",)
+    if (missing.high - missing.low) * 50 <= missing.high:
+        return (f"short by {look.need(missing.middle, 2) if look.decimal else size_words(missing)}",)
     return (f"short by {look.room(missing.low, 2)} at least, {look.need(missing.high, 2)} at the most",)
 
 
