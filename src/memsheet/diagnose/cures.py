@@ -196,7 +196,7 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
         return
     held = figures.others_total if figures.others else figures.unseen or NOTHING
     served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
-    named = ", ".join(str(pid) for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3])
+    named = ", ".join(figures.named(pid) for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3])
     yield Cure(
         change=f"end or move the other {'processes' if len(figures.others) > 1 else 'process'} {named}".rstrip() if named else "find who else is on the card",
         helps=YES if served and named else MAYBE, saves_bytes=held.high, where="nvidia-smi" if named else "nvidia-smi (on the host)",

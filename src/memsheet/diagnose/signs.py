@@ -10,6 +10,7 @@ from typing import NamedTuple
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
+from memsheet.diagnose.messages import step_lines
 from memsheet.diagnose.messages.deepspeed import grows_steadily
 from memsheet.frozen import dataclass
 
@@ -154,6 +155,8 @@ class Signs:
     changed_at: tuple[str, int] | None = None
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
+    reserved_growth: tuple[Interval, ...] = ()
+    """What was reserved, likewise."""
     text: str = ""
 
 
@@ -206,7 +209,7 @@ def read_signs(log: Log, line: int) -> Signs:
         release=_old_release(log, line), program=programs[0] if programs else "",
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
-        changed_at=_change_at_step(text), growth=grows_steadily(log), text=text,
+        changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log), text=text,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from memsheet.diagnose.contradictions import (
 from memsheet.diagnose.cures import cures_of
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import Axes, tensor_of
-from memsheet.diagnose.interval import Interval, size_words
+from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
 from memsheet.diagnose.messages import (
     below_torch,
@@ -30,6 +30,7 @@ from memsheet.diagnose.messages import (
     nvidia_smi,
     other_servers,
     sglang,
+    step_lines,
     torch_allocator,
     vllm,
 )
@@ -54,6 +55,7 @@ EMITTERS = (
     nvidia_smi,
     other_servers,
     sglang,
+    step_lines,
     torch_allocator,
     vllm,
 )
@@ -216,16 +218,23 @@ def _judged_figures(
 
 
 def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:
-    """A message that names no process, with those of an nvidia-smi table of the same card."""
-    if table is None or figures.process is not None or figures.others or figures.capacity is None:
+    """A message that names no other process, with those of an nvidia-smi table of the same card; where it says
+    its own, those alone that what nobody is named for has room for.
+    """
+    if table is None or figures.others or figures.capacity is None or figures.reserved is None:
         return figures
-    whole, reserved = figures.capacity.middle, figures.reserved
+    whole = figures.capacity.middle
     cards = [place for place, (_, total) in enumerate(table.cards) if abs(total.middle - whole) * 20 <= whole]
     there = [(pid, size) for place, pid, size in table.processes if place in cards]
-    if len(cards) != 1 or not there or reserved is None:
+    if len(cards) != 1 or not there:
         return figures
-    process, others = own_process(None, tuple(there), reserved)
-    return replace(figures, process=process, others=others)
+    process, others = own_process(None, tuple(there), figures.reserved)
+    if figures.process is None:
+        return replace(figures, process=process, others=others, names=table.names)
+    held = sum_intervals(size for _, size in others)
+    if figures.unseen is None or held.low > figures.unseen.high:
+        return figures
+    return replace(figures, others=others, names=table.names, unseen=(figures.unseen - held).positive)
 
 
 def _term_of_frame(signs: Signs) -> Term | None:

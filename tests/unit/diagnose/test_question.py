@@ -186,3 +186,24 @@ def test_a_message_that_names_nobody_has_the_processes_of_a_table_of_its_card() 
     assert found.cause is Cause.OTHER_PROCESS
     assert "process 77" in found.because
     assert diagnose_named_texts({"log": old}, None, {}).cause is Cause.UNKNOWN
+
+
+TABLE = (
+    "| NVIDIA-SMI 550.54 |\n| 30%   40C    P2    300W / 350W |  24401MiB /  24576MiB |  100% Default |\n"
+    "|    0   N/A  N/A      1822      C   /usr/bin/ollama    {}MiB |"
+)
+
+
+def test_a_table_names_whom_the_message_leaves_room_for() -> None:
+    said = modern("10.00 GiB", "23.69 GiB", "3.02 GiB", "1.20 GiB", "800.00 MiB", "20.00 MiB")
+    named = diagnose_named_texts({"log": f"{said}\n{TABLE.format(19880)}"}, None, {})
+    assert "process 1822 (ollama) 19.41 GiB" in named.because
+    later = diagnose_named_texts({"log": f"{said}\n{TABLE.format(22880)}"}, None, {})
+    assert "1822" not in later.because
+
+
+def test_a_context_that_finds_a_full_card_died_of_others() -> None:
+    frame = '  File "torch/cuda/__init__.py", line 319, in _lazy_init\n    torch._C._cuda_init()\n'
+    error = f"RuntimeError: CUDA error: out of memory\n{TABLE.format(24370)}"
+    assert diagnose_named_texts({"log": frame + error}, None, {}).cause is Cause.OTHER_PROCESS
+    assert diagnose_named_texts({"log": error}, None, {}).cause is Cause.UNKNOWN

@@ -215,3 +215,20 @@ def summary(failed: int, allocated: tuple[int, int], reserved: int, device: int 
 )
 def test_a_summary_fills_in_what_a_cut_message_lacks(table: str, cause: str) -> None:
     assert diagnose_texts({"log": f"{CUT}\n{table}"}).cause.value == cause
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept", "cause"),
+    [
+        ((70, 72, 74, 76, 78), "150.00 MiB", "leak"),
+        ((70, 72, 74, 76, 78), "7.00 GiB", "fragmentation"),  # what grew may lie in pieces
+        ((70, 78, 78, 78, 78), "150.00 MiB", "real_need"),
+        ((40, 41, 60, 61, 78), "150.00 MiB", "real_need"),
+    ],
+)
+def test_reserved_bytes_that_only_grow_leak_unless_they_lie_in_pieces(
+    sizes: tuple[int, ...], kept: str, cause: str
+) -> None:
+    steps = (f"step: {n:2}  loss:  8.1  grad_norm:  1.2  memory: {size:5.2f}GiB({size / 0.791:.2f}%)" for n, size in enumerate(sizes))
+    died = modern("512.00 MiB", "79.10 GiB", "200.00 MiB", "78.90 GiB", "71.30 GiB" if "7" in kept else "77.60 GiB", kept)
+    assert diagnose_texts({"log": "\n".join((*steps, died))}).cause.value == cause

@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.figures import OUTSIDE_LEAST
+from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
+from memsheet.diagnose.messages.nvidia_smi import Table, card_table
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
@@ -81,12 +84,41 @@ def _torn_collective(_: Message, __: Log) -> Judgement:
     )
 
 
-def _refused_by_driver(_: Message, __: Log) -> Judgement:
+_MAKES_CONTEXT = re.compile(r"_cuda_init\(|in _lazy_init\b|\bcuInit\b|cuCtxCreate|cuDevicePrimaryCtxRetain")
+
+
+def _refused_by_driver(message: Message, log: Log) -> Judgement:
+    table = card_table(log)
+    there = _holders(table) if table else ""
+    near = log.lines[max(0, message.line - 40) : message.line + 1]
+    if table and there and len(table.cards) == 1 and any(_MAKES_CONTEXT.search(each) for each in near):
+        used, whole = table.cards[0]
+        left = (whole - used).positive
+        if left.high < OUTSIDE_LEAST:
+            return Judgement(
+                causes=(Cause.OTHER_PROCESS,), cures=_without(there),
+                because=f"the driver refused this process its context, before it held anything; of {size_words(whole)} were "
+                f"{size_words(left)} left beside {there}",
+            )  # fmt: skip
     return Judgement(
-        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR),
-        because="the driver refused memory outside PyTorch's allocator, and the message has no figures: "
-        "others may hold "
-        "the card (nvidia-smi shows them), or this process fills it",
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without(there),
+        because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
+        f"({there or 'nvidia-smi shows them'}), or this process fills it",
+    )  # fmt: skip
+
+
+def _holders(table: Table) -> str:
+    """The largest processes of a table, by number, name and bytes."""
+    largest = sorted(table.processes, key=lambda each: -each[2].middle)[:3]
+    return ", ".join(f"process {pid} ({table.names[pid]}) {size_words(size)}" for _, pid, size in largest)
+
+
+def _without(there: str) -> tuple[Cure, ...]:
+    if not there:
+        return ()
+    return (
+        Cure(change=f"end or move what holds the card: {there}", helps=MAYBE, where="nvidia-smi"),
+        Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
     )
 
 

@@ -81,5 +81,5 @@ FORMS = (
     Form("prefill", re.compile(r"Notenoughmemorytohandle(?P<count>\d{1,9})prefilltokens"), _refused_prefill),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
-    Form("kernel", re.compile(rf"outofresource:(?P<what>[\w]{{1,40}}),Required:(?P<needed>\d{{1,12}}),Hardwarelimit:(?P<most>\d{{1,12}})"), _refused_kernel),
+    Form("kernel", re.compile(r"outofresource:(?P<what>[\w]{1,40}),Required:(?P<needed>\d{1,12}),Hardwarelimit:(?P<most>\d{1,12})"), _refused_kernel),
 )  # fmt: skip
