@@ -19,6 +19,7 @@ from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
 from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, LOADING, SERVING, Signs
 
 MOST = 4
+RECOMPUTE = "recompute activations in backward"
 TRAINERS: dict[str, dict[str, str]] = {
     "TRL": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
     "Trainer": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
@@ -27,6 +28,9 @@ TRAINERS: dict[str, dict[str, str]] = {
     "unsloth": {"batch": "per_device_train_batch_size", "recompute": 'use_gradient_checkpointing="unsloth"', "loss": ""},
     "Megatron-LM": {"batch": "--micro-batch-size", "recompute": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "loss": "--cross-entropy-loss-fusion"},
     "DeepSpeed": {"batch": "train_micro_batch_size_per_gpu", "recompute": "deepspeed.checkpointing", "loss": ""},
+    "accelerate": {"batch": "per_device_train_batch_size", "recompute": "fsdp_activation_checkpointing: true", "loss": ""},
+    "verl": {"batch": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)", "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing=True", "loss": "actor_rollout_ref.model.use_fused_kernels=True", "tokens": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu, and actor_rollout_ref.actor.ppo_max_token_len_per_gpu"},
+    "torchtitan trainer": {"batch": "--training.local_batch_size", "recompute": "--activation_checkpoint.mode full", "loss": ""},
     "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
 }  # fmt: skip
 """Where each program is told of a change."""
@@ -65,11 +69,23 @@ EVALUATION_BATCH = {
     "TRL": "per_device_eval_batch_size", "Trainer": "per_device_eval_batch_size", "LLaMA-Factory": "per_device_eval_batch_size:",
     "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:",
 }  # fmt: skip
+_SMALL_STATES, _SPREAD_STATES = "an optimizer with smaller states", "states over more GPUs (ZeRO, FSDP), or on the host"
+STATES: dict[str, dict[str, str]] = {
+    "TRL": {_SMALL_STATES: 'optim="adamw_8bit"'},
+    "Trainer": {_SMALL_STATES: 'optim="adamw_8bit"'},
+    "unsloth": {_SMALL_STATES: 'optim="adamw_8bit"'},
+    "axolotl": {_SMALL_STATES: "optimizer: adamw_bnb_8bit"},
+    "LLaMA-Factory": {_SMALL_STATES: "optim: adamw_8bit"},
+    "DeepSpeed": {_SPREAD_STATES: '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'},
+    "Megatron-LM": {_SPREAD_STATES: "--use-distributed-optimizer (or --optimizer-cpu-offload)"},
+    "verl": {_SPREAD_STATES: "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"},
+}  # fmt: skip
+"""Where each program is told of the optimizer's states."""
 OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
     "parameters": OF_PHASE["load"],
     "optimizer_states": (
-        Cure(change="an optimizer with smaller states", helps=MAYBE, where='optim="adamw_8bit"'),
-        Cure(change="states over more GPUs (ZeRO, FSDP), or on the host", helps=MAYBE),
+        Cure(change=_SMALL_STATES, helps=MAYBE, where="bitsandbytes.optim.AdamW8bit"),
+        Cure(change=_SPREAD_STATES, helps=MAYBE),
         Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
     ),
 }  # fmt: skip
@@ -345,9 +361,9 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield from found
         return
     if term is not None and (found := OF_COMPONENT.get(term.component)):
-        yield from found
+        yield from (replace(cure, where=STATES.get(signs.trainer, {}).get(cure.change, cure.where)) for cure in found)
         return
-    lines = TRAINERS.get(signs.program, {})
+    lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
     half = figures.asked.times(1, 2)
     free = figures.free if figures.free_is_said else None
@@ -356,8 +372,11 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             change="fewer tokens in one pass",
             helps=MAYBE,
             saves_bytes=half.high,
+            where=lines.get("tokens", ""),
             why="logits are tokens × vocabulary wide",
         )
+        if signs.trainer == "verl":
+            yield Cure(change="log-probabilities without full logits", helps=MAYBE, where=lines["loss"], why="the tensor asked for is not made then")
         yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
     elif proportional and term is not None and term.path == "loss":
         yield Cure(
@@ -392,7 +411,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         )
         if not served or term is None or term.component == "saved_activations":
             yield Cure(
-                change="recompute activations in backward",
+                change=RECOMPUTE,
                 helps=MAYBE,
                 where=lines.get("recompute", "torch.utils.checkpoint"),
             )

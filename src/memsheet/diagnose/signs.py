@@ -51,7 +51,8 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
-                     "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs"), _PROBS),
+                     "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
+                     "logprobs_from_logits_v2", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
     **dict.fromkeys(("baddbmm", "eager_attention_forward", "attention_scores", "core_attention_unfused"), SCORES),
     **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
     **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
@@ -149,6 +150,8 @@ class Signs:
     release: str = ""
     """The last of PyTorch's releases that prints such a message, where it is an old one."""
     program: str = ""
+    trainer: str = ""
+    """The first program of the log that is no server."""
     windows: bool = False
     expandable: bool = False
     sums_losses: bool = False
@@ -175,6 +178,7 @@ PROGRAMS = (
         ),
     ),
     ("SGLang", ("sglang/srt", "sglang.", "mem_fraction_static", "sglang serve", "Load weight begin.")),
+    ("verl", ("/verl/", "actor_rollout_ref", "verl.trainer")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
     ("axolotl", ("axolotl",)),
     ("LLaMA-Factory", ("llamafactory", "LLaMA-Factory")),
@@ -184,6 +188,7 @@ PROGRAMS = (
     ("torchtitan trainer", ("torchtitan/",)),
     ("fairseq", ("fairseq",)),
     ("Trainer", ("transformers/trainer.py", "TrainingArguments", "accelerate launch")),
+    ("accelerate", ("distributed_type: FSDP", "fsdp_activation_checkpointing")),
     ("diffusers", ("diffusers/",)),
 )
 """Programs by what only their logs hold; the first that is found speaks."""
@@ -207,6 +212,7 @@ def read_signs(log: Log, line: int) -> Signs:
     return Signs(
         frame=named.frame, phase=named.phase, task=GATHERED if gathered else _task_of_server(log, line, window, names, named, programs) or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
+        trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
         changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log), text=text,

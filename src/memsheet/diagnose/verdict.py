@@ -15,7 +15,7 @@ from memsheet.diagnose.contradictions import (
     judge_contradictions,
     without_doubtful_process,
 )
-from memsheet.diagnose.cures import cures_of
+from memsheet.diagnose.cures import RECOMPUTE, cures_of
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import Axes, tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
@@ -67,6 +67,10 @@ SAME_FAILURE, SAME_PLACE = 200, 3
 two forms are one message.
 """
 FILLED = "what the process held is memory_summary()'s: the message does not say it"
+HANDED_OVER = (
+    Cause.WAKE_UP_RACE, Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR, Cause.ENGINE_OVERCOMMIT, Cause.ENGINE_UNDERPROVISION, Cause.UNKNOWN,
+)  # fmt: skip
+"""Where somebody else than the trainer's own allocator lacks what the trainer keeps without tensors."""
 NONE_FOUND = "no memory error found"
 
 
@@ -115,7 +119,7 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
     return replace(
         found, inputs=inputs, facts={**context, **found.facts},
-        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught)),
+        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught, found.cause)),
     )  # fmt: skip
 
 
@@ -163,6 +167,8 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
         or not any(other is not each and abs(other.line - each.line) <= SAME_PLACE for other in lasting)
     ]  # fmt: skip
     caught = len(found) - len(lasting)
+    if any(each.kind in host.KILLERS for each in sized):
+        sized = [each for each in sized if each.kind != "signal"]
     if sized or caught:
         return caught, sized
     return 0, list(below_torch.bare_lines(log))
@@ -304,7 +310,7 @@ def _was_or_were(count: int) -> str:
 
 
 def _notes_beside(
-    cards: list[Message], messages: list[Message], context: Mapping[str, Interval], caught: int
+    cards: list[Message], messages: list[Message], context: Mapping[str, Interval], caught: int, cause: Cause
 ) -> Iterator[str]:
     firsts = [each.line for each in cards]
     later = sum(
@@ -324,7 +330,7 @@ def _notes_beside(
     if freed is not None and freed.high < 8 * MIB:
         yield "a sleeping server freed nothing: expandable segments keep its memory from being taken back"
     kept = context.get("kept_before_bytes")
-    if kept is not None and kept.low > 0:
+    if kept is not None and kept.low > 0 and cause in HANDED_OVER:
         yield (
             f"the trainer kept {size_words(kept)} without tensors in it before: torch.cuda.empty_cache() "
             f"gives that back"
@@ -340,9 +346,15 @@ def cured_first(found: Diagnosis, cures: Iterable[Cure]) -> Diagnosis:
     """The same with accounted changes in front, four at the most; advice that does not help stays."""
     extra = tuple(cures)
     useless = tuple(cure for cure in found.cures if cure.helps == "no")[:1]
-    rest = tuple(cure for cure in found.cures if cure not in useless)
+    again = next((each.where for each in found.cures if each.change == RECOMPUTE and any(_recomputes(cure) for cure in extra)), None)
+    rest = tuple(cure for cure in found.cures if cure not in useless and (again is None or cure.change != RECOMPUTE))
+    extra = tuple(replace(cure, where=cure.where or again or "") if _recomputes(cure) else cure for cure in extra)
     extra = tuple(sorted((*extra, *rest), key=lambda cure: cure.helps != "yes"))
     return replace(found, cures=(*extra[: 4 - len(useless)], *useless))
+
+
+def _recomputes(cure: Cure) -> bool:
+    return cure.change.startswith("recompute")
 
 
 def predicted_bytes(answer: Answer, component: str) -> int | None:

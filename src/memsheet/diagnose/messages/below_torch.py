@@ -20,7 +20,7 @@ SIGNS = (
 LOWER_FRACTION = "give the server a smaller share of the card"
 ROOM = Cure(
     change="leave more of the card outside PyTorch's allocator", helps=MAYBE,
-    why="what asks stands outside it, and what it keeps is not given back to others",
+    where="torch.cuda.set_per_process_memory_fraction(0.9)", why="what asks stands outside it, and what it keeps is not given back to others",
 )  # fmt: skip
 
 BLOCKING = Cure(
@@ -56,7 +56,7 @@ def _refused_communication(message: Message, _: Log) -> Judgement:
     size = f" {int(message.words['count']):,} bytes" if "count" in message.words else " memory"
     return Judgement(
         causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
-        because=f"the communication library was refused{size} of its own by the driver: the card is full, and its buffers "
+        because=f"NCCL, the communication library, was refused{size} of its own by the driver: the card is full, and its buffers "
         "stand outside PyTorch's allocator",
     )  # fmt: skip
 
@@ -160,7 +160,11 @@ FORMS = (
         re.compile(r"FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes"),
         _refused_communication,
     ),
-    Form("communication", re.compile(r"Cudafailure\d{0,4}'outofmemory'"), _refused_communication),
+    Form(
+        "communication",
+        re.compile(r"Cudafailure\d{0,4}'outofmemory'(?:\S{0,400}?FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes)?"),
+        _refused_communication,
+    ),
     Form("matrix library", re.compile(r"CUBLAS_STATUS_ALLOC_FAILED"), _refused_handle),
     Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
     Form(
