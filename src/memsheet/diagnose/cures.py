@@ -191,14 +191,14 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
         case Cause.LEAK:
             yield SUM_NUMBERS if signs.sums_losses else KEEP_NOTHING
             yield _expandable_by_sum(figures, signs, who)
-            yield _no_cache_clearing()
+            yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
             yield from _for_need(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.REAL_NEED:
             yield from _for_need(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
-            yield _no_cache_clearing()
+            yield _no_cache_clearing(who)
         case _:
             return
 
@@ -221,19 +221,31 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
     yield Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N")
 
 
+ALLOC_CONF = {
+    "CUDA": "PYTORCH_CUDA_ALLOC_CONF", "HIP": "PYTORCH_HIP_ALLOC_CONF", "XPU": "PYTORCH_ALLOC_CONF", "NPU": "PYTORCH_NPU_ALLOC_CONF",
+}  # fmt: skip
+
+
 def alloc_conf(who: str) -> str:
     """The variable that the allocator reads; the new name does not turn this on in every release (2.9.1), the
     old one does.
     """
-    return f"PYTORCH_{'HIP' if who == 'HIP' else 'CUDA'}_ALLOC_CONF=expandable_segments:True"
+    return f"{ALLOC_CONF.get(who, ALLOC_CONF['CUDA'])}=expandable_segments:True"
 
 
 def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool | None, why: str) -> Cure:
+    """From v2.1.0 on: c10/cuda/CUDACachingAllocator.h:126 and 146 there (is_expandable, SEGMENT_MAP), of which v2.0.1's
+    header has nothing.
+    """
     kept = figures.unallocated or NOTHING
+    if who.startswith("MPS"):
+        return Cure(change="expandable segments", helps=NO, why="this allocator has no such setting")
     helps = NO if covered is False or signs.expandable or signs.windows else MAYBE
     said = "it is on already" if signs.expandable and covered is not False else why
     if signs.release and helps == MAYBE:
         said = f"{said}; from PyTorch 2.1 on, and this message is of {signs.release} or before"
+    if who == "XPU" and helps == MAYBE:
+        said = f"{said}; where this release's allocator for XPU has them"
     return Cure(
         change="expandable segments",
         helps=helps,
@@ -256,9 +268,9 @@ def _expandable_by_sum(figures: Figures, signs: Signs, who: str) -> Cure:
     return expandable_cure(figures, signs, who, covered=covered, why=why)
 
 
-def _no_cache_clearing() -> Cure:
+def _no_cache_clearing(who: str) -> Cure:
     return Cure(
-        change="torch.cuda.empty_cache()",
+        change=f"torch.{'cuda' if who == 'HIP' else who.removesuffix('backend').lower()}.empty_cache()",
         helps=NO,
         why="the allocator gave back every whole segment before it failed",
     )
@@ -285,7 +297,7 @@ def _against_pieces(figures: Figures, signs: Signs, who: str) -> Iterator[Cure]:
             saves_bytes=figures.private_pools.high,
             why="their pools lend nothing to others",
         )
-    if signs.release != "1.3":  # which has no such setting
+    if signs.release != "1.3" and who not in ("XPU", "MPSbackend"):  # which have no such setting
         yield Cure(
             change="split no block above a size",
             helps=MAYBE,
@@ -294,7 +306,7 @@ def _against_pieces(figures: Figures, signs: Signs, who: str) -> Iterator[Cure]:
             if signs.release and "max_split_size_mb" not in signs.text
             else "",
         )
-    yield _no_cache_clearing()
+    yield _no_cache_clearing(who)
 
 
 def _in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:

@@ -197,7 +197,7 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         judged = speaker.judge(speaker, log)
         if own is not None and own is not first:
             facts = {**facts, **_named_facts(own)}
-        return _diagnosis_of(judged, facts, signs, judged.cures)
+        return _diagnosis_of(judged, {**facts, **judged.facts}, signs, judged.cures)
     if figures is None:
         return _diagnosis_of(below_torch.judge_bare(first, log), facts, signs, ())
     found = _judged_figures(figures, first, signs, known, facts)
