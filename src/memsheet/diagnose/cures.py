@@ -20,6 +20,7 @@ from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, LOADING, S
 
 MOST = 4
 RECOMPUTE = "recompute activations in backward"
+FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
 TRAINERS: dict[str, dict[str, str]] = {
     "TRL": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
     "Trainer": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
@@ -392,7 +393,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
     elif proportional and term is not None and term.path == "loss":
         yield Cure(
-            change="a loss that never holds all logits (fused or in chunks)",
+            change=FUSED_LOSS,
             helps=MAYBE,
             saves_bytes=figures.asked.high,
             where=lines.get("loss", ""),

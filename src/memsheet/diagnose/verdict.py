@@ -15,7 +15,7 @@ from memsheet.diagnose.contradictions import (
     judge_contradictions,
     without_doubtful_process,
 )
-from memsheet.diagnose.cures import RECOMPUTE, cures_of
+from memsheet.diagnose.cures import FUSED_LOSS, RECOMPUTE, cures_of
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import Axes, tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
@@ -67,6 +67,8 @@ SAME_FAILURE, SAME_PLACE = 200, 3
 two forms are one message.
 """
 FILLED = "what the process held is memory_summary()'s: the message does not say it"
+GENERAL = (("recompute", RECOMPUTE), ("fused loss", FUSED_LOSS))
+"""How accounted changes begin, and the same without a plan."""
 HANDED_OVER = (
     Cause.WAKE_UP_RACE, Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR, Cause.ENGINE_OVERCOMMIT, Cause.ENGINE_UNDERPROVISION, Cause.UNKNOWN,
 )  # fmt: skip
@@ -346,15 +348,17 @@ def cured_first(found: Diagnosis, cures: Iterable[Cure]) -> Diagnosis:
     """The same with accounted changes in front, four at the most; advice that does not help stays."""
     extra = tuple(cures)
     useless = tuple(cure for cure in found.cures if cure.helps == "no")[:1]
-    again = next((each.where for each in found.cures if each.change == RECOMPUTE and any(_recomputes(cure) for cure in extra)), None)
-    rest = tuple(cure for cure in found.cures if cure not in useless and (again is None or cure.change != RECOMPUTE))
-    extra = tuple(replace(cure, where=cure.where or again or "") if _recomputes(cure) else cure for cure in extra)
+    general = {each.change: each.where for each in found.cures}
+    extra = tuple(replace(cure, where=cure.where or general.get(_general_change(cure), "")) for cure in extra)
+    told = {_general_change(cure) for cure in extra}
+    rest = tuple(cure for cure in found.cures if cure not in useless and cure.change not in told)
     extra = tuple(sorted((*extra, *rest), key=lambda cure: cure.helps != "yes"))
     return replace(found, cures=(*extra[: 4 - len(useless)], *useless))
 
 
-def _recomputes(cure: Cure) -> bool:
-    return cure.change.startswith("recompute")
+def _general_change(accounted: Cure) -> str:
+    """What an accounted change is called where no plan is known."""
+    return next((words for begins, words in GENERAL if accounted.change.startswith(begins)), "")
 
 
 def predicted_bytes(answer: Answer, component: str) -> int | None:
