@@ -57,8 +57,6 @@ def without_doubtful_process(figures: Figures) -> Figures:
     return replace(figures, process=None, outside=None, unseen=None)
 
 
-
-
 def doubtful_process_words(figures: Figures) -> str:
     """The same for a reader."""
     return (

@@ -70,7 +70,10 @@ EVALUATION_BATCH = {
     "TRL": "per_device_eval_batch_size", "Trainer": "per_device_eval_batch_size", "LLaMA-Factory": "per_device_eval_batch_size:",
     "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:",
 }  # fmt: skip
-_SMALL_STATES, _SPREAD_STATES = "an optimizer with smaller states", "states over more GPUs (ZeRO, FSDP), or on the host"
+_SMALL_STATES, _SPREAD_STATES = (
+    "an optimizer with smaller states",
+    "states over more GPUs (ZeRO, FSDP), or on the host",
+)
 STATES: dict[str, dict[str, str]] = {
     "TRL": {_SMALL_STATES: 'optim="adamw_8bit"'},
     "Trainer": {_SMALL_STATES: 'optim="adamw_8bit"'},
@@ -213,7 +216,9 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
         return
     held = figures.others_total if figures.others else figures.unseen or NOTHING
     served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
-    named = ", ".join(figures.named(pid) for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3])
+    named = ", ".join(
+        figures.named(pid) for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3]
+    )
     yield Cure(
         change=f"end or move the other {'processes' if len(figures.others) > 1 else 'process'} {named}".rstrip() if named else "find who else is on the card",
         helps=YES if served and named else MAYBE, saves_bytes=held.high, where="nvidia-smi" if named else "nvidia-smi (on the host)",
@@ -374,7 +379,9 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield from found
         return
     if term is not None and (found := OF_COMPONENT.get(term.component)):
-        yield from (replace(cure, where=STATES.get(signs.trainer, {}).get(cure.change, cure.where)) for cure in found)
+        yield from (
+            replace(cure, where=STATES.get(signs.trainer, {}).get(cure.change, cure.where)) for cure in found
+        )
         return
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
@@ -389,7 +396,12 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             why="logits are tokens × vocabulary wide",
         )
         if signs.trainer == "verl":
-            yield Cure(change="log-probabilities without full logits", helps=MAYBE, where=lines["loss"], why="the tensor asked for is not made then")
+            yield Cure(
+                change="log-probabilities without full logits",
+                helps=MAYBE,
+                where=lines["loss"],
+                why="the tensor asked for is not made then",
+            )
         yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
     elif proportional and term is not None and term.path == "loss":
         yield Cure(

@@ -21,7 +21,9 @@ def model_axes(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Vocabularies and attention heads of all that are named, each once; nothing where none is bundled."""
     configs = tuple(_named_configs(text))
     return tuple(
-        tuple(dict.fromkeys(count for each in configs if isinstance(count := each.get(key), int) and count > 0))
+        tuple(
+            dict.fromkeys(count for each in configs if isinstance(count := each.get(key), int) and count > 0)
+        )
         for key in ("vocab_size", "num_attention_heads")
     )  # type: ignore[return-value]
 

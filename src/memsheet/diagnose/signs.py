@@ -120,7 +120,8 @@ _STEP_NUMBER = re.compile(
     re.IGNORECASE,
 )
 _TRAINED = re.compile(
-    r"\blearning_rate['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d|Running training", re.IGNORECASE
+    r"\blearning_rate['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d|Running training",
+    re.IGNORECASE,
 )
 """What a step of a training prints, and no evaluation."""
 _CHANGE_AT = re.compile(

@@ -38,7 +38,14 @@ def goes_on_behind(line: int, log: Log) -> bool:
     if line >= len(lines):
         return False
     if _RAISED.match(lines[line]):
-        said = next((n for n in range(line + 1, min(line + 1 + BEHIND, len(lines))) if _SMALLER_BATCH.search(lines[n])), None)
+        said = next(
+            (
+                n
+                for n in range(line + 1, min(line + 1 + BEHIND, len(lines)))
+                if _SMALLER_BATCH.search(lines[n])
+            ),
+            None,
+        )
         return said is not None and any(_PROGRESS.search(each) for each in lines[said + 1 :])
     if not any(_HANDLED.search(each) for each in lines[line : line + 1 + BEHIND]):
         return False

@@ -183,9 +183,13 @@ def test_a_new_release_is_told_nothing_of_releases() -> None:
     ],
 )
 def test_a_device_is_told_its_own_names(who: str, conf: str, cleared: str) -> None:
-    found = cures_of_text(modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "78.00 GiB", "50.00 GiB", "27.50 GiB", who=who))
+    found = cures_of_text(
+        modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "78.00 GiB", "50.00 GiB", "27.50 GiB", who=who)
+    )
     assert found.cause is Cause.FRAGMENTATION
-    assert {cure.where.partition("expandable")[0] for cure in found.cures if "expandable" in cure.where} == {conf}
+    assert {cure.where.partition("expandable")[0] for cure in found.cures if "expandable" in cure.where} == {
+        conf
+    }
     assert cleared in {cure.change for cure in found.cures}
     assert ("max_split_size_mb" in offered(found)) == (who != "XPU")
 
@@ -193,8 +197,14 @@ def test_a_device_is_told_its_own_names(who: str, conf: str, cleared: str) -> No
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.", "#SBATCH --mem="),
-        ("Last State: Terminated\n  Reason: OOMKilled\n  Exit Code: 137\nLimits:\n  memory: 32Gi\n", "resources.limits.memory"),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+            "#SBATCH --mem=",
+        ),
+        (
+            "Last State: Terminated\n  Reason: OOMKilled\n  Exit Code: 137\nLimits:\n  memory: 32Gi\n",
+            "resources.limits.memory",
+        ),
     ],
 )
 def test_who_killed_is_told_where_its_limit_stands(text: str, where: str) -> None:
@@ -223,11 +233,15 @@ def test_states_are_told_in_the_trainer_s_words(lines: str, where: str) -> None:
 
 
 def test_saving_within_a_training_is_another_regime_and_gets_no_training_s_cures() -> None:
-    found = cures_of_text("step 1000 | saving", traced("save_checkpoint", "all_gather_into_tensor"), FULL_CARD)
+    found = cures_of_text(
+        "step 1000 | saving", traced("save_checkpoint", "all_gather_into_tensor"), FULL_CARD
+    )
     assert found.cause is Cause.REGIME_CHANGE
     assert "SHARDED_STATE_DICT" in offered(found)
     assert "micro-batch" not in offered(found)
     alone = cures_of_text(traced("evaluation_loop", "forward"), FULL_CARD)
     assert alone.cause is Cause.REAL_NEED
-    within = cures_of_text("{'loss': 0.9, 'learning_rate': 1e-05}", traced("evaluation_loop", "forward"), FULL_CARD)
+    within = cures_of_text(
+        "{'loss': 0.9, 'learning_rate': 1e-05}", traced("evaluation_loop", "forward"), FULL_CARD
+    )
     assert within.cause is Cause.REGIME_CHANGE

@@ -215,7 +215,10 @@ def test_a_configuration_among_the_files_is_the_plan_that_ran(tmp_path: Path) ->
         "base_model: meta-llama/Llama-3.1-8B\ndatasets:\n  - path: a/b\n    type: alpaca\nsequence_len: 8192\nmicro_batch_size: 1\n"
         "gradient_accumulation_steps: 8\noptimizer: adamw_torch\nlearning_rate: 0.00001\nbf16: true\ngradient_checkpointing: false\n"
     )
-    log.write_text("axolotl train\n" + modern("3.91 GiB", "79.15 GiB", "1.10 GiB", "78.04 GiB", "76.90 GiB", "400.00 MiB"))
+    log.write_text(
+        "axolotl train\n"
+        + modern("3.91 GiB", "79.15 GiB", "1.10 GiB", "78.04 GiB", "76.90 GiB", "400.00 MiB")
+    )
     found = memsheet.diagnose(log, config, gpus="1xA100-80GB")
     assert found.answer is not None
     assert found.term is not None

@@ -185,7 +185,9 @@ def test_figures_that_contradict_one_another_decide_nothing(message: str, says: 
 
 def test_a_process_below_what_its_allocator_keeps_shows_no_neighbour() -> None:
     """79.15 - 1 - 60 GiB would be a neighbour's, were the process not of 78 GiB at the least."""
-    found = diagnose_texts({"log": modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "60.00 GiB", "58.00 GiB", "20.00 GiB")})
+    found = diagnose_texts(
+        {"log": modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "60.00 GiB", "58.00 GiB", "20.00 GiB")}
+    )
     assert found.cause.value == "fragmentation"
     assert "does not follow" in " ".join(found.notes)
 
@@ -229,6 +231,16 @@ def test_a_summary_fills_in_what_a_cut_message_lacks(table: str, cause: str) -> 
 def test_reserved_bytes_that_only_grow_leak_unless_they_lie_in_pieces(
     sizes: tuple[int, ...], kept: str, cause: str
 ) -> None:
-    steps = (f"step: {n:2}  loss:  8.1  grad_norm:  1.2  memory: {size:5.2f}GiB({size / 0.791:.2f}%)" for n, size in enumerate(sizes))
-    died = modern("512.00 MiB", "79.10 GiB", "200.00 MiB", "78.90 GiB", "71.30 GiB" if "7" in kept else "77.60 GiB", kept)
+    steps = (
+        f"step: {n:2}  loss:  8.1  grad_norm:  1.2  memory: {size:5.2f}GiB({size / 0.791:.2f}%)"
+        for n, size in enumerate(sizes)
+    )
+    died = modern(
+        "512.00 MiB",
+        "79.10 GiB",
+        "200.00 MiB",
+        "78.90 GiB",
+        "71.30 GiB" if "7" in kept else "77.60 GiB",
+        kept,
+    )
     assert diagnose_texts({"log": "\n".join((*steps, died))}).cause.value == cause

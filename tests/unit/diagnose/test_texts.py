@@ -192,21 +192,32 @@ def test_pieces_below_a_limit_may_be_joined(allocated: str, kept: str, helps: st
 
 
 def test_a_model_s_hub_id_names_its_vocabulary_and_heads() -> None:
-    loss = traced("ForCausalLMLoss", module="x.py") + modern("3.91 GiB", "79.15 GiB", "2.10 GiB", "77.04 GiB", "74.90 GiB", "1.50 GiB")
-    for name in ("meta-llama/Llama-3.1-8B", "/hub/models--meta-llama--Llama-3.1-8B/snapshots/d04e/config.json"):
+    loss = traced("ForCausalLMLoss", module="x.py") + modern(
+        "3.91 GiB", "79.15 GiB", "2.10 GiB", "77.04 GiB", "74.90 GiB", "1.50 GiB"
+    )
+    for name in (
+        "meta-llama/Llama-3.1-8B",
+        "/hub/models--meta-llama--Llama-3.1-8B/snapshots/d04e/config.json",
+    ):
         found = diagnose_texts({"a": f"{name}\n{loss}"})
         assert found.term is not None
         assert found.term.shape == "[8192, 128256] fp32"
     assert diagnose_texts({"a": loss}).term.shape == ""  # type: ignore[union-attr]
-    scores = "model=mistralai/Mistral-7B-v0.1 batch_size=4 seq_len=4096\n" + traced("eager_attention_forward", module="x.py")
-    found = diagnose_texts({"a": scores + modern("8.00 GiB", "79.15 GiB", "5.00 GiB", "74.14 GiB", "72.90 GiB", "600.00 MiB")})
+    scores = "model=mistralai/Mistral-7B-v0.1 batch_size=4 seq_len=4096\n" + traced(
+        "eager_attention_forward", module="x.py"
+    )
+    found = diagnose_texts(
+        {"a": scores + modern("8.00 GiB", "79.15 GiB", "5.00 GiB", "74.14 GiB", "72.90 GiB", "600.00 MiB")}
+    )
     assert found.term is not None
     assert found.term.shape == "[4, 32, 4096, 4096] fp32"
 
 
 def test_tokens_of_a_pass_that_a_trainer_is_told_are_tried() -> None:
     said = 'actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384\n"vocab_size": 152064,\n'
-    found = diagnose_texts({"a": said + modern("9.28 GiB", "79.11 GiB", "6.10 GiB", "73.01 GiB", "69.40 GiB", "2.50 GiB")})
+    found = diagnose_texts(
+        {"a": said + modern("9.28 GiB", "79.11 GiB", "6.10 GiB", "73.01 GiB", "69.40 GiB", "2.50 GiB")}
+    )
     assert found.term is not None
     assert found.term.shape == "[16384, 152064] fp32"
     assert any("ppo_max_token_len_per_gpu" in cure.where for cure in found.cures)
@@ -224,7 +235,11 @@ def test_figures_of_other_runtimes_are_facts_and_close() -> None:
     assert "contradict" in diagnose_texts({"a": pool.format(23300000000) + tensor}).because
     cupy = "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: {} bytes, limit set to: 10,737,418,240 bytes)."
     limited = diagnose_texts({"a": cupy.format("4,294,967,296")})
-    assert [limited.facts[f"{name}_bytes"].low for name in ("asked", "allocated", "allowed")] == [2**33, 2**32, 10 * 2**30]
+    assert [limited.facts[f"{name}_bytes"].low for name in ("asked", "allocated", "allowed")] == [
+        2**33,
+        2**32,
+        10 * 2**30,
+    ]
     assert "contradict" in diagnose_texts({"a": cupy.format("14,294,967,296")}).because
     llama = "allocating 38512.22 MiB on device 0: cudaMalloc failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 40382988288\n"
     buffer = diagnose_texts({"a": llama}).term

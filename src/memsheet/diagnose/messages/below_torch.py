@@ -162,7 +162,9 @@ FORMS = (
     ),
     Form(
         "communication",
-        re.compile(r"Cudafailure\d{0,4}'outofmemory'(?:\S{0,400}?FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes)?"),
+        re.compile(
+            r"Cudafailure\d{0,4}'outofmemory'(?:\S{0,400}?FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes)?"
+        ),
         _refused_communication,
     ),
     Form("matrix library", re.compile(r"CUBLAS_STATUS_ALLOC_FAILED"), _refused_handle),

@@ -33,4 +33,6 @@ def step_facts(log: Log) -> dict[str, Interval]:
 
 def grows_steadily(log: Log) -> tuple[Interval, ...]:
     """What is allocated from line to line, where it has only grown by about the same; else nothing."""
-    return steady_growth([size for found in _LINE.finditer(log.squeezed) if (size := printed_bytes(found["MA"], "GB"))])
+    return steady_growth(
+        [size for found in _LINE.finditer(log.squeezed) if (size := printed_bytes(found["MA"], "GB"))]
+    )

@@ -28,9 +28,13 @@ MORE_HOST = Cure(
 
 SLURM = Cure(change="more memory for the job", helps=MAYBE, where="#SBATCH --mem=N (or --mem-per-gpu=N)")
 CONTAINER = Cure(
-    change="a higher memory limit of the container", helps=MAYBE, where="resources.limits.memory (docker run --memory)"
+    change="a higher memory limit of the container",
+    helps=MAYBE,
+    where="resources.limits.memory (docker run --memory)",
 )
-_LIMIT = re.compile(r"^\s*(?:Limits|limits):\s*\n(?:[^\n]*\n){0,4}?\s*memory:\s*[\"']?(\d{1,9}[KMGT]i?)\b", re.MULTILINE)
+_LIMIT = re.compile(
+    r"^\s*(?:Limits|limits):\s*\n(?:[^\n]*\n){0,4}?\s*memory:\s*[\"']?(\d{1,9}[KMGT]i?)\b", re.MULTILINE
+)
 
 
 def _host_shortage(because: str, *cures: Cure) -> Judgement:
@@ -49,7 +53,9 @@ def _killed_by_kernel(message: Message, _: Log) -> Judgement:
 
 def _killed_by_slurm(_: Message, __: Log) -> Judgement:
     return _host_shortage(
-        "the kernel killed a process at the memory limit of its Slurm step: host memory, not the GPU's", SLURM, MORE_HOST
+        "the kernel killed a process at the memory limit of its Slurm step: host memory, not the GPU's",
+        SLURM,
+        MORE_HOST,
     )
 
 
@@ -57,7 +63,9 @@ def _killed_in_container(_: Message, log: Log) -> Judgement:
     limits = {found[1] for found in _LIMIT.finditer("\n".join(log.lines))}
     limit = f" of {limits.pop()}" if len(limits) == 1 else ""
     return _host_shortage(
-        f"the kernel killed a process at its container's memory limit{limit}: host memory, not the GPU's", CONTAINER, MORE_HOST
+        f"the kernel killed a process at its container's memory limit{limit}: host memory, not the GPU's",
+        CONTAINER,
+        MORE_HOST,
     )
 
 

@@ -97,17 +97,30 @@ def judge_pool(
     held = Interval(pool["in_use"], pool["in_use"])
     facts = {"pool_limit_bytes": held + left, "pool_in_use_bytes": held}
     if pool["in_use"] > pool["limit"]:
-        return Judgement(causes=(), because=f"{told}; more is in use of the pool than its limit: its figures contradict one another", facts=facts)
+        return Judgement(
+            causes=(),
+            because=f"{told}; more is in use of the pool than its limit: its figures contradict one another",
+            facts=facts,
+        )
     if more_than(size, left):
         return Judgement(
-            causes=(Cause.REAL_NEED,), because=sum_words, missing=(size - left).positive, cures=(*smaller, *besides), facts=facts
+            causes=(Cause.REAL_NEED,),
+            because=sum_words,
+            missing=(size - left).positive,
+            cures=(*smaller, *besides),
+            facts=facts,
         )
     largest = pool.get("largest_free")
     if largest is not None and at_least(left, size) and size.low > largest > 0:
         return Judgement(
-            causes=(Cause.FRAGMENTATION,), because=f"{sum_words}, the largest piece {largest:,} bytes", cures=smaller, facts=facts
+            causes=(Cause.FRAGMENTATION,),
+            because=f"{sum_words}, the largest piece {largest:,} bytes",
+            cures=smaller,
+            facts=facts,
         )
-    return Judgement(causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=sum_words, cures=smaller, facts=facts)
+    return Judgement(
+        causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=sum_words, cures=smaller, facts=facts
+    )
 
 
 _CARD = (

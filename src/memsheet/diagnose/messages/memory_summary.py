@@ -47,7 +47,11 @@ def with_summary(message: Message, log: Log) -> Message | None:
     of_it = device is not None and message.words.get("device", device[1]) == device[1]
     short = "free" in said and "asked" in said and at_least(said["free"], said["asked"]) is False
     names = [f"summary_{name}{at}_bytes" for name in ("allocated", "reserved") for at in ("", "_peak")]
-    if "allocated" in said or not (of_it and short and failed_requests(log)) or not facts.keys() >= set(names):
+    if (
+        "allocated" in said
+        or not (of_it and short and failed_requests(log))
+        or not facts.keys() >= set(names)
+    ):
         return None
     held = {
         name: Interval(facts[f"summary_{name}_bytes"].low, facts[f"summary_{name}_peak_bytes"].high)

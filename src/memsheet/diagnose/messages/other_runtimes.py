@@ -52,7 +52,13 @@ def _refused_tensor(message: Message, log: Log) -> Judgement:
     size = math.prod(int(axis) for axis in shape.split(",") if axis) * width
     asked = Interval(size, size)
     found = _of_device(message, log, asked, f"{size_words(asked)} were asked for, {tensor}")
-    term = Term(component="temporaries", path="tensor", shape=f"[{axes}] {message.words['type']}", exact=True, words=tensor)
+    term = Term(
+        component="temporaries",
+        path="tensor",
+        shape=f"[{axes}] {message.words['type']}",
+        exact=True,
+        words=tensor,
+    )
     return replace(found, term=term, facts={**found.facts, "asked_bytes": asked})
 
 
@@ -105,7 +111,9 @@ def _refused_pool(message: Message, _: Log) -> Judgement:
     told = "memory was asked for" if asked is None else f"{size_words(asked)} were asked for"
     told += f" by a pool that holds {size_words(held)}" if held else ""
     if asked and held and limit and more_than(held, limit):
-        return Judgement(causes=(), because=f"{told} and may hold {size_words(limit)}: its figures contradict one another")
+        return Judgement(
+            causes=(), because=f"{told} and may hold {size_words(limit)}: its figures contradict one another"
+        )
     if asked and held and limit and at_least(limit, held + asked) is False:
         raised = Cure(change="raise or remove the pool's limit", helps=MAYBE, where="CUPY_GPU_MEMORY_LIMIT")
         return Judgement(

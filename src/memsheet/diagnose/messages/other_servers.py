@@ -15,7 +15,11 @@ from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, M
 from memsheet.diagnose.messages.stated import halved, smaller_share, stated_number, stated_share
 
 SIGNS = (b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource")
-FRACTIONS = ("kv_cache_free_gpu_memory_fraction", "free_gpu_memory_fraction", "kv_cache_free_gpu_mem_fraction")
+FRACTIONS = (
+    "kv_cache_free_gpu_memory_fraction",
+    "free_gpu_memory_fraction",
+    "kv_cache_free_gpu_mem_fraction",
+)
 PREFILL = "--max-batch-prefill-tokens"
 
 

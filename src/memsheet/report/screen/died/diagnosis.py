@@ -78,7 +78,11 @@ def _diagnosis_headline(found: Diagnosis, look: Look) -> RenderableType:
         style = "bold green" if found.cause in (Cause.NOT_GPU_MEMORY, Cause.FOLLOW_UP_ERROR) else "bold red"
         return labelled_row("DIED OF", style, (TITLES[found.cause], *_shortage_words(found, look)), look)
     between = " or ".join(TITLES[cause] for cause in found.open_between)
-    otherwise = "figures that contradict one another" if found.contradictory else "a memory error without enough figures"
+    otherwise = (
+        "figures that contradict one another"
+        if found.contradictory
+        else "a memory error without enough figures"
+    )
     return labelled_row("UNDECIDED", "bold yellow", (between or otherwise,), look)
 
 
