@@ -1,4 +1,6 @@
-"""Figures of one message that cannot all be of one card at one time: where they are, no verdict is claimed."""
+"""Figures of one message that cannot all be of one card at one time: where they are, no verdict is
+claimed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def contradictions_of(message: Message, figures: Figures) -> Iterator[str]:
     said, card = message.facts, figures.capacity
     allocated, reserved = said.get("allocated"), said.get("reserved")
     if allocated is not None and reserved is not None and more_than(allocated, reserved):
-        yield f"{size_words(allocated)} allocated is more than the {size_words(reserved)} reserved that hold it"
+        yield (
+            f"{size_words(allocated)} allocated is more than the {size_words(reserved)} reserved that hold it"
+        )
     if card is None:
         return
     shared = message.words.get("who") == "HIP"
@@ -27,7 +31,10 @@ def contradictions_of(message: Message, figures: Figures) -> Iterator[str]:
         yield f"{size_words(free)} are free of a card of {size_words(card)}"
     held = figures.reserved
     if not (free is None or held is None or shared or more_than(held, card)) and more_than(held + free, card):
-        yield f"{size_words(held)} reserved + {size_words(free)} free is more than the {size_words(card)} of the card"
+        yield (
+            f"{size_words(held)} reserved + {size_words(free)} free is more than the "
+            f"{size_words(card)} of the card"
+        )
     elif held is not None and more_than(held, card) and _within(figures.allocated, card):
         yield f"{size_words(held)} are reserved on a card of {size_words(card)}"
     named = sum_intervals(size for size in (figures.process, *(size for _, size in figures.others)) if size)
@@ -61,6 +68,7 @@ def doubtful_process_words(figures: Figures) -> str:
     """The same for a reader."""
     return (
         f"this process is said to hold {size_words(figures.process or NOTHING)} and its allocator to keep "
-        f"{size_words(figures.reserved or NOTHING)}: what it holds outside that, and whether somebody else is on the card, "
+        f"{size_words(figures.reserved or NOTHING)}: what it holds outside that, and whether "
+        f"somebody else is on the card, "
         "does not follow"
     )

@@ -217,7 +217,8 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
     held = figures.others_total if figures.others else figures.unseen or NOTHING
     served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
     named = ", ".join(
-        figures.named(pid) for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3]
+        figures.process_words(pid)
+        for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3]
     )
     yield Cure(
         change=f"end or move the other {'processes' if len(figures.others) > 1 else 'process'} {named}".rstrip() if named else "find who else is on the card",
@@ -240,8 +241,8 @@ def alloc_conf(who: str) -> str:
 
 
 def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool | None, why: str) -> Cure:
-    """From v2.1.0 on: c10/cuda/CUDACachingAllocator.h:126 and 146 there (is_expandable, SEGMENT_MAP), of which v2.0.1's
-    header has nothing.
+    """From v2.1.0 on: c10/cuda/CUDACachingAllocator.h:126 and 146 there (is_expandable, SEGMENT_MAP), of
+    which v2.0.1's header has nothing.
     """
     kept = figures.unallocated or NOTHING
     if who.startswith("MPS"):

@@ -47,7 +47,7 @@ class Figures:
     unsized: bool = False
     """Whether a process is named of which the driver does not say what it holds."""
 
-    def named(self, pid: int) -> str:
+    def process_words(self, pid: int) -> str:
         """A process by its number, and its name where it is known."""
         return f"{pid} ({self.names[pid]})" if self.names.get(pid) else str(pid)
 

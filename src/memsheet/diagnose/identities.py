@@ -37,7 +37,8 @@ _VOCAB = re.compile(
 _LENGTH = re.compile(
     r"\b(?:max_?seq_?len(?:gth)?|max_?length|seq_?len(?:gth)?|sequence_?len(?:gth)?|cutoff_?len|"
     r"max_?model_?len|context_?length|"
-    r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
+    r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
+    r"|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d[\d,_]{0,9})\b",
     re.IGNORECASE,

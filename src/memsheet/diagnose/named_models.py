@@ -10,7 +10,8 @@ from typing import Any
 from memsheet.catalog import find_model
 
 _HUB_ID = re.compile(
-    r"(?<![\w./-])[A-Za-z0-9][\w.-]{1,60}/[A-Za-z0-9][\w.-]{1,90}(?![\w/])|(?<!\w)models--[\w.-]{3,150}(?=/|\s|$)"
+    r"(?<![\w./-])[A-Za-z0-9][\w.-]{1,60}/[A-Za-z0-9][\w.-]{1,90}(?![\w/])"
+    r"|(?<!\w)models--[\w.-]{3,150}(?=/|\s|$)"
 )
 MOST = 256
 """Different names that are looked up: a path of two parts looks like one."""

@@ -256,7 +256,7 @@ def _says_neighbour(of: Figures, _: Signs) -> str:
             f"{size_words(of.asked)} asked for"
         )
     largest = sorted(of.others, key=lambda other: -other[1].middle)
-    named = ", ".join(f"process {of.named(pid)} {size_words(size)}" for pid, size in largest[:3])
+    named = ", ".join(f"process {of.process_words(pid)} {size_words(size)}" for pid, size in largest[:3])
     return (
         f"{named} on the same card: {size_words(of.free or NOTHING)} free + {size_words(held)} of others "
         f"cover the "
@@ -322,7 +322,7 @@ def _says_lacking(of: Figures, _: Signs) -> str:
     )
 
 
-def _grows(of: Figures, signs: Signs) -> bool | None:
+def _memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
     if signs.sums_losses or signs.growth:
         return True
@@ -337,7 +337,8 @@ def _says_leak(of: Figures, signs: Signs) -> str:
     if grown_sizes := signs.growth or signs.reserved_growth:
         grown = " → ".join(size_words(size) for size in grown_sizes)
         return (
-            f"what is {'allocated' if signs.growth else 'reserved'} only grows from step to step: {grown}, until {size_words(of.asked)} have "
+            f"what is {'allocated' if signs.growth else 'reserved'} only grows from step to step: "
+            f"{grown}, until {size_words(of.asked)} have "
             f"no room"
         )
     return (
@@ -353,7 +354,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.NOT_GPU_MEMORY, _enough_free_at_its_end, _says_enough_free, (Cause.LIMIT_SET,)),
     Rule(Cause.NOT_GPU_MEMORY, _enough_free, _says_enough_free),
     Rule(Cause.REAL_NEED, _beyond_card, _says_beyond_card),
-    Rule(Cause.LEAK, _grows, _says_leak),
+    Rule(Cause.LEAK, _memory_grows, _says_leak),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.changed_at is not None, _says_changed),
     Rule(Cause.ENGINE_OVERCOMMIT, _phase_says(Cause.ENGINE_OVERCOMMIT), _says_phase),
     Rule(Cause.REGIME_CHANGE, _phase_says(Cause.REGIME_CHANGE), _says_phase),

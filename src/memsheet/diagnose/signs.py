@@ -120,7 +120,8 @@ _STEP_NUMBER = re.compile(
     re.IGNORECASE,
 )
 _TRAINED = re.compile(
-    r"\blearning_rate['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d|Running training",
+    r"\blearning_rate['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d"
+    r"|Running training",
     re.IGNORECASE,
 )
 """What a step of a training prints, and no evaluation."""
@@ -221,7 +222,9 @@ def read_signs(log: Log, line: int) -> Signs:
 
 
 def _trained_before(log: Log, line: int, names: Sequence[str]) -> bool:
-    """Whether steps of a training stand in the log before a message, of which the traceback shows no function."""
+    """Whether steps of a training stand in the log before a message, of which the traceback shows no
+    function.
+    """
     before = "\n".join(log.lines[:line])
     saves = any(FRAMES.get(name) is _SAVE for name in names)
     stepped = saves and any(int(number.replace(",", "")) > 0 for number in _STEP_NUMBER.findall(before))

@@ -14,7 +14,8 @@ _HANDLED = re.compile(
     re.IGNORECASE,
 )
 _SMALLER_BATCH = re.compile(
-    r"\b(?:decreas|reduc|halv|lower|retry|trying|training with)\w{0,4}\b.{0,40}?\bbatch(?:[ _-]?size)?\b|\bbatch size \d{1,9} failed\b",
+    r"\b(?:decreas|reduc|halv|lower|retry|trying|training with)\w{0,4}\b"
+    r".{0,40}?\bbatch(?:[ _-]?size)?\b|\bbatch size \d{1,9} failed\b",
     re.IGNORECASE,
 )
 """What a program says that runs its whole training again with a smaller batch (accelerate's and transformers'

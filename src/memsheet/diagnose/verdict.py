@@ -226,8 +226,8 @@ def _judged_figures(
 
 
 def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:
-    """A message that names no other process, with those of an nvidia-smi table of the same card; where it says
-    its own, those alone that what nobody is named for has room for.
+    """A message that names no other process, with those of an nvidia-smi table of the same card; where it
+    says its own, those alone that what nobody is named for has room for.
     """
     if table is None or figures.others or figures.capacity is None or figures.reserved is None:
         return figures

@@ -162,8 +162,8 @@ def _joined_diagnosis(
 
 
 def _answer_of_configurations(said: Mapping[str, Any], model: Any, given: Mapping[str, Any]) -> Answer | None:
-    """The plan that configuration files among the inputs are, on the cards that are named; None where none are,
-    none of the files is one, or a plan says what ran.
+    """The plan that configuration files among the inputs are, on the cards that are named; None where none
+    are, none of the files is one, or a plan says what ran.
     """
     if "plan" in given or not (model is None or isinstance(model, str)):
         return None

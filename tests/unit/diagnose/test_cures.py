@@ -198,7 +198,10 @@ def test_a_device_is_told_its_own_names(who: str, conf: str, cleared: str) -> No
     ("text", "where"),
     [
         (
-            "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+            (
+                "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks "
+                "have been OOM Killed."
+            ),
             "#SBATCH --mem=",
         ),
         (
@@ -215,9 +218,15 @@ def test_who_killed_is_told_where_its_limit_stands(text: str, where: str) -> Non
 
 
 def test_what_says_more_than_a_signal_speaks() -> None:
-    ray = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\nMemory on the node was 478.11GB / 503.00GB (0.95)"
+    ray = (
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on "
+        "memory.\nMemory on the node was 478.11GB / 503.00GB (0.95)"
+    )
     assert "478.11 GiB of 503.00 GiB" in cures_of_text("killed by SIGKILL", ray).because
-    kernel = "python invoked oom-killer: order=0\nMemory cgroup out of memory: Killed process 31337 (python) total-vm:2kB, anon-rss:66912340kB"
+    kernel = (
+        "python invoked oom-killer: order=0\nMemory cgroup out of memory: Killed process 31337 "
+        "(python) total-vm:2kB, anon-rss:66912340kB"
+    )
     assert "process 31337 with 63.81 GiB" in cures_of_text(kernel).because
 
 

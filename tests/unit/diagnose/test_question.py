@@ -212,8 +212,10 @@ def test_a_context_that_finds_a_full_card_died_of_others() -> None:
 def test_a_configuration_among_the_files_is_the_plan_that_ran(tmp_path: Path) -> None:
     config, log = tmp_path / "run.yml", tmp_path / "run.log"
     config.write_text(
-        "base_model: meta-llama/Llama-3.1-8B\ndatasets:\n  - path: a/b\n    type: alpaca\nsequence_len: 8192\nmicro_batch_size: 1\n"
-        "gradient_accumulation_steps: 8\noptimizer: adamw_torch\nlearning_rate: 0.00001\nbf16: true\ngradient_checkpointing: false\n"
+        "base_model: meta-llama/Llama-3.1-8B\ndatasets:\n  - path: a/b\n    type: "
+        "alpaca\nsequence_len: 8192\nmicro_batch_size: 1\n"
+        "gradient_accumulation_steps: 8\noptimizer: adamw_torch\nlearning_rate: 0.00001\nbf16: "
+        "true\ngradient_checkpointing: false\n"
     )
     log.write_text(
         "axolotl train\n"

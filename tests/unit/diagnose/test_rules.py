@@ -192,7 +192,10 @@ def test_a_process_below_what_its_allocator_keeps_shows_no_neighbour() -> None:
     assert "does not follow" in " ".join(found.notes)
 
 
-CUT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 500.00 MiB is free."
+CUT = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 79.15 GiB of which 500.00 MiB is free."
+)
 
 
 def summary(failed: int, allocated: tuple[int, int], reserved: int, device: int = 0) -> str:

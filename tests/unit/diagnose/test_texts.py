@@ -225,7 +225,10 @@ def test_tokens_of_a_pass_that_a_trainer_is_told_are_tried() -> None:
 
 def test_figures_of_other_runtimes_are_facts_and_close() -> None:
     pool = "Stats:\nLimit: 22740598784\nInUse: {}\n"
-    tensor = "ResourceExhaustedError: OOM when allocating tensor with shape[32768,30522] and type float on /device:GPU:0 by allocator GPU_0_bfc"
+    tensor = (
+        "ResourceExhaustedError: OOM when allocating tensor with shape[32768,30522] and type float "
+        "on /device:GPU:0 by allocator GPU_0_bfc"
+    )
     found = diagnose_texts({"a": pool.format(21300000000) + tensor})
     assert found.cause is Cause.REAL_NEED
     assert found.term is not None
@@ -233,7 +236,10 @@ def test_figures_of_other_runtimes_are_facts_and_close() -> None:
     assert found.missing is not None
     assert found.missing.low == 32768 * 30522 * 4 - (22740598784 - 21300000000)
     assert "contradict" in diagnose_texts({"a": pool.format(23300000000) + tensor}).because
-    cupy = "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: {} bytes, limit set to: 10,737,418,240 bytes)."
+    cupy = (
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated "
+        "so far: {} bytes, limit set to: 10,737,418,240 bytes)."
+    )
     limited = diagnose_texts({"a": cupy.format("4,294,967,296")})
     assert [limited.facts[f"{name}_bytes"].low for name in ("asked", "allocated", "allowed")] == [
         2**33,
@@ -241,7 +247,10 @@ def test_figures_of_other_runtimes_are_facts_and_close() -> None:
         10 * 2**30,
     ]
     assert "contradict" in diagnose_texts({"a": cupy.format("14,294,967,296")}).because
-    llama = "allocating 38512.22 MiB on device 0: cudaMalloc failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 40382988288\n"
+    llama = (
+        "allocating 38512.22 MiB on device 0: cudaMalloc failed: out of memory\nalloc_tensor_range: "
+        "failed to allocate CUDA0 buffer of size 40382988288\n"
+    )
     buffer = diagnose_texts({"a": llama}).term
     assert buffer is not None
     assert buffer.shape == "40,382,988,288 bytes"

@@ -89,31 +89,31 @@ _MAKES_CONTEXT = re.compile(r"_cuda_init\(|in _lazy_init\b|\bcuInit\b|cuCtxCreat
 
 def _refused_by_driver(message: Message, log: Log) -> Judgement:
     table = card_table(log)
-    there = _holders(table) if table else ""
+    there = _holder_words(table) if table else ""
     near = log.lines[max(0, message.line - 40) : message.line + 1]
     if table and there and len(table.cards) == 1 and any(_MAKES_CONTEXT.search(each) for each in near):
         used, whole = table.cards[0]
         left = (whole - used).positive
         if left.high < OUTSIDE_LEAST:
             return Judgement(
-                causes=(Cause.OTHER_PROCESS,), cures=_without(there),
+                causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
                 because=f"the driver refused this process its context, before it held anything; of {size_words(whole)} were "
                 f"{size_words(left)} left beside {there}",
             )  # fmt: skip
     return Judgement(
-        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without(there),
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there),
         because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
         f"({there or 'nvidia-smi shows them'}), or this process fills it",
     )  # fmt: skip
 
 
-def _holders(table: Table) -> str:
+def _holder_words(table: Table) -> str:
     """The largest processes of a table, by number, name and bytes."""
     largest = sorted(table.processes, key=lambda each: -each[2].middle)[:3]
     return ", ".join(f"process {pid} ({table.names[pid]}) {size_words(size)}" for _, pid, size in largest)
 
 
-def _without(there: str) -> tuple[Cure, ...]:
+def _without_holders(there: str) -> tuple[Cure, ...]:
     if not there:
         return ()
     return (
@@ -163,7 +163,8 @@ FORMS = (
     Form(
         "communication",
         re.compile(
-            r"Cudafailure\d{0,4}'outofmemory'(?:\S{0,400}?FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes)?"
+            r"Cudafailure\d{0,4}'outofmemory'"
+            r"(?:\S{0,400}?FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes)?"
         ),
         _refused_communication,
     ),
@@ -183,13 +184,14 @@ FORMS = (
     *other_runtimes.FORMS,
 )
 _BARE = re.compile(
-    r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b|out of memory\b[.!]?$"
+    r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b"
+    r"|out of memory\b[.!]?$"
     r"|.{0,300}?(?:\b(?:error|exception|failed|failure|refused|fatal)\b|what\(\)).{0,300}?\bout of memory\b"
     r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError))",
     re.IGNORECASE,
 )
-"""A line that says so as an error does: at its beginning, or behind the word error. A sentence of a manual does
-neither.
+"""A line that says so as an error does: at its beginning, or behind the word error. A sentence of a manual
+does neither.
 """
 
 

@@ -89,11 +89,14 @@ def pool_figures(text: str) -> dict[str, int]:
 def judge_pool(
     size: Interval, pool: dict[str, int], told: str, smaller: tuple[Cure, ...], besides: tuple[Cure, ...]
 ) -> Judgement:
-    """A request of a BFC pool by what the pool had left. ``smaller``: cures that ask for less; ``besides``: what is
-    said where the pool had too little.
+    """A request of a BFC pool by what the pool had left. ``smaller``: cures that ask for less;
+    ``besides``: what is said where the pool had too little.
     """
     left = Interval(max(0, pool["limit"] - pool["in_use"]), max(0, pool["limit"] - pool["in_use"]))
-    sum_words = f"{told}; of the pool's limit {size_words(Interval(pool['limit'], pool['limit']))} were {size_words(left)} left"
+    sum_words = (
+        f"{told}; of the pool's limit {size_words(Interval(pool['limit'], pool['limit']))} were "
+        f"{size_words(left)} left"
+    )
     held = Interval(pool["in_use"], pool["in_use"])
     facts = {"pool_limit_bytes": held + left, "pool_in_use_bytes": held}
     if pool["in_use"] > pool["limit"]:

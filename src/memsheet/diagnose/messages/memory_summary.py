@@ -1,6 +1,7 @@
 """``torch.cuda.memory_summary()``'s table: what was held, and how often the allocator failed.
 
-Its sizes are whole units, rounded down (torch/cuda/memory.py, memory_summary's _format_size: ``sz //= 1024``).
+Its sizes are whole units, rounded down (torch/cuda/memory.py, memory_summary's _format_size:
+``sz //= 1024``).
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def summary_facts(log: Log) -> dict[str, Interval]:
 
 
 def with_summary(message: Message, log: Log) -> Message | None:
-    """A message that ends before it says what the process holds, with what a table of the same device says that
-    was printed once a request had failed: tensors are let go while the error goes up, so that what was held when
-    it failed lies between now and the highest. None where the message needs none, or there is none.
+    """A message that ends before it says what the process holds, with what a table of the same device says
+    that was printed once a request had failed: tensors are let go while the error goes up, so that what
+    was held when it failed lies between now and the highest. None where the message needs none, or there
+    is none.
     """
     facts, said = summary_facts(log), message.facts
     device = _DEVICE.search(log.squeezed)

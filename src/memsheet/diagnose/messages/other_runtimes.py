@@ -1,9 +1,10 @@
 """Runtimes that are no PyTorch and no XLA: TensorFlow's BFC allocator, ONNX Runtime's arena, TensorRT's
-allocator, CuPy's pool. Each says what was asked for, and none what was free, but for the dump of TensorFlow's pool.
+allocator, CuPy's pool. Each says what was asked for, and none what was free, but for the dump of
+TensorFlow's pool.
 
 The sentences are those of tensorflow/core/framework/op_kernel.cc (allocate_tensor),
-onnxruntime/core/framework/bfc_arena.cc, TensorRT's defaultAllocator and CuPy v13.6.0, cupy/cuda/memory.pyx:63-69
-(CUPY_GPU_MEMORY_LIMIT: docs/source/reference/environment.rst).
+onnxruntime/core/framework/bfc_arena.cc, TensorRT's defaultAllocator and CuPy v13.6.0,
+cupy/cuda/memory.pyx:63-69 (CUPY_GPU_MEMORY_LIMIT: docs/source/reference/environment.rst).
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ def _refused_kernel(message: Message, _: Log) -> Judgement:
     needed, most = (int(message.words[name]) for name in ("needed", "most"))
     what = "shared memory" if message.words["what"] == "sharedmemory" else message.words["what"]
     sizes = (
-        f"{size_words(Interval(needed, needed))} of {what} of one multiprocessor, which has {size_words(Interval(most, most))}"
+        f"{size_words(Interval(needed, needed))} of {what} of one multiprocessor, which has "
+        f"{size_words(Interval(most, most))}"
         if what == "shared memory"
         else f"{needed:,} of {what}, and the hardware has {most:,}"
     )

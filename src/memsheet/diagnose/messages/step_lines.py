@@ -1,9 +1,9 @@
 """What trainers print of memory from step to step.
 
-DeepSpeed's ``MA`` is what is allocated (messages/deepspeed.py). torchtitan prints the most that was reserved since the
-line before, of sequences of one length (torchtitan/components/metrics.py, MetricsProcessor.log: ``max_reserved_gib``).
-Where lengths differ from step to step, as answers of a reinforcement learning do, growth of a peak shows no leak: such
-lines are not read.
+DeepSpeed's ``MA`` is what is allocated (messages/deepspeed.py). torchtitan prints the most that was
+reserved since the line before, of sequences of one length (torchtitan/components/metrics.py,
+MetricsProcessor.log: ``max_reserved_gib``). Where lengths differ from step to step, as answers of a
+reinforcement learning do, growth of a peak shows no leak: such lines are not read.
 """
 
 from __future__ import annotations
