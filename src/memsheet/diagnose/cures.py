@@ -19,6 +19,8 @@ from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
 from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, LOADING, SERVING, Signs
 
 MOST = 4
+RECOMPUTE = "recompute activations in backward"
+FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
 TRAINERS: dict[str, dict[str, str]] = {
     "TRL": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
     "Trainer": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
@@ -27,12 +29,16 @@ TRAINERS: dict[str, dict[str, str]] = {
     "unsloth": {"batch": "per_device_train_batch_size", "recompute": 'use_gradient_checkpointing="unsloth"', "loss": ""},
     "Megatron-LM": {"batch": "--micro-batch-size", "recompute": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "loss": "--cross-entropy-loss-fusion"},
     "DeepSpeed": {"batch": "train_micro_batch_size_per_gpu", "recompute": "deepspeed.checkpointing", "loss": ""},
+    "accelerate": {"batch": "per_device_train_batch_size", "recompute": "fsdp_activation_checkpointing: true", "loss": ""},
+    "verl": {"batch": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)", "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing=True", "loss": "actor_rollout_ref.model.use_fused_kernels=True", "tokens": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu, and actor_rollout_ref.actor.ppo_max_token_len_per_gpu"},
+    "torchtitan trainer": {"batch": "--training.local_batch_size", "recompute": "--activation_checkpoint.mode full", "loss": ""},
     "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
 }  # fmt: skip
 """Where each program is told of a change."""
 OF_PHASE: dict[str, tuple[Cure, ...]] = {
     "save": (
-        Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE),
+        Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE,
+             where="StateDictType.SHARDED_STATE_DICT, or FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"),
         Cure(change="recompute activations in backward", helps=NO, why="no activations are held while a checkpoint is saved"),
     ),
     "restore": (
@@ -64,11 +70,26 @@ EVALUATION_BATCH = {
     "TRL": "per_device_eval_batch_size", "Trainer": "per_device_eval_batch_size", "LLaMA-Factory": "per_device_eval_batch_size:",
     "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:",
 }  # fmt: skip
+_SMALL_STATES, _SPREAD_STATES = (
+    "an optimizer with smaller states",
+    "states over more GPUs (ZeRO, FSDP), or on the host",
+)
+STATES: dict[str, dict[str, str]] = {
+    "TRL": {_SMALL_STATES: 'optim="adamw_8bit"'},
+    "Trainer": {_SMALL_STATES: 'optim="adamw_8bit"'},
+    "unsloth": {_SMALL_STATES: 'optim="adamw_8bit"'},
+    "axolotl": {_SMALL_STATES: "optimizer: adamw_bnb_8bit"},
+    "LLaMA-Factory": {_SMALL_STATES: "optim: adamw_8bit"},
+    "DeepSpeed": {_SPREAD_STATES: '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'},
+    "Megatron-LM": {_SPREAD_STATES: "--use-distributed-optimizer (or --optimizer-cpu-offload)"},
+    "verl": {_SPREAD_STATES: "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"},
+}  # fmt: skip
+"""Where each program is told of the optimizer's states."""
 OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
     "parameters": OF_PHASE["load"],
     "optimizer_states": (
-        Cure(change="an optimizer with smaller states", helps=MAYBE, where='optim="adamw_8bit"'),
-        Cure(change="states over more GPUs (ZeRO, FSDP), or on the host", helps=MAYBE),
+        Cure(change=_SMALL_STATES, helps=MAYBE, where="bitsandbytes.optim.AdamW8bit"),
+        Cure(change=_SPREAD_STATES, helps=MAYBE),
         Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
     ),
 }  # fmt: skip
@@ -174,14 +195,14 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
         case Cause.LEAK:
             yield SUM_NUMBERS if signs.sums_losses else KEEP_NOTHING
             yield _expandable_by_sum(figures, signs, who)
-            yield _no_cache_clearing()
+            yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
             yield from _for_need(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.REAL_NEED:
             yield from _for_need(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
-            yield _no_cache_clearing()
+            yield _no_cache_clearing(who)
         case _:
             return
 
@@ -195,7 +216,10 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
         return
     held = figures.others_total if figures.others else figures.unseen or NOTHING
     served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
-    named = ", ".join(str(pid) for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3])
+    named = ", ".join(
+        figures.process_words(pid)
+        for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3]
+    )
     yield Cure(
         change=f"end or move the other {'processes' if len(figures.others) > 1 else 'process'} {named}".rstrip() if named else "find who else is on the card",
         helps=YES if served and named else MAYBE, saves_bytes=held.high, where="nvidia-smi" if named else "nvidia-smi (on the host)",
@@ -204,19 +228,31 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
     yield Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N")
 
 
+ALLOC_CONF = {
+    "CUDA": "PYTORCH_CUDA_ALLOC_CONF", "HIP": "PYTORCH_HIP_ALLOC_CONF", "XPU": "PYTORCH_ALLOC_CONF", "NPU": "PYTORCH_NPU_ALLOC_CONF",
+}  # fmt: skip
+
+
 def alloc_conf(who: str) -> str:
     """The variable that the allocator reads; the new name does not turn this on in every release (2.9.1), the
     old one does.
     """
-    return f"PYTORCH_{'HIP' if who == 'HIP' else 'CUDA'}_ALLOC_CONF=expandable_segments:True"
+    return f"{ALLOC_CONF.get(who, ALLOC_CONF['CUDA'])}=expandable_segments:True"
 
 
 def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool | None, why: str) -> Cure:
+    """From v2.1.0 on: c10/cuda/CUDACachingAllocator.h:126 and 146 there (is_expandable, SEGMENT_MAP), of
+    which v2.0.1's header has nothing.
+    """
     kept = figures.unallocated or NOTHING
+    if who.startswith("MPS"):
+        return Cure(change="expandable segments", helps=NO, why="this allocator has no such setting")
     helps = NO if covered is False or signs.expandable or signs.windows else MAYBE
     said = "it is on already" if signs.expandable and covered is not False else why
     if signs.release and helps == MAYBE:
         said = f"{said}; from PyTorch 2.1 on, and this message is of {signs.release} or before"
+    if who == "XPU" and helps == MAYBE:
+        said = f"{said}; where this release's allocator for XPU has them"
     return Cure(
         change="expandable segments",
         helps=helps,
@@ -239,9 +275,9 @@ def _expandable_by_sum(figures: Figures, signs: Signs, who: str) -> Cure:
     return expandable_cure(figures, signs, who, covered=covered, why=why)
 
 
-def _no_cache_clearing() -> Cure:
+def _no_cache_clearing(who: str) -> Cure:
     return Cure(
-        change="torch.cuda.empty_cache()",
+        change=f"torch.{'cuda' if who == 'HIP' else who.removesuffix('backend').lower()}.empty_cache()",
         helps=NO,
         why="the allocator gave back every whole segment before it failed",
     )
@@ -268,7 +304,7 @@ def _against_pieces(figures: Figures, signs: Signs, who: str) -> Iterator[Cure]:
             saves_bytes=figures.private_pools.high,
             why="their pools lend nothing to others",
         )
-    if signs.release != "1.3":  # which has no such setting
+    if signs.release != "1.3" and who not in ("XPU", "MPSbackend"):  # which have no such setting
         yield Cure(
             change="split no block above a size",
             helps=MAYBE,
@@ -277,7 +313,7 @@ def _against_pieces(figures: Figures, signs: Signs, who: str) -> Iterator[Cure]:
             if signs.release and "max_split_size_mb" not in signs.text
             else "",
         )
-    yield _no_cache_clearing()
+    yield _no_cache_clearing(who)
 
 
 def _in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
@@ -344,9 +380,11 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield from found
         return
     if term is not None and (found := OF_COMPONENT.get(term.component)):
-        yield from found
+        yield from (
+            replace(cure, where=STATES.get(signs.trainer, {}).get(cure.change, cure.where)) for cure in found
+        )
         return
-    lines = TRAINERS.get(signs.program, {})
+    lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
     half = figures.asked.times(1, 2)
     free = figures.free if figures.free_is_said else None
@@ -355,12 +393,20 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             change="fewer tokens in one pass",
             helps=MAYBE,
             saves_bytes=half.high,
+            where=lines.get("tokens", ""),
             why="logits are tokens × vocabulary wide",
         )
+        if signs.trainer == "verl":
+            yield Cure(
+                change="log-probabilities without full logits",
+                helps=MAYBE,
+                where=lines["loss"],
+                why="the tensor asked for is not made then",
+            )
         yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
     elif proportional and term is not None and term.path == "loss":
         yield Cure(
-            change="a loss that never holds all logits (fused or in chunks)",
+            change=FUSED_LOSS,
             helps=MAYBE,
             saves_bytes=figures.asked.high,
             where=lines.get("loss", ""),
@@ -391,7 +437,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         )
         if not served or term is None or term.component == "saved_activations":
             yield Cure(
-                change="recompute activations in backward",
+                change=RECOMPUTE,
                 helps=MAYBE,
                 where=lines.get("recompute", "torch.utils.checkpoint"),
             )

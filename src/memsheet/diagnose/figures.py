@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from memsheet.diagnose.interval import NOTHING, Interval, sum_intervals
 from memsheet.diagnose.message import Message
 from memsheet.frozen import dataclass
@@ -39,8 +42,14 @@ class Figures:
     outside: Interval | None = None
     unseen: Interval | None = None
     free_is_said: bool = True
+    names: Mapping[int, str] = field(default_factory=dict)
+    """What processes are called, where a table says it."""
     unsized: bool = False
     """Whether a process is named of which the driver does not say what it holds."""
+
+    def process_words(self, pid: int) -> str:
+        """A process by its number, and its name where it is known."""
+        return f"{pid} ({self.names[pid]})" if self.names.get(pid) else str(pid)
 
     @property
     def others_total(self) -> Interval:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from memsheet.diagnose.figures import PAGE
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
+from memsheet.diagnose.named_models import model_axes
 from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
 from memsheet.units import MIB
 
@@ -36,7 +37,8 @@ _VOCAB = re.compile(
 _LENGTH = re.compile(
     r"\b(?:max_?seq_?len(?:gth)?|max_?length|seq_?len(?:gth)?|sequence_?len(?:gth)?|cutoff_?len|"
     r"max_?model_?len|context_?length|"
-    r"max_?tokens(?:_?per_?gpu)?|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
+    r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
+    r"|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d[\d,_]{0,9})\b",
     re.IGNORECASE,
@@ -105,14 +107,14 @@ def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
 
 def _with_axes_of_text(known: Axes, text: str) -> Axes:
     lengths = (*known.lengths, *_numbers_in(_LENGTH, text))
+    said = tuple(n for n in _numbers_in(_VOCAB, text) if n >= 256)
+    rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
     return known._replace(
-        vocabularies=tuple(
-            dict.fromkeys((*known.vocabularies, *(n for n in _numbers_in(_VOCAB, text) if n >= 256)))
-        ),
+        vocabularies=tuple(dict.fromkeys((*known.vocabularies, *(said or rows)))),
         tokens=tuple(dict.fromkeys((*known.tokens, *lengths))),
         lengths=tuple(dict.fromkeys(lengths)),
         batches=tuple(dict.fromkeys((*known.batches, *_numbers_in(_BATCH, text)))),
-        heads=tuple(dict.fromkeys((*known.heads, *_numbers_in(_HEADS, text)))),
+        heads=tuple(dict.fromkeys((*known.heads, *(_numbers_in(_HEADS, text) or heads)))),
     )
 
 

@@ -75,6 +75,8 @@ class Judgement:
     missing: Interval | None = None
     cures: tuple[Cure, ...] = ()
     term: Term | None = None
+    facts: Mapping[str, Interval] = field(default_factory=dict)
+    """Sizes that follow from the message's words, by the names of the document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,7 @@ def found_figures(
         if name.endswith("_unit"):
             continue
         unit = groups.get(f"{name}_unit", units.get(name, ""))
-        size = printed_bytes(text, unit) if unit in BINARY else None
+        size = printed_bytes(text.replace(",", ""), unit) if unit in BINARY else None
         if size is not None:
             facts[name] = size
         elif not unit:

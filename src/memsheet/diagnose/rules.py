@@ -16,6 +16,7 @@ from memsheet.diagnose.interval import (
     all_hold,
     at_least,
     at_least_words,
+    at_most_words,
     more_than,
     size_words,
 )
@@ -255,7 +256,7 @@ def _says_neighbour(of: Figures, _: Signs) -> str:
             f"{size_words(of.asked)} asked for"
         )
     largest = sorted(of.others, key=lambda other: -other[1].middle)
-    named = ", ".join(f"process {pid} {size_words(size)}" for pid, size in largest[:3])
+    named = ", ".join(f"process {of.process_words(pid)} {size_words(size)}" for pid, size in largest[:3])
     return (
         f"{named} on the same card: {size_words(of.free or NOTHING)} free + {size_words(held)} of others "
         f"cover the "
@@ -284,7 +285,10 @@ def _says_outside(of: Figures, _: Signs) -> str:
 def _sum_words(of: Figures) -> str:
     kept = of.unallocated or NOTHING
     free = of.free or NOTHING
-    return f"{size_words(free)} free + {size_words(kept)} kept without tensors = {size_words(free + kept)}"
+    whole = free + kept
+    wide = "to" in size_words(kept).split() or "to" in size_words(free).split()
+    total = f"{at_least_words(whole)} to {at_most_words(whole)}" if wide else size_words(whole)
+    return f"{size_words(free)} free + {size_words(kept)} kept without tensors = {total}"
 
 
 def _says_gap(of: Figures, _: Signs) -> str:
@@ -318,11 +322,23 @@ def _says_lacking(of: Figures, _: Signs) -> str:
     )
 
 
+def _memory_grows(of: Figures, signs: Signs) -> bool | None:
+    """What is reserved grows with tensors where next to nothing is kept without them."""
+    if signs.sums_losses or signs.growth:
+        return True
+    return bool(signs.reserved_growth) and not _may_be_pieces(of, signs.reserved_growth)
+
+
+def _may_be_pieces(of: Figures, grown: tuple[Interval, ...]) -> bool:
+    return of.unallocated is None or of.unallocated.high * 2 > (grown[-1] - grown[0]).low
+
+
 def _says_leak(of: Figures, signs: Signs) -> str:
-    if signs.growth:
-        grown = " → ".join(size_words(size) for size in signs.growth)
+    if grown_sizes := signs.growth or signs.reserved_growth:
+        grown = " → ".join(size_words(size) for size in grown_sizes)
         return (
-            f"what is allocated only grows from step to step: {grown}, until {size_words(of.asked)} have "
+            f"what is {'allocated' if signs.growth else 'reserved'} only grows from step to step: "
+            f"{grown}, until {size_words(of.asked)} have "
             f"no room"
         )
     return (
@@ -338,7 +354,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.NOT_GPU_MEMORY, _enough_free_at_its_end, _says_enough_free, (Cause.LIMIT_SET,)),
     Rule(Cause.NOT_GPU_MEMORY, _enough_free, _says_enough_free),
     Rule(Cause.REAL_NEED, _beyond_card, _says_beyond_card),
-    Rule(Cause.LEAK, lambda _, signs: signs.sums_losses or bool(signs.growth), _says_leak),
+    Rule(Cause.LEAK, _memory_grows, _says_leak),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.changed_at is not None, _says_changed),
     Rule(Cause.ENGINE_OVERCOMMIT, _phase_says(Cause.ENGINE_OVERCOMMIT), _says_phase),
     Rule(Cause.REGIME_CHANGE, _phase_says(Cause.REGIME_CHANGE), _says_phase),

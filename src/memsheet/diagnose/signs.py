@@ -10,6 +10,7 @@ from typing import NamedTuple
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
+from memsheet.diagnose.messages import step_lines
 from memsheet.diagnose.messages.deepspeed import grows_steadily
 from memsheet.frozen import dataclass
 
@@ -50,7 +51,8 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
-                     "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs"), _PROBS),
+                     "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
+                     "logprobs_from_logits_v2", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
     **dict.fromkeys(("baddbmm", "eager_attention_forward", "attention_scores", "core_attention_unfused"), SCORES),
     **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
     **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
@@ -117,6 +119,12 @@ _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
 )
+_TRAINED = re.compile(
+    r"\blearning_rate['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d"
+    r"|Running training",
+    re.IGNORECASE,
+)
+"""What a step of a training prints, and no evaluation."""
 _CHANGE_AT = re.compile(
     r"\b((?:freeze|frozen|unfreeze|warmup|curriculum|switch|stage)\w*(?:updates|steps|iters|"
     r"iterations|step|iter))"
@@ -144,12 +152,16 @@ class Signs:
     release: str = ""
     """The last of PyTorch's releases that prints such a message, where it is an old one."""
     program: str = ""
+    trainer: str = ""
+    """The first program of the log that is no server."""
     windows: bool = False
     expandable: bool = False
     sums_losses: bool = False
     changed_at: tuple[str, int] | None = None
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
+    reserved_growth: tuple[Interval, ...] = ()
+    """What was reserved, likewise."""
     text: str = ""
 
 
@@ -168,6 +180,7 @@ PROGRAMS = (
         ),
     ),
     ("SGLang", ("sglang/srt", "sglang.", "mem_fraction_static", "sglang serve", "Load weight begin.")),
+    ("verl", ("/verl/", "actor_rollout_ref", "verl.trainer")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
     ("axolotl", ("axolotl",)),
     ("LLaMA-Factory", ("llamafactory", "LLaMA-Factory")),
@@ -177,6 +190,7 @@ PROGRAMS = (
     ("torchtitan trainer", ("torchtitan/",)),
     ("fairseq", ("fairseq",)),
     ("Trainer", ("transformers/trainer.py", "TrainingArguments", "accelerate launch")),
+    ("accelerate", ("distributed_type: FSDP", "fsdp_activation_checkpointing")),
     ("diffusers", ("diffusers/",)),
 )
 """Programs by what only their logs hold; the first that is found speaks."""
@@ -189,20 +203,32 @@ def read_signs(log: Log, line: int) -> Signs:
     names = [
         found[1].rpartition(".")[2] for each in window if (found := _FRAME.match(each) or _SOURCE.match(each))
     ]
-    named = signs_of_names(names)
+    trains = any(name in TRAINS for name in names) or _trained_before(log, line, names)
+    named = signs_of_names(names, trains=trains)
     if named.frame is None:
         calls = [found[1] for each in window if (found := _CALL.search(each))]
-        named = replace(signs_of_names(calls, trains=any(name in TRAINS for name in names)), task=named.task)
+        named = replace(signs_of_names(calls, trains=trains), task=named.task)
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in window)
     return Signs(
         frame=named.frame, phase=named.phase, task=GATHERED if gathered else _task_of_server(log, line, window, names, named, programs) or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
+        trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
-        changed_at=_change_at_step(text), growth=grows_steadily(log), text=text,
+        changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log), text=text,
     )  # fmt: skip
+
+
+def _trained_before(log: Log, line: int, names: Sequence[str]) -> bool:
+    """Whether steps of a training stand in the log before a message, of which the traceback shows no
+    function.
+    """
+    before = "\n".join(log.lines[:line])
+    saves = any(FRAMES.get(name) is _SAVE for name in names)
+    stepped = saves and any(int(number.replace(",", "")) > 0 for number in _STEP_NUMBER.findall(before))
+    return stepped or bool(_TRAINED.search(before))
 
 
 def _task_of_server(

@@ -13,6 +13,14 @@ _HANDLED = re.compile(
     r"|ran out of memory with exception|batch size \d{1,9} failed|trying (?:again|with|batch))\b",
     re.IGNORECASE,
 )
+_SMALLER_BATCH = re.compile(
+    r"\b(?:decreas|reduc|halv|lower|retry|trying|training with)\w{0,4}\b"
+    r".{0,40}?\bbatch(?:[ _-]?size)?\b|\bbatch size \d{1,9} failed\b",
+    re.IGNORECASE,
+)
+"""What a program says that runs its whole training again with a smaller batch (accelerate's and transformers'
+search of one: "Currently training with a batch size of").
+"""
 _PROGRESS = re.compile(r"\bloss\b['\"]?\W{0,4}\d", re.IGNORECASE)
 _END = re.compile(
     r"train_runtime|\btraining (?:is )?(?:finished|completed?|done)\b|\bdone training\b|\bmodel saved\b",
@@ -25,11 +33,21 @@ BEHIND = 3
 def goes_on_behind(line: int, log: Log) -> bool:
     """Whether the program says that it handles the failure of a message, and trains on: two losses, or the
     end of the training. One that is raised, at the end of a traceback, is another's to handle: it counts as
-    fatal.
+    fatal, unless a smaller batch is said right behind it, with which the program trains.
     """
     lines = log.lines
-    if line >= len(lines) or _RAISED.match(lines[line]):
+    if line >= len(lines):
         return False
+    if _RAISED.match(lines[line]):
+        said = next(
+            (
+                n
+                for n in range(line + 1, min(line + 1 + BEHIND, len(lines)))
+                if _SMALLER_BATCH.search(lines[n])
+            ),
+            None,
+        )
+        return said is not None and any(_PROGRESS.search(each) for each in lines[said + 1 :])
     if not any(_HANDLED.search(each) for each in lines[line : line + 1 + BEHIND]):
         return False
     after = lines[line + 1 :]

@@ -9,10 +9,16 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from memsheet.diagnose.cleaned import Log, cleaned_log
-from memsheet.diagnose.cures import cures_of
+from memsheet.diagnose.contradictions import (
+    contradictions_of,
+    doubtful_process_words,
+    judge_contradictions,
+    without_doubtful_process,
+)
+from memsheet.diagnose.cures import FUSED_LOSS, RECOMPUTE, cures_of
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import Axes, tensor_of
-from memsheet.diagnose.interval import Interval, size_words
+from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
 from memsheet.diagnose.messages import (
     below_torch,
@@ -22,7 +28,9 @@ from memsheet.diagnose.messages import (
     llama_cpp,
     memory_summary,
     nvidia_smi,
+    other_servers,
     sglang,
+    step_lines,
     torch_allocator,
     vllm,
 )
@@ -45,17 +53,26 @@ EMITTERS = (
     llama_cpp,
     memory_summary,
     nvidia_smi,
+    other_servers,
     sglang,
+    step_lines,
     torch_allocator,
     vllm,
 )
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
 SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS)
-FORMS = (*below_torch.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS)
+FORMS = (*below_torch.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.FORMS)
 SAME_FAILURE, SAME_PLACE = 200, 3
 """Lines behind a failed request within which a server's own words are of the same failure; lines within which
 two forms are one message.
 """
+FILLED = "what the process held is memory_summary()'s: the message does not say it"
+GENERAL = (("recompute", RECOMPUTE), ("fused loss", FUSED_LOSS))
+"""How accounted changes begin, and the same without a plan."""
+HANDED_OVER = (
+    Cause.WAKE_UP_RACE, Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR, Cause.ENGINE_OVERCOMMIT, Cause.ENGINE_UNDERPROVISION, Cause.UNKNOWN,
+)  # fmt: skip
+"""Where somebody else than the trainer's own allocator lacks what the trainer keeps without tensors."""
 NONE_FOUND = "no memory error found"
 
 
@@ -77,6 +94,8 @@ class Diagnosis:
     cures: tuple[Cure, ...] = ()
     notes: tuple[str, ...] = ()
     program: str = ""
+    contradictory: bool = False
+    """Whether its figures cannot all be true, so that nothing was judged."""
     answer: Answer | None = None
     """The sheet of the plan that ran, where one was named."""
     printed: tuple[Printed, ...] = ()
@@ -102,7 +121,7 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
     return replace(
         found, inputs=inputs, facts={**context, **found.facts},
-        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught)),
+        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught, found.cause)),
     )  # fmt: skip
 
 
@@ -150,9 +169,11 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
         or not any(other is not each and abs(other.line - each.line) <= SAME_PLACE for other in lasting)
     ]  # fmt: skip
     caught = len(found) - len(lasting)
+    if any(each.kind in host.KILLERS for each in sized):
+        sized = [each for each in sized if each.kind != "signal"]
     if sized or caught:
         return caught, sized
-    return 0, list(messages_of(log, below_torch.BARE))
+    return 0, list(below_torch.bare_lines(log))
 
 
 def _was_caught(message: Message, log: Log) -> bool:
@@ -168,7 +189,8 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         None,
     )
     signs = read_signs(log, first.line)
-    figures = read_figures(first) if first.judge is None else None
+    filled = memory_summary.with_summary(first, log) if first.judge is None else None
+    figures = read_figures(filled or first) if first.judge is None else None
     if figures is not None:
         figures = _with_processes_of_table(figures, nvidia_smi.card_table(log))
     facts = figure_facts(figures) if figures else _named_facts(first)
@@ -177,15 +199,22 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         judged = speaker.judge(speaker, log)
         if own is not None and own is not first:
             facts = {**facts, **_named_facts(own)}
-        return _diagnosis_of(judged, facts, signs, judged.cures)
+        return _diagnosis_of(judged, {**facts, **judged.facts}, signs, judged.cures)
     if figures is None:
-        return _diagnosis_of(below_torch.BARE[0].judge(first, log), facts, signs, ())
-    return _judged_figures(figures, first, signs, known, facts)
+        return _diagnosis_of(below_torch.judge_bare(first, log), facts, signs, ())
+    found = _judged_figures(figures, first, signs, known, facts)
+    return replace(found, notes=(*found.notes, FILLED)) if filled else found
 
 
 def _judged_figures(
     figures: Figures, message: Message, signs: Signs, known: Axes, facts: Mapping[str, Interval]
 ) -> Diagnosis:
+    doubts = tuple(contradictions_of(message, figures))
+    if doubts:
+        return replace(_diagnosis_of(judge_contradictions(doubts), facts, signs, ()), contradictory=True)
+    trusted = without_doubtful_process(figures)
+    notes = () if trusted is figures else (doubtful_process_words(figures),)
+    figures = trusted
     judged = judge_figures(figures, signs)
     term = tensor_of(figures.asked, signs, known) or _term_of_frame(signs)
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.UNKNOWN
@@ -193,20 +222,27 @@ def _judged_figures(
         cause if cause is not Cause.UNKNOWN or Cause.REAL_NEED not in judged.causes else Cause.REAL_NEED
     )
     cures = cures_of(asked_of, figures, signs, term, message.words.get("who", "CUDA"))
-    return _diagnosis_of(replace(judged, term=term), facts, signs, cures)
+    return replace(_diagnosis_of(replace(judged, term=term), facts, signs, cures), notes=notes)
 
 
 def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:
-    """A message that names no process, with those of an nvidia-smi table of the same card."""
-    if table is None or figures.process is not None or figures.others or figures.capacity is None:
+    """A message that names no other process, with those of an nvidia-smi table of the same card; where it
+    says its own, those alone that what nobody is named for has room for.
+    """
+    if table is None or figures.others or figures.capacity is None or figures.reserved is None:
         return figures
-    whole, reserved = figures.capacity.middle, figures.reserved
+    whole = figures.capacity.middle
     cards = [place for place, (_, total) in enumerate(table.cards) if abs(total.middle - whole) * 20 <= whole]
     there = [(pid, size) for place, pid, size in table.processes if place in cards]
-    if len(cards) != 1 or not there or reserved is None:
+    if len(cards) != 1 or not there:
         return figures
-    process, others = own_process(None, tuple(there), reserved)
-    return replace(figures, process=process, others=others)
+    process, others = own_process(None, tuple(there), figures.reserved)
+    if figures.process is None:
+        return replace(figures, process=process, others=others, names=table.names)
+    held = sum_intervals(size for _, size in others)
+    if figures.unseen is None or held.low > figures.unseen.high:
+        return figures
+    return replace(figures, others=others, names=table.names, unseen=(figures.unseen - held).positive)
 
 
 def _term_of_frame(signs: Signs) -> Term | None:
@@ -276,7 +312,7 @@ def _was_or_were(count: int) -> str:
 
 
 def _notes_beside(
-    cards: list[Message], messages: list[Message], context: Mapping[str, Interval], caught: int
+    cards: list[Message], messages: list[Message], context: Mapping[str, Interval], caught: int, cause: Cause
 ) -> Iterator[str]:
     firsts = [each.line for each in cards]
     later = sum(
@@ -296,7 +332,7 @@ def _notes_beside(
     if freed is not None and freed.high < 8 * MIB:
         yield "a sleeping server freed nothing: expandable segments keep its memory from being taken back"
     kept = context.get("kept_before_bytes")
-    if kept is not None and kept.low > 0:
+    if kept is not None and kept.low > 0 and cause in HANDED_OVER:
         yield (
             f"the trainer kept {size_words(kept)} without tensors in it before: torch.cuda.empty_cache() "
             f"gives that back"
@@ -312,9 +348,17 @@ def cured_first(found: Diagnosis, cures: Iterable[Cure]) -> Diagnosis:
     """The same with accounted changes in front, four at the most; advice that does not help stays."""
     extra = tuple(cures)
     useless = tuple(cure for cure in found.cures if cure.helps == "no")[:1]
-    rest = tuple(cure for cure in found.cures if cure not in useless)
+    general = {each.change: each.where for each in found.cures}
+    extra = tuple(replace(cure, where=cure.where or general.get(_general_change(cure), "")) for cure in extra)
+    told = {_general_change(cure) for cure in extra}
+    rest = tuple(cure for cure in found.cures if cure not in useless and cure.change not in told)
     extra = tuple(sorted((*extra, *rest), key=lambda cure: cure.helps != "yes"))
     return replace(found, cures=(*extra[: 4 - len(useless)], *useless))
+
+
+def _general_change(accounted: Cure) -> str:
+    """What an accounted change is called where no plan is known."""
+    return next((words for begins, words in GENERAL if accounted.change.startswith(begins)), "")
 
 
 def predicted_bytes(answer: Answer, component: str) -> int | None:

@@ -20,7 +20,7 @@ from memsheet.diagnose.snapshot.findings import Held, held_of
 from memsheet.diagnose.snapshot.history import is_snapshot, read_history
 from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
 from memsheet.diagnose.with_snapshots import diagnose_held, recompute_notes
-from memsheet.errors import input_error
+from memsheet.errors import InputError, input_error
 from memsheet.guard import read_bytes, read_stdin
 from memsheet.guard.pickled import read_pickle
 from memsheet.guard.spending import of_one_command
@@ -34,6 +34,8 @@ MOST_FILES = 64
 TEXT = "text"
 Said = str | bytes | Held
 """A text, or what a snapshot shows."""
+CONFIGURATIONS = (".yml", ".yaml", ".json", ".toml", ".sh", ".py")
+"""How files end that say what ran."""
 SERVED = ("max_model_len", "sequences", "memory_fraction", "users")
 """Options that only a server's question has."""
 
@@ -120,7 +122,8 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
         given, model = {"plan": plans[0]}, plans[0].get("model")
     if model is None and not given:
         return first
-    answer = _answer_of_job(model, given, served=first.program in SERVERS)
+    answer = _answer_of_configurations(said, model, given)
+    answer = answer or _answer_of_job(model, given, served=first.program in SERVERS)
     found = _joined_diagnosis(said, every, _axes_of_answer(answer))
     beside = tuple(printed_beside(found.facts, answer))
     notes = (*found.notes, *recompute_notes(found.held, answer))
@@ -156,6 +159,23 @@ def _joined_diagnosis(
         assert told is not None
         return told
     return diagnose_held(every, told, known)
+
+
+def _answer_of_configurations(said: Mapping[str, Any], model: Any, given: Mapping[str, Any]) -> Answer | None:
+    """The plan that configuration files among the inputs are, on the cards that are named; None where none
+    are, none of the files is one, or a plan says what ran.
+    """
+    if "plan" in given or not (model is None or isinstance(model, str)):
+        return None
+    names = tuple(name for name in said if Path(name).suffix in CONFIGURATIONS and Path(name).is_file())
+    if not names or not any(given.get(key) for key in ("gpus", "cluster")):
+        return None
+    from memsheet.questions.check import check
+
+    try:
+        return check(*names, model=model, **given).answer
+    except InputError:
+        return None
 
 
 def _answer_of_job(model: Any, options: dict[str, Any], *, served: bool) -> Answer:

@@ -188,7 +188,8 @@ FURTHER = (
     Case("slots", "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for `--max-running-requests`.", "engine_underprovision", says=("no bytes",)),
     Case("NCCL's buffers", "NCCL WARN Failed to CUDA calloc 6291456 bytes", "outside_allocator", says=("6,291,456",)),
     Case("NCCL's driver", "include/alloc.h:178 NCCL WARN Cuda failure 2 'out of memory'", "outside_allocator"),
-    Case("cuBLAS", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "outside_allocator"),
+    Case("cuBLAS", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "unknown",
+         open_between=("outside_allocator", "follow_up_error")),
     Case("cuBLAS behind an assertion", "device-side assert triggered\nRuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "follow_up_error"),
     Case("a size beyond sense", "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.", "follow_up_error"),
     Case("the driver alone", "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", "unknown",
@@ -263,6 +264,16 @@ FURTHER = (
     Case("a server's cache", "load_tensors: CUDA0 model buffer size =  4403.49 MiB\nggml_backend_cuda_buffer_type_alloc_buffer: allocating 8192.00 MiB on device 0: cudaMalloc "
          "failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 8589934592\nllama_init_from_model: failed to initialize the context: failed to "
          "allocate buffer for kv cache", "real_need", maybe=("a shorter context", "a cache in eight bits", "fewer layers on the GPU"), says=("the KV cache",)),
+    Case("a server's trial prefill", "ERROR warmup{max_prefill_tokens=16384}: Server error: Not enough memory to handle 16384 prefill tokens. You need to decrease "
+         "`--max-batch-prefill-tokens`", "unknown", open_between=("real_need", "other_process"), maybe=("fewer tokens in one pass",), says=("16,384 tokens",)),
+    Case("a server's call to the driver", "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, mMemPool->getPool()): out of memory (/x/tllmBuffers.h:211)",
+         "unknown", open_between=("engine_overcommit", "real_need", "other_process"), maybe=("fewer requests at once",)),
+    Case("layers split over cards", "RuntimeError: Insufficient VRAM for model and cache", "unknown", open_between=("real_need", "other_process")),
+    Case("a kernel's own memory", "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or "
+         "`num_stages` may help.", "not_gpu_memory", no=("a smaller batch",), says=("144.00 KiB", "99.00 KiB")),
+    Case("words of nobody that is known", "FATAL error in launch: device is out of memory, giving up", "unknown", says=("no figures",)),
+    Case("an exception without more", "  what():  CUDA out of memory", "unknown", says=("no figures",)),
+    Case("a manual", "If you run into out of memory errors, lower the batch. A message such as `CUDA out of memory` means that the card is full.", "unknown", found=False),
     Case("nothing", "Epoch 3 finished, loss 1.23", "unknown", found=False),
     Case("a table of cards", "| NVIDIA-SMI 550.54 |\n| 30%   40C    P2    300W / 350W |  20000MiB /  24576MiB |    100%      Default |\n|    0   N/A  N/A      1234      C   python"
          "                                      19990MiB |", "unknown", found=False),

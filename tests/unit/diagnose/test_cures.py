@@ -172,3 +172,85 @@ def test_an_old_release_is_told_what_it_has(text: str, splits: bool) -> None:
 def test_a_new_release_is_told_nothing_of_releases() -> None:
     found = cures_of_text(modern("1.12 GiB", "11.17 GiB", "0.50 GiB", "10.60 GiB", "8.90 GiB", "1.20 GiB"))
     assert [cure for cure in found.cures if "2.1" in cure.why] == []
+
+
+@pytest.mark.parametrize(
+    ("who", "conf", "cleared"),
+    [
+        ("HIP", "PYTORCH_HIP_ALLOC_CONF=", "torch.cuda.empty_cache()"),
+        ("XPU", "PYTORCH_ALLOC_CONF=", "torch.xpu.empty_cache()"),
+        ("NPU", "PYTORCH_NPU_ALLOC_CONF=", "torch.npu.empty_cache()"),
+    ],
+)
+def test_a_device_is_told_its_own_names(who: str, conf: str, cleared: str) -> None:
+    found = cures_of_text(
+        modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "78.00 GiB", "50.00 GiB", "27.50 GiB", who=who)
+    )
+    assert found.cause is Cause.FRAGMENTATION
+    assert {cure.where.partition("expandable")[0] for cure in found.cures if "expandable" in cure.where} == {
+        conf
+    }
+    assert cleared in {cure.change for cure in found.cures}
+    assert ("max_split_size_mb" in offered(found)) == (who != "XPU")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (
+            (
+                "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks "
+                "have been OOM Killed."
+            ),
+            "#SBATCH --mem=",
+        ),
+        (
+            "Last State: Terminated\n  Reason: OOMKilled\n  Exit Code: 137\nLimits:\n  memory: 32Gi\n",
+            "resources.limits.memory",
+        ),
+    ],
+)
+def test_who_killed_is_told_where_its_limit_stands(text: str, where: str) -> None:
+    found = cures_of_text(text)
+    assert found.cause is Cause.NOT_GPU_MEMORY
+    assert where in offered(found)
+    assert ("32Gi" in found.because) == ("32Gi" in text)
+
+
+def test_what_says_more_than_a_signal_speaks() -> None:
+    ray = (
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on "
+        "memory.\nMemory on the node was 478.11GB / 503.00GB (0.95)"
+    )
+    assert "478.11 GiB of 503.00 GiB" in cures_of_text("killed by SIGKILL", ray).because
+    kernel = (
+        "python invoked oom-killer: order=0\nMemory cgroup out of memory: Killed process 31337 "
+        "(python) total-vm:2kB, anon-rss:66912340kB"
+    )
+    assert "process 31337 with 63.81 GiB" in cures_of_text(kernel).because
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        ("from trl import SFTConfig", 'optim="adamw_8bit"'), ("axolotl train", "optimizer: adamw_bnb_8bit"),
+        ("/deepspeed/runtime/engine.py", "offload_optimizer"), ("actor_rollout_ref.actor", "optimizer_offload=True"), ("python a.py", "AdamW8bit"),
+    ],
+)  # fmt: skip
+def test_states_are_told_in_the_trainer_s_words(lines: str, where: str) -> None:
+    assert where in offered(cures_of_text(lines, traced("step", "_init_group"), FULL_CARD))
+
+
+def test_saving_within_a_training_is_another_regime_and_gets_no_training_s_cures() -> None:
+    found = cures_of_text(
+        "step 1000 | saving", traced("save_checkpoint", "all_gather_into_tensor"), FULL_CARD
+    )
+    assert found.cause is Cause.REGIME_CHANGE
+    assert "SHARDED_STATE_DICT" in offered(found)
+    assert "micro-batch" not in offered(found)
+    alone = cures_of_text(traced("evaluation_loop", "forward"), FULL_CARD)
+    assert alone.cause is Cause.REAL_NEED
+    within = cures_of_text(
+        "{'loss': 0.9, 'learning_rate': 1e-05}", traced("evaluation_loop", "forward"), FULL_CARD
+    )
+    assert within.cause is Cause.REGIME_CHANGE

@@ -186,3 +186,48 @@ def test_a_message_that_names_nobody_has_the_processes_of_a_table_of_its_card() 
     assert found.cause is Cause.OTHER_PROCESS
     assert "process 77" in found.because
     assert diagnose_named_texts({"log": old}, None, {}).cause is Cause.UNKNOWN
+
+
+TABLE = (
+    "| NVIDIA-SMI 550.54 |\n| 30%   40C    P2    300W / 350W |  24401MiB /  24576MiB |  100% Default |\n"
+    "|    0   N/A  N/A      1822      C   /usr/bin/ollama    {}MiB |"
+)
+
+
+def test_a_table_names_whom_the_message_leaves_room_for() -> None:
+    said = modern("10.00 GiB", "23.69 GiB", "3.02 GiB", "1.20 GiB", "800.00 MiB", "20.00 MiB")
+    named = diagnose_named_texts({"log": f"{said}\n{TABLE.format(19880)}"}, None, {})
+    assert "process 1822 (ollama) 19.41 GiB" in named.because
+    later = diagnose_named_texts({"log": f"{said}\n{TABLE.format(22880)}"}, None, {})
+    assert "1822" not in later.because
+
+
+def test_a_context_that_finds_a_full_card_died_of_others() -> None:
+    frame = '  File "torch/cuda/__init__.py", line 319, in _lazy_init\n    torch._C._cuda_init()\n'
+    error = f"RuntimeError: CUDA error: out of memory\n{TABLE.format(24370)}"
+    assert diagnose_named_texts({"log": frame + error}, None, {}).cause is Cause.OTHER_PROCESS
+    assert diagnose_named_texts({"log": error}, None, {}).cause is Cause.UNKNOWN
+
+
+def test_a_configuration_among_the_files_is_the_plan_that_ran(tmp_path: Path) -> None:
+    config, log = tmp_path / "run.yml", tmp_path / "run.log"
+    config.write_text(
+        "base_model: meta-llama/Llama-3.1-8B\ndatasets:\n  - path: a/b\n    type: "
+        "alpaca\nsequence_len: 8192\nmicro_batch_size: 1\n"
+        "gradient_accumulation_steps: 8\noptimizer: adamw_torch\nlearning_rate: 0.00001\nbf16: "
+        "true\ngradient_checkpointing: false\n"
+    )
+    log.write_text(
+        "axolotl train\n"
+        + modern("3.91 GiB", "79.15 GiB", "1.10 GiB", "78.04 GiB", "76.90 GiB", "400.00 MiB")
+    )
+    found = memsheet.diagnose(log, config, gpus="1xA100-80GB")
+    assert found.answer is not None
+    assert found.term is not None
+    assert found.term.shape == "[8192, 128256] fp32"
+    changes = {cure.change: cure.where for cure in found.cures}
+    assert changes["recompute every layer"] == "gradient_checkpointing: true"
+    assert not any("recompute activations" in change for change in changes)
+    config.write_text("nothing: known\n")
+    with pytest.raises(InputError):
+        memsheet.diagnose(log, config, gpus="1xA100-80GB")

@@ -165,3 +165,85 @@ def test_figures_say_what_they_may_stand_for(form: str) -> None:
 @pytest.mark.parametrize("make", [lambda of: of, lambda of: {**of, "pools": 100}])
 def test_pools_are_part_of_what_is_allocated(make: Callable[[Figures], Figures]) -> None:
     assert verdict_of(make(card_with(500, 300, random.Random(2))), "modern") == ("real_need", set())
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (brackets("2.00 GiB", "23.69 GiB", "22.00 GiB", "1.00 GiB", "18.00 GiB"), "22.00 GiB allocated is more than the 18.00 GiB"),
+        (brackets("2.00 GiB", "23.69 GiB", "20.00 GiB", "1.00 GiB", "30.00 GiB"), "30.00 GiB are reserved on a card of 23.69 GiB"),
+        (brackets("2.00 GiB", "23.69 GiB", "10.00 GiB", "9.00 GiB", "20.00 GiB"), "20.00 GiB reserved + 9.00 GiB free"),
+        (modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "60.00 GiB", "58.00 GiB", "500.00 MiB", others=((77, "45.00 GiB"),)), "105.00 GiB together"),
+        (modern("2.00 GiB", "23.69 GiB", "80.00 GiB", "20.00 GiB", "18.00 GiB", "500.00 MiB"), "80.00 GiB are free of a card of 23.69 GiB"),
+    ],
+)  # fmt: skip
+def test_figures_that_contradict_one_another_decide_nothing(message: str, says: str) -> None:
+    found = diagnose_texts({"log": message})
+    assert (found.cause.value, found.cures, found.contradictory) == ("unknown", (), True)
+    assert says in " ".join((found.because, *found.arithmetic))
+
+
+def test_a_process_below_what_its_allocator_keeps_shows_no_neighbour() -> None:
+    """79.15 - 1 - 60 GiB would be a neighbour's, were the process not of 78 GiB at the least."""
+    found = diagnose_texts(
+        {"log": modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "60.00 GiB", "58.00 GiB", "20.00 GiB")}
+    )
+    assert found.cause.value == "fragmentation"
+    assert "does not follow" in " ".join(found.notes)
+
+
+CUT = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+    "capacity of 79.15 GiB of which 500.00 MiB is free."
+)
+
+
+def summary(failed: int, allocated: tuple[int, int], reserved: int, device: int = 0) -> str:
+    """``memory_summary()``'s rows, in whole MiB: allocated now and at most."""
+    return (
+        f"|                  PyTorch CUDA memory summary, device ID {device}                 |\n"
+        f"|            CUDA OOMs: {failed}            |        cudaMalloc retries: 3         |\n"
+        f"| Allocated memory      |  {allocated[0]} MiB |  {allocated[1]} MiB |  921337 GiB|  921267 GiB|\n"
+        f"| GPU reserved memory   |  {reserved} MiB |  {reserved} MiB |     512 GiB|     434 GiB|\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "cause"),
+    [
+        (summary(1, (71680, 72000), 79800), "fragmentation"),
+        (summary(1, (77824, 77900), 78020), "real_need"),
+        (summary(1, (60000, 77900), 79800), "unknown"),  # how much was let go on the way up is not said
+        (summary(0, (77824, 77900), 78020), "unknown"),  # of a time before anything failed
+        (summary(1, (77824, 77900), 78020, device=1), "unknown"),
+    ],
+)
+def test_a_summary_fills_in_what_a_cut_message_lacks(table: str, cause: str) -> None:
+    assert diagnose_texts({"log": f"{CUT}\n{table}"}).cause.value == cause
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept", "cause"),
+    [
+        ((70, 72, 74, 76, 78), "150.00 MiB", "leak"),
+        ((70, 72, 74, 76, 78), "7.00 GiB", "fragmentation"),  # what grew may lie in pieces
+        ((70, 78, 78, 78, 78), "150.00 MiB", "real_need"),
+        ((40, 41, 60, 61, 78), "150.00 MiB", "real_need"),
+    ],
+)
+def test_reserved_bytes_that_only_grow_leak_unless_they_lie_in_pieces(
+    sizes: tuple[int, ...], kept: str, cause: str
+) -> None:
+    steps = (
+        f"step: {n:2}  loss:  8.1  grad_norm:  1.2  memory: {size:5.2f}GiB({size / 0.791:.2f}%)"
+        for n, size in enumerate(sizes)
+    )
+    died = modern(
+        "512.00 MiB",
+        "79.10 GiB",
+        "200.00 MiB",
+        "78.90 GiB",
+        "71.30 GiB" if "7" in kept else "77.60 GiB",
+        kept,
+    )
+    assert diagnose_texts({"log": "\n".join((*steps, died))}).cause.value == cause

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, modern
+from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, modern, traced
 
 from memsheet.diagnose.cleaned import WHOLE, cleaned_log, without_prefixes
 from memsheet.diagnose.interval import Interval, printed_bytes
@@ -153,6 +153,8 @@ DEAD = modern("8.00 GiB", "79.11 GiB", "1.10 GiB", "78.00 GiB", "74.00 GiB", "2.
             "skipping\nstep 11 loss 2.1\nstep 12 loss 2.0\n",
             True,
         ),  # of another rank
+        ("torch.OutOfMemoryError: ", "Decreasing batch size to: 8.\n{'loss': 1.9, 'epoch': 0.02}\n", False),
+        ("torch.OutOfMemoryError: ", "Decreasing batch size to: 8.\n", True),
         ("WARNING OOM caught, skipping batch: ", "", True),
         ("", "step 11 loss 2.1\nstep 12 loss 2.0\n", True),  # nobody says that it is handled
     ],
@@ -187,3 +189,68 @@ def test_pieces_below_a_limit_may_be_joined(allocated: str, kept: str, helps: st
     found = diagnose_texts({"a": text})
     assert found.cause is Cause.LIMIT_SET
     assert {cure.change: cure.helps for cure in found.cures}["expandable segments"] == helps
+
+
+def test_a_model_s_hub_id_names_its_vocabulary_and_heads() -> None:
+    loss = traced("ForCausalLMLoss", module="x.py") + modern(
+        "3.91 GiB", "79.15 GiB", "2.10 GiB", "77.04 GiB", "74.90 GiB", "1.50 GiB"
+    )
+    for name in (
+        "meta-llama/Llama-3.1-8B",
+        "/hub/models--meta-llama--Llama-3.1-8B/snapshots/d04e/config.json",
+    ):
+        found = diagnose_texts({"a": f"{name}\n{loss}"})
+        assert found.term is not None
+        assert found.term.shape == "[8192, 128256] fp32"
+    assert diagnose_texts({"a": loss}).term.shape == ""  # type: ignore[union-attr]
+    scores = "model=mistralai/Mistral-7B-v0.1 batch_size=4 seq_len=4096\n" + traced(
+        "eager_attention_forward", module="x.py"
+    )
+    found = diagnose_texts(
+        {"a": scores + modern("8.00 GiB", "79.15 GiB", "5.00 GiB", "74.14 GiB", "72.90 GiB", "600.00 MiB")}
+    )
+    assert found.term is not None
+    assert found.term.shape == "[4, 32, 4096, 4096] fp32"
+
+
+def test_tokens_of_a_pass_that_a_trainer_is_told_are_tried() -> None:
+    said = 'actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384\n"vocab_size": 152064,\n'
+    found = diagnose_texts(
+        {"a": said + modern("9.28 GiB", "79.11 GiB", "6.10 GiB", "73.01 GiB", "69.40 GiB", "2.50 GiB")}
+    )
+    assert found.term is not None
+    assert found.term.shape == "[16384, 152064] fp32"
+    assert any("ppo_max_token_len_per_gpu" in cure.where for cure in found.cures)
+
+
+def test_figures_of_other_runtimes_are_facts_and_close() -> None:
+    pool = "Stats:\nLimit: 22740598784\nInUse: {}\n"
+    tensor = (
+        "ResourceExhaustedError: OOM when allocating tensor with shape[32768,30522] and type float "
+        "on /device:GPU:0 by allocator GPU_0_bfc"
+    )
+    found = diagnose_texts({"a": pool.format(21300000000) + tensor})
+    assert found.cause is Cause.REAL_NEED
+    assert found.term is not None
+    assert found.facts["asked_bytes"].low == 32768 * 30522 * 4
+    assert found.missing is not None
+    assert found.missing.low == 32768 * 30522 * 4 - (22740598784 - 21300000000)
+    assert "contradict" in diagnose_texts({"a": pool.format(23300000000) + tensor}).because
+    cupy = (
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated "
+        "so far: {} bytes, limit set to: 10,737,418,240 bytes)."
+    )
+    limited = diagnose_texts({"a": cupy.format("4,294,967,296")})
+    assert [limited.facts[f"{name}_bytes"].low for name in ("asked", "allocated", "allowed")] == [
+        2**33,
+        2**32,
+        10 * 2**30,
+    ]
+    assert "contradict" in diagnose_texts({"a": cupy.format("14,294,967,296")}).because
+    llama = (
+        "allocating 38512.22 MiB on device 0: cudaMalloc failed: out of memory\nalloc_tensor_range: "
+        "failed to allocate CUDA0 buffer of size 40382988288\n"
+    )
+    buffer = diagnose_texts({"a": llama}).term
+    assert buffer is not None
+    assert buffer.shape == "40,382,988,288 bytes"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.figures import OUTSIDE_LEAST
+from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
+from memsheet.diagnose.messages.nvidia_smi import Table, card_table
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
@@ -16,7 +20,12 @@ SIGNS = (
 LOWER_FRACTION = "give the server a smaller share of the card"
 ROOM = Cure(
     change="leave more of the card outside PyTorch's allocator", helps=MAYBE,
-    why="what asks stands outside it, and what it keeps is not given back to others",
+    where="torch.cuda.set_per_process_memory_fraction(0.9)", why="what asks stands outside it, and what it keeps is not given back to others",
+)  # fmt: skip
+
+BLOCKING = Cure(
+    change="one run with every kernel waited for", helps=MAYBE, where="CUDA_LAUNCH_BLOCKING=1",
+    why="an earlier kernel's error is then told where it happens",
 )  # fmt: skip
 
 
@@ -47,7 +56,7 @@ def _refused_communication(message: Message, _: Log) -> Judgement:
     size = f" {int(message.words['count']):,} bytes" if "count" in message.words else " memory"
     return Judgement(
         causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
-        because=f"the communication library was refused{size} of its own by the driver: the card is full, and its buffers "
+        because=f"NCCL, the communication library, was refused{size} of its own by the driver: the card is full, and its buffers "
         "stand outside PyTorch's allocator",
     )  # fmt: skip
 
@@ -60,7 +69,7 @@ def _refused_handle(_: Message, log: Log) -> Judgement:
             "no shortage",
         )
     return Judgement(
-        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
+        causes=(Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR), cures=(ROOM, BLOCKING),
         because="the matrix library was refused its handle and workspace, which stand outside PyTorch's allocator: the "
         "card is full, or an earlier error of a kernel shows only here",
     )  # fmt: skip
@@ -75,12 +84,41 @@ def _torn_collective(_: Message, __: Log) -> Judgement:
     )
 
 
-def _refused_by_driver(_: Message, __: Log) -> Judgement:
+_MAKES_CONTEXT = re.compile(r"_cuda_init\(|in _lazy_init\b|\bcuInit\b|cuCtxCreate|cuDevicePrimaryCtxRetain")
+
+
+def _refused_by_driver(message: Message, log: Log) -> Judgement:
+    table = card_table(log)
+    there = _holder_words(table) if table else ""
+    near = log.lines[max(0, message.line - 40) : message.line + 1]
+    if table and there and len(table.cards) == 1 and any(_MAKES_CONTEXT.search(each) for each in near):
+        used, whole = table.cards[0]
+        left = (whole - used).positive
+        if left.high < OUTSIDE_LEAST:
+            return Judgement(
+                causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
+                because=f"the driver refused this process its context, before it held anything; of {size_words(whole)} were "
+                f"{size_words(left)} left beside {there}",
+            )  # fmt: skip
     return Judgement(
-        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR),
-        because="the driver refused memory outside PyTorch's allocator, and the message has no figures: "
-        "others may hold "
-        "the card (nvidia-smi shows them), or this process fills it",
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there),
+        because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
+        f"({there or 'nvidia-smi shows them'}), or this process fills it",
+    )  # fmt: skip
+
+
+def _holder_words(table: Table) -> str:
+    """The largest processes of a table, by number, name and bytes."""
+    largest = sorted(table.processes, key=lambda each: -each[2].middle)[:3]
+    return ", ".join(f"process {pid} ({table.names[pid]}) {size_words(size)}" for _, pid, size in largest)
+
+
+def _without_holders(there: str) -> tuple[Cure, ...]:
+    if not there:
+        return ()
+    return (
+        Cure(change=f"end or move what holds the card: {there}", helps=MAYBE, where="nvidia-smi"),
+        Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
     )
 
 
@@ -100,7 +138,7 @@ def _refused_optimizer(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _without_figures(_: Message, __: Log) -> Judgement:
+def judge_bare(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(), because="the message has no figures, and without them the cause cannot be told"
     )
@@ -122,7 +160,14 @@ FORMS = (
         re.compile(r"FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes"),
         _refused_communication,
     ),
-    Form("communication", re.compile(r"Cudafailure\d{0,4}'outofmemory'"), _refused_communication),
+    Form(
+        "communication",
+        re.compile(
+            r"Cudafailure\d{0,4}'outofmemory'"
+            r"(?:\S{0,400}?FailedtoCUDAcalloc(?:async)?(?P<count>\d{1,15})bytes)?"
+        ),
+        _refused_communication,
+    ),
     Form("matrix library", re.compile(r"CUBLAS_STATUS_ALLOC_FAILED"), _refused_handle),
     Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
     Form(
@@ -138,5 +183,21 @@ FORMS = (
     ),
     *other_runtimes.FORMS,
 )
-BARE = (Form("bare", re.compile(r"OutOfMemoryError|(?:CUDA|HIP|XPU|GPU)outofmemory"), _without_figures),)
-"""What is looked for where nothing else is found."""
+_BARE = re.compile(
+    r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b"
+    r"|out of memory\b[.!]?$"
+    r"|.{0,300}?(?:\b(?:error|exception|failed|failure|refused|fatal)\b|what\(\)).{0,300}?\bout of memory\b"
+    r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError))",
+    re.IGNORECASE,
+)
+"""A line that says so as an error does: at its beginning, or behind the word error. A sentence of a manual
+does neither.
+"""
+
+
+def bare_lines(log: Log) -> Iterator[Message]:
+    """The first line that says that memory ran out, where no form that is known is found."""
+    for number, line in enumerate(log.lines):
+        if ("memory" in line or "Memory" in line) and _BARE.match(line.lstrip("> ")):
+            yield Message(kind="bare", line=number, judge=judge_bare)
+            return

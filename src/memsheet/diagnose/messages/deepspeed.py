@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import NUMBER
+from memsheet.diagnose.messages.step_lines import steady_growth
 
 SIGNS = (b"Max_MA",)
 _LINE = re.compile(
@@ -15,8 +15,6 @@ _LINE = re.compile(
 )
 _NAMES = {"MA": "allocated_before", "CA": "reserved_before"}
 _PEAKS = {"Max_MA": "allocated_peak_before", "Max_CA": "reserved_peak_before"}
-ENOUGH = 4
-"""Steps of growth that are no accident."""
 
 
 def step_facts(log: Log) -> dict[str, Interval]:
@@ -35,8 +33,6 @@ def step_facts(log: Log) -> dict[str, Interval]:
 
 def grows_steadily(log: Log) -> tuple[Interval, ...]:
     """What is allocated from line to line, where it has only grown by about the same; else nothing."""
-    sizes = [size for found in _LINE.finditer(log.squeezed) if (size := printed_bytes(found["MA"], "GB"))]
-    tail = sizes[-ENOUGH - 1 :]
-    steps = [later.middle - earlier.middle for earlier, later in itertools.pairwise(tail)]
-    steady = len(steps) >= ENOUGH and min(steps) > 0 and max(steps) <= 2 * min(steps)
-    return tuple(tail) if steady else ()
+    return steady_growth(
+        [size for found in _LINE.finditer(log.squeezed) if (size := printed_bytes(found["MA"], "GB"))]
+    )

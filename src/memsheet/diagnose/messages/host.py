@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import size_words
-from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message, sized_pattern
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, sized_pattern
 
 SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
@@ -26,6 +26,16 @@ MORE_HOST = Cure(
     change="more host memory for the job, or fewer processes and less that is read ahead", helps=MAYBE
 )
 
+SLURM = Cure(change="more memory for the job", helps=MAYBE, where="#SBATCH --mem=N (or --mem-per-gpu=N)")
+CONTAINER = Cure(
+    change="a higher memory limit of the container",
+    helps=MAYBE,
+    where="resources.limits.memory (docker run --memory)",
+)
+_LIMIT = re.compile(
+    r"^\s*(?:Limits|limits):\s*\n(?:[^\n]*\n){0,4}?\s*memory:\s*[\"']?(\d{1,9}[KMGT]i?)\b", re.MULTILINE
+)
+
 
 def _host_shortage(because: str, *cures: Cure) -> Judgement:
     return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=because, cures=(*cures, SMALLER_BATCH))
@@ -41,9 +51,29 @@ def _killed_by_kernel(message: Message, _: Log) -> Judgement:
     return _host_shortage(f"the kernel killed {who}{size}{group}: host memory, not the GPU's", MORE_HOST)
 
 
-def _killed_by_ray(_: Message, __: Log) -> Judgement:
+def _killed_by_slurm(_: Message, __: Log) -> Judgement:
     return _host_shortage(
-        "Ray killed a worker as its node ran low on host memory; it takes the youngest worker, which need not be the one "
+        "the kernel killed a process at the memory limit of its Slurm step: host memory, not the GPU's",
+        SLURM,
+        MORE_HOST,
+    )
+
+
+def _killed_in_container(_: Message, log: Log) -> Judgement:
+    limits = {found[1] for found in _LIMIT.finditer("\n".join(log.lines))}
+    limit = f" of {limits.pop()}" if len(limits) == 1 else ""
+    return _host_shortage(
+        f"the kernel killed a process at its container's memory limit{limit}: host memory, not the GPU's",
+        CONTAINER,
+        MORE_HOST,
+    )
+
+
+def _killed_by_ray(message: Message, _: Log) -> Judgement:
+    used, whole = message.facts.get("used"), message.facts.get("whole")
+    sizes = f" ({size_words(used)} of {size_words(whole)})" if used and whole else ""
+    return _host_shortage(
+        f"Ray killed a worker as its node ran low on host memory{sizes}; it takes the youngest worker, which need not be the one "
         "that grew", MORE_HOST,
     )  # fmt: skip
 
@@ -105,9 +135,10 @@ FORMS = (
     Form("cgroup", re.compile(r"Memorycgroupoutofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
     Form("cgroup", re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG"), _killed_by_kernel),
     Form("kernel", re.compile(r"Outofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
-    Form("kernel", re.compile(r"invokedoom-killer|oom-kill:constraint="), _killed_by_kernel),
-    Form("kernel", re.compile(r"OOMKilled|oom_killevent|Detected\d{1,6}oom[-_]kill"), _killed_by_kernel),
-    Form("Ray", re.compile(r"ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory"), _killed_by_ray),
+    Form("kernel", re.compile(r"invokedoom-killer(?!\S{0,6000}?Kill(?:ed)?process)|oom-kill:constraint=(?!\S{0,6000}?Kill(?:ed)?process)"), _killed_by_kernel),
+    Form("Slurm", re.compile(r"oom_killevent|Detected\d{1,6}oom[-_]kill"), _killed_by_slurm),
+    Form("container", re.compile(r"OOMKilled(?!=false)"), _killed_in_container),
+    Form("Ray", re.compile(rf"(?:ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory)(?:\S{{0,600}}?was(?P<used>{NUMBER})GB/(?P<whole>{NUMBER})GB)?"), _killed_by_ray, {"used": "GB", "whole": "GB"}),
     Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
     Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject"), _shared_memory),
     Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,200}?/dev/shm|/dev/shm\S{0,120}?Nospaceleftondevice|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
@@ -119,6 +150,8 @@ FORMS = (
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
     Form("signal", re.compile(r"exitcode:?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|SIGKILL|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
+KILLERS = ("cgroup", "kernel", "Slurm", "container", "Ray", "loader")
+"""Forms that say who killed and why, and so more than the signal alone."""
 _KILLED = re.compile(r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{2,}.{0,400})?$")
 """What a shell says of a program that signal 9 ended."""
 

@@ -51,7 +51,7 @@ def _counted_by_compiler(message: Message, _: Log) -> Judgement:
 def _asked_of_pool(message: Message, log: Log) -> Judgement:
     size = message.facts.get("asked")
     text, lines = log.squeezed, log.text
-    pool = {name: int(found[1]) for name, pattern in _POOL.items() if (found := pattern.search(text))}
+    pool = pool_figures(text)
     stats = {
         name: printed_bytes(number, unit)
         for name, number, unit in _STATS.findall(text[log.place_of(message.line) :][:20000])
@@ -62,7 +62,7 @@ def _asked_of_pool(message: Message, log: Log) -> Judgement:
     if "pinned" in lines and "pinned host" in lines:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's page-locked memory")
     if size and "limit" in pool and "in_use" in pool:
-        return _of_pool(size, pool, told, _larger_pool(message, log))
+        return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED))
     held = [size for name in ("maybe_live_out", "preallocatedtemp") if (size := stats.get(name)) is not None]
     total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
     card = message.facts.get("capacity")
@@ -81,27 +81,49 @@ def _asked_of_pool(message: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _of_pool(size: Interval, pool: dict[str, int], told: str, larger: tuple[Cure, ...]) -> Judgement:
+def pool_figures(text: str) -> dict[str, int]:
+    """The dump of a BFC pool in a text without spaces, in bytes: ``limit``, ``in_use``, ``largest_free``."""
+    return {name: int(found[1]) for name, pattern in _POOL.items() if (found := pattern.search(text))}
+
+
+def judge_pool(
+    size: Interval, pool: dict[str, int], told: str, smaller: tuple[Cure, ...], besides: tuple[Cure, ...]
+) -> Judgement:
+    """A request of a BFC pool by what the pool had left. ``smaller``: cures that ask for less;
+    ``besides``: what is said where the pool had too little.
+    """
     left = Interval(max(0, pool["limit"] - pool["in_use"]), max(0, pool["limit"] - pool["in_use"]))
     sum_words = (
         f"{told}; of the pool's limit {size_words(Interval(pool['limit'], pool['limit']))} were "
         f"{size_words(left)} left"
     )
+    held = Interval(pool["in_use"], pool["in_use"])
+    facts = {"pool_limit_bytes": held + left, "pool_in_use_bytes": held}
+    if pool["in_use"] > pool["limit"]:
+        return Judgement(
+            causes=(),
+            because=f"{told}; more is in use of the pool than its limit: its figures contradict one another",
+            facts=facts,
+        )
     if more_than(size, left):
         return Judgement(
             causes=(Cause.REAL_NEED,),
             because=sum_words,
             missing=(size - left).positive,
-            cures=(SMALLER, *larger, PREALLOCATED),
+            cures=(*smaller, *besides),
+            facts=facts,
         )
     largest = pool.get("largest_free")
-    if largest is not None and at_least(left, size) and size.low > largest:
+    if largest is not None and at_least(left, size) and size.low > largest > 0:
         return Judgement(
             causes=(Cause.FRAGMENTATION,),
             because=f"{sum_words}, the largest piece {largest:,} bytes",
-            cures=(SMALLER,),
+            cures=smaller,
+            facts=facts,
         )
-    return Judgement(causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=sum_words, cures=(SMALLER,))
+    return Judgement(
+        causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=sum_words, cures=smaller, facts=facts
+    )
 
 
 _CARD = (

@@ -31,6 +31,7 @@ _CACHE_FAILS = re.compile(
     r"failedtoallocatebufferforkvcache|failedtoinitializethecontext(?!:failedtoallocatecompute)",
     re.IGNORECASE,
 )
+_IN_BYTES = re.compile(r"bufferofsize(\d{1,18})")
 _NEXT_TRY = "cudaMallocfailed"
 _COPIES = re.compile(r"n_copies=(\d{1,3})")
 LARGEST_CARD = 288 * 2**30
@@ -70,7 +71,7 @@ def _refused_buffer(message: Message, log: Log) -> Judgement:
         Term(
             component=component,
             path=path,
-            shape=f"{asked.low:,} bytes" if asked else "",
+            shape=_size_in_bytes(message, log, asked),
             exact=False,
             words=words,
         )
@@ -104,6 +105,15 @@ def _refused_buffer(message: Message, log: Log) -> Judgement:
         because=f"{told}; what else is on the card is not said",
         cures=cures,
     )
+
+
+def _size_in_bytes(message: Message, log: Log, asked: Interval | None) -> str:
+    """The buffer's exact size, which the next line says; else what is printed of it."""
+    place = log.place_of(message.line)
+    said = _IN_BYTES.search(log.squeezed, place, place + 800)
+    if said and asked and asked.low <= int(said[1]) <= asked.high:
+        return f"{int(said[1]):,} bytes"
+    return size_words(asked) if asked else ""
 
 
 def _free_on_card(log: Log, message: Message) -> Interval | None:

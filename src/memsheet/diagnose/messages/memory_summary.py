@@ -1,19 +1,31 @@
-"""``torch.cuda.memory_summary()``'s table: what was held, and how often the allocator failed."""
+"""``torch.cuda.memory_summary()``'s table: what was held, and how often the allocator failed.
+
+Its sizes are whole units, rounded down (torch/cuda/memory.py, memory_summary's _format_size:
+``sz //= 1024``).
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, printed_bytes
+from memsheet.diagnose.interval import BINARY, Interval, at_least
+from memsheet.diagnose.message import Message
 
 SIGNS = (b"PyTorch CUDA memory summary",)
 _FAILED = re.compile(r"CUDAOOMs:(\d{1,9})")
+_DEVICE = re.compile(r"PyTorchCUDAmemorysummary,deviceID(\d{1,4})")
 _ROWS = {
     "allocated": "Allocatedmemory", "reserved": "GPUreservedmemory", "not_releasable": "Non-releasablememory",
 }  # fmt: skip
-_SIZE = r"(\d{1,15}(?:\.\d{1,2})?)(B|KiB|MiB|GiB|TiB)"
+_SIZE = r"(\d{1,15})(?:\.\d{1,2})?(B|KiB|MiB|GiB|TiB)"
 _PATTERNS = {name: re.compile(rf"{words}\|{_SIZE}\|{_SIZE}\|") for name, words in _ROWS.items()}
+
+
+def _whole_units(number: str, unit: str) -> Interval:
+    """What a size may be that is rounded down to whole units."""
+    return Interval(int(number) * BINARY[unit], (int(number) + 1) * BINARY[unit] - 1)
 
 
 def summary_facts(log: Log) -> dict[str, Interval]:
@@ -21,10 +33,33 @@ def summary_facts(log: Log) -> dict[str, Interval]:
     facts: dict[str, Interval] = {}
     for name, pattern in _PATTERNS.items():
         if found := pattern.search(log.squeezed):
-            now, peak = printed_bytes(found[1], found[2]), printed_bytes(found[3], found[4])
-            facts |= {f"summary_{name}_bytes": now} if now else {}
-            facts |= {f"summary_{name}_peak_bytes": peak} if peak else {}
+            facts[f"summary_{name}_bytes"] = _whole_units(found[1], found[2])
+            facts[f"summary_{name}_peak_bytes"] = _whole_units(found[3], found[4])
     return facts
+
+
+def with_summary(message: Message, log: Log) -> Message | None:
+    """A message that ends before it says what the process holds, with what a table of the same device says
+    that was printed once a request had failed: tensors are let go while the error goes up, so that what
+    was held when it failed lies between now and the highest. None where the message needs none, or there
+    is none.
+    """
+    facts, said = summary_facts(log), message.facts
+    device = _DEVICE.search(log.squeezed)
+    of_it = device is not None and message.words.get("device", device[1]) == device[1]
+    short = "free" in said and "asked" in said and at_least(said["free"], said["asked"]) is False
+    names = [f"summary_{name}{at}_bytes" for name in ("allocated", "reserved") for at in ("", "_peak")]
+    if (
+        "allocated" in said
+        or not (of_it and short and failed_requests(log))
+        or not facts.keys() >= set(names)
+    ):
+        return None
+    held = {
+        name: Interval(facts[f"summary_{name}_bytes"].low, facts[f"summary_{name}_peak_bytes"].high)
+        for name in ("allocated", "reserved")
+    }
+    return replace(message, facts={**said, **held})
 
 
 def failed_requests(log: Log) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes, sum_intervals
@@ -13,30 +14,39 @@ _CARD = re.compile(r"(?<!\d)(\d{1,7})\s{0,3}MiB\s{0,3}/\s{0,3}(\d{1,7})\s{0,3}Mi
 _PROCESS = re.compile(
     r"^\|"
     r"?\s{0,6}(\d{1,3})\s+(?:N/A\s+N/A\s+)?(\d{1,10})\s+[CG](?:\+[CG])?"
-    r"\s.{1,120}?\s(\d{1,7})\s?MiB\s{0,3}\|?$"
+    r"\s+(?P<name>.{1,120}?)\s+(?P<size>\d{1,7})\s?MiB\s{0,3}\|?$"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Used and whole bytes by card, and (card, process, bytes)."""
+    """Used and whole bytes by card, (card, process, bytes), and the processes' names by their numbers."""
 
     cards: tuple[tuple[Interval, Interval], ...]
     processes: tuple[tuple[int, int, Interval], ...]
+    names: Mapping[int, str]
 
 
 def card_table(log: Log) -> Table | None:
     """The table in a text, where there is one."""
     if "NVIDIA-SMI" not in log.text:
         return None
-    cards, processes = [], []
+    cards: list[tuple[Interval, Interval]] = []
+    processes: list[tuple[int, int, Interval]] = []
+    names: dict[int, str] = {}
     for line in log.lines:
         used = _CARD.search(line)
         if used and (held := printed_bytes(used[1], "MiB")) and (whole := printed_bytes(used[2], "MiB")):
             cards.append((held, whole))
-        elif (found := _PROCESS.match(line)) and (size := printed_bytes(found[3], "MiB")):
+        elif (found := _PROCESS.match(line)) and (size := printed_bytes(found["size"], "MiB")):
             processes.append((int(found[1]), int(found[2]), size))
-    return Table(cards=tuple(cards), processes=tuple(processes)) if cards else None
+            names[int(found[2])] = _short_name(found["name"])
+    return Table(cards=tuple(cards), processes=tuple(processes), names=names) if cards else None
+
+
+def _short_name(path: str) -> str:
+    """A program without its folders and arguments, of a name that may be cut in front."""
+    return path.split(maxsplit=1)[0].replace("\\", "/").rpartition("/")[2][:40]
 
 
 def table_facts(table: Table) -> dict[str, Interval]:

@@ -1,18 +1,22 @@
 """Runtimes that are no PyTorch and no XLA: TensorFlow's BFC allocator, ONNX Runtime's arena, TensorRT's
-allocator, CuPy's pool. Each says what was asked for, and none what was free.
+allocator, CuPy's pool. Each says what was asked for, and none what was free, but for the dump of
+TensorFlow's pool.
 
 The sentences are those of tensorflow/core/framework/op_kernel.cc (allocate_tensor),
-onnxruntime/core/framework/bfc_arena.cc, TensorRT's defaultAllocator and cupy/cuda/memory.pyx.
+onnxruntime/core/framework/bfc_arena.cc, TensorRT's defaultAllocator and CuPy v13.6.0,
+cupy/cuda/memory.pyx:63-69 (CUPY_GPU_MEMORY_LIMIT: docs/source/reference/environment.rst).
 """
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, at_least, size_words
-from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.interval import Interval, at_least, more_than, size_words
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages.jax import judge_pool, pool_figures
 
 SIGNS = (
     b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)",
@@ -38,17 +42,33 @@ def _undecided(told: str, *cures: Cure) -> Judgement:
     )
 
 
-def _refused_tensor(message: Message, _: Log) -> Judgement:
+def _refused_tensor(message: Message, log: Log) -> Judgement:
     shape, width = message.words.get("shape"), _TYPE_BYTES.get(message.words.get("type", ""))
     if shape is None:
         return _undecided("a tensor was refused", SMALLER)
-    told = f"a tensor [{shape}] of {message.words['type']} was refused"
-    if width is not None:
-        size = math.prod(int(axis) for axis in shape.split(",") if axis) * width
-        whole = size_words(Interval(size, size))
-        told = f"{whole} were asked for, a tensor [{shape}] of {message.words['type']}"
+    axes = ", ".join(axis for axis in shape.split(",") if axis)
+    tensor = f"a tensor [{axes}] of {message.words['type']}"
+    if width is None:
+        return _of_device(message, log, None, f"{tensor} was refused")
+    size = math.prod(int(axis) for axis in shape.split(",") if axis) * width
+    asked = Interval(size, size)
+    found = _of_device(message, log, asked, f"{size_words(asked)} were asked for, {tensor}")
+    term = Term(
+        component="temporaries",
+        path="tensor",
+        shape=f"[{axes}] {message.words['type']}",
+        exact=True,
+        words=tensor,
+    )
+    return replace(found, term=term, facts={**found.facts, "asked_bytes": asked})
+
+
+def _of_device(message: Message, log: Log, asked: Interval | None, told: str) -> Judgement:
     if "CPU" in message.words["place"]:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's memory")
+    pool = pool_figures(log.squeezed)
+    if asked is not None and {"limit", "in_use"} <= pool.keys():
+        return judge_pool(asked, pool, told, (SMALLER,), (GROWTH,))
     return _undecided(told, SMALLER, GROWTH)
 
 
@@ -87,19 +107,15 @@ def _refused_engine(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _exact(message: Message, name: str) -> Interval | None:
-    """A count of bytes that is printed with commas."""
-    digits = message.words.get(name, "").replace(",", "")
-    return Interval(int(digits), int(digits)) if digits else None
-
-
 def _refused_pool(message: Message, _: Log) -> Judgement:
-    asked, held, limit = (_exact(message, name) for name in ("size", "held", "limit"))
-    assert asked is not None
-    told = f"{size_words(asked)} were asked for" + (
-        f" by a pool that holds {size_words(held)}" if held else ""
-    )
-    if held is not None and limit is not None and at_least(limit, held + asked) is False:
+    asked, held, limit = (message.facts.get(name) for name in ("asked", "allocated", "allowed"))
+    told = "memory was asked for" if asked is None else f"{size_words(asked)} were asked for"
+    told += f" by a pool that holds {size_words(held)}" if held else ""
+    if asked and held and limit and more_than(held, limit):
+        return Judgement(
+            causes=(), because=f"{told} and may hold {size_words(limit)}: its figures contradict one another"
+        )
+    if asked and held and limit and at_least(limit, held + asked) is False:
         raised = Cure(change="raise or remove the pool's limit", helps=MAYBE, where="CUPY_GPU_MEMORY_LIMIT")
         return Judgement(
             causes=(Cause.LIMIT_SET,), missing=(held + asked - limit).positive, cures=(raised, SMALLER),
@@ -108,6 +124,7 @@ def _refused_pool(message: Message, _: Log) -> Judgement:
     return _undecided(told, SMALLER)
 
 
+_BYTES = {"asked": "bytes", "allocated": "bytes", "allowed": "bytes"}
 _COMMAS = r"\d[\d,]{0,30}"
 FORMS = (
     Form("TensorFlow", re.compile(r"OOMwhenallocatingtensorwithshape\[(?P<shape>[\d,]{0,120})\]andtype(?P<type>[a-z0-9]{1,12}?)on(?P<place>/\S{1,120}?)by"), _refused_tensor),
@@ -116,6 +133,6 @@ FORMS = (
     Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),
     Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),
     Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
-    Form("CuPy", re.compile(rf"Outofmemoryallocating(?P<size>{_COMMAS})bytes\(allocatedsofar:(?P<held>{_COMMAS})bytes(?:,limitsetto:(?P<limit>{_COMMAS})bytes)?\)"), _refused_pool),
-    Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<size>{_COMMAS})bytes(?:\(total(?P<held>{_COMMAS})bytes)?"), _refused_pool),
+    Form("CuPy", re.compile(rf"Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
+    Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<asked>{_COMMAS})bytes(?:\(total(?P<allocated>{_COMMAS})bytes)?"), _refused_pool, _BYTES),
 )  # fmt: skip

@@ -26,7 +26,7 @@ TITLES = {
     Cause.OTHER_PROCESS: "another process on the card",
     Cause.OUTSIDE_ALLOCATOR: "memory outside PyTorch's allocator",
     Cause.LIMIT_SET: "a limit that is set, not the card",
-    Cause.NOT_GPU_MEMORY: "the host's memory, or a limit of its; not the GPU's memory",
+    Cause.NOT_GPU_MEMORY: "not the GPU's memory: the host's, or another limit",
     Cause.LEAK: "a leak: what is held grows with every step",
     Cause.REGIME_CHANGE: "a step that is another one than those before",
     Cause.ENGINE_OVERCOMMIT: "a server that took too much for its cache",
@@ -78,17 +78,20 @@ def _diagnosis_headline(found: Diagnosis, look: Look) -> RenderableType:
         style = "bold green" if found.cause in (Cause.NOT_GPU_MEMORY, Cause.FOLLOW_UP_ERROR) else "bold red"
         return labelled_row("DIED OF", style, (TITLES[found.cause], *_shortage_words(found, look)), look)
     between = " or ".join(TITLES[cause] for cause in found.open_between)
-    return labelled_row(
-        "UNDECIDED", "bold yellow", (between or "a memory error without enough figures",), look
+    otherwise = (
+        "figures that contradict one another"
+        if found.contradictory
+        else "a memory error without enough figures"
     )
+    return labelled_row("UNDECIDED", "bold yellow", (between or otherwise,), look)
 
 
 def _shortage_words(found: Diagnosis, look: Look) -> tuple[str, ...]:
     missing = found.missing
     if missing is None or missing.high <= 0:
         return ()
-    if missing.low * 10 >= missing.high * 9:
-        return (f"short by {look.need(missing.high, 2)}",)
+    if (missing.high - missing.low) * 50 <= missing.high:
+        return (f"short by {look.need(missing.middle, 2) if look.decimal else size_words(missing)}",)
     return (f"short by {look.room(missing.low, 2)} at least, {look.need(missing.high, 2)} at the most",)
 
 

@@ -1,0 +1,90 @@
+"""Servers and compilers that say in their own words that memory ran out, most without figures.
+
+The sentences are those of text-generation-inference (server/text_generation_server/models/flash_causal_lm.py,
+warmup), TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check), ExLlamaV2 (exllamav2/model.py,
+load_autosplit_gen) and Triton (python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
+"""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval, size_words
+from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.messages.stated import halved, smaller_share, stated_number, stated_share
+
+SIGNS = (b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource")
+FRACTIONS = (
+    "kv_cache_free_gpu_memory_fraction",
+    "free_gpu_memory_fraction",
+    "kv_cache_free_gpu_mem_fraction",
+)
+PREFILL = "--max-batch-prefill-tokens"
+
+
+def _refused_prefill(message: Message, _: Log) -> Judgement:
+    count = int(message.words["count"])
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
+        because=f"the server's trial run of {count:,} tokens has no room beside the weights; what was free, and who else is on the "
+        "card, is not said",
+        cures=(
+            Cure(change="fewer tokens in one pass", helps=MAYBE, where=f"{PREFILL} {max(1, count // 2)}", why=f"the trial run is of {count:,} now"),
+            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--num-shard N (or --quantize)"),
+        ),
+    )  # fmt: skip
+
+
+def _refused_runtime(message: Message, log: Log) -> Judgement:
+    batch = halved("--max_batch_size", stated_number(log, message.line, "max_batch_size"))
+    return Judgement(
+        causes=(Cause.ENGINE_OVERCOMMIT, Cause.REAL_NEED, Cause.OTHER_PROCESS),
+        because="a call of the server to the driver was refused memory, and the message has no figures: its KV cache may have taken too "
+        "much, its weights and buffers need more than the card has, or others hold it (nvidia-smi shows them)",
+        cures=(
+            *smaller_share("--kv_cache_free_gpu_memory_fraction", stated_share(log, message.line, *FRACTIONS),
+                           "of what is free for the KV cache"),
+            *((Cure(change="fewer requests at once", helps=MAYBE, where=batch),) if batch else ()),
+        ),
+    )  # fmt: skip
+
+
+def _refused_split(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
+        because="the last card was full before all layers and their cache were loaded; what was free, and who else is on the cards, is not "
+        "said",
+        cures=(
+            Cure(change="a shorter context", helps=MAYBE, where="max_seq_len"),
+            Cure(change="a cache in fewer bits", helps=MAYBE, where="ExLlamaV2Cache_Q4"),
+            Cure(change="weights in fewer bits, or over more cards", helps=MAYBE),
+        ),
+    )  # fmt: skip
+
+
+def _refused_kernel(message: Message, _: Log) -> Judgement:
+    needed, most = (int(message.words[name]) for name in ("needed", "most"))
+    what = "shared memory" if message.words["what"] == "sharedmemory" else message.words["what"]
+    sizes = (
+        f"{size_words(Interval(needed, needed))} of {what} of one multiprocessor, which has "
+        f"{size_words(Interval(most, most))}"
+        if what == "shared memory"
+        else f"{needed:,} of {what}, and the hardware has {most:,}"
+    )
+    return Judgement(
+        causes=(Cause.NOT_GPU_MEMORY,),
+        because=f"a compiled kernel wants {sizes}: no shortage of the card's memory",
+        cures=(
+            Cure(change="smaller blocks or fewer stages of that kernel", helps=MAYBE, where="BLOCK_M, BLOCK_N, num_stages"),
+            Cure(change="a smaller batch", helps=NO, why="a kernel's block is as large for any batch"),
+        ),
+    )  # fmt: skip
+
+
+FORMS = (
+    Form("prefill", re.compile(r"Notenoughmemorytohandle(?P<count>\d{1,9})prefilltokens"), _refused_prefill),
+    Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
+    Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
+    Form("kernel", re.compile(r"outofresource:(?P<what>[\w]{1,40}),Required:(?P<needed>\d{1,12}),Hardwarelimit:(?P<most>\d{1,12})"), _refused_kernel),
+)  # fmt: skip
