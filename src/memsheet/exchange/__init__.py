@@ -33,6 +33,7 @@ NAMES = (
     "axolotl",
     "llamafactory",
     "verl",
+    "openrlhf",
     "open-instruct",
     "torchtune",
     "torchtune-ppo",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -13,7 +13,7 @@ from memsheet.budget import Answer, answer_of, judge_on, verdict_on_start
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import read_json
 from memsheet.jobs.account import account_job
-from memsheet.jobs.document import SCHEMA, WrittenJob, WrittenPhase, WrittenRole, read_job
+from memsheet.jobs.document import SCHEMA, VALUES, WrittenJob, WrittenPhase, WrittenRole, read_job
 from memsheet.jobs.templates import TEMPLATES, job_of_template
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.hardware import unsupported_choices
@@ -21,6 +21,7 @@ from memsheet.plan.job import Job, Phase, Role, Work
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import Document, TemplateOptions
 from memsheet.questions.accounted import with_draft_model
+from memsheet.questions.labelled_models import without_vocabulary
 from memsheet.questions.question_parts import REPLAY, SHARE, parse_question, read_named_model
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.jobs.phases import fullest_instant
@@ -30,6 +31,8 @@ from memsheet.units import format_bytes
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster")
 NOWHERE: Mapping[str, Any] = {}
+OF_VALUES = "it gives one value of each token"
+WITH_OUTPUT = "is counted with the output matrix that its head of one value lacks"
 RECOMPUTED = {"recompute.mode": "full"}
 """How the step is asked whose forward is a pass without gradients."""
 
@@ -97,11 +100,12 @@ def answer_job(
     main = next((role for role in found.roles if role.trained), found.roles[0])
     answer = answer_of(main.model, Resolved(main.plan, ()), cluster, sheets, verdict)
     assumed = tuple(f"{name}: {line}" for name, one in resolved.items() for line in one.assumed)
+    of_values = {role.name for role in written.roles if role.head == VALUES}
     notes = tuple(f"{role.name}: {note}" for role in found.roles for note in role.model.source.notes)
     return replace(
         answer,
         assumed=(*written.assumed, *assumed),
-        notes=(*written.notes, *_shortage_words(short), *_job_notes(found), *notes),
+        notes=(*written.notes, *_shortage_words(short), *_job_notes(found, of_values), *notes),
         job={"schema": SCHEMA, **{key: value for key, value in document.items() if key != "schema"}},
         seeks_changes=False,
     )
@@ -127,9 +131,12 @@ def _shortage_words(short: Mapping[str, Bytes]) -> Iterator[str]:
             yield f"{name}'s pool lacks up to {size} for one sequence of its longest: it needs a larger share"
 
 
-def _job_notes(found: Job) -> Iterator[str]:
+def _job_notes(found: Job, of_values: Container[str]) -> Iterator[str]:
     if any(role.serves for role in found.roles) and any(role.trained for role in found.roles):
         yield "what must fit is the device's total: a sleeping server's memory stays in torch's own counters"
+    for role in found.roles:
+        if role.name in of_values and role.model.head.kind != "none":
+            yield f"{role.name} {WITH_OUTPUT}"
     yield "phases are those of a step after the first, when the optimizer's states are there"
 
 
@@ -178,6 +185,7 @@ def _read_role(role: WrittenRole, cluster: Cluster | None) -> _Read:
     task = str(role.plan["task"])
     model, request, _, told = parse_question(task, role.model, {"plan": dict(role.plan)})
     spec = with_draft_model(read_named_model(model, task, request.get("engine")), request)
+    spec = (without_vocabulary(spec, OF_VALUES) or spec) if role.head == VALUES else spec
     count = role.cards[1] if role.cards else cluster.count if cluster else 1
     part = resize_cluster(cluster, _group_of(request, count)) if cluster else None
     resolved = _resolve_role(request, spec, part, told["assumed"])

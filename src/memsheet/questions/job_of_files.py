@@ -11,13 +11,17 @@ from memsheet.errors import InputError
 from memsheet.exchange.formats.trl import METHOD
 from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.shared.file_format import Read
+from memsheet.jobs.templates.openrlhf import openrlhf_job
+from memsheet.jobs.templates.planned import Made, Sizes
 from memsheet.jobs.templates.trl import dpo_document, grpo_of_recipe
-from memsheet.jobs.templates.verl import Sizes, has_shorter_rows, open_words, verl_document
+from memsheet.jobs.templates.verl import has_shorter_rows, open_words, verl_document
+from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as, plan_document
-from memsheet.questions.job import answer_job
+from memsheet.questions.job import WITH_OUTPUT, answer_job
+from memsheet.questions.named_models import is_surely_bundled, likely_name
 from memsheet.sheet import Component, Instant, Item
 
-DPO, GRPO, VERL, TRL = "DPO", "GRPO", "verl", "trl"
+DPO, GRPO, VERL, TRL, OPENRLHF = "DPO", "GRPO", "verl", "trl", "openrlhf"
 """Methods, and the names of formats."""
 
 
@@ -71,20 +75,44 @@ def job_of_files(
         return None
     name, read = found
     key, make = MAKERS[read.form.name]
-    document = make(read, answer)
-    if document is None:
+    made = make(read, answer)
+    if made is None:
         return None
-    where = {key: ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
+    document, taken = _with_known_models(made.document, asked_as(answer.model))
+    where = _where_placed(document, ask, answer.cluster)
     try:
         whole = answer_job(document, where)
     except InputError:
         return None
     rest = tuple(one for one in read.unmodelled if one[0] != key)
     known = replace(read, unmodelled=rest, form=replace(read.form, moves=None))
-    of_launch = key == ROLES
-    words = open_words(read.values) if of_launch else ()
-    shorter = of_launch and has_shorter_rows(read.values)
-    return JobOfFiles(whole, words, {**reads, name: known}, where, shorter)
+    words = (*made.open_words, *taken, *(note for note in whole.notes if WITH_OUTPUT in note))
+    return JobOfFiles(whole, words, {**reads, name: known}, where, made.shorter_rows)
+
+
+def _where_placed(document: Mapping[str, Any], ask: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
+    """The machines, with as many cards as the roles have places on, where they have their own."""
+    where = {key: ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
+    places = document.get("placement", {}).values()
+    count = max((first + many for first, many in places), default=0)
+    if count and where["cluster"] is None and count != cluster.count:
+        where |= {"gpus": f"{count}x{cluster.device.name}", "nodes": None, "per_node": None}
+    return where
+
+
+def _with_known_models(document: Mapping[str, Any], main: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The document with models that are known in the place of names that are not, and what is taken for
+    which, in words. ``main``: the model that trains, which stands for one of which nobody knows anything.
+    """
+    roles, words = {}, []
+    for name, role in document["roles"].items():
+        own = role["model"]
+        sure = own == main or is_surely_bundled(own)
+        known = own if sure else likely_name(own)
+        roles[name] = {**role, "model": known or main}
+        if not sure:
+            words.append(f"{own} is taken for {known or main}, and nothing of it was read")
+    return {**document, "roles": roles}, tuple(words)
 
 
 def _key_of_job(read: Read) -> bool:
@@ -93,22 +121,29 @@ def _key_of_job(read: Read) -> bool:
     return made is not None and any(at == made[0] for at, _ in read.unmodelled)
 
 
-def _roles_of_launch(read: Read, answer: Answer) -> dict[str, Any] | None:
+def _roles_of_launch(read: Read, answer: Answer) -> Made | None:
     sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
-    return verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+    found = verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+    return Made(found, open_words(read.values), has_shorter_rows(read.values)) if found else None
 
 
-def _pairs_of_recipe(read: Read, answer: Answer) -> dict[str, Any] | None:
+def _pairs_of_recipe(read: Read, answer: Answer) -> Made | None:
     """Of GRPO and DPO alone: how much other methods hold is known as a range (``preference_jobs``)."""
     if dict(read.unmodelled)[METHOD] == GRPO:
-        return grpo_of_recipe(read.values, plan_document(answer.plan), asked_as(answer.model))
+        found = grpo_of_recipe(read.values, plan_document(answer.plan), asked_as(answer.model))
+        return Made(found) if found else None
     method = read.form.preferences(read.values)
     if method is None or method.method != DPO or not method.sure:
         return None
-    return dpo_document(read.values, plan_document(answer.plan), asked_as(answer.model))
+    return Made(dpo_document(read.values, plan_document(answer.plan), asked_as(answer.model)))
 
 
-MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer], dict[str, Any] | None]]] = {
-    VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _pairs_of_recipe),
+def _groups_of_launch(read: Read, answer: Answer) -> Made | None:
+    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
+    return openrlhf_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+
+
+MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer], Made | None]]] = {
+    VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _pairs_of_recipe), OPENRLHF: (ROLES, _groups_of_launch),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

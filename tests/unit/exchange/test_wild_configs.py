@@ -30,6 +30,7 @@ FORMATS = {
     "tr": ("transformers", "trl", "accelerate"),
     "ms": ("swift", "swift-megatron", "pytorch"),
     "ve": ("verl",),
+    "or": ("openrlhf",),
     "lg": ("litgpt",),
     "mf": ("llm-foundry",),
     "nt": ("nanotron",),
