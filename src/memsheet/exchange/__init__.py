@@ -34,6 +34,7 @@ NAMES = (
     "llamafactory",
     "verl",
     "openrlhf",
+    "slime",
     "open-instruct",
     "torchtune",
     "torchtune-ppo",

@@ -44,6 +44,7 @@ SOURCED = re.compile(
 """A line of a shell's that takes in the variables of another file: ``source env.sh``, ``. ./.env``, ``export
 $(cat .env | xargs)``.
 """
+_OPENS_LIST = re.compile(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*\+?=\(")
 _ASSIGNMENT = re.compile(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=")
 
 
@@ -161,17 +162,18 @@ def _tail_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Pat
 
 
 def with_variables_beside(
-    files: tuple[str, ...], texts: Mapping[str, str]
+    files: tuple[str, ...], texts: Mapping[str, str], homes: Sequence[Path] = ()
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Texts with the variables of the ``.env`` that Compose reads beside each of its files, and what was put
-    in by name. None is opened that lies elsewhere.
+    """Texts with the variables of the ``.env`` that Compose reads beside each of its files, of what shells
+    take in of the same job (``homes``: its folders), and what was put in by name. None is opened that lies
+    elsewhere.
     """
     found, told = dict(texts), dict[str, tuple[str, ...]]()
     for name, text in texts.items():
         own = Path(files[0]) if len(files) == 1 else Path(name)
         folder = own if is_folder(own) else own.parent
         if SOURCED.search(text) and len(text) <= MOST_SCRIPT and not name.endswith((CODE, NOTEBOOK, *DATA)):
-            found[name], told[name] = _with_sourced_values(text, folder)
+            found[name], told[name] = _with_sourced_values(text, folder, homes)
             continue
         path = folder / DOTENV
         if not name.endswith((".yaml", ".yml")) or not holds_services(text) or not is_file(path):
@@ -239,28 +241,42 @@ def _text_beside(script: str, folders: Sequence[Path]) -> str | None:
     return read_bytes(path, MOST_SCRIPT).decode(errors="replace")
 
 
-def _with_sourced_values(text: str, folder: Path) -> tuple[str, tuple[str, ...]]:
-    """A shell's script with the variables of the files that it takes in and that lie beside it, each in the
-    place of its line; a file's other lines are not read.
+def _with_sourced_values(
+    text: str, folder: Path, homes: Sequence[Path]
+) -> tuple[str, tuple[str, ...]]:
+    """A shell's script with the variables and lists of the files that it takes in and that lie beside it or
+    below it, or in the tree that it lies in, each in the place of its line; a file's other lines are not
+    read.
     """
     told: list[str] = []
 
     def put_in(line: re.Match[str]) -> str:
         said = PurePosixPath(line["quoted"] or line["file"] or line["read"])
-        path, above = folder / said.name, str(said.parent)
-        beside = above == "." or ("$" in above and ".." not in said.parts)
+        parts = said.parts[1:] if "$" in said.parts[0] else said.parts
+        path = folder.joinpath(*parts) if parts else folder
         if (
-            not beside
+            said.is_absolute()
             or not is_file(path)
-            or path.resolve().parent != folder.resolve()
+            or not _lies_within(path, (folder, *homes))
             or path.stat().st_size > MOST_SCRIPT
         ):
             return line[0]
         held = read_bytes(path, MOST_SCRIPT).decode(errors="replace").splitlines()
         told.append(f"variables of {path.name}, which lies beside")
-        return "\n".join(one for one in held if _ASSIGNMENT.match(one))
+        return "\n".join(_assigning_lines(held))
 
     return SOURCED.sub(put_in, text), tuple(dict.fromkeys(told))
+
+
+def _assigning_lines(lines: list[str]) -> Iterator[str]:
+    """Lines that give a variable its value, and those of a list from its name to where it is closed."""
+    depth = 0
+    for line in lines:
+        opens = depth == 0 and _OPENS_LIST.match(line) is not None
+        if depth or opens or _ASSIGNMENT.match(line):
+            yield line
+        bare = re.sub(r"(?:^|\s)#.*", "", line)
+        depth = max(0, depth + bare.count("(") - bare.count(")")) if depth or opens else 0
 
 
 def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from memsheet.units import format_bytes
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster")
 NOWHERE: Mapping[str, Any] = {}
+NO_MODELS: Mapping[str, ModelSpec] = {}
 OF_VALUES = "it gives one value of each token"
 WITH_OUTPUT = "is counted with the output matrix that its head of one value lacks"
 RECOMPUTED = {"recompute.mode": "full"}
@@ -81,14 +82,19 @@ def document_of(
 
 
 def answer_job(
-    document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE, *, slack: str = REPLAY
+    document: Mapping[str, Any],
+    where: Mapping[str, Any] = NOWHERE,
+    *,
+    slack: str = REPLAY,
+    known: Mapping[str, ModelSpec] = NO_MODELS,
 ) -> Answer:
     """The answer about a document of ``memsheet/job/1``. ``where``: the machines, in place of its own;
-    ``slack``: as of ``accounted.answer_for_model``.
+    ``slack``: as of ``accounted.answer_for_model``; ``known``: by their names, models as they stand in for
+    what is trained, and for what is served where nobody can account it.
     """
     cluster = _cluster_of(document, where)
     written = read_job(document, cluster.count if cluster else None)
-    found, resolved = resolve_job(written, cluster)
+    found, resolved = resolve_job(written, cluster, known)
     sheets = account_job(found, replays=slack != SHARE)
     verdict = judge_on(sheets, cluster) if cluster else None
     if verdict is not None:
@@ -147,7 +153,9 @@ def _cluster_of(document: Mapping[str, Any], where: Mapping[str, Any]) -> Cluste
     return parse_question("train", None, {**said, "parameters": "1"})[2]
 
 
-def resolve_job(written: WrittenJob, cluster: Cluster | None) -> tuple[Job, Mapping[str, Resolved]]:
+def resolve_job(
+    written: WrittenJob, cluster: Cluster | None, known: Mapping[str, ModelSpec] = NO_MODELS
+) -> tuple[Job, Mapping[str, Resolved]]:
     """The job with whole plans, and of each role what its plan took for granted.
 
     Raises InputError with the problems of every role.
@@ -156,7 +164,7 @@ def resolve_job(written: WrittenJob, cluster: Cluster | None) -> tuple[Job, Mapp
     roles: dict[str, _Read] = {}
     for role in written.roles:
         try:
-            roles[role.name] = _read_role(role, cluster)
+            roles[role.name] = _read_role(role, cluster, known)
         except InputError as error:
             problems += [replace(one, field=f"roles.{role.name}.{one.field}") for one in error.problems]
     raise_if_problems(problems)
@@ -181,10 +189,10 @@ class _Read:
         self.role, self.resolved, self.request, self.cluster = role, resolved, request, cluster
 
 
-def _read_role(role: WrittenRole, cluster: Cluster | None) -> _Read:
+def _read_role(role: WrittenRole, cluster: Cluster | None, known: Mapping[str, ModelSpec]) -> _Read:
     task = str(role.plan["task"])
     model, request, _, told = parse_question(task, role.model, {"plan": dict(role.plan)})
-    spec = with_draft_model(read_named_model(model, task, request.get("engine")), request)
+    spec = with_draft_model(_model_of_role(model, task, request.get("engine"), known), request)
     spec = (without_vocabulary(spec, OF_VALUES) or spec) if role.head == VALUES else spec
     count = role.cards[1] if role.cards else cluster.count if cluster else 1
     part = resize_cluster(cluster, _group_of(request, count)) if cluster else None
@@ -198,6 +206,17 @@ def _read_role(role: WrittenRole, cluster: Cluster | None) -> _Read:
     if count % made.group:
         raise input_error("plan.mesh", made.group, f"cards of one copy do not divide {count}")
     return _Read(made, resolved, request, part)
+
+
+def _model_of_role(model: Any, task: str, engine: object, known: Mapping[str, ModelSpec]) -> ModelSpec:
+    if task == "train" and model in known:
+        return known[model]
+    try:
+        return read_named_model(model, task, engine)
+    except InputError:
+        if model not in known:
+            raise
+        return known[model]
 
 
 def _group_of(request: Mapping[str, Any], count: int) -> int:

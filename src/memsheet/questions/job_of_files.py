@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,15 +14,18 @@ from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.shared.file_format import Read
 from memsheet.jobs.templates.openrlhf import openrlhf_job
 from memsheet.jobs.templates.planned import Made, Sizes
+from memsheet.jobs.templates.slime import slime_job
 from memsheet.jobs.templates.trl import dpo_document, grpo_of_recipe
 from memsheet.jobs.templates.verl import has_shorter_rows, open_words, verl_document
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.model import ModelSpec
 from memsheet.questions.job import WITH_OUTPUT, answer_job
 from memsheet.questions.named_models import is_surely_bundled, likely_name
 from memsheet.sheet import Component, Instant, Item
 
-DPO, GRPO, VERL, TRL, OPENRLHF = "DPO", "GRPO", "verl", "trl", "openrlhf"
+DPO, GRPO = "DPO", "GRPO"
+VERL, TRL, OPENRLHF, SLIME = "verl", "trl", "openrlhf", "slime"
 """Methods, and the names of formats."""
 
 
@@ -35,6 +39,7 @@ class JobOfFiles(NamedTuple):
     reads: Mapping[str, Read]
     where: Mapping[str, Any]
     shorter_rows: bool = False
+    over_words: tuple[str, ...] = ()
 
     @property
     def least_bytes(self) -> int:
@@ -80,14 +85,53 @@ def job_of_files(
         return None
     document, taken = _with_known_models(made.document, asked_as(answer.model))
     where = _where_placed(document, ask, answer.cluster)
-    try:
-        whole = answer_job(document, where)
-    except InputError:
+    found_answer = _answer_or_plainer(document, where, {asked_as(answer.model): answer.model})
+    if found_answer is None:
         return None
+    whole, left = found_answer
     rest = tuple(one for one in read.unmodelled if one[0] != key)
     known = replace(read, unmodelled=rest, form=replace(read.form, moves=None))
-    words = (*made.open_words, *taken, *(note for note in whole.notes if WITH_OUTPUT in note))
-    return JobOfFiles(whole, words, {**reads, name: known}, where, made.shorter_rows)
+    if where["gpus"] != ask.get("gpus"):
+        told = f"gpus = {where['gpus']}: as many as its models have places on"
+        known = replace(known, assumed=(*known.assumed, told))
+    words = (*made.open_words, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
+    return JobOfFiles(whole, words, {**reads, name: known}, where, made.shorter_rows, made.over_words)
+
+
+MAY_LEAVE = ("mesh.attn_dp", "serving.dispatch", "serving.dp_dense", "serving.dp_lm_head", "speculative")
+"""Of a server's plan, what a sheet is made without where nobody accounts it: keys, and a group."""
+MOST_LEFT = 4
+
+
+def _answer_or_plainer(
+    document: Mapping[str, Any], where: Mapping[str, Any], known: Mapping[str, ModelSpec]
+) -> tuple[Answer, tuple[str, ...]] | None:
+    """The answer, without those parts of its servers' plans that nobody accounts, and these in words."""
+    words: list[str] = []
+    for _ in range(MOST_LEFT):
+        try:
+            return answer_job(document, where, known=known), tuple(words)
+        except InputError as error:
+            fields = dict.fromkeys(problem.field for problem in error.problems)
+        plainer = deepcopy(dict(document))
+        left = [field for field in fields if _leaves_out(plainer["roles"], field)]
+        if not left:
+            return None
+        words += [f"{field.removeprefix('roles.')} is not counted" for field in left]
+        document = plainer
+    return None
+
+
+def _leaves_out(roles: dict[str, Any], field: str) -> bool:
+    """Whether a problem's key was one that a server's plan can do without; it is taken out."""
+    top, _, rest = field.partition(".")
+    name, _, key = rest.partition(".")
+    plan = roles.get(name, {}).get("plan", {}) if top == "roles" else {}
+    group, _, inner = key.partition(".")
+    if plan.get("task") != "infer" or not {key, group} & set(MAY_LEAVE):
+        return False
+    held = plan if group in MAY_LEAVE else plan.get(group, {})
+    return held.pop(group if group in MAY_LEAVE else inner, None) is not None
 
 
 def _where_placed(document: Mapping[str, Any], ask: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
@@ -138,6 +182,11 @@ def _pairs_of_recipe(read: Read, answer: Answer) -> Made | None:
     return Made(dpo_document(read.values, plan_document(answer.plan), asked_as(answer.model)))
 
 
+def _trainer_of_launch(read: Read, answer: Answer) -> Made | None:
+    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
+    return slime_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+
+
 def _groups_of_launch(read: Read, answer: Answer) -> Made | None:
     sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
     return openrlhf_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
@@ -145,5 +194,6 @@ def _groups_of_launch(read: Read, answer: Answer) -> Made | None:
 
 MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer], Made | None]]] = {
     VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _pairs_of_recipe), OPENRLHF: (ROLES, _groups_of_launch),
+    SLIME: (ROLES, _trainer_of_launch),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

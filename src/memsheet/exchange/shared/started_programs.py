@@ -26,6 +26,7 @@ READ_INTO = re.compile(
 """``read -r -d '' name <<EOF``: the text up to its end is the variable's (bash(1), read)."""
 OUTPUT = re.compile(r"(\d?|&)>.*|<.*|\|")
 """What ends the words of a command that its program is given."""
+MOST_SWITCHES = 4
 Finds = Callable[[Sequence[str]], int | None]
 
 
@@ -57,9 +58,15 @@ def module_index(words: Sequence[str], module: re.Pattern[str], file: re.Pattern
     for at, word in enumerate(words):
         if at and words[at - 1] in ("-m", "--module") and module.fullmatch(word):
             return at
-        if at and words[at - 1].rpartition("/")[2].startswith("python") and file.fullmatch(word):
+        if at and file.fullmatch(word) and _starts_python(words[:at]):
             return at
     return None
+
+
+def _starts_python(before: Sequence[str]) -> bool:
+    """Whether words end with an interpreter and its switches (``python3 -u``)."""
+    rest = [word for word in before[-MOST_SWITCHES:] if not re.fullmatch(r"-[a-zA-Z]{1,3}", word)]
+    return bool(rest) and rest[-1].rpartition("/")[2].startswith("python")
 
 
 def _script_commands(text: str, finds: Finds) -> Iterator[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 SCHEMA = "memsheet/job/1"
@@ -18,13 +19,14 @@ class Sizes(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A job that files start: its document, what of it stays open, in words, and whether its rows are counted
-    as long as the longest, which shorter ones may be.
+    """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
+    long as the longest, which shorter ones may be, and what else is counted that may not be there.
     """
 
     document: dict[str, Any]
     open_words: tuple[str, ...] = ()
     shorter_rows: bool = False
+    over_words: tuple[str, ...] = ()
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -48,10 +50,18 @@ def data_ranks(plan: Mapping[str, Any]) -> int:
 
 
 def on_cards(plan: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The plan with its states over another number of ranks."""
+    """The plan with its states over another number of cards."""
     axis = "dp_shard" if plan.get("zero") else "dp_replicate"
+    mesh = plan.get("mesh", {})
+    shared = int(mesh.get("cp", 1)) * int(mesh.get("tp", 1)) * int(mesh.get("pp", 1))
     ones = {"dp_replicate": 1, "dp_shard": 1}
-    return {**plan, "mesh": {**plan.get("mesh", {}), **ones, axis: count}, "global_batch": None}
+    return {**plan, "mesh": {**mesh, **ones, axis: max(1, count // shared)}, "global_batch": None}
+
+
+def card_count(plan: Mapping[str, Any]) -> int:
+    """Cards of a plan by its degrees."""
+    mesh = plan.get("mesh", {})
+    return prod(int(mesh.get(axis, 1)) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))
 
 
 def extra_item(component: str, path: str, sizes: tuple[int, int, int], why: str) -> dict[str, Any]:
