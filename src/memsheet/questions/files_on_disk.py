@@ -241,9 +241,7 @@ def _text_beside(script: str, folders: Sequence[Path]) -> str | None:
     return read_bytes(path, MOST_SCRIPT).decode(errors="replace")
 
 
-def _with_sourced_values(
-    text: str, folder: Path, homes: Sequence[Path]
-) -> tuple[str, tuple[str, ...]]:
+def _with_sourced_values(text: str, folder: Path, homes: Sequence[Path]) -> tuple[str, tuple[str, ...]]:
     """A shell's script with the variables and lists of the files that it takes in and that lie beside it or
     below it, or in the tree that it lies in, each in the place of its line; a file's other lines are not
     read.

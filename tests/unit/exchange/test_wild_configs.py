@@ -31,6 +31,7 @@ FORMATS = {
     "ms": ("swift", "swift-megatron", "pytorch"),
     "ve": ("verl",),
     "or": ("openrlhf",),
+    "sl": ("slime",),
     "lg": ("litgpt",),
     "mf": ("llm-foundry",),
     "nt": ("nanotron",),

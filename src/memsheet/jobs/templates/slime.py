@@ -103,7 +103,11 @@ def _phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     asleep = "asleep-2" if offloads(values, "rollout") else "whole"
     awake = "parameters" if offloads(values, "rollout") else "whole"
     found: list[dict[str, Any]] = [
-        {"name": "update_weights", "residents": {**trainers, "rollout": awake}, "items": _handed_over(values, sizes)},
+        {
+            "name": "update_weights",
+            "residents": {**trainers, "rollout": awake},
+            "items": _handed_over(values, sizes),
+        },
         {"name": "gen", "active": "rollout", "residents": {**trainers, "rollout": "whole"}},
     ]
     rest = {**trainers, "rollout": asleep}
@@ -114,10 +118,21 @@ def _phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
             {"name": "update_critic", "active": "critic", "residents": there},
         ]
     there = {**rest, "actor": "whole"}
-    read = {"logits": {"bytes": _logits(values, READ), "why": "of all tokens, read only (backends/megatron_utils/loss.py:500)"}}
-    passes = [("ref", reads_reference(values)), ("teacher", reads_teacher(values)), ("old_log_prob", _reads_own(values))]
+    read = {
+        "logits": {
+            "bytes": _logits(values, READ),
+            "why": "of all tokens, read only (backends/megatron_utils/loss.py:500)",
+        }
+    }
+    passes = [
+        ("ref", reads_reference(values)),
+        ("teacher", reads_teacher(values)),
+        ("old_log_prob", _reads_own(values)),
+    ]
     found += [
-        {"name": name, "active": "actor", "work": "forward", "residents": there, **read} for name, made in passes if made
+        {"name": name, "active": "actor", "work": "forward", "residents": there, **read}
+        for name, made in passes
+        if made
     ]
     entropy = values.get("--entropy-coef", 0) not in (0, 0.0)
     why = "of all tokens, with their gradients (utils/ppo_utils.py:215-337)"
@@ -146,7 +161,14 @@ def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     size = values.get("--update-weight-buffer-size", BUFFER)
     size = size if type(size) is int and size > 0 else BUFFER
     largest = max(size, 2 * sizes.vocab * sizes.hidden)
-    return [extra_item("communication", "buffer", (0, 2 * largest, 3 * largest), "weights on their way, gathered and renamed")]
+    return [
+        extra_item(
+            "communication",
+            "buffer",
+            (0, 2 * largest, 3 * largest),
+            "weights on their way, gathered and renamed",
+        )
+    ]
 
 
 def _notes(values: Values) -> list[str]:
@@ -161,7 +183,9 @@ def _open_words(values: Values, server: Read) -> tuple[str, ...]:
     if values.get(f"{SERVER}config") is not None or values.get("--prefill-num-servers") is not None:
         found.append("servers of several kinds are counted as of one")
     if any(word in str(values.get(MODEL, "")).lower() for word in REDUCED):
-        found.append("the servers' weights are counted as the trainer's, and their checkpoint stores fewer bits")
+        found.append(
+            "the servers' weights are counted as the trainer's, and their checkpoint stores fewer bits"
+        )
     budget = count_of(values, "--max-tokens-per-gpu", None)
     length, context = row_length(values), count_of(values, "--context-parallel-size", 1) or 1
     if not says_row(values) and (budget is None or length is None or length >= budget * context):

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.formats.megatron import FUSED_BY, FUSION
 from memsheet.exchange.formats.slime.launches import (
     LAUNCHES,
     MODEL,
@@ -37,7 +36,16 @@ MEGATRON = find_format("megatron")
 VERSION = "slime 624b824"
 ARGS, OWN_ARGS = "utils/arguments.py", "backends/megatron_utils/arguments.py"
 ROLES = "$.roles"
-LEFT_OUT = ("--nnodes", "--nproc-per-node", "--micro-batch-size", "--seq-length", "--global-batch-size", FUSION)
+FUSION, FUSED_BY = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
+"""Of Megatron-LM's own loss, which slime's stands for."""
+LEFT_OUT = (
+    "--nnodes",
+    "--nproc-per-node",
+    "--micro-batch-size",
+    "--seq-length",
+    "--global-batch-size",
+    FUSION,
+)
 USUAL: Mapping[str, Any] = {"--use-distributed-optimizer": True, "--bf16": True, "--moe-token-dispatcher-type": "alltoall"}  # fmt: skip
 """What it sets whatever is said (backends/megatron_utils/arguments.py:96, 151-157)."""
 
@@ -68,7 +76,9 @@ def _row(at: str, back: Any, source: str, usual: Any = None) -> Key:
 def _beside(values: Values) -> Mapping[str, Any]:
     """What shares the cards, in words, and what of Megatron-LM's flags the sheet is without."""
     taken = {**USUAL, **values}
-    of_megatron = {at: held for at, held in MEGATRON.absent(taken).items() if at not in ("$.vocabulary", FUSED_BY)}
+    of_megatron = {
+        at: held for at, held in MEGATRON.absent(taken).items() if at not in ("$.vocabulary", FUSED_BY)
+    }
     if not generates(values):
         return of_megatron
     others = ["SGLang"] + (["the critic"] if has_critic(values) else [])

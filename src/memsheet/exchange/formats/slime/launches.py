@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memsheet.exchange.formats.megatron.flags import parse_flags
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.flag_words import plain_value
+from memsheet.exchange.shared.megatron_flags import parse_flags
 from memsheet.exchange.shared.started_programs import module_index, started_programs
 
 FILE, MODULE = re.compile(r"(?:.*/)?train(?:_async)?\.py"), re.compile(r"(?!)")
@@ -76,7 +76,7 @@ def slime_values(text: str) -> dict[str, Any]:
     found = []
     for started in started_programs(text, _program_index):
         values = _values_of(started.program, started.given)
-        if OWN <= values.keys():
+        if values.keys() >= OWN:
             found.append(values)
     several = {} if len(found) < 2 else {LAUNCHES: f"{len(found)} (the first is read)"}
     return {**found[0], **several} if found else {}
@@ -88,7 +88,10 @@ def _program_index(words: Sequence[str]) -> int | None:
 
 def _values_of(program: str, given: Sequence[str]) -> dict[str, Any]:
     flags = parse_flags([program, *(word for word in given if not UNSET_LIST.fullmatch(word))], SWITCHES)
-    values = {f"{SERVER}{at[len(OF_SERVER) :]}" if at.startswith(OF_SERVER) else at: held for at, held in flags.items()}
+    values = {
+        f"{SERVER}{at[len(OF_SERVER) :]}" if at.startswith(OF_SERVER) else at: held
+        for at, held in flags.items()
+    }
     return {**values, **_named_model(given)} if values.get(MODEL) == UNSET else values
 
 

@@ -27,8 +27,7 @@ def count_of(values: Values, at: str, usual: int | None) -> int | None:
 def trained_ranks(values: Values) -> int | None:
     """Cards that train (utils/arguments.py:39-43)."""
     nodes, each = (
-        count_of(values, f"--actor-num-{name}", usual)
-        for name, usual in (("nodes", 1), ("gpus-per-node", 8))
+        count_of(values, f"--actor-num-{name}", usual) for name, usual in (("nodes", 1), ("gpus-per-node", 8))
     )
     return nodes * each if nodes and each else None
 
@@ -95,7 +94,10 @@ def rank_batch(values: Values) -> Mapping[str, int]:
     else rows. Context parallelism's ranks share them.
     """
     context, length = count_of(values, "--context-parallel-size", 1), row_length(values)
-    tensor, pad = count_of(values, "--tensor-model-parallel-size", 1), count_of(values, "--data-pad-size-multiplier", PAD)
+    tensor, pad = (
+        count_of(values, "--tensor-model-parallel-size", 1),
+        count_of(values, "--data-pad-size-multiplier", PAD),
+    )
     if not context or not tensor or not pad:
         return {}
     if is_on(values, "--use-dynamic-batch-size"):
