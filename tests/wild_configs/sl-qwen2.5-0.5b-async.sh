@@ -4,9 +4,9 @@
 # minutes — the same script the CI uses for ``test_qwen2.5_0.5B_fully_async_short``.
 #
 # Prerequisites:
-#   /root/models/Qwen2.5-0.5B-Instruct/             (HF checkpoint)
-#   /root/models/Qwen2.5-0.5B-Instruct_torch_dist/  (from tools/convert_hf_to_torch_dist.py)
-#   /root/datasets/dapo-math-17k/dapo-math-17k.jsonl
+#   $HOME/models/Qwen2.5-0.5B-Instruct/             (HF checkpoint)
+#   $HOME/models/Qwen2.5-0.5B-Instruct_torch_dist/  (from tools/convert_hf_to_torch_dist.py)
+#   $HOME/datasets/dapo-math-17k/dapo-math-17k.jsonl
 
 # clean any leftover ray/sglang
 pkill -9 sglang 2>/dev/null || true
@@ -32,7 +32,7 @@ DATA_PATH=${DATA_PATH:-/root/datasets/dapo-math-17k/dapo-math-17k.jsonl}
 CKPT_ARGS=(
    --hf-checkpoint "${MODEL_DIR}"
    --ref-load "${MODEL_DIR}_torch_dist"
-   --save /tmp/slime_fully_async_demo/
+   --save $HOME/slime_fully_async_demo/
    --save-interval 9999
 )
 
@@ -109,7 +109,7 @@ ray start --head --node-ip-address "${MASTER_ADDR}" --num-gpus "${NUM_GPUS}" --d
 
 RUNTIME_ENV_JSON="{
   \"env_vars\": {
-    \"PYTHONPATH\": \"/root/Megatron-LM/:${SCRIPT_DIR}\",
+    \"PYTHONPATH\": \"$HOME/Megatron-LM/:${SCRIPT_DIR}\",
     \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\",
     \"NCCL_NVLS_ENABLE\": \"${HAS_NVLINK}\"
   }

@@ -24,13 +24,13 @@ fi
 echo "HAS_NVLINK: $HAS_NVLINK (detected $NVLINK_COUNT NVLink references)"
 
 SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
-source "/root/slime/scripts/models/qwen3-4B.sh"
+source "$HOME/slime/scripts/models/qwen3-4B.sh"
 
 CKPT_ARGS=(
-   --hf-checkpoint /root/Qwen/Qwen3-4B-Instruct-2507/
-   --ref-load /root/Qwen/Qwen3-4B-Instruct-2507_torch_dist
+   --hf-checkpoint $HOME/Qwen/Qwen3-4B-Instruct-2507/
+   --ref-load $HOME/Qwen/Qwen3-4B-Instruct-2507_torch_dist
 #    --load ./models/Qwen/Qwen3-4B-Instruct_slime/
-   --save /root/Qwen/Qwen3-4B-Instruct-2507_sft_slime/
+   --save $HOME/Qwen/Qwen3-4B-Instruct-2507_sft_slime/
    --save-interval 1000
    --rotary-base 5000000
 )
@@ -105,7 +105,7 @@ ray start --head --node-ip-address ${MASTER_ADDR} --num-gpus 8 --disable-usage-s
 # Build the runtime environment JSON with proper variable substitution
 RUNTIME_ENV_JSON="{
   \"env_vars\": {
-    \"PYTHONPATH\": \"/root/Megatron-LM/\",
+    \"PYTHONPATH\": \"$HOME/Megatron-LM/\",
     \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\",
     \"NCCL_NVLS_ENABLE\": \"${HAS_NVLINK}\",
     \"PYTORCH_CUDA_ALLOC_CONF\": \"expandable_segments:True\"

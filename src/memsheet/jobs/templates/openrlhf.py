@@ -18,30 +18,29 @@ from memsheet.exchange.formats.openrlhf.groups import (
     REFERENCE,
     ROLLOUT,
     SCORER,
-    count_of,
     critic_model,
     group_cards,
-    is_on,
     is_rl,
+    longest_row,
     placed_roles,
-    program_of,
-    rank_batch,
-    row_length,
+    rank_micro_batch,
     scored_by,
+    training_program,
 )
 from memsheet.exchange.formats.openrlhf.launches import DPO
 from memsheet.exchange.shared.file_format import Values
+from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
 from memsheet.jobs.templates.option import logits_key
 from memsheet.jobs.templates.planned import (
     SCHEMA,
     Made,
     Sizes,
-    data_ranks,
     extra_item,
     on_cards,
     planned_actor,
     planned_reference,
+    ranks_of_data,
 )
 
 NAMES = {ACTOR: "actor", REFERENCE: "reference", CRITIC: "critic", SCORER: "reward", ROLLOUT: "rollout"}
@@ -69,34 +68,34 @@ def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
     None where the launch is no such job, or says a place or a share in no number.
     """
     actor, _ = planned_actor(plan)
-    if program_of(values) == DPO:
-        return Made(_pairs(values, actor, model), shorter_rows=True)
+    if training_program(values) == DPO:
+        return Made(_pairs_document(values, actor, model), shorter_rows=True)
     placed = placed_roles(values) if is_rl(values) else None
-    read = rank_batch(values, "rollout")
+    read = rank_micro_batch(values, "rollout")
     share = values.get("vllm.gpu_memory_utilization", SHARE)
     if not placed or not read or not isinstance(share, int | float) or not 0 < share <= 1:
         return None
-    roles = {NAMES[role]: _role(role, values, actor, model) for role in placed}
+    roles = {NAMES[role]: _role_of_group(role, values, actor, model) for role in placed}
     document = {
-        "schema": SCHEMA, "name": "openrlhf", "roles": roles, "phases": _phases(values, placed, read, sizes),
+        "schema": SCHEMA, "name": "openrlhf", "roles": roles, "phases": _step_phases(values, placed, read, sizes),
         "placement": {NAMES[role]: list(place) for role, place in placed.items()},
     }  # fmt: skip
-    return Made(document, _open_words(values, placed), shorter_rows=True)
+    return Made(document, _left_open(values, placed), shorter_rows=True)
 
 
-def _role(role: str, values: Values, actor: Mapping[str, Any], model: str) -> dict[str, Any]:
+def _role_of_group(role: str, values: Values, actor: Mapping[str, Any], model: str) -> dict[str, Any]:
     """A model with its plan: each of DeepSpeed on its own group's ranks, sharded where the actor is
     (utils/deepspeed/deepspeed.py:493).
     """
     if role == ROLLOUT:
         return {"model": model, "plan": _server_plan(values)}
     count = group_cards(values, role) or 1
-    plan = actor if role == ACTOR and count == data_ranks(actor) else on_cards(actor, count)
+    plan = actor if role == ACTOR and count == ranks_of_data(actor) else on_cards(actor, count)
     if role in (ACTOR, CRITIC):
         own = {"head": "values"} if role == CRITIC else {}
         named = critic_model(values) if role == CRITIC else model
         return {
-            "model": _same(named, values, model),
+            "model": _known_name(named, values, model),
             "plan": plan,
             "trained": True,
             "process": NAMES[role],
@@ -104,58 +103,62 @@ def _role(role: str, values: Values, actor: Mapping[str, Any], model: str) -> di
         }
     named = scored_by(values)[0] if role == SCORER else model
     bare = {key: held for key, held in plan.items() if key != "adapter"}
-    still = planned_reference(bare, _same(named, values, model))
+    still = planned_reference(bare, _known_name(named, values, model))
     return {**still, "process": NAMES[role], **({"head": "values"} if role == SCORER else {})}
 
 
-def _same(named: str | None, values: Values, model: str) -> str:
+def _known_name(named: str | None, values: Values, model: str) -> str:
     """A model's name; where it is the actor's, the one that this is known by."""
     return model if named in (None, values.get("actor.model_name_or_path")) else str(named)
 
 
 def _server_plan(values: Values) -> dict[str, Any]:
     """The engine as it is started (trainer/ray/vllm_engine.py:184-260)."""
-    eager = {"cuda_graphs": False} if is_on(values, "vllm.enforce_eager") else {}
+    eager = {"cuda_graphs": False} if is_switched_on(values, "vllm.enforce_eager") else {}
     return {
-        "task": "infer", "engine": "vllm", "mesh": {"tp": count_of(values, "vllm.tensor_parallel_size", 1)},
+        "task": "infer", "engine": "vllm", "mesh": {"tp": least_one(values, "vllm.tensor_parallel_size", 1)},
         "precision": {"parameters": "bf16", "compute": "bf16"},
         "serving": {
-            "memory_fraction": values.get("vllm.gpu_memory_utilization", SHARE), "max_model_len": row_length(values),
+            "memory_fraction": values.get("vllm.gpu_memory_utilization", SHARE), "max_model_len": longest_row(values),
             "max_sequences": SEQUENCES, "max_batched_tokens": BATCHED, **eager,
         },
     }  # fmt: skip
 
 
-def _sleeps(values: Values) -> bool:
+def _vllm_sleeps(values: Values) -> bool:
     """Whether vLLM sleeps: only where all share the cards (cli/train_ppo_ray.py:663)."""
-    together = is_on(values, "train.colocate_all") and not is_on(values, "train.async_enable")
-    return is_on(values, "vllm.enable_sleep") and together
+    together = is_switched_on(values, "train.colocate_all") and not is_switched_on(
+        values, "train.async_enable"
+    )
+    return is_switched_on(values, "vllm.enable_sleep") and together
 
 
-def _resting(values: Values, placed: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+def _resting_models(values: Values, placed: Mapping[str, tuple[int, int]]) -> dict[str, str]:
     """Where each model is while another works. What sleeps of DeepSpeed are the states, masters, gradients
     and buckets (utils/deepspeed/deepspeed_utils.py:133-180); a frozen model is off the card in the third
     stage alone (:85-105).
     """
-    on_host = is_on(values, "ds.adam_offload")
-    trained = "parameters" if is_on(values, "ds.enable_sleep") and not on_host else "whole"
+    on_host = is_switched_on(values, "ds.adam_offload")
+    trained = "parameters" if is_switched_on(values, "ds.enable_sleep") and not on_host else "whole"
     third = values.get("ds.zero_stage", 2) == 3
     found = {}
     for role in placed:
         if role == ROLLOUT:
-            found[NAMES[role]] = "asleep-1" if _sleeps(values) else "whole"
+            found[NAMES[role]] = "asleep-1" if _vllm_sleeps(values) else "whole"
         elif role in (ACTOR, CRITIC):
             found[NAMES[role]] = trained
         else:
-            found[NAMES[role]] = "offloaded" if third and is_on(values, f"{role}.offload") else "whole"
+            found[NAMES[role]] = (
+                "offloaded" if third and is_switched_on(values, f"{role}.offload") else "whole"
+            )
     return found
 
 
-def _phases(
+def _step_phases(
     values: Values, placed: Mapping[str, tuple[int, int]], read: Mapping[str, Any], sizes: Sizes
 ) -> list[dict[str, Any]]:
-    """The phases of a step in order (trainer/ppo_trainer.py:181-290, ppo_utils/experience_maker.py:118-200)."""
-    rest = _resting(values, placed)
+    """Those of a step in order (trainer/ppo_trainer.py:181-290, ppo_utils/experience_maker.py:118-200)."""
+    rest = _resting_models(values, placed)
     plan = {key: held for key, held in read.items() if not key.startswith("?")}
     tokens = int(plan["microbatch"]) * int(plan["seq_len"])
     logits = {"logits": logits_key(tokens, READ, "of all tokens, read only (models/actor.py:267)")}
@@ -167,7 +170,7 @@ def _phases(
         if role in placed:
             whole = logits if role in (ACTOR, REFERENCE) else {}
             found.append({"name": name, "active": NAMES[role], "work": "forward", "plan": plan, "residents": rest, **whole})  # fmt: skip
-    bucket = _second_bucket(values)
+    bucket = _overlap_bucket(values)
     if CRITIC in placed:
         found.append(
             {"name": "update_critic", "active": "critic", "residents": {**rest, "critic": "whole"}, **bucket}
@@ -177,14 +180,14 @@ def _phases(
     learnt = {"bytes": list(LEARNT_ENTROPY if entropy else LEARNT), "why": why}
     found.append({"name": "update_actor", "active": "actor", "residents": {**rest, "actor": "whole"}, "logits": learnt, **bucket})  # fmt: skip
     if ROLLOUT in placed:
-        awake = {**rest, "rollout": "parameters" if _sleeps(values) else "whole"}
-        found.append({"name": "update_weights", "residents": awake, "items": [_handed_over(sizes)]})
+        awake = {**rest, "rollout": "parameters" if _vllm_sleeps(values) else "whole"}
+        found.append({"name": "update_weights", "residents": awake, "items": [_sent_tensor(sizes)]})
     return found
 
 
-def _second_bucket(values: Values) -> dict[str, Any]:
+def _overlap_bucket(values: Values) -> dict[str, Any]:
     """DeepSpeed's, where reduction overlaps backward in the first two stages (stage_1_and_2.py:2493)."""
-    if not is_on(values, "ds.overlap_comm") or values.get("ds.zero_stage", 2) == 3:
+    if not is_switched_on(values, "ds.overlap_comm") or values.get("ds.zero_stage", 2) == 3:
         return {}
     most = 2 * BUCKETS.reduce_bucket
     return {
@@ -192,7 +195,7 @@ def _second_bucket(values: Values) -> dict[str, Any]:
     }
 
 
-def _handed_over(sizes: Sizes) -> dict[str, Any]:
+def _sent_tensor(sizes: Sizes) -> dict[str, Any]:
     """The tensor that is sent, the largest of them: gathered where ranks divide it, and a copy that the
     server reads where both share the card; the server's own elsewhere (trainer/ray/ppo_actor.py:373-450,
     vllm_worker_wrap.py:36).
@@ -203,9 +206,11 @@ def _handed_over(sizes: Sizes) -> dict[str, Any]:
     )
 
 
-def _open_words(values: Values, placed: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
+def _left_open(values: Values, placed: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
     found = []
-    both = CRITIC in placed and placed[CRITIC] == placed[ACTOR] and not is_on(values, "ds.enable_sleep")
+    both = (
+        CRITIC in placed and placed[CRITIC] == placed[ACTOR] and not is_switched_on(values, "ds.enable_sleep")
+    )
     if both:  # trainer/ppo_trainer.py:277-287
         found.append("without --ds.enable_sleep the critic trains while the actor does, on the same cards")
     if len(scored_by(values)) > 1:
@@ -213,13 +218,13 @@ def _open_words(values: Values, placed: Mapping[str, tuple[int, int]]) -> tuple[
     return tuple(found)
 
 
-def _pairs(values: Values, actor: Mapping[str, Any], model: str) -> dict[str, Any]:
+def _pairs_document(values: Values, actor: Mapping[str, Any], model: str) -> dict[str, Any]:
     """DPO: both sequences of each pair at once, and a reference of its own also where adapters train
     (cli/train_dpo.py:42-60).
     """
     bare = {key: held for key, held in actor.items() if key != "adapter"}
     third = values.get("ds.zero_stage", 2) == 3
-    away = {"reference": "offloaded"} if third and is_on(values, "ref.offload") else {}
+    away = {"reference": "offloaded"} if third and is_switched_on(values, "ref.offload") else {}
     why = "of both sequences of every pair, with their gradients and the reference's (models/actor.py:267)"
     last = {"name": "update_actor", "active": "actor", "residents": away, "logits": {"bytes": list(OF_PAIRS), "why": why}}  # fmt: skip
     roles = {
@@ -230,5 +235,5 @@ def _pairs(values: Values, actor: Mapping[str, Any], model: str) -> dict[str, An
         "schema": SCHEMA,
         "name": "openrlhf-dpo",
         "roles": roles,
-        "phases": [{**last, **_second_bucket(values)}],
+        "phases": [{**last, **_overlap_bucket(values)}],
     }

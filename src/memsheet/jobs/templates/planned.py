@@ -40,11 +40,11 @@ def planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
     still = dict(actor)
     if actor.get("engine") == "deepspeed" and actor.get("zero") != 3:
         still["zero"] = 0
-        still["mesh"] = {**still.get("mesh", {}), "dp_replicate": data_ranks(still), "dp_shard": 1}
+        still["mesh"] = {**still.get("mesh", {}), "dp_replicate": ranks_of_data(still), "dp_shard": 1}
     return {"model": model, "plan": still, "trained": False, "process": "trainer"}
 
 
-def data_ranks(plan: Mapping[str, Any]) -> int:
+def ranks_of_data(plan: Mapping[str, Any]) -> int:
     mesh = plan.get("mesh", {})
     return int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1))
 

@@ -16,20 +16,19 @@ from memsheet.exchange import find_format, nest_dotted_keys
 from memsheet.exchange.formats.slime.launches import MODEL, SERVER
 from memsheet.exchange.formats.slime.roles import (
     COLOCATE,
-    count_of,
+    actor_ranks,
     engine_cards,
-    generates,
-    has_critic,
-    is_on,
-    offloads,
+    has_servers,
+    leaves_card,
+    longest_sequence,
     reads_reference,
     reads_teacher,
-    row_length,
     says_row,
-    server_cards,
-    trained_ranks,
+    sglang_cards,
+    trains_values,
 )
 from memsheet.exchange.shared.file_format import Read, Values, read_format_values
+from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.jobs.templates.planned import (
     SCHEMA,
     Made,
@@ -60,30 +59,30 @@ KEPT = "SGLang's graphs leave the card with its cache, and are counted as kept"
 
 def slime_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
     """The job of a launch's values. ``plan``: of the trainer, as its own sheet has it. None where no server
-    generates, or where it is not said on how many cards.
+    has_servers, or where it is not said on how many cards.
     """
     actor, _ = planned_actor(plan)
     ranks, each = card_count(actor), engine_cards(values)
-    served = server_cards(values, ranks)
-    own = trained_ranks(values)
+    served = sglang_cards(values, ranks)
+    own = actor_ranks(values)
     if each and own and own != ranks and (served is None or served % each):  # a server takes more cards
-        actor, ranks, served = on_cards(actor, own), own, server_cards(values, own)
-    if not generates(values) or served is None or each is None or served % each:
+        actor, ranks, served = on_cards(actor, own), own, sglang_cards(values, own)
+    if not has_servers(values) or served is None or each is None or served % each:
         return None
     server = _server_read(values, each)
-    first = 0 if is_on(values, COLOCATE) else ranks
+    first = 0 if is_switched_on(values, COLOCATE) else ranks
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "actor"}}
     placement = {"actor": [0, ranks], "rollout": [first, served]}
-    if has_critic(values):
+    if trains_values(values):
         roles["critic"] = {**roles["actor"], "process": "critic", "head": "values"}
         placement["critic"] = [0, ranks]
     asked = {key: held for key, held in server.request.items() if key[0] not in "@?"}
     roles["rollout"] = {"model": model, "plan": nest_dotted_keys(asked)}
     document = {
-        "schema": SCHEMA, "name": "slime", "roles": roles, "placement": placement, "phases": _phases(values, sizes), "notes": _notes(values),
+        "schema": SCHEMA, "name": "slime", "roles": roles, "placement": placement, "phases": _training_phases(values, sizes), "notes": _reference_notes(values),
     }  # fmt: skip
-    over = (KEPT,) if offloads(values, "rollout") else ()
-    return Made(document, _open_words(values, server), shorter_rows=True, over_words=over)
+    over = (KEPT,) if leaves_card(values, "rollout") else ()
+    return Made(document, _not_counted_words(values, server), shorter_rows=True, over_words=over)
 
 
 def _server_read(values: Values, each: int) -> Read:
@@ -92,26 +91,26 @@ def _server_read(values: Values, each: int) -> Read:
         f"--{at.removeprefix(SERVER)}": held for at, held in values.items()
         if at.startswith(SERVER) and not at.removeprefix(SERVER).startswith(NO_FLAGS)
     }  # fmt: skip
-    stages = count_of(values, f"{SERVER}pp-size", 1) or 1
+    stages = least_one(values, f"{SERVER}pp-size", 1) or 1
     return read_format_values(find_format("sglang"), {**given, "--tp-size": max(1, each // stages)})
 
 
-def _phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
+def _training_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     """The phases of a step (train.py:50-95, backends/megatron_utils/actor.py:385-530)."""
-    away = "offloaded" if offloads(values, "train") else "whole"
-    trainers = {"actor": away, **({"critic": away} if has_critic(values) else {})}
-    asleep = "asleep-2" if offloads(values, "rollout") else "whole"
-    awake = "parameters" if offloads(values, "rollout") else "whole"
+    away = "offloaded" if leaves_card(values, "train") else "whole"
+    trainers = {"actor": away, **({"critic": away} if trains_values(values) else {})}
+    asleep = "asleep-2" if leaves_card(values, "rollout") else "whole"
+    awake = "parameters" if leaves_card(values, "rollout") else "whole"
     found: list[dict[str, Any]] = [
         {
             "name": "update_weights",
             "residents": {**trainers, "rollout": awake},
-            "items": _handed_over(values, sizes),
+            "items": _weights_on_their_way(values, sizes),
         },
         {"name": "gen", "active": "rollout", "residents": {**trainers, "rollout": "whole"}},
     ]
     rest = {**trainers, "rollout": asleep}
-    if has_critic(values):
+    if trains_values(values):
         there = {**rest, "critic": "whole"}
         found += [
             {"name": "values", "active": "critic", "work": "forward", "residents": there},
@@ -120,7 +119,7 @@ def _phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     there = {**rest, "actor": "whole"}
     read = {
         "logits": {
-            "bytes": _logits(values, READ),
+            "bytes": _logit_bytes(values, READ),
             "why": "of all tokens, read only (backends/megatron_utils/loss.py:500)",
         }
     }
@@ -136,7 +135,7 @@ def _phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     ]
     entropy = values.get("--entropy-coef", 0) not in (0, 0.0)
     why = "of all tokens, with their gradients (utils/ppo_utils.py:215-337)"
-    learnt = {"bytes": _logits(values, LEARNT_ENTROPY if entropy else LEARNT), "why": why}
+    learnt = {"bytes": _logit_bytes(values, LEARNT_ENTROPY if entropy else LEARNT), "why": why}
     return [*found, {"name": "update_actor", "active": "actor", "residents": there, "logits": learnt}]
 
 
@@ -144,17 +143,19 @@ def _reads_own(values: Values) -> bool:
     """Old log-probabilities, unless the servers' stand for them (backends/megatron_utils/actor.py:452); one
     update of all that was generated takes those of its own forward, which nobody counts here.
     """
-    return not is_on(values, "--use-rollout-logprobs") or is_on(values, "--get-mismatch-metrics")
+    return not is_switched_on(values, "--use-rollout-logprobs") or is_switched_on(
+        values, "--get-mismatch-metrics"
+    )
 
 
-def _logits(values: Values, each: tuple[int, int, int]) -> list[int]:
+def _logit_bytes(values: Values, each: tuple[int, int, int]) -> list[int]:
     divided = DIVIDED if values.get("--rollout-temperature", 1) not in (1, 1.0) else 0
     masked = MASKED if values.get("--rollout-top-p", 1) not in (1, 1.0) else 0
     low, value, high = each
     return [low, value + divided, high + divided + masked]
 
 
-def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
+def _weights_on_their_way(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     """A buffer of gathered tensors and what is made of it, at least the largest tensor
     (backends/megatron_utils/update_weight/update_weight_from_tensor.py:48-66).
     """
@@ -171,13 +172,13 @@ def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     ]
 
 
-def _notes(values: Values) -> list[str]:
+def _reference_notes(values: Values) -> list[str]:
     if not (reads_reference(values) or reads_teacher(values)):
         return []
     return ["the reference is a copy on the host, switched into the trainer's own weights for its pass"]
 
 
-def _open_words(values: Values, server: Read) -> tuple[str, ...]:
+def _not_counted_words(values: Values, server: Read) -> tuple[str, ...]:
     found = [f"--sglang-{at.removeprefix('--')} is not read" for at, _ in server.unmodelled]
     found += [f"--sglang-{at.removeprefix('--')} is not known" for at, _ in server.unknown]
     if values.get(f"{SERVER}config") is not None or values.get("--prefill-num-servers") is not None:
@@ -186,8 +187,8 @@ def _open_words(values: Values, server: Read) -> tuple[str, ...]:
         found.append(
             "the servers' weights are counted as the trainer's, and their checkpoint stores fewer bits"
         )
-    budget = count_of(values, "--max-tokens-per-gpu", None)
-    length, context = row_length(values), count_of(values, "--context-parallel-size", 1) or 1
+    budget = least_one(values, "--max-tokens-per-gpu", None)
+    length, context = longest_sequence(values), least_one(values, "--context-parallel-size", 1) or 1
     if not says_row(values) and (budget is None or length is None or length >= budget * context):
         found.append("how long prompts are is not said, and rows are counted without them")
     return tuple(found)

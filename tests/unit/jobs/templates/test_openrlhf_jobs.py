@@ -107,7 +107,8 @@ def test_a_model_of_values_has_no_output_matrix(tmp_path: Path) -> None:
 
 
 def test_tokens_bound_a_micro_batch_and_no_row_is_cut(tmp_path: Path) -> None:
-    more = f"{TOGETHER} --train.dynamic_batch_enable --train.max_tokens_per_gpu 4096 --rollout.max_tokens_per_gpu 512"
+    packed = "--train.dynamic_batch_enable --train.max_tokens_per_gpu 4096 --rollout.max_tokens_per_gpu 512"
+    more = f"{TOGETHER} {packed}"
     found = checked(tmp_path, more)
     assert phases_of(found)["old_log_prob"]["plan"] == {"microbatch": 1, "seq_len": 1024}
     actor = job_of(found)["roles"]["actor"]["plan"]
@@ -153,8 +154,8 @@ def test_scripts_of_its_own_are_jobs(name: str, roles: set[str]) -> None:
 
 
 def test_fine_tuning_is_one_model(tmp_path: Path) -> None:
-    tuned = "deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path Qwen/Qwen3-0.6B --train.micro_batch_size 2"
-    found = checked(tmp_path, "--data.max_len 1024", tuned)
+    tuned = "deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path Qwen/Qwen3-0.6B"
+    found = checked(tmp_path, "--data.max_len 1024 --train.micro_batch_size 2", tuned)
     assert found.answer is not None
     assert found.answer.job is None
     assert int(found.answer.plan.training.microbatch) == 2

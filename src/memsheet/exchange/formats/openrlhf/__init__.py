@@ -19,17 +19,15 @@ from memsheet.exchange.formats.openrlhf.groups import (
     REFERENCE,
     ROLLOUT,
     SCORER,
-    count_of,
-    is_on,
+    group_ranks,
     is_rl,
     own_group,
-    packs,
+    packs_rows,
     placed_roles,
-    program_of,
-    rank_batch,
+    rank_micro_batch,
     shared_ranks,
     step_batch,
-    trained_ranks,
+    training_program,
 )
 from memsheet.exchange.formats.openrlhf.launches import (
     DPO,
@@ -39,9 +37,11 @@ from memsheet.exchange.formats.openrlhf.launches import (
     openrlhf_values,
 )
 from memsheet.exchange.formats.openrlhf.names import KNOWN, UNMODELLED
-from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.file_format import Format, Moved, Values
+from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
+from memsheet.exchange.shared.read_only_rows import read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainers import with_master
 from memsheet.sheet import Instant
 
@@ -58,14 +58,14 @@ models/utils.py:139-163).
 IN_WORDS = {REFERENCE: "the reference", CRITIC: "the critic", SCORER: "the reward model", ROLLOUT: "vLLM"}
 
 
-def _read_program(_: Any, values: Values) -> Mapping[str, Any]:
+def _read_group_ranks(_: Any, values: Values) -> Mapping[str, Any]:
     """DeepSpeed on as many processes as the model's group has, or the launcher starts."""
-    ranks = trained_ranks(values)
+    ranks = group_ranks(values)
     return {"engine": "deepspeed", **({"@gpus": ranks} if ranks else {})}
 
 
-def _read_batch(_: Any, values: Values) -> Mapping[str, Any]:
-    return rank_batch(values, "train")
+def _read_update_batch(_: Any, values: Values) -> Mapping[str, Any]:
+    return rank_micro_batch(values, "train")
 
 
 def _read_step(_: Any, values: Values) -> Mapping[str, Any]:
@@ -86,13 +86,13 @@ def _read_recompute(value: Any, _: Values) -> Mapping[str, Any]:
     return {"recompute.mode": "full"} if value is True else {"recompute.mode": "none"}
 
 
-def _read_attention(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_packed_attention(value: Any, values: Values) -> Mapping[str, Any]:
     """Flash-Attention where rows are packed, whatever is said (cli/train_ppo_ray.py:652-658)."""
     word = str(value)
-    return {"attention": "flash" if "flash" in word or packs(values) else word}
+    return {"attention": "flash" if "flash" in word or packs_rows(values) else word}
 
 
-def _read_adapter(value: Any, values: Values) -> Mapping[str, Any]:
+def _read_cast_adapter(value: Any, values: Values) -> Mapping[str, Any]:
     """LoRA of a rank above 0 (models/actor.py:161); DeepSpeed casts it as the base."""
     if type(value) is not int or value < 1:
         return {}
@@ -105,22 +105,14 @@ def _read_adapter(value: Any, values: Values) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _read_optimizer(value: Any) -> Mapping[str, Any]:
+def _optimizer_by_word(value: Any) -> Mapping[str, Any]:
     """DeepSpeed's own Adam (utils/deepspeed/deepspeed.py:385-393)."""
     return {"optimizer.name": "adamw" if value == "adam" else value}
 
 
-def _no_request(*_: Any) -> Mapping[str, Any]:
-    return {}
-
-
-def _row(at: str, back: Any, source: str, usual: Any = None) -> Key:
-    return Key(at=at, out=lambda _: None, back=back, source=source, usual=usual)
-
-
-def _beside(values: Values) -> Mapping[str, Any]:
+def _told_beside(values: Values) -> Mapping[str, Any]:
     """What shares the cards or has others, and what of a row other ranks run, in words."""
-    rings = count_of(values, "ds.ring_attn_size", 1) or 1
+    rings = least_one(values, "ds.ring_attn_size", 1) or 1
     ring = {RING: f"{rings} (the sheet is of one rank's part of each row, without what ring attention passes on)"} if rings > 1 else {}  # fmt: skip
     told = _roles_in_words(values)
     return {**ring, **({ROLES: told} if told else {})}
@@ -128,7 +120,7 @@ def _beside(values: Values) -> Mapping[str, Any]:
 
 def _roles_in_words(values: Values) -> str:
     """Which models a step has besides the one that trains; nothing where there are none."""
-    method = _preferences(values)
+    method = _method_of_program(values)
     if not is_rl(values):
         return (
             f"{method.method}: the model alone, without {IN_WORDS[REFERENCE]}"
@@ -147,18 +139,18 @@ def _roles_in_words(values: Values) -> str:
     return "; ".join(words)
 
 
-def _preferences(values: Values) -> Preferences | None:
+def _method_of_program(values: Values) -> Preferences | None:
     """The method of the program; a reference of its own also where adapters train (cli/train_dpo.py:42)."""
-    word = {DPO: "dpo", REWARD: "reward", KTO: "kto"}.get(program_of(values))
+    word = {DPO: "dpo", REWARD: "reward", KTO: "kto"}.get(training_program(values))
     return preferences_of(word, own_copy=True)
 
 
-def _moves(values: Values, asked: Values) -> Iterator[Moved]:
+def _buckets_and_logits(values: Values, asked: Values) -> Iterator[Moved]:
     """DeepSpeed's second bucket, and whole logits."""
     own = {"zero_optimization.stage": values.get("ds.zero_stage", 2)}
-    if is_on(values, "ds.overlap_comm") and DEEPSPEED.moves is not None:
+    if is_switched_on(values, "ds.overlap_comm") and DEEPSPEED.moves is not None:
         yield from DEEPSPEED.moves({**own, "zero_optimization.overlap_comm": True}, asked)
-    if program_of(values) == REWARD:
+    if training_program(values) == REWARD:
         return
     low, high = (asked.get("@tokens", 0) * asked.get("@vocab", 0) * each for each in LEARNT)
     why = "logits of all tokens stand in the model's dtype and in fp32 (models/actor.py:267)"
@@ -166,24 +158,24 @@ def _moves(values: Values, asked: Values) -> Iterator[Moved]:
 
 
 KEYS = (
-    *(_row(f"{group}.model_name_or_path", _of_own_group(group, lambda v, _: {"@model": v}), f"{CLI}:579; cli/train_sft.py:214") for group in GROUPS),
-    _row(PROGRAM, _read_program, f"{CLI}; {DS}/deepspeed.py:400"),
-    _row("ds.zero_stage", lambda v, _: {"zero": v}, f"{CLI}:306", 2), _row("ds.param_dtype", lambda v, _: with_master(str(v)), f"{CLI}:310", "bf16"),
-    _row("ds.adam_offload", lambda v, _: {"offload.optimizer": 1} if v is True else {}, f"{CLI}:321"), _row("ds.zpg", _read_group_hpz, f"{CLI}:320"),
-    *(_row(f"{group}.gradient_checkpointing_enable", _of_own_group(group, _read_recompute), f"{CLI}:307; cli/train_sft.py:168", False) for group in GROUPS),
-    _row("ds.attn_implementation", _read_attention, f"{CLI}:323", "flash_attention_2"),
-    *(_row(at, _no_request, f"{CLI}:360-371") for at in ("ds.packing_samples", "train.dynamic_batch_enable", "ds.lora.target_modules", "ds.lora.dropout")),
-    _row("data.max_len", _read_batch, f"{CLI}:379; cli/train_dpo.py:318", "2,048, and 512 of pairs"),
-    *(_row(at, _read_batch, f"{CLI}:362-394") for at in ("train.micro_batch_size", "train.max_tokens_per_gpu")),
-    _row("train.batch_size", _read_step, f"{CLI}:394", BATCH),
-    _row("ds.lora.rank", _read_adapter, f"{CLI}:366", 0),
-    _row("ds.load_in_4bit", lambda v, _: {"quantization.weights": "nf4", "quantization.double_quant": True} if v is True else {}, "models/actor.py:111"),
-    _row("actor.optim", lambda v, values: _read_optimizer(v) if is_rl(values) else {}, f"{CLI}:454", "adam"),
-    _row("optim", lambda v, values: {} if is_rl(values) else _read_optimizer(v), "cli/train_sft.py:223", "adam"),
+    *(read_only_row(f"{group}.model_name_or_path", _of_own_group(group, lambda v, _: {"@model": v}), f"{CLI}:579; cli/train_sft.py:214") for group in GROUPS),
+    read_only_row(PROGRAM, _read_group_ranks, f"{CLI}; {DS}/deepspeed.py:400"),
+    read_only_row("ds.zero_stage", lambda v, _: {"zero": v}, f"{CLI}:306", 2), read_only_row("ds.param_dtype", lambda v, _: with_master(str(v)), f"{CLI}:310", "bf16"),
+    read_only_row("ds.adam_offload", lambda v, _: {"offload.optimizer": 1} if v is True else {}, f"{CLI}:321"), read_only_row("ds.zpg", _read_group_hpz, f"{CLI}:320"),
+    *(read_only_row(f"{group}.gradient_checkpointing_enable", _of_own_group(group, _read_recompute), f"{CLI}:307; cli/train_sft.py:168", False) for group in GROUPS),
+    read_only_row("ds.attn_implementation", _read_packed_attention, f"{CLI}:323", "flash_attention_2"),
+    *(read_only_row(at, read_elsewhere, f"{CLI}:360-371") for at in ("ds.packing_samples", "train.dynamic_batch_enable", "ds.lora.target_modules", "ds.lora.dropout")),
+    read_only_row("data.max_len", _read_update_batch, f"{CLI}:379; cli/train_dpo.py:318", "2,048, and 512 of pairs"),
+    *(read_only_row(at, _read_update_batch, f"{CLI}:362-394") for at in ("train.micro_batch_size", "train.max_tokens_per_gpu")),
+    read_only_row("train.batch_size", _read_step, f"{CLI}:394", BATCH),
+    read_only_row("ds.lora.rank", _read_cast_adapter, f"{CLI}:366", 0),
+    read_only_row("ds.load_in_4bit", lambda v, _: {"quantization.weights": "nf4", "quantization.double_quant": True} if v is True else {}, "models/actor.py:111"),
+    read_only_row("actor.optim", lambda v, values: _optimizer_by_word(v) if is_rl(values) else {}, f"{CLI}:454", "adam"),
+    read_only_row("optim", lambda v, values: {} if is_rl(values) else _optimizer_by_word(v), "cli/train_sft.py:223", "adam"),
 )  # fmt: skip
 FORMAT: Format = Format(
     name="openrlhf", file="run.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "loss": "fused"}, marks=frozenset({PROGRAM}),
-    parse=openrlhf_values, absent=_beside, preferences=_preferences, moves=_moves, weighed=frozenset({"ds.overlap_comm"}), gradient_sync="every",
+    parse=openrlhf_values, absent=_told_beside, preferences=_method_of_program, moves=_buckets_and_logits, weighed=frozenset({"ds.overlap_comm"}), gradient_sync="every",
     program_known=lambda values: PROGRAM in values, strict=("",), keys_complete=False, own_processes=True,
     unmodelled={ROLES: (), RING: (), LAUNCHES: (), **UNMODELLED}, known=KNOWN - {key.at for key in KEYS},
 )  # fmt: skip

@@ -54,27 +54,27 @@ def openrlhf_values(text: str) -> dict[str, Any]:
     """The values of the first training that a text starts, by their places; nothing where there is none."""
     if "openrlhf" not in text.lower() and not any(f"{name}.py" in text for name in PROGRAMS):
         return {}
-    found = list(_trainings(text))
+    found = list(_started_trainings(text))
     several = {} if len(found) < 2 else {LAUNCHES: f"{len(found)} (the first is read)"}
     return {**found[0], **several} if found else {}
 
 
-def _trainings(text: str) -> Iterator[dict[str, Any]]:
-    for started in started_programs(text, _program_index):
-        values = _values_of(started)
+def _started_trainings(text: str) -> Iterator[dict[str, Any]]:
+    for started in started_programs(text, _trainer_index):
+        values = _launch_values(started)
         if values[PROGRAM] in PROGRAMS and any("model_name_or_path" in at for at in values):
             yield values
 
 
-def _program_index(words: Sequence[str]) -> int | None:
+def _trainer_index(words: Sequence[str]) -> int | None:
     return module_index(words, MODULE, FILE)
 
 
-def _values_of(started: Started) -> dict[str, Any]:
+def _launch_values(started: Started) -> dict[str, Any]:
     name = started.program.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]
     launcher = flags_of([word for word in started.before if word not in ("-m", "--module")])[0]
     counts = {COUNTS[at]: held for at, held in launcher.items() if at in COUNTS}
-    given = _renamed(flags_of(started.given)[0], name)
+    given = _by_new_names(flags_of(started.given)[0], name)
     return {PROGRAM: name, **counts, **given}
 
 
@@ -83,7 +83,7 @@ def own_place(program: str) -> str:
     return "actor" if program == RL else "model"
 
 
-def _renamed(given: Mapping[str, Any], program: str) -> dict[str, Any]:
+def _by_new_names(given: Mapping[str, Any], program: str) -> dict[str, Any]:
     """Flags by the names of this release, with what an older one takes where nothing is said."""
     own = own_place(program)
     found = {OLDER.get(at, at).format(own=own): held for at, held in given.items() if at not in LENGTHS}

@@ -21,15 +21,15 @@ from memsheet.exchange.formats.slime.launches import (
 )
 from memsheet.exchange.formats.slime.roles import (
     COLOCATE,
-    count_of,
-    generates,
-    has_critic,
-    is_on,
-    rank_batch,
+    actor_ranks,
+    has_servers,
+    packed_batch,
     reads_reference,
-    trained_ranks,
+    trains_values,
 )
-from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.file_format import Format, Moved, Values
+from memsheet.exchange.shared.launch_values import is_switched_on, least_one
+from memsheet.exchange.shared.read_only_rows import read_only_row
 from memsheet.sheet import Instant
 
 MEGATRON = find_format("megatron")
@@ -50,48 +50,44 @@ USUAL: Mapping[str, Any] = {"--use-distributed-optimizer": True, "--bf16": True,
 """What it sets whatever is said (backends/megatron_utils/arguments.py:96, 151-157)."""
 
 
-def _read_ranks(_: Any, values: Values) -> Mapping[str, Any]:
-    ranks = trained_ranks(values)
+def _read_actor_ranks(_: Any, values: Values) -> Mapping[str, Any]:
+    ranks = actor_ranks(values)
     return {"@gpus": ranks} if ranks else {}
 
 
-def _read_batch(_: Any, values: Values) -> Mapping[str, Any]:
-    return {**rank_batch(values), "?seq_len_kind": "maximum"}
+def _read_packed_batch(_: Any, values: Values) -> Mapping[str, Any]:
+    return {**packed_batch(values), "?seq_len_kind": "maximum"}
 
 
 def _logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
     """What its own loss holds beyond logits in sixteen bits: fp32 and their softmax, of a rank's part
     (utils/ppo_utils.py:215-330).
     """
-    degrees = [count_of(values, f"--{name}-parallel-size", 1) or 1 for name in ("tensor-model", "context")]
+    degrees = [least_one(values, f"--{name}-parallel-size", 1) or 1 for name in ("tensor-model", "context")]
     elements = asked.get("@tokens", 0) * asked.get("@vocab", 0) // (degrees[0] * degrees[1])
     why = "logits of all tokens stand in fp32, and their softmax beside them (utils/ppo_utils.py:215-330)"
     yield Moved(at="logits", why=why, low_bytes=4 * elements, high_bytes=8 * elements, instant=Instant.LOSS)
 
 
-def _row(at: str, back: Any, source: str, usual: Any = None) -> Key:
-    return Key(at=at, out=lambda _: None, back=back, source=source, usual=usual)
-
-
-def _beside(values: Values) -> Mapping[str, Any]:
+def _told_of_servers(values: Values) -> Mapping[str, Any]:
     """What shares the cards, in words, and what of Megatron-LM's flags the sheet is without."""
     taken = {**USUAL, **values}
     of_megatron = {
         at: held for at, held in MEGATRON.absent(taken).items() if at not in ("$.vocabulary", FUSED_BY)
     }
-    if not generates(values):
+    if not has_servers(values):
         return of_megatron
-    others = ["SGLang"] + (["the critic"] if has_critic(values) else [])
+    others = ["SGLang"] + (["the critic"] if trains_values(values) else [])
     passes = ", and the reference's weights are switched in" if reads_reference(values) else ""
-    where = "on the same cards" if is_on(values, COLOCATE) else "on cards of its own"
+    where = "on the same cards" if is_switched_on(values, COLOCATE) else "on cards of its own"
     name = str(values.get("--advantage-estimator", "grpo")).upper()
     return {**of_megatron, ROLES: f"{name}: the actor alone; {' and '.join(others)} {where}{passes}"}
 
 
 KEYS = (
-    _row(MODEL, lambda v, _: {"@model": v}, f"{ARGS}:307"),
-    *(_row(f"--actor-num-{name}", _read_ranks, f"{ARGS}:39-43", usual) for name, usual in (("nodes", 1), ("gpus-per-node", 8))),
-    *(_row(at, _read_batch, f"{ARGS}:747-780") for at in (
+    read_only_row(MODEL, lambda v, _: {"@model": v}, f"{ARGS}:307"),
+    *(read_only_row(f"--actor-num-{name}", _read_actor_ranks, f"{ARGS}:39-43", usual) for name, usual in (("nodes", 1), ("gpus-per-node", 8))),
+    *(read_only_row(at, _read_packed_batch, f"{ARGS}:747-780") for at in (
         "--use-dynamic-batch-size", "--max-tokens-per-gpu", "--micro-batch-size", "--rollout-max-response-len", "--rollout-max-context-len", "--rollout-max-prompt-len",
     )),
     *(replace(row, out=lambda _: None, usual=USUAL.get(row.at, row.usual)) for row in MEGATRON.keys if row.at not in LEFT_OUT),
@@ -111,6 +107,6 @@ UNMODELLED: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 FORMAT: Format = Format(
     name="slime", file="run.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said={**MEGATRON.said, "loss": "fused"}, moves=_logits_moved, marks=frozenset({MODEL}), parse=slime_values,
-    absent=_beside, model=MEGATRON.model, program_known=lambda _: True, own_processes=True, keys_complete=False, unmodelled=UNMODELLED,
+    absent=_told_of_servers, model=MEGATRON.model, program_known=lambda _: True, own_processes=True, keys_complete=False, unmodelled=UNMODELLED,
     known=(MEGATRON.known | SWITCHES | VALUED | {"--global-batch-size", "--seq-length", "sglang.*", FUSION, FUSED_BY, "--use-gated-attention"}) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip

@@ -26,11 +26,11 @@ OF_SERVER, SERVER = "--sglang-", "sglang."
 """How flags of the servers begin, and the group that they stand in here."""
 
 
-def _names(text: str) -> frozenset[str]:
+def _dashed_names(text: str) -> frozenset[str]:
     return frozenset(f"--{name}" for name in text.split())
 
 
-SWITCHES = _names("""
+SWITCHES = _dashed_names("""
     allgather-cp apply-chat-template async-save balance-by-flops balance-data calculate-per-token-loss check-weight-update-equal
     ci-disable-kl-checker ci-test colocate debug-rollout-only debug-train-only disable-compute-advantages-and-returns
     disable-grpo-std-normalization disable-rewards-normalization disable-rollout-global-dataset disable-wandb-random-suffix enable-mtp-training
@@ -44,7 +44,7 @@ SWITCHES = _names("""
     sglang-disable-radix-cache sglang-disable-overlap-schedule sglang-enable-deterministic-inference sglang-enable-metrics
 """)
 """Without a value, of slime's own flags and of SGLang's that its scripts give."""
-VALUED = _names("""
+VALUED = _dashed_names("""
     actor-num-gpus-per-node actor-num-nodes advantage-estimator apply-chat-template-kwargs buffer-filter-path ci-load-grad-norm
     ci-save-grad-norm ci-train-rollout-logprob-abs-diff-threshold custom-advantage-function-path custom-convert-samples-to-train-data-path
     custom-eval-rollout-log-function-path custom-generate-function-path custom-loss-function-path custom-megatron-before-log-prob-hook-path
@@ -74,19 +74,19 @@ def slime_values(text: str) -> dict[str, Any]:
     if MODEL not in text or "train" not in text:
         return {}
     found = []
-    for started in started_programs(text, _program_index):
-        values = _values_of(started.program, started.given)
+    for started in started_programs(text, _train_script_index):
+        values = _flag_values_of(started.program, started.given)
         if values.keys() >= OWN:
             found.append(values)
     several = {} if len(found) < 2 else {LAUNCHES: f"{len(found)} (the first is read)"}
     return {**found[0], **several} if found else {}
 
 
-def _program_index(words: Sequence[str]) -> int | None:
+def _train_script_index(words: Sequence[str]) -> int | None:
     return module_index(words, MODULE, FILE)
 
 
-def _values_of(program: str, given: Sequence[str]) -> dict[str, Any]:
+def _flag_values_of(program: str, given: Sequence[str]) -> dict[str, Any]:
     flags = parse_flags([program, *(word for word in given if not UNSET_LIST.fullmatch(word))], SWITCHES)
     values = {
         f"{SERVER}{at[len(OF_SERVER) :]}" if at.startswith(OF_SERVER) else at: held
