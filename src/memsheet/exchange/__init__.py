@@ -35,6 +35,7 @@ NAMES = (
     "verl",
     "openrlhf",
     "slime",
+    "nemo-rl",
     "open-instruct",
     "torchtune",
     "torchtune-ppo",
@@ -88,6 +89,7 @@ MODULES = {
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",
+    "nemo-rl": "nemo_rl",
     "nemo-recipe": "nemo.recipe_scripts",
     "megatron-bridge": "nemo.bridge",
 }

@@ -59,6 +59,7 @@ from memsheet.questions.files_on_disk import (
     read_texts_and_plan,
     started_scripts,
     with_called_scripts,
+    with_inherited_trees,
     with_settings_beside,
     with_variables_beside,
 )
@@ -274,6 +275,8 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
     texts = with_pod_commands(texts)
     folders = folders_of_job(files, root)
     texts, put_in = with_variables_beside(files, texts, folders)
+    texts, stood_on = with_inherited_trees(files, texts, folders)
+    put_in |= stood_on
     texts = with_called_scripts(folders, texts)
     folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
     texts, scripts, settings = with_settings_beside(folders, texts, scripts)

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT
+from memsheet.exchange import MOST_SCRIPT, RENDER
 from memsheet.exchange.shared.compose_env import DOTENV, dotenv_values, with_dotenv_values
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.inherited_yaml import INHERITS, inherited_tree
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.plain_shell import plain_script
@@ -182,6 +184,46 @@ def with_variables_beside(
             env = dotenv_values(read_bytes(path, MOST_SCRIPT).decode(errors="replace"))
             found[name], told[name] = with_dotenv_values(text, env)
     return found, told
+
+
+def with_inherited_trees(
+    files: tuple[str, ...], texts: Mapping[str, str], homes: Sequence[Path]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Texts of YAML whose parents lie in the same job's folders (``homes``) with what those say; and what was
+    put in by name.
+    """
+    found, told = dict(texts), dict[str, tuple[str, ...]]()
+    for name, text in texts.items():
+        if not name.endswith((".yaml", ".yml")) or not INHERITS.search(text):
+            continue
+        own = Path(files[0]) if len(files) == 1 and is_file(Path(files[0])) else Path(name)
+        names: list[str] = []
+        tree = _tree_of_yaml(text, name)
+        load = partial(_parent_tree, homes=(own.parent, *homes), told=names)
+        whole = inherited_tree(tree, str(own.parent), load) if tree else None
+        if whole is not None and names:
+            found[name] = RENDER["yaml"](whole)
+            told[name] = tuple(f"keys of {one}, which it stands on" for one in dict.fromkeys(names))
+    return found, told
+
+
+def _parent_tree(
+    parent: str, folder: str, homes: Sequence[Path], told: list[str]
+) -> tuple[Mapping[str, Any], str] | None:
+    path = Path(folder) / parent
+    if not is_file(path) or not _lies_within(path, homes) or path.stat().st_size > MOST_SCRIPT:
+        return None
+    tree = _tree_of_yaml(read_bytes(path, MOST_SCRIPT).decode(errors="replace"), path.name)
+    told.append(path.name)
+    return (tree, str(path.parent)) if tree is not None else None
+
+
+def _tree_of_yaml(text: str, name: str) -> Mapping[str, Any] | None:
+    try:
+        found = parse_yaml(text, name)
+    except ValueError:
+        return None
+    return found if isinstance(found, Mapping) else None
 
 
 def with_called_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:

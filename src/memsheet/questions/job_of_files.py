@@ -12,6 +12,7 @@ from memsheet.errors import InputError
 from memsheet.exchange.formats.trl import METHOD
 from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.shared.file_format import Read
+from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
 from memsheet.jobs.templates.planned import Made, Sizes
 from memsheet.jobs.templates.slime import slime_job
@@ -25,7 +26,7 @@ from memsheet.questions.named_models import is_surely_bundled, likely_name
 from memsheet.sheet import Component, Instant, Item
 
 DPO, GRPO = "DPO", "GRPO"
-VERL, TRL, OPENRLHF, SLIME = "verl", "trl", "openrlhf", "slime"
+VERL, TRL, OPENRLHF, SLIME, NEMO_RL = "verl", "trl", "openrlhf", "slime", "nemo-rl"
 """Methods, and the names of formats."""
 
 
@@ -187,6 +188,11 @@ def _trainer_of_launch(read: Read, answer: Answer) -> Made | None:
     return slime_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
 
 
+def _policy_of_settings(read: Read, answer: Answer) -> Made | None:
+    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
+    return nemo_rl_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+
+
 def _groups_of_launch(read: Read, answer: Answer) -> Made | None:
     sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
     return openrlhf_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
@@ -195,5 +201,6 @@ def _groups_of_launch(read: Read, answer: Answer) -> Made | None:
 MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer], Made | None]]] = {
     VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _pairs_of_recipe), OPENRLHF: (ROLES, _groups_of_launch),
     SLIME: (ROLES, _trainer_of_launch),
+    NEMO_RL: (ROLES, _policy_of_settings),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

@@ -19,7 +19,8 @@ SLURM_VARIABLES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What Slurm sets by its directives (slurm 25.05 sbatch, output environment variables)."""
 READ_INTO = re.compile(
-    r"^[ \t]*read(?:[ \t]+-[rd]+(?:[ \t]+(?:''|\"\"))?)*[ \t]+(\w{1,64})[ \t]*<<-?[ \t]*['\"]?(\w{1,40})['\"]?[ \t]*\n"
+    r"^[ \t]*read(?:[ \t]+-[rd]+(?:[ \t]+(?:''|\"\"))?)*[ \t]+(\w{1,64})[ \t]*"
+    r"<<-?[ \t]*['\"]?(\w{1,40})['\"]?[ \t]*\n"
     r"(.*?)^[ \t]*\2[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
