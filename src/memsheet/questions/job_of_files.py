@@ -99,7 +99,14 @@ def job_of_files(
     return JobOfFiles(whole, words, {**reads, name: known}, where, made.shorter_rows, made.over_words)
 
 
-MAY_LEAVE = ("mesh.attn_dp", "serving.dispatch", "serving.dp_dense", "serving.dp_lm_head", "speculative")
+MAY_LEAVE = (
+    "serving.max_model_len",
+    "mesh.attn_dp",
+    "serving.dispatch",
+    "serving.dp_dense",
+    "serving.dp_lm_head",
+    "speculative",
+)
 """Of a server's plan, what a sheet is made without where nobody accounts it: keys, and a group."""
 MOST_LEFT = 4
 

@@ -32,6 +32,7 @@ FORMATS = {
     "ve": ("verl",),
     "or": ("openrlhf",),
     "sl": ("slime",),
+    "nl": ("nemo-rl",),
     "lg": ("litgpt",),
     "mf": ("llm-foundry",),
     "nt": ("nanotron",),

@@ -1,6 +1,6 @@
-"""YAML that changes what other files say, named under ``defaults`` by where they lie: NeMo-RL's (NVIDIA-NeMo/RL
-7ea279a nemo_rl/utils/config.py:25-105). Parents first, the last of several counts; an object is merged, and
-replaced where it says ``_override_``.
+"""YAML that changes what other files say, named under ``defaults`` by where they lie: NeMo-RL's
+(NVIDIA-NeMo/RL 7ea279a nemo_rl/utils/config.py:25-105). Parents first, the last of several counts; an object
+is merged, and replaced where it says ``_override_``.
 """
 
 from __future__ import annotations

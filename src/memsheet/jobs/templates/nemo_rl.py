@@ -1,11 +1,11 @@
 """NeMo-RL's GRPO: a policy on FSDP2 or on Megatron-Core, and vLLM on its cards or on others.
 
-Lines are of NVIDIA-NeMo/RL at 7ea279a, under nemo_rl. The reference is a copy on the host that is switched into
-the policy's own weights (models/policy/workers/dtensor_policy_worker_v2.py:1007-1051,
+Lines are of NVIDIA-NeMo/RL at 7ea279a, under nemo_rl. The reference is a copy on the host that is switched
+into the policy's own weights (models/policy/workers/dtensor_policy_worker_v2.py:1007-1051,
 megatron_policy_worker.py:1971-2030). Before weights are sent the optimizer's states and gradients leave the
-card, after it the parameters do (algorithms/grpo.py:2341-2417); a pass that reads has the parameters back alone
-(dtensor_policy_worker_v2.py:1222-1250), training all of it (:1253-1269). vLLM sleeps at its first level
-(models/generation/vllm/vllm_worker.py:1309).
+card, after it the parameters do (algorithms/grpo.py:2341-2417); a pass that reads has the parameters back
+alone (dtensor_policy_worker_v2.py:1222-1250), training all of it (:1253-1269). vLLM sleeps at its first
+level (models/generation/vllm/vllm_worker.py:1309).
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ def test_flags_of_older_releases_say_the_same(tmp_path: Path) -> None:
         "--reward_pretrain Qwen/Qwen3-0.6B --actor_num_gpus_per_node 2 --ref_num_gpus_per_node 2 "
         "--critic_num_gpus_per_node 2 --reward_num_gpus_per_node 2 --vllm_num_engines 2 --zero_stage 3 "
         "--bf16 --vllm_gpu_memory_utilization 0.4 --micro_train_batch_size 2 "
-        "--micro_rollout_batch_size 4 --prompt_max_len 512 --generate_max_len 512 --gradient_checkpointing --packing_samples --flash_attn "
+        "--micro_rollout_batch_size 4 --prompt_max_len 512 --generate_max_len 512 "
+        "--gradient_checkpointing --packing_samples --flash_attn "
         "--colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep"
     )
     assert job_of(checked(tmp_path, "", older)) == job_of(checked(tmp_path))

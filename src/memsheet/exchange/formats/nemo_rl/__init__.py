@@ -1,5 +1,5 @@
-"""NeMo-RL's configurations (``uv run examples/run_grpo.py --config grpo.yaml``), with those that they stand on:
-a policy on FSDP2 or on Megatron-Core, and servers on its cards or on others.
+"""NeMo-RL's configurations (``uv run examples/run_grpo.py --config grpo.yaml``), with those that they stand
+on: a policy on FSDP2 or on Megatron-Core, and servers on its cards or on others.
 
 The sheet is of the policy; what shares its cards is told, and makes a job with it. Lines are of
 NVIDIA-NeMo/RL at 7ea279a, under nemo_rl.
@@ -37,7 +37,7 @@ from memsheet.exchange.shared.trainers import uniform_precision_keys, with_maste
 from memsheet.sheet import Instant
 
 VERSION = "NeMo-RL 7ea279a"
-ROLES, PARENTS = "$.roles", "defaults"
+ROLES, PARENTS, OTHER_OPTIMIZER = "$.roles", "defaults", "$.optimizer"
 POLICY_SETUP, MEGATRON_SETUP = "models/automodel/setup.py", "models/megatron/setup.py"
 WORDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 LORA = f"{DTENSOR}.lora_cfg"
@@ -99,11 +99,20 @@ def _read_micro_tokens(_: Any, values: Values) -> Mapping[str, Any]:
     return {**micro_tokens(values, "train"), "?seq_len_kind": "maximum"}
 
 
+PLAIN_OPTIMIZERS = ("adamw", "adam", "sgd")
+
+
+def _optimizer_class(value: Any) -> str:
+    return str(value).rpartition(".")[2].lower()
+
+
 def _read_optimizer_path(value: Any, values: Values) -> Mapping[str, Any]:
-    """A class of torch by its path, whose loops NeMo-RL leaves plain (examples/configs, foreach and fused)."""
+    """A class by its path, of torch in plain loops (examples/configs, foreach and fused)."""
     if runs_megatron(values):
         return {}
-    name = str(value).rpartition(".")[2].lower()
+    name = _optimizer_class(value)
+    if name not in PLAIN_OPTIMIZERS:
+        return {"optimizer.name": "adamw"}
     fused = says_true(values, f"{POLICY}.optimizer.kwargs.fused")
     each = says_true(values, f"{POLICY}.optimizer.kwargs.foreach")
     return {
@@ -127,10 +136,11 @@ def _read_lora_dim(value: Any, values: Values) -> Mapping[str, Any]:
 def _told_of_roles(values: Values) -> Mapping[str, Any]:
     """What shares the cards, in words; nothing where one model trains alone."""
     name = algorithm_of(values)
-    if name in ("sft", "rm", ""):
-        return {}
-    if name == "dpo":
-        return {}
+    other = _optimizer_class(values.get(OPTIMIZER, "adamw"))
+    stands = not runs_megatron(values) and other not in PLAIN_OPTIMIZERS
+    told = {OTHER_OPTIMIZER: f"{other} (the sheet is of adamw)"} if stands else {}
+    if name in ("sft", "rm", "dpo", ""):
+        return told
     others = {
         "ppo": ["the values"],
         "distillation": ["the teacher"],
@@ -142,7 +152,7 @@ def _told_of_roles(values: Values) -> Mapping[str, Any]:
         if name == "xtoken_distillation"
         else [f"{backend} {'on the same cards' if shares_cards(values) else 'on cards of its own'}"]
     )
-    return {ROLES: f"{name.upper()}: the policy alone; {', '.join([*others, *served])}"}
+    return {**told, ROLES: f"{name.upper()}: the policy alone; {', '.join([*others, *served])}"}
 
 
 def _method_of_group(values: Values) -> Preferences | None:
@@ -191,14 +201,14 @@ KEYS = (
 OF_MEGATRON: Mapping[str, tuple[Any, ...]] = {
     "peft.enabled": (False,), "fp8_cfg.enabled": (False,), "fine_grained_activation_offloading": (False,), "cuda_graph_impl": ("none",), "mtp_num_layers": (0,),
     "num_layers_in_first_pipeline_stage": (), "num_layers_in_last_pipeline_stage": (), "moe_enable_deepep": (False,), "moe_shared_expert_overlap": (False,),
-    "optimizer.use_precision_aware_optimizer": (False,), "model_overrides": ({},), "freeze_moe_router": (True,), "gradient_accumulation_fusion": (False,),
+    "optimizer.use_precision_aware_optimizer": (False,), "model_overrides": ({},), "freeze_moe_router": (True, False), "gradient_accumulation_fusion": (False,),
 }  # fmt: skip
 OF_POLICY: Mapping[str, tuple[Any, ...]] = {
     "draft.enabled": (False,), "hf_config_overrides": ({},), "dtensor_cfg.expert_parallel_size": (1,), "quant_cfg": (), "dtensor_cfg.custom_parallel_plan": (),
     "dtensor_cfg.data_parallel_size": (), "router_replay.enabled": (False,), "is_vlm": (False,),
 }  # fmt: skip
 UNMODELLED: Mapping[str, tuple[Any, ...]] = {
-    ROLES: (), PARENTS: (), "on_policy_distillation": (), **{f"{M}.{name}": held for name, held in OF_MEGATRON.items()},
+    ROLES: (), PARENTS: (), OTHER_OPTIMIZER: (), "on_policy_distillation": (), **{f"{M}.{name}": held for name, held in OF_MEGATRON.items()},
     **{f"{POLICY}.{name}": held for name, held in OF_POLICY.items()},
 }  # fmt: skip
 FORMAT: Format = Format(

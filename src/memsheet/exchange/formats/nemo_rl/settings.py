@@ -1,5 +1,5 @@
-"""Which parts a configuration of NeMo-RL has: what trains, on which cards, the servers beside it, and the tokens
-of a micro-batch.
+"""Which parts a configuration of NeMo-RL has: what trains, on which cards, the servers beside it, and the
+tokens of a micro-batch.
 
 Lines are of NVIDIA-NeMo/RL at 7ea279a, under nemo_rl; defaults are those of examples/configs, which every
 configuration stands on.
@@ -89,7 +89,8 @@ def cluster_places(values: Values) -> tuple[int, int] | None:
 
 def degree_of(values: Values, name: str) -> int:
     """A degree of what trains, by either engine's word."""
-    at = f"{MEGATRON}.{ {'tensor': 'tensor_model', 'pipeline': 'pipeline_model'}.get(name, name) }_parallel_size"
+    own = {"tensor": "tensor_model", "pipeline": "pipeline_model"}.get(name, name)
+    at = f"{MEGATRON}.{own}_parallel_size"
     if runs_megatron(values):
         return least_one(values, at, 1) or 1
     return (
