@@ -21,6 +21,8 @@ from memsheet.exchange.formats.nemo_rl.settings import (
     POLICY,
     algorithm_of,
     cluster_places,
+    degree_of,
+    divides_logits,
     micro_tokens,
     runs_megatron,
     says_true,
@@ -47,6 +49,8 @@ both, and of what is gathered (algorithms/loss/utils.py:85, distributed/model_ut
 """
 CHUNKED = (4, 6, 10)
 """With logprob_chunk_size, which makes the log-softmax a part at a time (models/automodel/train.py:846)."""
+MORE = 12
+"""At the most beyond a loss of whole logits, where ranks divide them."""
 SHARE = 0.6
 
 
@@ -62,6 +66,7 @@ def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Size
     if places is None or not read or not known:
         return None
     actor, _ = planned_actor(plan)
+    actor["loss"] = plan.get("loss") if divides_logits(values) else actor["loss"]
     each = _engine_cards(values)
     together = shares_cards(values)
     ranks = card_count(actor)
@@ -123,7 +128,7 @@ def _policy_phases(values: Values, read: Mapping[str, int], sizes: Sizes) -> lis
         },
     ]
     there = {"actor": "parameters" if reads_alone else "whole", "rollout": asleep}
-    tokens = read["microbatch"] * read["seq_len"]
+    tokens = read["microbatch"] * -(-read["seq_len"] // degree_of(values, "context"))
     logits = _read_of_logits(values, tokens)
     passes = [
         ("old_log_prob", not _skips(values, "prev")),
@@ -133,8 +138,7 @@ def _policy_phases(values: Values, read: Mapping[str, int], sizes: Sizes) -> lis
         {"name": name, "active": "actor", "work": "forward", "plan": dict(read), "residents": there, **logits}
         for name, made in passes if made
     ]  # fmt: skip
-    why = "of all tokens, with their gradients (algorithms/loss/utils.py:85)"
-    learnt = {} if _is_linear(values) else {"logits": {"bytes": list(LEARNT), "why": why}}
+    learnt = _learnt_of_logits(values, sizes)
     return [
         *found,
         {
@@ -149,6 +153,19 @@ def _policy_phases(values: Values, read: Mapping[str, int], sizes: Sizes) -> lis
 def _is_linear(values: Values) -> bool:
     """Whether the loss makes no whole logits, on Megatron-Core alone."""
     return runs_megatron(values) and says_true(values, f"{MEGATRON}.use_fused_linear_logprobs")
+
+
+def _learnt_of_logits(values: Values, sizes: Sizes) -> dict[str, Any]:
+    """Of the update; where ranks divide them the policy's own sheet has them, but for what is more."""
+    why = "of all tokens, with their gradients (algorithms/loss/utils.py:85)"
+    if _is_linear(values):
+        return {}
+    if not divides_logits(values):
+        return {"logits": {"bytes": list(LEARNT), "why": why}}
+    update = micro_tokens(values, "train")
+    ranks = degree_of(values, "tensor") * degree_of(values, "context")
+    most = MORE * update.get("microbatch", 0) * update.get("seq_len", 0) * sizes.vocab // ranks
+    return {"items": [extra_item("temporaries", "logits_beside", (0, 0, most), why)]}
 
 
 def _read_of_logits(values: Values, tokens: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from memsheet.exchange.formats.nemo_rl.settings import (
     algorithm_of,
     cluster_places,
     degree_of,
+    divides_logits,
     micro_tokens,
     nemo_rl_settings,
     runs_megatron,
@@ -47,7 +48,7 @@ OPTIMIZER = f"{POLICY}.optimizer.name"
 def _read_backend(_: Any, values: Values) -> Mapping[str, Any]:
     if runs_megatron(values):
         return {"engine": "megatron", "zero": 1, "dropout": 0.0}
-    return {"engine": "fsdp2", "zero": 3}
+    return {"engine": "fsdp2", "zero": 3, **({"loss": "plain"} if divides_logits(values) else {})}
 
 
 def _read_cluster(_: Any, values: Values) -> Mapping[str, Any]:
@@ -167,11 +168,14 @@ def _loss_beside(values: Values, asked: Values) -> Iterator[Moved]:
     if algorithm_of(values) == "rm" or says_true(values, f"{MEGATRON}.use_fused_linear_logprobs"):
         return
     ranks = degree_of(values, "tensor") * degree_of(values, "context")
+    low, high = (0, 12) if divides_logits(values) else (4, 20)
     elements = asked.get("@tokens", 0) * asked.get("@vocab", 0) // ranks
     why = (
         "logits of all tokens in fp32, with a log-softmax and gradients (distributed/model_utils.py:120-190)"
     )
-    yield Moved(at="logits", why=why, low_bytes=4 * elements, high_bytes=20 * elements, instant=Instant.LOSS)
+    yield Moved(
+        at="logits", why=why, low_bytes=low * elements, high_bytes=high * elements, instant=Instant.LOSS
+    )
 
 
 M, D = MEGATRON, DTENSOR

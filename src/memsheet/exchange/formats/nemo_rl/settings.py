@@ -98,6 +98,11 @@ def degree_of(values: Values, name: str) -> int:
     )
 
 
+def divides_logits(values: Values) -> bool:
+    """Whether ranks of FSDP2's trainer divide the logits of a row: the sheet has the loss of whole ones then."""
+    return not runs_megatron(values) and degree_of(values, "tensor") * degree_of(values, "context") > 1
+
+
 def micro_tokens(values: Values, place: str) -> Mapping[str, int]:
     """The micro-batch of the update (``train``) or of a pass that reads (``logprob``): tokens where rows are
     packed or counted by tokens, else rows of the longest (models/policy/lm_policy.py).
