@@ -33,6 +33,9 @@ NAMES = (
     "axolotl",
     "llamafactory",
     "verl",
+    "openrlhf",
+    "slime",
+    "nemo-rl",
     "open-instruct",
     "torchtune",
     "torchtune-ppo",
@@ -86,6 +89,7 @@ MODULES = {
     "open-instruct": "open_instruct",
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",
+    "nemo-rl": "nemo_rl",
     "nemo-recipe": "nemo.recipe_scripts",
     "megatron-bridge": "nemo.bridge",
 }

@@ -115,7 +115,8 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
     if role.name != phase.active:
         return resident_items(role, accounted.sheet_of(role, stage), how, accounted.job.cluster)
     sheet = accounted.sheet_of(role, stage, phase.plan)
-    logits = (logits_item(role, phase.plan or role.plan, phase.logits),) if phase.logits else ()
+    last = stage == int(role.plan.mesh.pp) - 1  # logits are the last stage's
+    logits = (logits_item(role, phase.plan or role.plan, phase.logits),) if phase.logits and last else ()
     if phase.work is Work.FORWARD:
         items = (*forward_items(role, sheet, how), *logits)
         return (*items, *_pass_slack(accounted, role, items))

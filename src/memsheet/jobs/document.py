@@ -19,7 +19,9 @@ MOST_BYTES = 2**60
 MOST_CARDS = 2**20
 NAME = re.compile(PHASE_NAME)
 TOP = ("schema", "name", "gpus", "nodes", "per_node", "host_memory", "roles", "placement", "phases", "assumed", "notes")  # fmt: skip
-OF_ROLE = ("model", "plan", "trained", "process", "keeps_cache")
+OF_ROLE = ("model", "plan", "trained", "process", "keeps_cache", "head")
+HEADS = TOKENS, VALUES = "tokens", "values"
+"""What a role's head gives of each token: a vocabulary's logits, or one value."""
 OF_PHASE = ("name", "active", "work", "plan", "residents", "logits", "items")
 E = TypeVar("E", bound=Enum)
 
@@ -35,6 +37,7 @@ class WrittenRole:
     process: str
     keeps_cache: bool
     cards: tuple[int, int] | None
+    head: str = TOKENS
 
     @property
     def serves(self) -> bool:
@@ -128,6 +131,7 @@ def _read_roles(fields: Fields, count: int | None) -> Iterator[WrittenRole]:
             process=role.text("process", default=name),
             keeps_cache=role.flag("keeps_cache", default=False),
             cards=_read_place(placed, name, count),
+            head=role.text("head", default=TOKENS, choices=HEADS),
         )
 
 

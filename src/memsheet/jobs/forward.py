@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from memsheet.jobs.resident import is_gradient_bucket
 from memsheet.plan.job import Residency, Role
 from memsheet.sheet import STATES, Bytes, Component, Derived, Instant, Item, Sheet
 
@@ -36,7 +37,7 @@ def forward_items(role: Role, sheet: Sheet, how: Residency) -> Iterator[Item]:
             continue
         if item.component in STATES and not _is_there(role, item, how):
             continue
-        if size is None or item.component in LEFT_OUT or _reduces_gradients(role, item):
+        if size is None or item.component in LEFT_OUT or _reduces_gradients(role, item, how):
             continue
         if item.component is Component.TEMPORARIES:
             yield from _layer_transients(role, item, size)
@@ -57,9 +58,13 @@ def cast_output_matrix(role: Role) -> Item:
     return Item(Component.TEMPORARIES, f"lm_head{CAST}", {Instant.LOSS: size}, PASS)
 
 
-def _reduces_gradients(role: Role, item: Item) -> bool:
-    """Whether they are buckets that are there from the start, which a frozen model has none of."""
-    return not role.trained and item.component is Component.COMMUNICATION and Instant.LOAD in item.at
+def _reduces_gradients(role: Role, item: Item, how: Residency) -> bool:
+    """Whether they are buckets that are there from the start, which a frozen model has none of, and which
+    leave the card with the optimizer's states.
+    """
+    if role.trained:
+        return how is not Residency.WHOLE and is_gradient_bucket(item)
+    return item.component is Component.COMMUNICATION and Instant.LOAD in item.at
 
 
 def _is_there(role: Role, item: Item, how: Residency) -> bool:

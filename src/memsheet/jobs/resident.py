@@ -73,18 +73,25 @@ def _keeps_of_training(role: Role, item: Item, how: Residency) -> bool:
         case Residency.WHOLE:
             return True
         case Residency.PARAMETERS:
-            return not of_states
+            return not of_states and not is_gradient_bucket(item)
         case Residency.STATES:
             return item.component not in (Component.PARAMETERS, Component.BUFFERS)
         case _:
             return item.component in OF_PROCESS
 
 
+def is_gradient_bucket(item: Item) -> bool:
+    """Whether it is what gradients are reduced through, which leaves the card with the optimizer's states
+    (deepspeedai/DeepSpeed edaa7221 runtime/zero/stage3.py:3652-3658, contiguous_grad_buffer).
+    """
+    return item.component is Component.COMMUNICATION and item.path.endswith("bucket")
+
+
 def _slack_at_rest(
     role: Role, sheet: Sheet, how: Residency, held: Rows, cluster: Cluster | None
 ) -> Iterator[Item]:
     """What the allocator reserves beyond what rests: from nothing to a share of it, where its cache is
-    emptied; else all that it reserved at its most.
+    emptied; else all that it reserved at its most. A server that rests has no more than one that serves.
     """
     slack = [item for item in sheet.items if item.component is Component.ALLOCATOR_SLACK]
     if not slack or cluster is None:
@@ -96,7 +103,8 @@ def _slack_at_rest(
     else:
         shares = outside_tensors(role.plan, cluster, {Instant.LOAD: rest.high})
         high = [item.at[Instant.LOAD].high for item in shares if item.component is Component.ALLOCATOR_SLACK]
-        size = Bytes(0, 0, sum(high))
+        own = max((int(size.high) for item in slack for size in item.at.values()), default=0)
+        size = Bytes(0, 0, min(sum(high), own) if role.serves else sum(high))
     yield replace(slack[0], path="allocator", at={Instant.LOAD: size})
 
 

@@ -59,6 +59,7 @@ from memsheet.questions.files_on_disk import (
     read_texts_and_plan,
     started_scripts,
     with_called_scripts,
+    with_inherited_trees,
     with_settings_beside,
     with_variables_beside,
 )
@@ -176,6 +177,7 @@ def check_configuration_files(
     )
 
 
+SHORTER_ROWS = "rows are counted as long as the longest prompt and answer, and shorter ones need less"
 UNDER_A_SERVER = ("fragmentation",)
 """Rules whose cure a server that sleeps cannot have: its pools do not go with expandable segments (vLLM
 010c211 device_allocator/cumem.py), and verl switches them itself.
@@ -228,6 +230,9 @@ def _check_job(
     kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
     if not kept and own and own != str(gpus):
         job = _account_on_own_cards(files_read.reads, job, own, {**planned, **flags})
+    started = _gpus_for_processes(gpus, files_read.reads)
+    if job.answer is None and started and started not in (own, str(gpus)):
+        job = _account_on_own_cards(files_read.reads, job, started, {**planned, **flags})
     flags = {**flags, **_named_ranks(question)}
     checked = _judge_job(files_read, job, flags, verdict_alone=question.get("verdict_alone", False))
     return replace(
@@ -268,8 +273,10 @@ def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path |
         for path in large_scripts(files)
     )
     texts = with_pod_commands(texts)
-    texts, put_in = with_variables_beside(files, texts)
     folders = folders_of_job(files, root)
+    texts, put_in = with_variables_beside(files, texts, folders)
+    texts, stood_on = with_inherited_trees(files, texts, folders)
+    put_in |= stood_on
     texts = with_called_scripts(folders, texts)
     folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
     texts, scripts, settings = with_settings_beside(folders, texts, scripts)
@@ -477,9 +484,9 @@ def _judge_several(
         least = int(job.answer.verdict.device.low)
         doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
     verdict = found.answer.verdict
-    if verdict and verdict.result is Result.DOES_NOT_FIT and found.shorter_rows:
-        words = "rows are counted as long as the longest prompt and answer, and shorter ones need less"
-        doubt = both_doubts(doubt, Doubt(words, found.least_bytes))
+    over = (*((SHORTER_ROWS,) if found.shorter_rows else ()), *found.over_words)
+    if verdict and verdict.result is Result.DOES_NOT_FIT and over:
+        doubt = both_doubts(doubt, Doubt("; ".join(over), found.least_bytes))
     if found.serves:
         mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
     # what a change frees of one model's plan is not what it frees of the job

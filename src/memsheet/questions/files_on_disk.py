@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT
+from memsheet.exchange import MOST_SCRIPT, RENDER
 from memsheet.exchange.shared.compose_env import DOTENV, dotenv_values, with_dotenv_values
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.inherited_yaml import INHERITS, inherited_tree
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.plain_shell import plain_script
@@ -44,6 +46,7 @@ SOURCED = re.compile(
 """A line of a shell's that takes in the variables of another file: ``source env.sh``, ``. ./.env``, ``export
 $(cat .env | xargs)``.
 """
+_OPENS_LIST = re.compile(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*\+?=\(")
 _ASSIGNMENT = re.compile(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=")
 
 
@@ -161,17 +164,18 @@ def _tail_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Pat
 
 
 def with_variables_beside(
-    files: tuple[str, ...], texts: Mapping[str, str]
+    files: tuple[str, ...], texts: Mapping[str, str], homes: Sequence[Path] = ()
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Texts with the variables of the ``.env`` that Compose reads beside each of its files, and what was put
-    in by name. None is opened that lies elsewhere.
+    """Texts with the variables of the ``.env`` that Compose reads beside each of its files, of what shells
+    take in of the same job (``homes``: its folders), and what was put in by name. None is opened that lies
+    elsewhere.
     """
     found, told = dict(texts), dict[str, tuple[str, ...]]()
     for name, text in texts.items():
         own = Path(files[0]) if len(files) == 1 else Path(name)
         folder = own if is_folder(own) else own.parent
         if SOURCED.search(text) and len(text) <= MOST_SCRIPT and not name.endswith((CODE, NOTEBOOK, *DATA)):
-            found[name], told[name] = _with_sourced_values(text, folder)
+            found[name], told[name] = _with_sourced_values(text, folder, homes)
             continue
         path = folder / DOTENV
         if not name.endswith((".yaml", ".yml")) or not holds_services(text) or not is_file(path):
@@ -180,6 +184,46 @@ def with_variables_beside(
             env = dotenv_values(read_bytes(path, MOST_SCRIPT).decode(errors="replace"))
             found[name], told[name] = with_dotenv_values(text, env)
     return found, told
+
+
+def with_inherited_trees(
+    files: tuple[str, ...], texts: Mapping[str, str], homes: Sequence[Path]
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Texts of YAML whose parents lie in the same job's folders (``homes``) with what those say; and what was
+    put in by name.
+    """
+    found, told = dict(texts), dict[str, tuple[str, ...]]()
+    for name, text in texts.items():
+        if not name.endswith((".yaml", ".yml")) or not INHERITS.search(text):
+            continue
+        own = Path(files[0]) if len(files) == 1 and is_file(Path(files[0])) else Path(name)
+        names: list[str] = []
+        tree = _tree_of_yaml(text, name)
+        load = partial(_parent_tree, homes=(own.parent, *homes), told=names)
+        whole = inherited_tree(tree, str(own.parent), load) if tree else None
+        if whole is not None and names:
+            found[name] = RENDER["yaml"](whole)
+            told[name] = tuple(f"keys of {one}, which it stands on" for one in dict.fromkeys(names))
+    return found, told
+
+
+def _parent_tree(
+    parent: str, folder: str, homes: Sequence[Path], told: list[str]
+) -> tuple[Mapping[str, Any], str] | None:
+    path = Path(folder) / parent
+    if not is_file(path) or not _lies_within(path, homes) or path.stat().st_size > MOST_SCRIPT:
+        return None
+    tree = _tree_of_yaml(read_bytes(path, MOST_SCRIPT).decode(errors="replace"), path.name)
+    told.append(path.name)
+    return (tree, str(path.parent)) if tree is not None else None
+
+
+def _tree_of_yaml(text: str, name: str) -> Mapping[str, Any] | None:
+    try:
+        found = parse_yaml(text, name)
+    except ValueError:
+        return None
+    return found if isinstance(found, Mapping) else None
 
 
 def with_called_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:
@@ -239,28 +283,40 @@ def _text_beside(script: str, folders: Sequence[Path]) -> str | None:
     return read_bytes(path, MOST_SCRIPT).decode(errors="replace")
 
 
-def _with_sourced_values(text: str, folder: Path) -> tuple[str, tuple[str, ...]]:
-    """A shell's script with the variables of the files that it takes in and that lie beside it, each in the
-    place of its line; a file's other lines are not read.
+def _with_sourced_values(text: str, folder: Path, homes: Sequence[Path]) -> tuple[str, tuple[str, ...]]:
+    """A shell's script with the variables and lists of the files that it takes in and that lie beside it or
+    below it, or in the tree that it lies in, each in the place of its line; a file's other lines are not
+    read.
     """
     told: list[str] = []
 
     def put_in(line: re.Match[str]) -> str:
         said = PurePosixPath(line["quoted"] or line["file"] or line["read"])
-        path, above = folder / said.name, str(said.parent)
-        beside = above == "." or ("$" in above and ".." not in said.parts)
+        parts = said.parts[1:] if "$" in said.parts[0] else said.parts
+        path = folder.joinpath(*parts) if parts else folder
         if (
-            not beside
+            said.is_absolute()
             or not is_file(path)
-            or path.resolve().parent != folder.resolve()
+            or not _lies_within(path, (folder, *homes))
             or path.stat().st_size > MOST_SCRIPT
         ):
             return line[0]
         held = read_bytes(path, MOST_SCRIPT).decode(errors="replace").splitlines()
         told.append(f"variables of {path.name}, which lies beside")
-        return "\n".join(one for one in held if _ASSIGNMENT.match(one))
+        return "\n".join(_assigning_lines(held))
 
     return SOURCED.sub(put_in, text), tuple(dict.fromkeys(told))
+
+
+def _assigning_lines(lines: list[str]) -> Iterator[str]:
+    """Lines that give a variable its value, and those of a list from its name to where it is closed."""
+    depth = 0
+    for line in lines:
+        opens = depth == 0 and _OPENS_LIST.match(line) is not None
+        if depth or opens or _ASSIGNMENT.match(line):
+            yield line
+        bare = re.sub(r"(?:^|\s)#.*", "", line)
+        depth = max(0, depth + bare.count("(") - bare.count(")")) if depth or opens else 0
 
 
 def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -13,7 +13,7 @@ from memsheet.budget import Answer, answer_of, judge_on, verdict_on_start
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import read_json
 from memsheet.jobs.account import account_job
-from memsheet.jobs.document import SCHEMA, WrittenJob, WrittenPhase, WrittenRole, read_job
+from memsheet.jobs.document import SCHEMA, VALUES, WrittenJob, WrittenPhase, WrittenRole, read_job
 from memsheet.jobs.templates import TEMPLATES, job_of_template
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.hardware import unsupported_choices
@@ -21,6 +21,7 @@ from memsheet.plan.job import Job, Phase, Role, Work
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import Document, TemplateOptions
 from memsheet.questions.accounted import with_draft_model
+from memsheet.questions.labelled_models import without_vocabulary
 from memsheet.questions.question_parts import REPLAY, SHARE, parse_question, read_named_model
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.jobs.phases import fullest_instant
@@ -30,6 +31,9 @@ from memsheet.units import format_bytes
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster")
 NOWHERE: Mapping[str, Any] = {}
+NO_MODELS: Mapping[str, ModelSpec] = {}
+OF_VALUES = "it gives one value of each token"
+WITH_OUTPUT = "is counted with the output matrix that its head of one value lacks"
 RECOMPUTED = {"recompute.mode": "full"}
 """How the step is asked whose forward is a pass without gradients."""
 
@@ -78,14 +82,19 @@ def document_of(
 
 
 def answer_job(
-    document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE, *, slack: str = REPLAY
+    document: Mapping[str, Any],
+    where: Mapping[str, Any] = NOWHERE,
+    *,
+    slack: str = REPLAY,
+    known: Mapping[str, ModelSpec] = NO_MODELS,
 ) -> Answer:
     """The answer about a document of ``memsheet/job/1``. ``where``: the machines, in place of its own;
-    ``slack``: as of ``accounted.answer_for_model``.
+    ``slack``: as of ``accounted.answer_for_model``; ``known``: by their names, models as they stand in for
+    what is trained, and for what is served where nobody can account it.
     """
     cluster = _cluster_of(document, where)
     written = read_job(document, cluster.count if cluster else None)
-    found, resolved = resolve_job(written, cluster)
+    found, resolved = resolve_job(written, cluster, known)
     sheets = account_job(found, replays=slack != SHARE)
     verdict = judge_on(sheets, cluster) if cluster else None
     if verdict is not None:
@@ -97,11 +106,12 @@ def answer_job(
     main = next((role for role in found.roles if role.trained), found.roles[0])
     answer = answer_of(main.model, Resolved(main.plan, ()), cluster, sheets, verdict)
     assumed = tuple(f"{name}: {line}" for name, one in resolved.items() for line in one.assumed)
+    of_values = {role.name for role in written.roles if role.head == VALUES}
     notes = tuple(f"{role.name}: {note}" for role in found.roles for note in role.model.source.notes)
     return replace(
         answer,
         assumed=(*written.assumed, *assumed),
-        notes=(*written.notes, *_shortage_words(short), *_job_notes(found), *notes),
+        notes=(*written.notes, *_shortage_words(short), *_job_notes(found, of_values), *notes),
         job={"schema": SCHEMA, **{key: value for key, value in document.items() if key != "schema"}},
         seeks_changes=False,
     )
@@ -127,9 +137,12 @@ def _shortage_words(short: Mapping[str, Bytes]) -> Iterator[str]:
             yield f"{name}'s pool lacks up to {size} for one sequence of its longest: it needs a larger share"
 
 
-def _job_notes(found: Job) -> Iterator[str]:
+def _job_notes(found: Job, of_values: Container[str]) -> Iterator[str]:
     if any(role.serves for role in found.roles) and any(role.trained for role in found.roles):
         yield "what must fit is the device's total: a sleeping server's memory stays in torch's own counters"
+    for role in found.roles:
+        if role.name in of_values and role.model.head.kind != "none":
+            yield f"{role.name} {WITH_OUTPUT}"
     yield "phases are those of a step after the first, when the optimizer's states are there"
 
 
@@ -140,7 +153,9 @@ def _cluster_of(document: Mapping[str, Any], where: Mapping[str, Any]) -> Cluste
     return parse_question("train", None, {**said, "parameters": "1"})[2]
 
 
-def resolve_job(written: WrittenJob, cluster: Cluster | None) -> tuple[Job, Mapping[str, Resolved]]:
+def resolve_job(
+    written: WrittenJob, cluster: Cluster | None, known: Mapping[str, ModelSpec] = NO_MODELS
+) -> tuple[Job, Mapping[str, Resolved]]:
     """The job with whole plans, and of each role what its plan took for granted.
 
     Raises InputError with the problems of every role.
@@ -149,7 +164,7 @@ def resolve_job(written: WrittenJob, cluster: Cluster | None) -> tuple[Job, Mapp
     roles: dict[str, _Read] = {}
     for role in written.roles:
         try:
-            roles[role.name] = _read_role(role, cluster)
+            roles[role.name] = _read_role(role, cluster, known)
         except InputError as error:
             problems += [replace(one, field=f"roles.{role.name}.{one.field}") for one in error.problems]
     raise_if_problems(problems)
@@ -174,10 +189,11 @@ class _Read:
         self.role, self.resolved, self.request, self.cluster = role, resolved, request, cluster
 
 
-def _read_role(role: WrittenRole, cluster: Cluster | None) -> _Read:
+def _read_role(role: WrittenRole, cluster: Cluster | None, known: Mapping[str, ModelSpec]) -> _Read:
     task = str(role.plan["task"])
     model, request, _, told = parse_question(task, role.model, {"plan": dict(role.plan)})
-    spec = with_draft_model(read_named_model(model, task, request.get("engine")), request)
+    spec = with_draft_model(_model_of_role(model, task, request.get("engine"), known), request)
+    spec = (without_vocabulary(spec, OF_VALUES) or spec) if role.head == VALUES else spec
     count = role.cards[1] if role.cards else cluster.count if cluster else 1
     part = resize_cluster(cluster, _group_of(request, count)) if cluster else None
     resolved = _resolve_role(request, spec, part, told["assumed"])
@@ -190,6 +206,17 @@ def _read_role(role: WrittenRole, cluster: Cluster | None) -> _Read:
     if count % made.group:
         raise input_error("plan.mesh", made.group, f"cards of one copy do not divide {count}")
     return _Read(made, resolved, request, part)
+
+
+def _model_of_role(model: Any, task: str, engine: object, known: Mapping[str, ModelSpec]) -> ModelSpec:
+    if task == "train" and model in known:
+        return known[model]
+    try:
+        return read_named_model(model, task, engine)
+    except InputError:
+        if model not in known:
+            raise
+        return known[model]
 
 
 def _group_of(request: Mapping[str, Any], count: int) -> int:

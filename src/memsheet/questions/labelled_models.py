@@ -38,7 +38,7 @@ def with_labels_head(
     model = _read_with_head(str(name), str(head)) if known else None
     method = preferences_in(reads)
     if model is None and (head in OF_LABELS or (method is not None and method.scored)):
-        model = _without_output(name)
+        model = without_vocabulary(model_of(name) if name is not None else None, LABELLED)
     if model is None:
         return name, dict(reads)
     return model, {at: _without_labels(read) for at, read in reads.items()}
@@ -50,14 +50,16 @@ modeling_layers.py, GenericForSequenceClassification, GenericForTokenClassificat
 """
 
 
-def _without_output(name: str | ModelSpec | None) -> ModelSpec | None:
-    """A decoder with the head that tells labels apart, which takes next to nothing, in place of the
-    vocabulary's; None of any other model.
+LABELLED = "the model tells labels apart"
+
+
+def without_vocabulary(model: ModelSpec | None, why: str) -> ModelSpec | None:
+    """A decoder with a head of few labels, which takes next to nothing, in place of the vocabulary's; None of
+    any other model. ``why``: what the head is for, in words.
     """
-    model = model_of(name) if name is not None else None
     if model is None or model.head.kind != "causal_lm" or model.recording is not None:
         return None
-    note = "the model tells labels apart: it has no output matrix, and the head in its place is left out"
+    note = f"{why}: it has no output matrix, and the head in its place is left out"
     source = replace(model.source, notes=(*model.source.notes, note))
     return replace(model, head=Head(kind="none", width=model.head.width), source=source)
 

@@ -1,15 +1,24 @@
 """Names of other keys in their places, as OmegaConf puts them there: ``${model.length}``, and ``${.length}``
-beside it. What calls a resolver (``${multiply:…}``) or stands inside of a text is left as it is.
+beside it; and sums of them by the resolvers that a program adds (``${mul:${a},2}``). What calls another
+resolver or stands inside of a text is left as it is.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,100})\}")
-DEEPEST = 8
+CALLED = re.compile(
+    r"\$\{(add|mul|div|max):\s*([^{},]{1,100}|\$\{[\w.]{1,100}\}),\s*([^{},]{1,100}|\$\{[\w.]{1,100}\})\}"
+)
+SUMS: Mapping[str, Callable[[float, float], float]] = {
+    "add": operator.add, "mul": operator.mul, "div": operator.truediv, "max": max,
+}  # fmt: skip
+"""NeMo-RL's resolvers of two numbers (NVIDIA-NeMo/RL 7ea279a nemo_rl/utils/config.py:196-204)."""
+DEEPEST, MOST = 8, 2**53
 
 
 def with_references(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,6 +33,12 @@ def _resolved_value(held: Any, tree: Mapping[str, Any], group: Mapping[str, Any]
         return {str(at): _resolved_value(one, tree, held, depth + 1) for at, one in held.items()}
     if isinstance(held, list):
         return [_resolved_value(one, tree, group, depth + 1) for one in held]
+    called = CALLED.fullmatch(held) if isinstance(held, str) else None
+    if called is not None:
+        parts = [
+            _number_of(_resolved_value(part.strip(), tree, group, depth + 1)) for part in called.groups()[1:]
+        ]
+        return _summed_up(called[1], parts, held)
     named = REFERENCE.fullmatch(held) if isinstance(held, str) else None
     if named is None:
         return held
@@ -32,3 +47,20 @@ def _resolved_value(held: Any, tree: Mapping[str, Any], group: Mapping[str, Any]
         group, found = found, found.get(part) if isinstance(found, Mapping) else None
     kept = found is None or isinstance(found, Mapping | list)
     return held if kept else _resolved_value(found, tree, group, depth + 1)
+
+
+def _number_of(held: Any) -> float | None:
+    """A number, or the one that a text is; nothing for anything else."""
+    if isinstance(held, str):
+        try:
+            held = float(held) if "." in held else int(held)
+        except ValueError:
+            return None
+    return held if isinstance(held, int | float) and not isinstance(held, bool) and abs(held) < MOST else None
+
+
+def _summed_up(how: str, parts: list[float | None], text: str) -> Any:
+    first, second = parts
+    if first is None or second is None or (how == "div" and second == 0):
+        return text
+    return SUMS[how](first, second)

@@ -20,6 +20,11 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     },
     "trl-grpo": {"sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}"},
     "trl-recipe": {"sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}"},
+    "openrlhf": {
+        "sleep": "--vllm.enable_sleep", "offload": "--ds.enable_sleep", "share": "--vllm.gpu_memory_utilization {share:g}",
+    },
+    "slime": {"sleep": "--offload-rollout", "offload": "--offload-train", "share": "--sglang-mem-fraction-static {share:g}"},
+    "nemo-rl": {"share": "policy.generation.vllm_cfg.gpu_memory_utilization={share:g}"},
     "trl-dpo": {"logits": "use_liger_kernel: true"},
 }  # fmt: skip
 TEMPLATES: Mapping[str, Template] = {one.name: one for one in OF_TRL}

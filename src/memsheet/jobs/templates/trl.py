@@ -21,6 +21,7 @@ from memsheet.jobs.templates.option import (
     option_refusal,
     read_options,
 )
+from memsheet.jobs.templates.planned import planned_actor, planned_reference
 from memsheet.units import MIB
 
 CONFIG, GENERATION = "trainer/grpo_config.py", "generation/vllm_generation.py"
@@ -233,28 +234,13 @@ def dpo_document(values: Mapping[str, Any], plan: Mapping[str, Any], model: str)
     (trainer/dpo_trainer.py:893-908); DeepSpeed divides it where it divides the model's parameters
     (models/utils.py:236-265).
     """
-    actor, whole = _planned_actor(plan)
+    actor, whole = planned_actor(plan)
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     if values.get("precompute_ref_log_probs") is not True and not actor.get("adapter"):
-        roles["reference"] = _planned_reference(actor, model)
+        roles["reference"] = planned_reference(actor, model)
     logits = {"logits": {"bytes": list(DPO_LEARNT), "why": DPO_READ}} if whole else {}
     phases = [{"name": "update_actor", "active": "actor", **logits}]
     return {"schema": "memsheet/job/1", "name": "trl-dpo", "roles": roles, "phases": phases}
-
-
-def _planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The plan of what trains without whole logits, which its phase has; and whether there are any."""
-    actor = {key: held for key, held in plan.items() if key not in ("schema", "model", "gpus", "phase")}
-    return {**actor, "loss": "fused"}, actor.get("loss") != "fused"
-
-
-def _planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """A frozen copy, which DeepSpeed divides where it divides the model's parameters."""
-    still = dict(actor)
-    if actor.get("engine") == "deepspeed" and actor.get("zero") != 3:
-        still["zero"] = 0
-        still["mesh"] = {**still.get("mesh", {}), "dp_replicate": _data_ranks(still), "dp_shard": 1}
-    return {"model": model, "plan": still, "trained": False, "process": "trainer"}
 
 
 def grpo_of_recipe(values: Mapping[str, Any], plan: Mapping[str, Any], model: str) -> dict[str, Any] | None:
@@ -267,7 +253,7 @@ def grpo_of_recipe(values: Mapping[str, Any], plan: Mapping[str, Any], model: st
     if values.get("use_vllm") is not True or mode not in ("colocate", "server") or batch or not said:
         return None
     options = {name: values.get(name, option.usual) for name, option in GRPO.items()}
-    actor, whole = _planned_actor(plan)
+    actor, whole = planned_actor(plan)
     options |= {
         "vllm": mode, "engine": actor.get("engine"), "lora_rank": (actor.get("adapter") or {}).get("rank"), "use_liger_kernel": not whole,
         "per_device_train_batch_size": actor.get("microbatch"),
@@ -276,17 +262,12 @@ def grpo_of_recipe(values: Mapping[str, Any], plan: Mapping[str, Any], model: st
         return None
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     if _has_reference(options):
-        roles["reference"] = _planned_reference(actor, model)
+        roles["reference"] = planned_reference(actor, model)
     if mode == "colocate":
         roles["rollout"] = {"model": model, "plan": _rollout_plan(options), "process": "trainer"}
     return {
         "schema": "memsheet/job/1", "name": "trl-recipe", "roles": roles, "phases": _grpo_phases(options), "notes": _grpo_notes(options)
     }  # fmt: skip
-
-
-def _data_ranks(plan: Mapping[str, Any]) -> int:
-    mesh = plan.get("mesh", {})
-    return int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1))
 
 
 TEMPLATES = (

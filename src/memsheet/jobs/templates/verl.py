@@ -32,8 +32,8 @@ from memsheet.exchange.formats.verl.strategies import (
     whole_number,
 )
 from memsheet.exchange.shared.file_format import Values
-from memsheet.frozen import dataclass
 from memsheet.jobs.templates.option import logits_key
+from memsheet.jobs.templates.planned import Sizes
 from memsheet.units import MIB
 
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
@@ -54,14 +54,6 @@ ROLLOUTS = ("vllm", "sglang")
 ROLLOUT_DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """What of the model the job needs besides its name."""
-
-    vocab: int
-    hidden: int
-
-
 def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> dict[str, Any] | None:
     """The job of a launch's values, as ``memsheet/job/1``. ``plan``: of the actor, as its own sheet has it.
 
@@ -78,7 +70,7 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
         own = str(held_value(values, f"{REF}.model.path", model))  # workers/fsdp_workers.py:828-836
         roles["reference"] = {"model": own, "plan": still, "trained": False, "process": "trainer"}
     if has_critic(values):
-        roles["critic"] = {"model": _critic_model(values, model), "plan": _critic_plan(values, actor), "trained": True, "process": "trainer"}  # fmt: skip
+        roles["critic"] = {"model": _critic_model(values, model), "plan": _critic_plan(values, actor), "trained": True, "process": "trainer", "head": "values"}  # fmt: skip
     roles["rollout"] = {"model": model, "plan": _rollout_plan(values)}
     return {
         "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _verl_phases(values, sizes), "notes": _verl_notes(values),
@@ -303,10 +295,6 @@ def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
 
 def _verl_notes(values: Values) -> list[str]:
     found = []
-    if has_critic(values):
-        found.append(
-            "the critic is counted with the actor's output matrix, which its head of one value lacks"
-        )
     if held_value(values, f"{ROLLOUT}.name", None) != ROLLOUTS[0]:
         found.append("the server's share is counted of all of the card; it takes it of what is free")
     return found
@@ -340,8 +328,6 @@ def open_words(values: Values) -> tuple[str, ...]:
         values, "reward.reward_model.enable", usual=False
     ):
         found.append("the reward model shares the cards and is not counted")
-    if has_critic(values):
-        found.append("the critic's head has one value and is counted as a vocabulary's")
     if held_value(values, f"{ROLLOUT}.name", None) != ROLLOUTS[0]:
         found.append("how much is free when the server starts is not known")
     return tuple(found)

@@ -99,14 +99,16 @@ def test_adapters_are_their_own_reference(tmp_path: Path) -> None:
     assert phases["update_actor"]["residents"]["rollout"] == "asleep-1"
 
 
-def test_a_critic_trains_beside_it_and_leaves_the_verdict_open(tmp_path: Path) -> None:
+def test_a_critic_trains_beside_it_without_an_output_matrix(tmp_path: Path) -> None:
     more = (
         "algorithm.adv_estimator=gae critic.model.path=Qwen/Qwen3-0.6B critic.ppo_micro_batch_size_per_gpu=4"
     )
     found = checked(tmp_path, more)
     names = [phase["name"] for phase in job_of(found)["phases"]]
     assert names[-3:] == ["values", "update_critic", "update_actor"]
-    assert "critic" in found.doubt
+    assert not found.doubt
+    assert found.answer is not None
+    assert not [item for item in found.answer.sheets[0].items if item.path.startswith("critic/lm_head")]
 
 
 def test_tokens_bound_what_is_read_at_once(tmp_path: Path) -> None:

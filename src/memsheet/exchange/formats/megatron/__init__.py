@@ -16,7 +16,10 @@ from memsheet.exchange.formats.megatron.described import (
     described_model,
     left_open_sizes,
 )
-from memsheet.exchange.formats.megatron.flags import (
+from memsheet.exchange.formats.megatron.stages import STAGES, unequal_stage_problems
+from memsheet.exchange.shared.config_commands import STARTS
+from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.shared.megatron_flags import (
     ALLOCATOR,
     LAUNCHER,
     OF_DEEPSPEED,
@@ -25,9 +28,6 @@ from memsheet.exchange.formats.megatron.flags import (
     VALUED,
     flags_of,
 )
-from memsheet.exchange.formats.megatron.stages import STAGES, unequal_stage_problems
-from memsheet.exchange.shared.config_commands import STARTS
-from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 
 VERSION = (
     "Megatron-LM core 0.14"  # every line below is of 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, under megatron

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.formats.megatron.flags import PROGRAM
 from memsheet.exchange.formats.megatron.multimodal import language_sizes, sees
 from memsheet.exchange.shared.file_format import AUTO, UNSET, Values
+from memsheet.exchange.shared.megatron_flags import PROGRAM
 
 SIZES = (
     "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "kv-channels", "num-key-value-heads",

@@ -19,9 +19,9 @@ from memsheet.exchange.formats.megatron.described import (
     described_stack,
     left_open_vocabulary,
 )
-from memsheet.exchange.formats.megatron.flags import LAUNCHER, PROGRAM, SWITCHES, VALUED, flags_of
 from memsheet.exchange.shared import stand_in_server as beside
 from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.megatron_flags import LAUNCHER, PROGRAM, SWITCHES, VALUED, flags_of
 
 VERSION = "Megatron-LM core 0.14"
 ARGS = "megatron/training/arguments.py"

@@ -14,8 +14,8 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.flag_words import flags_of, plain_value
-from memsheet.exchange.shared.launched_script import PROGRAM, filled_commands
-from memsheet.exchange.shared.shell_text import ShellScript
+from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.started_programs import module_index, started_programs
 
 CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
 """Where the values have the name of a configuration of somebody's own, and of one of verl's."""
@@ -26,7 +26,6 @@ SCRIPT_FILE = re.compile(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
 OVERRIDE = re.compile(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
 REMOVED = re.compile(r"~([A-Za-z_][\w.]*)(=.*)?")
 FLOAT = re.compile(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
-OUTPUT = re.compile(r"(\d?|&)>.*|<.*|\|")
 ROOTS = ("actor_rollout_ref.", "model.")
 """Groups that name the trained model: of reinforcement learning, and of fine-tuning."""
 PATHS = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
@@ -34,13 +33,6 @@ PATHS = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
 NO_TRAINERS = ("main_generation", "main_eval")
 """Programs of the same keys that generate and score (verl/trainer)."""
 COUNTS = ("nnodes", "nproc_per_node")
-OF_SLURM = re.compile(
-    r"^#SBATCH\s+--(nodes|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?(\d{1,6})\b", re.MULTILINE
-)
-SLURM_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
-}  # fmt: skip
-"""What Slurm sets by its directives (slurm 25.05 sbatch, output environment variables)."""
 MOST_LAUNCHES, MOST_LIST = 16, 256
 
 
@@ -64,40 +56,8 @@ def _names_trained_model(values: Mapping[str, Any]) -> bool:
 
 
 def _launched_values(text: str) -> Iterator[dict[str, Any]]:
-    for words in _script_commands(text):
-        start = _program_index(words)
-        if start is not None:
-            yield _values_of_words(words[:start], words[start], words[start + 1 :])
-
-
-def _script_commands(text: str) -> Iterator[list[str]]:
-    """Commands with variables in their places: by the whole script, else line by line where it is no shell
-    to its end.
-    """
-    try:
-        found = list(ShellScript(_slurm_assignments(text) + text).commands())
-    except ValueError:
-        found = []
-    if any(_program_index(words) is not None for words in found):
-        yield from found
-    else:
-        yield from filled_commands(_slurm_assignments(text) + text)
-
-
-def _slurm_assignments(text: str) -> str:
-    """Lines that give Slurm's variables what the directives ask for."""
-    given = {name: count for name, count in OF_SLURM.findall(text) if name in SLURM_VARIABLES}
-    return "".join(f"{one}={count}\n" for name, count in given.items() for one in SLURM_VARIABLES[name])
-
-
-def _program_index(words: Sequence[str]) -> int | None:
-    """Where the program's name stands in a command: a module after ``-m``, or a script."""
-    for at, word in enumerate(words):
-        if at and words[at - 1] == "-m" and MODULE.fullmatch(word):
-            return at
-        if at and words[at - 1].rpartition("/")[2].startswith("python") and SCRIPT_FILE.fullmatch(word):
-            return at
-    return None
+    for one in started_programs(text, lambda words: module_index(words, MODULE, SCRIPT_FILE)):
+        yield _values_of_words(one.before, one.program, one.given)
 
 
 def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) -> dict[str, Any]:
@@ -105,7 +65,7 @@ def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) 
     values: dict[str, Any] = {PROGRAM: program.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]}
     launcher = flags_of([word for word in before if word not in ("-m", program)])[0]
     values |= {f"--{at.replace('_', '-')}": launcher[at] for at in COUNTS if at in launcher}
-    words = list(_before_output(_unpacked_overrides(given)))
+    words = list(_unpacked_overrides(given))
     values |= _config_file(words)
     for word in words:
         removed, override = REMOVED.fullmatch(word), OVERRIDE.fullmatch(word)
@@ -125,13 +85,6 @@ def _unpacked_overrides(words: Sequence[str]) -> Iterator[str]:
                 continue
             except ValueError:
                 pass
-        yield word
-
-
-def _before_output(words: Iterator[str]) -> Iterator[str]:
-    for word in words:
-        if OUTPUT.fullmatch(word):
-            return
         yield word
 
 

@@ -4,7 +4,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
@@ -148,7 +148,7 @@ def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
     held_lists = list(script.known.values()) if len(commands) == len(given) else []
     lists = (script.words_of(held) for held in held_lists)
     for words in (*commands, *lists):
-        found = _parse_megatron_flags(words[:MOST_WORDS])
+        found = parse_flags(words[:MOST_WORDS])
         if marks & found.keys():
             return {**exported, **found}
     return {}
@@ -160,10 +160,11 @@ def _starts_a_script(words: list[str]) -> bool:
     return program.endswith((".sh", ".bash"))
 
 
-def _parse_megatron_flags(words: list[str]) -> dict[str, Any]:
+def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()) -> dict[str, Any]:
     """``--a b``, ``--a=b``, ``--a b c`` and switches; those of torchrun by their newer names. What stands
-    before a launcher is another's.
+    before a launcher is another's. ``own_switches``: of a program that has more than Megatron-LM's.
     """
+    switches = SWITCHES | own_switches
     starts = [
         at
         for at, word in enumerate(words)
@@ -185,7 +186,7 @@ def _parse_megatron_flags(words: list[str]) -> dict[str, Any]:
         elif word.endswith(".py"):
             at = ""
             found[PROGRAM] = word.rpartition("/")[2]
-        elif at in SWITCHES or not at:
+        elif at in switches or not at:
             found |= {f"$.{word[1:]}": AUTO} if word.startswith("$") and word not in ARGUMENTS else {}
         elif word not in ARGUMENTS:
             held = found[at]

@@ -1,0 +1,53 @@
+"""YAML that changes what other files say, named under ``defaults`` by where they lie: NeMo-RL's
+(NVIDIA-NeMo/RL 7ea279a nemo_rl/utils/config.py:25-105). Parents first, the last of several counts; an object
+is merged, and replaced where it says ``_override_``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+INHERITS, PARENTS, REPLACED = re.compile(r"^defaults:", re.MULTILINE), "defaults", "_override_"
+ENDINGS = (".yaml", ".yml")
+DEEPEST, MOST_PARENTS = 8, 4
+Tree = Mapping[str, Any]
+Load = Callable[[str, str], tuple[Tree, str] | None]
+"""A parent's tree and the folder that it lies in, by its name and the folder of who names it."""
+
+
+def inherited_tree(tree: Tree, folder: str, load: Load, depth: int = 0) -> dict[str, Any] | None:
+    """The tree with what its parents say, and they theirs; None where one of them is not there."""
+    named = tree.get(PARENTS)
+    parents = [named] if isinstance(named, str) else named
+    own = {at: held for at, held in tree.items() if at != PARENTS}
+    if parents is None:
+        return own
+    known = isinstance(parents, list) and all(
+        isinstance(one, str) and one.endswith(ENDINGS) for one in parents
+    )
+    if not known or depth > DEEPEST or len(parents) > MOST_PARENTS:
+        return None
+    whole: dict[str, Any] = {}
+    for parent in parents:
+        found = load(parent, folder)
+        held = inherited_tree(found[0], found[1], load, depth + 1) if found else None
+        if held is None:
+            return None
+        whole = merged_trees(whole, held)
+    return merged_trees(whole, own)
+
+
+def merged_trees(first: Tree, over: Tree) -> dict[str, Any]:
+    """Two trees as one, what the second says before the first."""
+    found = dict(first)
+    for at, held in over.items():
+        below = found.get(at)
+        if isinstance(held, Mapping) and held.get(REPLACED) is True:
+            found[at] = {one: value for one, value in held.items() if one != REPLACED}
+        elif isinstance(held, Mapping) and isinstance(below, Mapping):
+            found[at] = merged_trees(below, held)
+        else:
+            found[at] = held
+    return found

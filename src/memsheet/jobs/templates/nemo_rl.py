@@ -1,0 +1,199 @@
+"""NeMo-RL's GRPO: a policy on FSDP2 or on Megatron-Core, and vLLM on its cards or on others.
+
+Lines are of NVIDIA-NeMo/RL at 7ea279a, under nemo_rl. The reference is a copy on the host that is switched
+into the policy's own weights (models/policy/workers/dtensor_policy_worker_v2.py:1007-1051,
+megatron_policy_worker.py:1971-2030). Before weights are sent the optimizer's states and gradients leave the
+card, after it the parameters do (algorithms/grpo.py:2341-2417); a pass that reads has the parameters back
+alone (dtensor_policy_worker_v2.py:1222-1250), training all of it (:1253-1269). vLLM sleeps at its first
+level (models/generation/vllm/vllm_worker.py:1309).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.exchange.formats.nemo_rl.settings import (
+    GENERATION,
+    KL,
+    LENGTH,
+    MEGATRON,
+    POLICY,
+    algorithm_of,
+    cluster_places,
+    degree_of,
+    divides_logits,
+    micro_tokens,
+    runs_megatron,
+    says_true,
+    shares_cards,
+)
+from memsheet.exchange.shared.file_format import Values
+from memsheet.exchange.shared.launch_values import least_one
+from memsheet.jobs.templates.option import logits_key
+from memsheet.jobs.templates.planned import (
+    SCHEMA,
+    Made,
+    Sizes,
+    card_count,
+    extra_item,
+    on_cards,
+    planned_actor,
+)
+
+VLLM = f"{GENERATION}.vllm_cfg"
+READ, LEARNT = (6, 8, 12), (8, 12, 20)
+"""Bytes of a logit of a rank's part of the vocabulary: cast to fp32 where the model hands it out
+(models/automodel/setup.py:484-487), with a log-softmax beside it; where it is learnt from with gradients of
+both, and of what is gathered (algorithms/loss/utils.py:85, distributed/model_utils.py:59-68, 120-190).
+"""
+CHUNKED = (4, 6, 10)
+"""With logprob_chunk_size, which makes the log-softmax a part at a time (models/automodel/train.py:846)."""
+MORE = 12
+"""At the most beyond a loss of whole logits, where ranks divide them."""
+SHARE = 0.6
+
+
+def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+    """The job of a configuration's values. ``plan``: of the policy, as its own sheet has it. None of other
+    methods than GRPO, of other servers than vLLM, and where places are not said.
+    """
+    places, read = cluster_places(values), micro_tokens(values, "logprob")
+    share = values.get(f"{VLLM}.gpu_memory_utilization", SHARE)
+    known = isinstance(share, int | float) and 0 < share <= 1
+    if algorithm_of(values) != "grpo" or values.get(f"{GENERATION}.backend", "vllm") != "vllm":
+        return None
+    if places is None or not read or not known:
+        return None
+    actor, _ = planned_actor(plan)
+    actor["loss"] = plan.get("loss") if divides_logits(values) else actor["loss"]
+    each = _engine_cards(values)
+    together = shares_cards(values)
+    ranks = card_count(actor)
+    if not together or ranks % each:
+        actor, ranks = (actor if ranks == places[0] else on_cards(actor, places[0])), places[0]
+    served = ranks if together else places[1]
+    if served % each:
+        return None
+    roles = {
+        "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"},
+        "rollout": {"model": model, "plan": _vllm_plan(values)},
+    }
+    document = {
+        "schema": SCHEMA, "name": "nemo-rl", "roles": roles, "placement": {"actor": [0, ranks], "rollout": [0 if together else ranks, served]},
+        "phases": _policy_phases(values, read, sizes),
+    }  # fmt: skip
+    return Made(document, _unread_words(values), shorter_rows=True)
+
+
+def _engine_cards(values: Values) -> int:
+    degrees = [least_one(values, f"{VLLM}.{name}_parallel_size", 1) or 1 for name in ("tensor", "pipeline")]
+    return degrees[0] * degrees[1]
+
+
+def _vllm_plan(values: Values) -> dict[str, Any]:
+    """The engine as it is started (models/generation/vllm/vllm_worker.py:570-600)."""
+    stages = least_one(values, f"{VLLM}.pipeline_parallel_size", 1) or 1
+    longest = least_one(values, f"{VLLM}.max_model_len", None) or least_one(values, LENGTH, None)
+    eager = {"cuda_graphs": False} if says_true(values, f"{VLLM}.enforce_eager") else {}
+    return {
+        "task": "infer", "engine": "vllm", "precision": {"parameters": "bf16", "compute": "bf16"},
+        "mesh": {"tp": least_one(values, f"{VLLM}.tensor_parallel_size", 1), **({"pp": stages} if stages > 1 else {})},
+        "serving": {"memory_fraction": values.get(f"{VLLM}.gpu_memory_utilization", SHARE), **({"max_model_len": longest} if longest else {}), **eager},
+    }  # fmt: skip
+
+
+def _policy_phases(values: Values, read: Mapping[str, int], sizes: Sizes) -> list[dict[str, Any]]:
+    """The phases of a step (algorithms/grpo.py:2874-3400)."""
+    together = shares_cards(values)
+    asleep = "asleep-1" if together else "whole"
+    reads_alone = together or says_true(values, f"{POLICY}.offload_optimizer_for_logprob")
+    table = 2 * sizes.vocab * sizes.hidden
+    sent = extra_item(
+        "communication", "sent", (table, 2 * table, 2 * table), "the largest tensor, gathered, and its buffer"
+    )
+    found: list[dict[str, Any]] = [
+        {
+            "name": "update_weights",
+            "residents": {
+                "actor": "parameters" if together else "whole",
+                "rollout": "parameters" if together else "whole",
+            },
+            "items": [sent],
+        },
+        {
+            "name": "gen",
+            "active": "rollout",
+            "residents": {"actor": "offloaded" if together else "whole", "rollout": "whole"},
+        },
+    ]
+    there = {"actor": "parameters" if reads_alone else "whole", "rollout": asleep}
+    tokens = read["microbatch"] * -(-read["seq_len"] // degree_of(values, "context"))
+    logits = _read_of_logits(values, tokens)
+    passes = [
+        ("old_log_prob", not _skips(values, "prev")),
+        ("ref", _reads_kl(values) and not _skips(values, "reference_policy")),
+    ]
+    found += [
+        {"name": name, "active": "actor", "work": "forward", "plan": dict(read), "residents": there, **logits}
+        for name, made in passes if made
+    ]  # fmt: skip
+    learnt = _learnt_of_logits(values, sizes)
+    return [
+        *found,
+        {
+            "name": "update_actor",
+            "active": "actor",
+            "residents": {"actor": "whole", "rollout": asleep},
+            **learnt,
+        },
+    ]
+
+
+def _is_linear(values: Values) -> bool:
+    """Whether the loss makes no whole logits, on Megatron-Core alone."""
+    return runs_megatron(values) and says_true(values, f"{MEGATRON}.use_fused_linear_logprobs")
+
+
+def _learnt_of_logits(values: Values, sizes: Sizes) -> dict[str, Any]:
+    """Of the update; where ranks divide them the policy's own sheet has them, but for what is more."""
+    why = "of all tokens, with their gradients (algorithms/loss/utils.py:85)"
+    if _is_linear(values):
+        return {}
+    if not divides_logits(values):
+        return {"logits": {"bytes": list(LEARNT), "why": why}}
+    update = micro_tokens(values, "train")
+    ranks = degree_of(values, "tensor") * degree_of(values, "context")
+    most = MORE * update.get("microbatch", 0) * update.get("seq_len", 0) * sizes.vocab // ranks
+    return {"items": [extra_item("temporaries", "logits_beside", (0, 0, most), why)]}
+
+
+def _read_of_logits(values: Values, tokens: int) -> dict[str, Any]:
+    if _is_linear(values):
+        return {}
+    each = READ if values.get(f"{POLICY}.logprob_chunk_size") is None else CHUNKED
+    return {"logits": logits_key(tokens, each, "of all tokens, read only (models/automodel/train.py:833)")}
+
+
+def _reads_kl(values: Values) -> bool:
+    """Whether a reference is loaded (algorithms/grpo.py:1147)."""
+    return values.get(KL, 0.01) not in (0, 0.0, None)
+
+
+def _skips(values: Values, what: str) -> bool:
+    return says_true(values, f"grpo.skip_{what}_logprobs_calculation")
+
+
+def _unread_words(values: Values) -> tuple[str, ...]:
+    found = []
+    if (least_one(values, f"{VLLM}.expert_parallel_size", 1) or 1) > 1:
+        found.append("vLLM's expert parallelism is not counted")
+    given = [
+        at.removeprefix(f"{GENERATION}.") for at in values if at.startswith(f"{GENERATION}.vllm_kwargs.")
+    ]
+    found += [f"{at} is not read" for at in given[:4]]
+    kinds = ("kv_cache_dtype", ("auto", None)), ("precision", ("bfloat16", None)), ("quantization", (None,))
+    found += [
+        f"vllm_cfg.{name} is not read" for name, plain in kinds if values.get(f"{VLLM}.{name}") not in plain
+    ]
+    return tuple(found)

@@ -1,0 +1,69 @@
+"""Parts of a document that jobs of several frameworks make alike, of the plan of what trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+SCHEMA = "memsheet/job/1"
+DESCRIBED = ("schema", "model", "gpus", "phase")
+"""Keys of a plan's document that no role's plan needs."""
+
+
+class Sizes(NamedTuple):
+    """What of the model a job needs besides its name."""
+
+    vocab: int
+    hidden: int
+
+
+class Made(NamedTuple):
+    """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
+    long as the longest, which shorter ones may be, and what else is counted that may not be there.
+    """
+
+    document: dict[str, Any]
+    open_words: tuple[str, ...] = ()
+    shorter_rows: bool = False
+    over_words: tuple[str, ...] = ()
+
+
+def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The plan of what trains without whole logits, which its phase has; and whether there are any."""
+    actor = {key: held for key, held in plan.items() if key not in DESCRIBED}
+    return {**actor, "loss": "fused"}, actor.get("loss") != "fused"
+
+
+def planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """A frozen copy, which DeepSpeed divides where it divides the model's parameters."""
+    still = dict(actor)
+    if actor.get("engine") == "deepspeed" and actor.get("zero") != 3:
+        still["zero"] = 0
+        still["mesh"] = {**still.get("mesh", {}), "dp_replicate": ranks_of_data(still), "dp_shard": 1}
+    return {"model": model, "plan": still, "trained": False, "process": "trainer"}
+
+
+def ranks_of_data(plan: Mapping[str, Any]) -> int:
+    mesh = plan.get("mesh", {})
+    return int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1))
+
+
+def on_cards(plan: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The plan with its states over another number of cards."""
+    axis = "dp_shard" if plan.get("zero") else "dp_replicate"
+    mesh = plan.get("mesh", {})
+    shared = int(mesh.get("cp", 1)) * int(mesh.get("tp", 1)) * int(mesh.get("pp", 1))
+    ones = {"dp_replicate": 1, "dp_shard": 1}
+    return {**plan, "mesh": {**mesh, **ones, axis: max(1, count // shared)}, "global_batch": None}
+
+
+def card_count(plan: Mapping[str, Any]) -> int:
+    """Cards of a plan by its degrees."""
+    mesh = plan.get("mesh", {})
+    return prod(int(mesh.get(axis, 1)) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))
+
+
+def extra_item(component: str, path: str, sizes: tuple[int, int, int], why: str) -> dict[str, Any]:
+    """Bytes of a phase that are of no role's own step, as the document has them."""
+    return {"component": component, "path": path, "bytes": list(sizes), "why": why}

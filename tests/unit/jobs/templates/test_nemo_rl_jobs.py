@@ -1,0 +1,128 @@
+"""NeMo-RL's configurations as jobs of several models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.report.shared.checked import Checked
+
+BASE = """
+grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 8}
+loss_fn: {reference_policy_kl_penalty: 0.01}
+policy:
+  model_name: Qwen/Qwen3-0.6B
+  train_global_batch_size: 64
+  train_micro_batch_size: 2
+  logprob_batch_size: 4
+  max_total_sequence_length: 1024
+  precision: bfloat16
+  logprob_chunk_size: null
+  dtensor_cfg: {enabled: true, activation_checkpointing: true, tensor_parallel_size: 1, context_parallel_size: 1, cpu_offload: false}
+  megatron_cfg: {enabled: false, tensor_model_parallel_size: 1, optimizer: {optimizer: adam, use_precision_aware_optimizer: true}}
+  sequence_packing: {enabled: false, train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}"}
+  optimizer: {name: torch.optim.AdamW, kwargs: {foreach: false, fused: false}}
+  generation:
+    backend: vllm
+    vllm_cfg: {tensor_parallel_size: 1, gpu_memory_utilization: 0.4, max_model_len: "${policy.max_total_sequence_length}"}
+    colocated: {enabled: true, resources: {gpus_per_node: null, num_nodes: null}}
+cluster: {gpus_per_node: 2, num_nodes: 1}
+"""
+
+
+def checked(folder: Path, child: str = "") -> Checked:
+    (folder / ".git").mkdir(exist_ok=True)
+    (folder / "recipes").mkdir(exist_ok=True)
+    (folder / "base.yaml").write_text(BASE)
+    file = folder / "recipes" / "grpo.yaml"
+    file.write_text(f"defaults: ../base.yaml\n{child}\n")
+    return memsheet.check(file, gpus="2xA100-80GB")
+
+
+def job_of(found: Checked) -> dict[str, Any]:
+    assert found.answer is not None
+    assert found.answer.job is not None
+    return dict(found.answer.job)
+
+
+def phases_of(found: Checked) -> dict[str, dict[str, Any]]:
+    return {phase["name"]: phase for phase in job_of(found)["phases"]}
+
+
+def held(found: Checked, instant: str, role: str, component: str = "") -> int:
+    assert found.answer is not None
+    when = memsheet.Instant(instant)
+    return sum(
+        int(item.at[when].value)
+        for item in found.answer.sheets[0].items
+        if item.path.startswith(f"{role}/") and when in item.at and component in item.component.value
+    )
+
+
+def test_policy_and_server_leave_the_card_to_each_other(tmp_path: Path) -> None:
+    found = checked(tmp_path)
+    assert list(phases_of(found)) == ["update_weights", "gen", "old_log_prob", "ref", "update_actor"]
+    assert not found.doubt
+    assert held(found, "gen/decode", "actor", "parameters") == 0
+    assert held(found, "ref/loss", "actor", "optimizer_states") == 0
+    assert held(found, "update_actor/loss", "actor", "optimizer_states") > 0
+    assert held(found, "update_actor/loss", "rollout", "kv_cache") == 0
+
+
+def test_a_child_says_more_than_what_it_stands_on(tmp_path: Path) -> None:
+    found = checked(
+        tmp_path, "policy: {train_micro_batch_size: 3}\ncluster: {_override_: true, gpus_per_node: 2}"
+    )
+    assert found.answer is not None
+    assert int(found.answer.plan.training.microbatch) == 3
+    assert any("base.yaml" in line for line in found.assumed)
+
+
+def test_without_its_parent_nothing_is_made_up(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text(BASE.replace("\ngrpo:", "\ndefaults: elsewhere.yaml\ngrpo:", 1))
+    assert "defaults" in memsheet.check(file, gpus="2xA100-80GB").doubt
+
+
+def test_sums_of_names_are_summed_up(tmp_path: Path) -> None:
+    found = checked(tmp_path, "policy: {sequence_packing: {enabled: true}}")
+    assert found.answer is not None
+    assert int(found.answer.plan.training.seq_len or 0) == 2048
+
+
+def test_without_kl_nobody_reads_a_reference(tmp_path: Path) -> None:
+    assert "ref" not in phases_of(checked(tmp_path, "loss_fn: {reference_policy_kl_penalty: 0}"))
+
+
+def test_servers_of_their_own_take_cards_from_the_node(tmp_path: Path) -> None:
+    apart = "{enabled: false, resources: {gpus_per_node: 1}}"
+    more = f"policy: {{generation: {{colocated: {apart}}}}}\ncluster: {{gpus_per_node: 3}}"
+    found = checked(tmp_path, more)
+    assert job_of(found)["placement"] == {"actor": [0, 2], "rollout": [2, 1]}
+    assert phases_of(found)["gen"]["residents"]["actor"] == "whole"
+
+
+def test_chunks_hold_less_of_the_logits(tmp_path: Path) -> None:
+    whole, parts = checked(tmp_path), checked(tmp_path, "policy: {logprob_chunk_size: 256}")
+    assert held(parts, "ref/loss", "actor", "temporaries") < held(whole, "ref/loss", "actor", "temporaries")
+
+
+def test_megatron_is_read_by_its_own_words(tmp_path: Path) -> None:
+    own = "{enabled: true, tensor_model_parallel_size: 2}"
+    more = f"policy: {{dtensor_cfg: {{enabled: false}}, megatron_cfg: {own}}}"
+    found = checked(tmp_path, more)
+    assert found.answer is not None
+    assert found.answer.plan.engine == "megatron"
+    assert int(found.answer.plan.mesh.tp) == 2
+    assert "use_precision_aware_optimizer" in found.doubt
+
+
+@pytest.mark.parametrize("backend", ["sglang", "megatron"])
+def test_other_servers_leave_the_policy_alone(backend: str, tmp_path: Path) -> None:
+    found = checked(tmp_path, f"policy: {{generation: {{backend: {backend}}}}}")
+    assert found.answer is not None
+    assert found.answer.job is None
+    assert found.doubt
