@@ -53,8 +53,8 @@ def write_all(files: Mapping[Path, bytes], field: str = "file") -> None:
             mode = _file_mode(path)
             _check_target_file(path, path, mode, field)
             ready[path] = _write_temporary_file(path, data, mode)
-        for path in [*ready]:
-            ready.pop(path).replace(path)
+        for path, written in ready.items():
+            written.replace(path)
     except InputError:
         raise
     except (OSError, ValueError) as error:
