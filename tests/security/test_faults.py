@@ -1,5 +1,5 @@
-"""A command that ends at any instant leaves every file as it was or as it was to be: killed, interrupted, on a
-disk that is full, without a home.
+"""A command that ends at any instant leaves every file as it was or as it was to be: killed, interrupted,
+on a disk that is full, without a home.
 """
 
 from __future__ import annotations
