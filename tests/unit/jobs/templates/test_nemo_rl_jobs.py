@@ -81,6 +81,14 @@ def test_a_child_says_more_than_what_it_stands_on(tmp_path: Path) -> None:
     assert any("base.yaml" in line for line in found.assumed)
 
 
+def test_what_a_file_names_once_and_takes_again_is_read(tmp_path: Path) -> None:
+    found = checked(
+        tmp_path, "policy: &policy\n  train_micro_batch_size: 3\nteacher: {<<: *policy, model_name: any/one}"
+    )
+    assert found.answer is not None
+    assert int(found.answer.plan.training.microbatch) == 3
+
+
 def test_without_its_parent_nothing_is_made_up(tmp_path: Path) -> None:
     file = tmp_path / "grpo.yaml"
     file.write_text(BASE.replace("\ngrpo:", "\ndefaults: elsewhere.yaml\ngrpo:", 1))

@@ -35,7 +35,7 @@ def nemo_rl_settings(text: str) -> Mapping[str, Any]:
     """
     if "policy:" not in text or "model_name:" not in text:
         return {}
-    tree = parse_yaml(text, "file")
+    tree = parse_yaml(text, "file", aliases=True)
     if not isinstance(tree, Mapping) or not isinstance(tree.get(POLICY), Mapping):
         return {}
     trains = "model_name" in tree[POLICY] and any(isinstance(tree.get(at), Mapping) for at in ALGORITHMS)
@@ -99,7 +99,9 @@ def degree_of(values: Values, name: str) -> int:
 
 
 def divides_logits(values: Values) -> bool:
-    """Whether ranks of FSDP2's trainer divide the logits of a row: the sheet has the loss of whole ones then."""
+    """Whether ranks of FSDP2's trainer divide the logits of a row: the sheet has the loss of whole ones
+    then.
+    """
     return not runs_megatron(values) and degree_of(values, "tensor") * degree_of(values, "context") > 1
 
 
