@@ -213,7 +213,7 @@ OF_POLICY: Mapping[str, tuple[Any, ...]] = {
     "dtensor_cfg.data_parallel_size": (), "router_replay.enabled": (False,), "is_vlm": (False,),
 }  # fmt: skip
 UNMODELLED: Mapping[str, tuple[Any, ...]] = {
-    ROLES: (), PARENTS: (), OTHER_OPTIMIZER: (), "on_policy_distillation": (), **{f"{M}.{name}": held for name, held in OF_MEGATRON.items()},
+    ROLES: (), PARENTS: (), OTHER_OPTIMIZER: (), **{f"{M}.{name}": held for name, held in OF_MEGATRON.items()},
     **{f"{POLICY}.{name}": held for name, held in OF_POLICY.items()},
 }  # fmt: skip
 
@@ -227,6 +227,6 @@ FORMAT: Format = Format(
     parse=nemo_rl_settings, absent=_told_of_roles, preferences=_method_of_group, moves=_loss_beside, own_processes=True, row=_row_tokens, keys_complete=False, unmodelled=UNMODELLED,
     known=frozenset({
         f"{POLICY}.*", f"{CLUSTER}.*", "data.*", "env.*", "logger.*", "checkpointing.*", "loss_fn.*", "reward_penalties.*", "data_plane.*", "value.*", "value_loss_fn.*",
-        "teacher.*", "teachers.*", "distillation.*", "reward_model.*", "on_policy_distillation.*", "nemo_gym.*", "ft_launcher.*", KL, *(f"{name}.*" for name in ALGORITHMS),
+        "on_policy_distillation", "teacher", "teachers", "teacher.*", "teachers.*", "distillation.*", "reward_model.*", "on_policy_distillation.*", "nemo_gym.*", "ft_launcher.*", KL, *(f"{name}.*" for name in ALGORITHMS),
     }) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip
