@@ -227,6 +227,6 @@ FORMAT: Format = Format(
     parse=nemo_rl_settings, absent=_told_of_roles, preferences=_method_of_group, moves=_loss_beside, own_processes=True, row=_row_tokens, keys_complete=False, unmodelled=UNMODELLED,
     known=frozenset({
         f"{POLICY}.*", f"{CLUSTER}.*", "data.*", "env.*", "logger.*", "checkpointing.*", "loss_fn.*", "reward_penalties.*", "data_plane.*", "value.*", "value_loss_fn.*",
-        "on_policy_distillation", "teacher", "teachers", "teacher.*", "teachers.*", "distillation.*", "reward_model.*", "on_policy_distillation.*", "nemo_gym.*", "ft_launcher.*", KL, *(f"{name}.*" for name in ALGORITHMS),
+        "on_policy_distillation", "data_plane", "async_rl.*", "teacher", "teachers", "teacher.*", "teachers.*", "distillation.*", "reward_model.*", "on_policy_distillation.*", "nemo_gym.*", "ft_launcher.*", KL, *(f"{name}.*" for name in ALGORITHMS),
     }) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip
