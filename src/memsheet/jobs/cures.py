@@ -30,8 +30,12 @@ class Cure:
     document: Mapping[str, Any]
 
 
-def job_cures(document: Mapping[str, Any], phase: str) -> Iterator[Cure]:
-    """What may help a job whose fullest phase is ``phase``, one change a cure."""
+def job_cures(
+    document: Mapping[str, Any], phase: str, *, moved: Residency = Residency.OFFLOADED
+) -> Iterator[Cure]:
+    """What may help a job whose fullest phase is ``phase``, one change a cure. ``moved``: how what trains is
+    after the framework's own offloading.
+    """
     found = next((one for one in document["phases"] if one["name"] == phase), None)
     if found is None:
         return
@@ -44,11 +48,12 @@ def job_cures(document: Mapping[str, Any], phase: str) -> Iterator[Cure]:
     if active in servers:
         held = [
             name for name, role in document["roles"].items()
-            if name not in servers and role.get("trained", True) and _residency_in(found, name) is not Residency.OFFLOADED
+            if name not in servers and role.get("trained", True) and _residency_in(found, name) not in (moved, Residency.OFFLOADED)
         ]  # fmt: skip
         for name in held:
-            says = f"{name}'s parameters and states stay on the card while {active} generates"
-            yield Cure(kind=OFFLOAD, says=says, document=_put_away(document, name, Residency.OFFLOADED))
+            what = "states" if moved is Residency.PARAMETERS else "parameters and states"
+            says = f"{name}'s {what} stay on the card while {active} generates"
+            yield Cure(kind=OFFLOAD, says=says, document=_put_away(document, name, moved))
     if "logits" in found:
         says = f"whole logits stand in {phase}"
         yield Cure(kind=LOGITS, says=says, document=_without_logits(document))

@@ -13,7 +13,7 @@ from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.frozen import dataclass
 from memsheet.jobs.cures import PLAIN, SHARE, job_cures
 from memsheet.jobs.document import fraction_of_plan
-from memsheet.jobs.templates import words_of_cures
+from memsheet.jobs.templates import offloaded_by, words_of_cures
 from memsheet.questions.job import answer_job
 from memsheet.questions.solve_job import largest_share
 from memsheet.report.shared.jobs.phases import fullest_instant
@@ -76,9 +76,12 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
     document: Mapping[str, Any] = answer.job or {}
     worst = max(answer.sheets, key=lambda sheet: sheet.device.value)
     before = int(worst.device.value)
-    words = {**PLAIN, **words_of_cures(str(document.get("name")))}
+    name = str(document.get("name"))
+    words = {**PLAIN, **words_of_cures(name)}
     phase = fullest_instant(worst).phase
-    for cure in job_cures(document, phase):
+    for cure in job_cures(document, phase, moved=offloaded_by(name)):
+        if not words[cure.kind]:
+            continue
         try:
             after = answer_job(cure.document, where)
         except InputError:

@@ -220,7 +220,7 @@ def _parent_tree(
 
 def _tree_of_yaml(text: str, name: str) -> Mapping[str, Any] | None:
     try:
-        found = parse_yaml(text, name)
+        found = parse_yaml(text, name, aliases=True)
     except ValueError:
         return None
     return found if isinstance(found, Mapping) else None

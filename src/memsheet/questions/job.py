@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from memsheet.account import account_rank
 from memsheet.budget import Answer, answer_of, judge_on, verdict_on_start
+from memsheet.catalog.tuned_names import REWARD_HEAD
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import read_json
 from memsheet.jobs.account import account_job
@@ -105,8 +106,12 @@ def answer_job(
         verdict = verdict_on_start(verdict, lacking) if verdict else None
     main = next((role for role in found.roles if role.trained), found.roles[0])
     answer = answer_of(main.model, Resolved(main.plan, ()), cluster, sheets, verdict)
-    assumed = tuple(f"{name}: {line}" for name, one in resolved.items() for line in one.assumed)
     of_values = {role.name for role in written.roles if role.head == VALUES}
+    assumed = tuple(
+        f"{name}: {line.replace(f'; {REWARD_HEAD}', '') if name in of_values else line}"
+        for name, one in resolved.items()
+        for line in one.assumed
+    )
     notes = tuple(f"{role.name}: {note}" for role in found.roles for note in role.model.source.notes)
     return replace(
         answer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
 
@@ -71,7 +72,7 @@ def _forward_twice(case: Case) -> str:
 
 
 def _beyond_positions(case: Case) -> Iterator[Found]:
-    length, most = case.request.get("seq_len"), case.model.max_positions if case.model else None
+    length, most = _longest_row(case), case.model.max_positions if case.model else None
     if isinstance(length, int) and most and length > most:
         yield Found(
             where="seq_len",
@@ -81,6 +82,12 @@ def _beyond_positions(case: Case) -> Iterator[Found]:
             ),
             cure=f"{most:,}, or another rope_scaling in the model's configuration",
         )
+
+
+def _longest_row(case: Case) -> Any:
+    """Positions begin anew in each row of those that are packed together."""
+    rows = [read.form.row(read.values) for read in case.reads.values() if read.form.row]
+    return max((row for row in rows if row), default=None) if rows else case.request.get("seq_len")
 
 
 def _whole_vocabulary(case: Case) -> Iterator[Found]:

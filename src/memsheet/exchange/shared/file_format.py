@@ -173,6 +173,9 @@ class Format:
     describes: Mapping[str, str] = field(
         default_factory=dict
     )  # keys that say the model's own sizes: layers, hidden, vocab
+    row: Callable[[Values], int | None] | None = (
+        None  # tokens of the longest row, where seq_len may be of several rows packed together
+    )
     by_cards: Callable[[Values, int], Mapping[str, Any]] | None = (
         None  # what the program takes by the bytes of all its cards together, where its files say nothing
     )

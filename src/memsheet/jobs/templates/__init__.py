@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.jobs.templates.option import Option, Template
 from memsheet.jobs.templates.trl import TEMPLATES as OF_TRL
+from memsheet.plan.job import Residency
 
 WORDS: Mapping[str, Mapping[str, str]] = {
     "verl": {
@@ -21,18 +22,28 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "trl-grpo": {"sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}"},
     "trl-recipe": {"sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}"},
     "openrlhf": {
-        "sleep": "--vllm.enable_sleep", "offload": "--ds.enable_sleep", "share": "--vllm.gpu_memory_utilization {share:g}",
+        "sleep": "--vllm.enable_sleep", "offload": "--ds.enable_sleep", "share": "--vllm.gpu_memory_utilization {share:g}", "logits": "",
     },
-    "slime": {"sleep": "--offload-rollout", "offload": "--offload-train", "share": "--sglang-mem-fraction-static {share:g}"},
-    "nemo-rl": {"share": "policy.generation.vllm_cfg.gpu_memory_utilization={share:g}"},
+    "slime": {"sleep": "--offload-rollout", "offload": "--offload-train", "share": "--sglang-mem-fraction-static {share:g}", "logits": ""},
+    "nemo-rl": {"share": "policy.generation.vllm_cfg.gpu_memory_utilization={share:g}", "logits": "", "sleep": "", "offload": ""},
     "trl-dpo": {"logits": "use_liger_kernel: true"},
 }  # fmt: skip
+"""What to write for a kind of cure; empty where the framework has no such option."""
+STATES_ALONE = frozenset({"openrlhf"})
+"""Whose offloading leaves the parameters on the card: OpenRLHF 3c3be62
+utils/deepspeed/deepspeed_utils.py:133-180.
+"""
 TEMPLATES: Mapping[str, Template] = {one.name: one for one in OF_TRL}
 
 
 def words_of_cures(name: str) -> Mapping[str, str]:
     """What to write for each kind of cure (``jobs.cures``), of a job by its name."""
     return WORDS.get(name, {})
+
+
+def offloaded_by(name: str) -> Residency:
+    """How what trains is while it is away by the framework's own offloading."""
+    return Residency.PARAMETERS if name in STATES_ALONE else Residency.OFFLOADED
 
 
 def template_options() -> dict[str, Option]:

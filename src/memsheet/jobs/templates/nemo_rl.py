@@ -23,6 +23,8 @@ from memsheet.exchange.formats.nemo_rl.settings import (
     cluster_places,
     degree_of,
     divides_logits,
+    has_reward_model,
+    has_teachers,
     micro_tokens,
     runs_megatron,
     says_true,
@@ -188,6 +190,10 @@ def _unread_words(values: Values) -> tuple[str, ...]:
     found = []
     if (least_one(values, f"{VLLM}.expert_parallel_size", 1) or 1) > 1:
         found.append("vLLM's expert parallelism is not counted")
+    if has_teachers(values):
+        found.append("cards of teachers are not counted")
+    if has_reward_model(values):
+        found.append("the card of the model that rewards is not counted")
     given = [
         at.removeprefix(f"{GENERATION}.") for at in values if at.startswith(f"{GENERATION}.vllm_kwargs.")
     ]

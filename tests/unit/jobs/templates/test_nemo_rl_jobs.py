@@ -81,6 +81,31 @@ def test_a_child_says_more_than_what_it_stands_on(tmp_path: Path) -> None:
     assert any("base.yaml" in line for line in found.assumed)
 
 
+def test_a_model_that_rewards_and_teachers_have_cards_of_their_own(tmp_path: Path) -> None:
+    rewarded = checked(
+        tmp_path,
+        "data: {default: {env_name: reward_model}}\nenv: {reward_model: {resources: {gpus_per_node: 1}}}",
+    )
+    assert job_of(rewarded)["placement"]["actor"] == [0, 1]
+    assert "rewards" in rewarded.doubt
+    apart = "non_colocated_teachers: {enabled: true}"
+    taught = checked(
+        tmp_path,
+        f"on_policy_distillation: {{enabled: true, teacher_model_by_agent_name: {{one: any/one}}, {apart}}}\n"
+        "cluster: {gpus_per_node: 2, num_nodes: 2}",
+    )
+    assert job_of(taught)["placement"]["actor"] == [0, 2]
+    assert "teachers" in taught.doubt
+
+
+def test_what_a_file_names_once_and_takes_again_is_read(tmp_path: Path) -> None:
+    found = checked(
+        tmp_path, "policy: &policy\n  train_micro_batch_size: 3\nteacher: {<<: *policy, model_name: any/one}"
+    )
+    assert found.answer is not None
+    assert int(found.answer.plan.training.microbatch) == 3
+
+
 def test_without_its_parent_nothing_is_made_up(tmp_path: Path) -> None:
     file = tmp_path / "grpo.yaml"
     file.write_text(BASE.replace("\ngrpo:", "\ndefaults: elsewhere.yaml\ngrpo:", 1))

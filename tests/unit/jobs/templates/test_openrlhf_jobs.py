@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet.jobs.cures import OFFLOAD, job_cures
+from memsheet.jobs.templates import offloaded_by
+from memsheet.questions.cures_of_jobs import what_helps
+from memsheet.report.screen.jobs.phases import render_job
 from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.look import Look
 
 WILD = Path(__file__).parents[3] / "wild_configs"
 SCRIPT = (
@@ -161,3 +166,37 @@ def test_fine_tuning_is_one_model(tmp_path: Path) -> None:
     assert found.answer.job is None
     assert int(found.answer.plan.training.microbatch) == 2
     assert [moved.at for moved in found.moved] == ["logits"]
+
+
+def test_a_fused_loss_that_it_lacks_is_no_cure_and_its_sleep_keeps_the_parameters(tmp_path: Path) -> None:
+    awake = checked(tmp_path, "--train.colocate_all", SCRIPT.replace("1024", "32768")).answer
+    assert awake is not None
+    assert awake.job is not None
+    helps = {one.kind: one for one in what_helps(awake, {"gpus": "2xA100-80GB"})}
+    assert helps.keys() == {"sleep"}
+    moved = [
+        cure.document
+        for cure in job_cures(awake.job, "gen", moved=offloaded_by("openrlhf"))
+        if cure.kind == OFFLOAD
+    ]
+    assert {one["phases"][0]["residents"][role] for one in moved for role in ("actor", "critic")} == {
+        "parameters",
+        "whole",
+    }
+
+
+def test_positions_begin_anew_in_each_packed_row(tmp_path: Path) -> None:
+    many = "--train.dynamic_batch_enable --train.max_tokens_per_gpu 65536"
+    found = checked(tmp_path, f"{TOGETHER} {many} --rollout.batch_size 4096")
+    assert found.answer is not None
+    assert found.answer.plan.workload.seq_len > 40960
+    assert "beyond-positions" not in {rule.id for rule, _ in found.mistakes}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_screen_shows_the_whole_of_each_figure(width: int) -> None:
+    found = memsheet.check(WILD / "or-ppo-llama3-8b-hybrid.sh", gpus="8xH100-80GB")
+    assert found.answer is not None
+    said = render_job(found.answer, Look(width=width))
+    assert "…" not in said
+    assert "GiB there" in said if width == 80 else "GiB there" not in said

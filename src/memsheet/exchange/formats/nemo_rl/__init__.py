@@ -32,6 +32,7 @@ from memsheet.exchange.formats.nemo_rl.settings import (
     shares_cards,
 )
 from memsheet.exchange.shared.file_format import Format, Moved, Values
+from memsheet.exchange.shared.launch_values import least_one
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainers import uniform_precision_keys, with_master
@@ -212,14 +213,20 @@ OF_POLICY: Mapping[str, tuple[Any, ...]] = {
     "dtensor_cfg.data_parallel_size": (), "router_replay.enabled": (False,), "is_vlm": (False,),
 }  # fmt: skip
 UNMODELLED: Mapping[str, tuple[Any, ...]] = {
-    ROLES: (), PARENTS: (), OTHER_OPTIMIZER: (), "on_policy_distillation": (), **{f"{M}.{name}": held for name, held in OF_MEGATRON.items()},
+    ROLES: (), PARENTS: (), OTHER_OPTIMIZER: (), **{f"{M}.{name}": held for name, held in OF_MEGATRON.items()},
     **{f"{POLICY}.{name}": held for name, held in OF_POLICY.items()},
 }  # fmt: skip
+
+
+def _row_tokens(values: Values) -> int | None:
+    return least_one(values, LENGTH, None)
+
+
 FORMAT: Format = Format(
     name="nemo-rl", file="grpo.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "loss": "fused"}, marks=frozenset({POLICY}),
-    parse=nemo_rl_settings, absent=_told_of_roles, preferences=_method_of_group, moves=_loss_beside, own_processes=True, keys_complete=False, unmodelled=UNMODELLED,
+    parse=nemo_rl_settings, absent=_told_of_roles, preferences=_method_of_group, moves=_loss_beside, own_processes=True, row=_row_tokens, keys_complete=False, unmodelled=UNMODELLED,
     known=frozenset({
         f"{POLICY}.*", f"{CLUSTER}.*", "data.*", "env.*", "logger.*", "checkpointing.*", "loss_fn.*", "reward_penalties.*", "data_plane.*", "value.*", "value_loss_fn.*",
-        "teacher.*", "teachers.*", "distillation.*", "reward_model.*", "on_policy_distillation.*", "nemo_gym.*", "ft_launcher.*", KL, *(f"{name}.*" for name in ALGORITHMS),
+        "on_policy_distillation", "data_plane", "async_rl.*", "teacher", "teachers", "teacher.*", "teachers.*", "distillation.*", "reward_model.*", "on_policy_distillation.*", "nemo_gym.*", "ft_launcher.*", KL, *(f"{name}.*" for name in ALGORITHMS),
     }) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip

@@ -26,6 +26,7 @@ MODEL, LENGTH, MICRO = (
 )
 READ_ROWS = f"{POLICY}.logprob_batch_size"
 PACKED, DYNAMIC = f"{POLICY}.sequence_packing", f"{POLICY}.dynamic_batching"
+TEACHERS = "on_policy_distillation"
 KL = "loss_fn.reference_policy_kl_penalty"
 
 
@@ -35,7 +36,7 @@ def nemo_rl_settings(text: str) -> Mapping[str, Any]:
     """
     if "policy:" not in text or "model_name:" not in text:
         return {}
-    tree = parse_yaml(text, "file")
+    tree = parse_yaml(text, "file", aliases=True)
     if not isinstance(tree, Mapping) or not isinstance(tree.get(POLICY), Mapping):
         return {}
     trains = "model_name" in tree[POLICY] and any(isinstance(tree.get(at), Mapping) for at in ALGORITHMS)
@@ -76,8 +77,10 @@ def cluster_places(values: Values) -> tuple[int, int] | None:
         least_one(values, f"{CLUSTER}.gpus_per_node", 1),
         least_one(values, f"{CLUSTER}.num_nodes", 1),
     )
-    if not each or not nodes:
+    taken = _cards_of_others(values, nodes or 1)
+    if not each or not nodes or taken is None or nodes <= taken[0] or each <= taken[1]:
         return None
+    each, nodes = each - taken[1], nodes - taken[0]
     if shares_cards(values) or algorithm_of(values) not in ("grpo", "ppo", "distillation"):
         return each * nodes, each * nodes
     own = least_one(values, f"{GENERATION}.colocated.resources.gpus_per_node", None)
@@ -85,6 +88,36 @@ def cluster_places(values: Values) -> tuple[int, int] | None:
     if nodes == 1:
         return (each - own, own) if own and own < each else None
     return (each * (nodes - apart), each * apart) if apart and apart < nodes else None
+
+
+def has_teachers(values: Values) -> bool:
+    return says_true(values, f"{TEACHERS}.enabled")
+
+
+def has_reward_model(values: Values) -> bool:
+    """Whether a model rewards on cards of its own (algorithms/grpo.py:765-771)."""
+    return any(
+        held == "reward_model" and at.startswith("data.") and at.endswith("env_name")
+        for at, held in values.items()
+    )
+
+
+def _cards_of_others(values: Values, nodes: int) -> tuple[int, int] | None:
+    """Nodes, and cards of the one node, of a model that rewards and of teachers with nodes of their own
+    (algorithms/grpo.py:765-813); None where some teachers have others than the rest.
+    """
+    taken = [0, 0]
+    if has_reward_model(values):
+        name = "gpus_per_node" if nodes == 1 else "num_nodes"
+        taken[nodes == 1] = least_one(values, f"env.reward_model.resources.{name}", 1) or 1
+    apart = f"{TEACHERS}.non_colocated_teachers"
+    if has_teachers(values) and says_true(values, f"{apart}.enabled"):
+        if any(at.startswith(f"{apart}.teacher_overrides.") for at in values):
+            return None
+        of_each = f"{TEACHERS}.teacher_model_by_agent_name."
+        models = {str(held) for at, held in values.items() if at.startswith(of_each)}
+        taken[0] += len(models) * (least_one(values, f"{apart}.default_teacher_cfg.num_nodes", 1) or 1)
+    return taken[0], taken[1]
 
 
 def degree_of(values: Values, name: str) -> int:
@@ -99,7 +132,9 @@ def degree_of(values: Values, name: str) -> int:
 
 
 def divides_logits(values: Values) -> bool:
-    """Whether ranks of FSDP2's trainer divide a row's logits: the sheet has the loss of whole ones then."""
+    """Whether ranks of FSDP2's trainer divide the logits of a row: the sheet has the loss of whole ones
+    then.
+    """
     return not runs_megatron(values) and degree_of(values, "tensor") * degree_of(values, "context") > 1
 
 

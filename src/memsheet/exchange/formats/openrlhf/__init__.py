@@ -21,6 +21,7 @@ from memsheet.exchange.formats.openrlhf.groups import (
     SCORER,
     group_ranks,
     is_rl,
+    longest_row,
     own_group,
     packs_rows,
     placed_roles,
@@ -175,7 +176,7 @@ KEYS = (
 )  # fmt: skip
 FORMAT: Format = Format(
     name="openrlhf", file="run.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "loss": "fused"}, marks=frozenset({PROGRAM}),
-    parse=openrlhf_values, absent=_told_beside, preferences=_method_of_program, moves=_buckets_and_logits, weighed=frozenset({"ds.overlap_comm"}), gradient_sync="every",
+    parse=openrlhf_values, absent=_told_beside, preferences=_method_of_program, moves=_buckets_and_logits, weighed=frozenset({"ds.overlap_comm"}), gradient_sync="every", row=longest_row,
     program_known=lambda values: PROGRAM in values, strict=("",), keys_complete=False, own_processes=True,
     unmodelled={ROLES: (), RING: (), LAUNCHES: (), **UNMODELLED}, known=KNOWN - {key.at for key in KEYS},
 )  # fmt: skip

@@ -23,6 +23,7 @@ from memsheet.exchange.formats.slime.roles import (
     COLOCATE,
     actor_ranks,
     has_servers,
+    longest_sequence,
     packed_batch,
     reads_reference,
     trains_values,
@@ -107,6 +108,6 @@ UNMODELLED: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 FORMAT: Format = Format(
     name="slime", file="run.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said={**MEGATRON.said, "loss": "fused"}, moves=_logits_moved, marks=frozenset({MODEL}), parse=slime_values,
-    absent=_told_of_servers, model=MEGATRON.model, program_known=lambda _: True, own_processes=True, keys_complete=False, unmodelled=UNMODELLED,
+    absent=_told_of_servers, model=MEGATRON.model, program_known=lambda _: True, row=longest_sequence, own_processes=True, keys_complete=False, unmodelled=UNMODELLED,
     known=(MEGATRON.known | SWITCHES | VALUED | {"--global-batch-size", "--seq-length", "sglang.*", FUSION, FUSED_BY, "--use-gated-attention"}) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip

@@ -4,14 +4,14 @@ holds in every phase, and what takes the room in the fullest one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import printable_line
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.screen.table import VERDICTS, answer_note_lines, deciding_sheet, percent_share
-from memsheet.report.shared.jobs.phases import fullest_instant, phase_needs, role_rows
+from memsheet.report.shared.jobs.phases import PhaseNeed, fullest_instant, phase_needs, role_rows
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.sizes import (
     headroom_phrase,
@@ -138,30 +138,59 @@ def _role_table(answer: Answer) -> RenderableType:
 
 
 def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
-    """A row a phase: where it is fullest, what a card holds there, by role, and what is left."""
+    """A row a phase: where it is fullest, what a card holds there, what is left, and what each role has of
+    it, below by itself where both beside one another are wider than the screen.
+    """
+    from rich.console import Group
+
+    roles = tuple(dict.fromkeys(item.path.partition("/")[0] for item in sheet.items))
+    needs = tuple(phase_needs(sheet, answer.cluster))
+    heads = ("phase", "fullest in", look.unit, "range", "free")
+    rows = [_phase_cells(need, look) for need in needs]
+    shares = [[look.cell(need.by_role.get(role, 0)) for role in roles] for need in needs]
+    deciding = [need.phase == fullest_instant(sheet).phase for need in needs]
+    title = _card_words(sheet) if len(answer.sheets) > 1 else None
+    both = [[*row, *share] for row, share in zip(rows, shares, strict=True)]
+    if _columns_width((*heads, *roles), both) <= look.width:
+        return _cell_table((*heads, *roles), both, deciding, left=2, title=title)
+    below = [[row[0], *share] for row, share in zip(rows, shares, strict=True)]
+    return Group(
+        _cell_table(heads, rows, deciding, left=2, title=title),
+        "",
+        _cell_table((f"{look.unit} there", *roles), below, deciding, left=1),
+    )
+
+
+def _phase_cells(need: PhaseNeed, look: Look) -> list[str]:
+    ends = f"{look.cell(need.device.low)} to {look.cell(need.device.high)}"
+    free = "" if need.free_bytes is None else look.cell(need.free_bytes, headroom=True)
+    return [need.phase, INSTANTS[need.instant.step], look.cell(need.device.value), ends, free]
+
+
+def _columns_width(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """How wide a table of these cells is, two spaces between its columns."""
+    return sum(max(map(len, column)) + 2 for column in zip(heads, *rows, strict=True)) - 2
+
+
+def _cell_table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    deciding: Sequence[bool],
+    *,
+    left: int,
+    title: str | None = None,
+) -> RenderableType:
+    """A table of cells, the first ``left`` columns of words, the first bold where its row decides."""
     from rich.table import Table
     from rich.text import Text
 
-    roles = tuple(dict.fromkeys(item.path.partition("/")[0] for item in sheet.items))
-    title = _card_words(sheet) if len(answer.sheets) > 1 else None
     table = Table(
         box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title=title and Text(title), title_justify="left", title_style="bold"
     )  # fmt: skip
-    table.add_column("phase", no_wrap=True)
-    table.add_column("fullest in", no_wrap=True)
-    for name in (look.unit, "range", "free", *roles):
-        table.add_column(name, justify="right", no_wrap=True)
-    for need in phase_needs(sheet, answer.cluster):
-        ends = f"{look.cell(need.device.low)} to {look.cell(need.device.high)}"
-        free = "" if need.free_bytes is None else look.cell(need.free_bytes, headroom=True)
-        table.add_row(
-            Text(need.phase, "bold" if need.phase == fullest_instant(sheet).phase else ""),
-            INSTANTS[need.instant.step],
-            look.cell(need.device.value),
-            ends,
-            free,
-            *(look.cell(need.by_role.get(role, 0)) for role in roles),
-        )
+    for number, name in enumerate(heads):
+        table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
+    for row, bold in zip(rows, deciding, strict=True):
+        table.add_row(Text(row[0], "bold" if bold else ""), *row[1:])
     return table
 
 
