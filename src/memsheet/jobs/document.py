@@ -19,7 +19,7 @@ MOST_BYTES = 2**60
 MOST_CARDS = 2**20
 NAME = re.compile(PHASE_NAME)
 TOP = ("schema", "name", "gpus", "nodes", "per_node", "host_memory", "roles", "placement", "phases", "assumed", "notes")  # fmt: skip
-OF_ROLE = ("model", "plan", "trained", "process", "keeps_cache")
+OF_ROLE = ("model", "plan", "trained", "process", "keeps_cache", "weights_of")
 OF_PHASE = ("name", "active", "work", "plan", "residents", "logits", "items")
 E = TypeVar("E", bound=Enum)
 
@@ -35,6 +35,7 @@ class WrittenRole:
     process: str
     keeps_cache: bool
     cards: tuple[int, int] | None
+    weights_of: str | None = None
 
     @property
     def serves(self) -> bool:
@@ -128,7 +129,16 @@ def _read_roles(fields: Fields, count: int | None) -> Iterator[WrittenRole]:
             process=role.text("process", default=name),
             keeps_cache=role.flag("keeps_cache", default=False),
             cards=_read_place(placed, name, count),
+            weights_of=_read_owner(role, named, plan),
         )
+
+
+def _read_owner(role: Fields, named: Fields, plan: Mapping[str, Any]) -> str | None:
+    """The role whose weights a server runs with, None of one that has its own."""
+    owner = role.text("weights_of", default="") or None
+    if owner is not None and (owner not in named.data or plan.get("task") != "infer"):
+        role.wrong("weights_of", owner, "is of a server, and names another role of the job")
+    return owner
 
 
 def _read_place(placed: Fields, name: str, count: int | None) -> tuple[int, int] | None:

@@ -471,11 +471,13 @@ def _judge_several(
     """The sheet of all models of a job, with what stays open of it and of its files."""
     from memsheet.questions.cures_of_jobs import mistakes_of_job
 
-    moved = bytes_beyond(mistakes)
+    moved = (*moved_bytes(found.reads, job.answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(found.reads, job.answer, moved, flags, case), job.unaccounted)
     if found.open_words and job.answer and job.answer.verdict:
-        least = int(job.answer.verdict.device.low)
+        least = min(int(job.answer.verdict.device.low), found.least_bytes)
         doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
+    if job.answer and (unsaid := job.whole.script):
+        doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
     verdict = found.answer.verdict
     if verdict and verdict.result is Result.DOES_NOT_FIT and found.shorter_rows:
         words = "rows are counted as long as the longest prompt and answer, and shorter ones need less"
@@ -487,7 +489,8 @@ def _judge_several(
     if job.ask.get("fix"):
         mistakes = (*mistakes, *mistakes_of_job(found.answer, found.where, next(iter(found.reads))))
     claimed = tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes)
-    return _checked_job(files, job, found.reads, widen_verdict(found.answer, doubt), claimed, moved, doubt)
+    told = with_moved_range(widen_verdict(found.answer, doubt), found.answer, moved)
+    return _checked_job(files, job, found.reads, told, claimed, moved, doubt)
 
 
 def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,6 +79,8 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
     words = {**PLAIN, **words_of_cures(str(document.get("name")))}
     phase = fullest_instant(worst).phase
     for cure in job_cures(document, phase):
+        if not words[cure.kind]:
+            continue
         try:
             after = answer_job(cure.document, where)
         except InputError:

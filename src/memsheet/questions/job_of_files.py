@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from memsheet.budget import Answer
+from memsheet.budget import Answer, worst_sheet
 from memsheet.errors import InputError
+from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD
 from memsheet.exchange.formats.verl.losses import ROLES
-from memsheet.exchange.shared.file_format import Read
-from memsheet.jobs.templates.trl import dpo_document, grpo_of_recipe
+from memsheet.exchange.shared.colocated_server import SHARE
+from memsheet.exchange.shared.file_format import UNSET, Moved, Read
+from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
+from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
+from memsheet.jobs.templates.preferences import preference_document
+from memsheet.jobs.templates.trl_values import (
+    OF_METHODS,
+    Made,
+    distilling_document,
+    generating_document,
+    online_document,
+    ppo_document,
+)
 from memsheet.jobs.templates.verl import Sizes, has_shorter_rows, open_words, verl_document
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.questions.job import answer_job
 from memsheet.sheet import Component, Instant, Item
 
-DPO, GRPO, VERL, TRL = "DPO", "GRPO", "verl", "trl"
-"""Methods, and the names of formats."""
+VERL, TRL, SCRIPTS, AXOLOTL, FACTORY = "verl", "trl", "transformers", "axolotl", "llamafactory"
+"""Names of formats."""
 
 
 class JobOfFiles(NamedTuple):
@@ -71,20 +83,18 @@ def job_of_files(
         return None
     name, read = found
     key, make = MAKERS[read.form.name]
-    document = make(read, answer)
-    if document is None:
+    made = make(read, answer, ask)
+    if made is None:
         return None
-    where = {key: ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
+    where = _machines(ask)
     try:
-        whole = answer_job(document, where)
+        whole = answer_job(made.document, where)
     except InputError:
         return None
     rest = tuple(one for one in read.unmodelled if one[0] != key)
-    known = replace(read, unmodelled=rest, form=replace(read.form, moves=None))
-    of_launch = key == ROLES
-    words = open_words(read.values) if of_launch else ()
-    shorter = of_launch and has_shorter_rows(read.values)
-    return JobOfFiles(whole, words, {**reads, name: known}, where, shorter)
+    known = replace(read, unmodelled=rest, form=replace(read.form, moves=_moves_beside(read)))
+    shorter = key == ROLES and has_shorter_rows(read.values)
+    return JobOfFiles(whole, made.open_words, {**reads, name: known}, where, shorter)
 
 
 def _key_of_job(read: Read) -> bool:
@@ -93,22 +103,151 @@ def _key_of_job(read: Read) -> bool:
     return made is not None and any(at == made[0] for at, _ in read.unmodelled)
 
 
-def _roles_of_launch(read: Read, answer: Answer) -> dict[str, Any] | None:
-    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
-    return verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
-
-
-def _pairs_of_recipe(read: Read, answer: Answer) -> dict[str, Any] | None:
-    """Of GRPO and DPO alone: how much other methods hold is known as a range (``preference_jobs``)."""
-    if dict(read.unmodelled)[METHOD] == GRPO:
-        return grpo_of_recipe(read.values, plan_document(answer.plan), asked_as(answer.model))
-    method = read.form.preferences(read.values)
-    if method is None or method.method != DPO or not method.sure:
+def _moves_beside(read: Read) -> Callable[[Any, Any], Iterator[Moved]] | None:
+    """What a file moves beside a model that trains, less what the job accounts."""
+    own = read.form.moves
+    if own is None or read.form.name == VERL:
         return None
-    return dpo_document(read.values, plan_document(answer.plan), asked_as(answer.model))
+    return lambda values, asked: (one for one in own(values, asked) if one.at not in ACCOUNTED)
 
 
-MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer], dict[str, Any] | None]]] = {
-    VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _pairs_of_recipe),
+ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
+"""A server on the same cards, and the loss of supervised fine-tuning."""
+
+
+def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
+    made = verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+    return Made(made, open_words(read.values)) if made else None
+
+
+def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+    """Of TRL's YAML or flags."""
+    return _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
+
+
+def _job_of_script(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+    """Of a script that calls one of TRL's trainers; Unsloth puts losses of its own in their place."""
+    if read.values.get(f"{SCRIPT}.unsloth") is True:
+        return None
+    inside = tuple(f"{SCRIPT}.{name}." for name in (OF_METHOD, OF_TRAINER))
+    own = {
+        at.removeprefix(before): held
+        for at, held in read.values.items()
+        for before in inside
+        if at.startswith(before)
+    }
+    plain = {at: held for at, held in read.values.items() if not at.startswith(f"{SCRIPT}.")}
+    kept = {"max_length": read.values[at]} if (at := f"{SCRIPT}.max_length") in read.values else {}
+    return _job_of_method(
+        read, str(read.values.get(f"{SCRIPT}.{METHOD}")), {**plain, **kept, **own}, answer, ask
+    )
+
+
+def _job_of_method(
+    read: Read, method: str, values: Mapping[str, Any], answer: Answer, ask: Mapping[str, Any]
+) -> Made | None:
+    plan, model = plan_document(answer.plan), asked_as(answer.model)
+    if method in OF_METHODS:
+        elements = sum(
+            layers * int(kv_elements_per_token(mixer)) for _, mixer, layers in caching_layers(answer.model)
+        )
+        values = {**values, "@seq_len": ask.get("seq_len")}
+        return generating_document(method, values, plan, model, elements)
+    if method == "GKD":
+        teacher = next(
+            (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
+        )
+        return distilling_document(values, plan, model, teacher) if teacher else None
+    if method in ONLINE:
+        return online_document(values, plan, model)
+    if method == "PPO":
+        elements = sum(
+            layers * int(kv_elements_per_token(mixer)) for _, mixer, layers in caching_layers(answer.model)
+        )
+        made = ppo_document(
+            {**values, "@seq_len": ask.get("seq_len")}, plan, model, answer.model.vocab, elements
+        )
+        return _with_critic_at_once(made, ask) if made else None
+    return _job_of_preferences(
+        TRL, read, answer, fused=values.get("use_liger_kernel") is True, given=values.get("ref_model")
+    )
+
+
+def _with_critic_at_once(made: Made, ask: Mapping[str, Any]) -> Made | None:
+    """A job with what its critic adds while the actor goes back: the critic's own step less what rests."""
+    document, alone = made.document, {"name": "update_critic", "active": "critic"}
+    roles = {"critic": document["roles"]["critic"]}
+    try:
+        (sheet, *_) = answer_job({**document, "roles": roles, "phases": [alone]}, _machines(ask)).sheets
+    except InputError:
+        return None
+    rests = sheet.instants[0]
+    most = max(int(sheet.at(when).value - sheet.at(rests).value) for when in sheet.instants)
+    why = "the critic's saved activations and gradients, which are there at once"
+    extra = {
+        "component": "saved_activations",
+        "path": "critic_at_once",
+        "bytes": [most // 2, most, most],
+        "why": why,
+    }
+    phases = [
+        {**one, "items": [extra]} if one.get("active") == "actor" else one for one in document["phases"]
+    ]
+    return made._replace(document={**document, "phases": phases})
+
+
+def _machines(ask: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
+
+
+TEACHERS = ("teacher_model_name_or_path", "teacher_model")
+ONLINE = ("online DPO", "OnlineDPO")
+
+
+def _job_of_preferences(
+    program: str, read: Read, answer: Answer, *, fused: bool = False, given: Any = None
+) -> Made | None:
+    """A method of pairs or of marked answers. ``given``: what a script gives the trainer as reference."""
+    method = read.form.preferences(read.values)
+    if method is None or method.scored:
+        return None
+    widened = _widened_bytes(answer) if method.widened and given is None else 0
+    made = preference_document(
+        program,
+        method,
+        plan_document(answer.plan),
+        asked_as(answer.model),
+        fused=fused,
+        widened_bytes=widened,
+    )
+    if made is None:
+        return None
+    words = "a reference of its own may stand beside adapters: what the trainer is given is not told"
+    return Made(made, (words,) if given is not None and answer.plan.adapter is not None else ())
+
+
+def _widened_bytes(answer: Answer) -> int:
+    """What a copy in fp32 has more than the model that trains."""
+    precision = answer.plan.precision
+    held = int(worst_sheet(answer.sheets).of(Component.PARAMETERS, instant=Instant.LOAD).high)
+    return (
+        0
+        if precision.master_weights
+        else held * (32 - int(precision.parameters.bits)) // int(precision.parameters.bits)
+    )
+
+
+def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
+
+
+def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    return _job_of_preferences(FACTORY, read, answer)
+
+
+MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
+    VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
+    AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

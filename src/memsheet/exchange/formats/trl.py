@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
+from memsheet.exchange.formats.trl_keys import OF_OTHER_METHODS
 from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
@@ -342,6 +343,6 @@ FORMAT: Format = Format(
         f"{SCRIPT}.{ONE_PROCESS}", "config", "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
         "dataset_test_split", "dataset_streaming", "ignore_bias_buffers", "datasets", "streaming", "test_split_size", "env", "chat_template",
         "dataset_mixture", "dataset_mixture.*", "dataset_kwargs.*", "hub_model_revision", "push_to_hub_revision", "overwrite_output_dir", "router_aux_loss_coef",
-        *(at for own in OTHERS.values() for at in own), *OWN_OF_METHODS,
+        *(at for own in OTHERS.values() for at in own), *OWN_OF_METHODS, *OF_OTHER_METHODS,
     }) - {"activation_offloading", "model_init_kwargs"} - {key.at for key in KEYS},
 )  # fmt: skip

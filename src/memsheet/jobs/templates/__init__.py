@@ -20,13 +20,19 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     },
     "trl-grpo": {"sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}"},
     "trl-recipe": {"sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}"},
-    "trl-dpo": {"logits": "use_liger_kernel: true"},
+    **{f"trl-{method}": {"logits": "use_liger_kernel: true"} for method in ("dpo", "ipo", "kto", "gkd")},
+    **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true"} for method in ("dpo", "ipo")},
+    **{f"trl-{method}": {"logits": ""} for method in ("orpo", "cpo", "bco", "simpo", "online", "ppo")},
+    **{f"axolotl-{method}": {"logits": ""} for method in ("orpo", "simpo", "kto")},
+    **{f"llamafactory-{method}": {"logits": ""} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model")},
 }  # fmt: skip
 TEMPLATES: Mapping[str, Template] = {one.name: one for one in OF_TRL}
 
 
 def words_of_cures(name: str) -> Mapping[str, str]:
-    """What to write for each kind of cure (``jobs.cures``), of a job by its name."""
+    """What to write for each kind of cure (``jobs.cures``), of a job by its name; nothing for what the program
+    does not have.
+    """
     return WORDS.get(name, {})
 
 
