@@ -478,10 +478,7 @@ def _judge_several(
         doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
     if job.answer and (unsaid := job.whole.script):
         doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
-    verdict = found.answer.verdict
-    if verdict and verdict.result is Result.DOES_NOT_FIT and found.shorter_rows:
-        words = "rows are counted as long as the longest prompt and answer, and shorter ones need less"
-        doubt = both_doubts(doubt, Doubt(words, found.least_bytes))
+    doubt = both_doubts(doubt, _shorter_rows_doubt(found))
     if found.serves:
         mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
     # what a change frees of one model's plan is not what it frees of the job
@@ -491,6 +488,19 @@ def _judge_several(
     claimed = tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes)
     told = with_moved_range(widen_verdict(found.answer, doubt), found.answer, moved)
     return _checked_job(files, job, found.reads, told, claimed, moved, doubt)
+
+
+def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
+    """Of a job that does not fit with micro-batches as large as they may be: with which it does."""
+    from memsheet.questions.job_of_files import tokens_that_fit
+
+    verdict = found.answer.verdict
+    if verdict is None or verdict.result is Result.FITS or not found.shorter_rows:
+        return Doubt("")
+    fitting, counted = tokens_that_fit(found)
+    told = f"it is expected to fit with {fitting:,}" if fitting else "fewer need less"
+    words = f"a micro-batch is counted with the {counted:,} tokens that it may have at the most, and {told}"
+    return Doubt(words, found.least_bytes)
 
 
 def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> dict[str, Any]:

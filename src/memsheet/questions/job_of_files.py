@@ -15,6 +15,7 @@ from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
+from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
 from memsheet.jobs.templates.preferences import preference_document
 from memsheet.jobs.templates.trl_values import (
     OF_METHODS,
@@ -27,6 +28,7 @@ from memsheet.jobs.templates.trl_values import (
 from memsheet.jobs.templates.verl import Sizes, has_shorter_rows, open_words, verl_document
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.questions.job import answer_job
+from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.sheet import Component, Instant, Item
 
 VERL, TRL, SCRIPTS, AXOLOTL, FACTORY = "verl", "trl", "transformers", "axolotl", "llamafactory"
@@ -60,6 +62,29 @@ class JobOfFiles(NamedTuple):
         """Whether a server shares the cards."""
         roles = (self.answer.job or {}).get("roles", {}).values()
         return any(role["plan"].get("task") == "infer" for role in roles)
+
+
+def tokens_that_fit(found: JobOfFiles) -> tuple[int, int]:
+    """Tokens of a micro-batch with which the job is expected to fit, by halves, and those that are counted;
+    none where it is not with the fewest.
+    """
+    document: Mapping[str, Any] = found.answer.job or {}
+    counted, low, high = tokens_at_once(document), 0, MOST_HALVES
+    if not _is_expected(found, document, high):
+        return 0, counted
+    while high - low > 1:  # it does not fit with `low` halves, and does with `high`
+        middle = (low + high) // 2
+        low, high = (low, middle) if _is_expected(found, document, middle) else (middle, high)
+    return tokens_at_once(with_shorter_rows(document, high)), counted
+
+
+def _is_expected(found: JobOfFiles, document: Mapping[str, Any], halves: int) -> bool:
+    """Whether the expected need of a job with rows halved so often is what a card has."""
+    try:
+        answer = answer_job(with_shorter_rows(document, halves), found.where, slack=SHARE_OF_SLACK)
+    except InputError:
+        return False
+    return answer.verdict is not None and answer.verdict.headroom_bytes >= 0
 
 
 OF_ROWS = (
