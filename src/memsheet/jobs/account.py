@@ -124,7 +124,8 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
         return (*items, *_pass_slack(accounted, role, items))
     if not logits:
         return _without_weights(sheet.items) if role.weights_of else sheet.items
-    items = tuple(step_items(role, sheet, *logits))
+    assert phase.logits is not None
+    items = tuple(step_items(role, sheet, *logits, phase.logits))
     shares = tuple(_pass_slack(accounted, role, items))
     return (*items, *(_slack_of_both(item, sheet, items) for item in shares))
 

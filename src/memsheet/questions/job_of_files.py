@@ -84,7 +84,8 @@ def _is_expected(found: JobOfFiles, document: Mapping[str, Any], halves: int) ->
         answer = answer_job(with_shorter_rows(document, halves), found.where, slack=SHARE_OF_SLACK)
     except InputError:
         return False
-    return answer.verdict is not None and answer.verdict.headroom_bytes >= 0
+    needs = max(int(sheet.device.value) for sheet in answer.sheets)
+    return answer.cluster is not None and needs <= answer.cluster.device.framework_low_bytes
 
 
 OF_ROWS = (

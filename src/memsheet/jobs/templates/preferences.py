@@ -26,12 +26,14 @@ class Learnt(NamedTuple):
     computed: Range
 
 
-PAIRS, MARGINS = Learnt((6, 16, 16), (4, 9, 16)), Learnt((6, 14, 18), (4, 6, 10))
-"""Logits, two gradients of them and their sum, after the reference's; or beside a loss of the chosen alone,
-whose gradient is one of a part.
+PAIRS, MARGINS = Learnt((6, 12, 16), (4, 7, 12)), Learnt((6, 14, 18), (4, 6, 10))
+"""Logits and two gradients of them, or the reference's and a copy for the entropy; or beside a loss of the chosen
+alone, whose gradient is one of a part.
 """
+MARKED = Learnt((6, 14, 16), (4, 10, 16))
+"""Logits, the reference's, copies of those of either mark, and of the answers among them."""
 OF_TRL: Mapping[str, Learnt] = {
-    "DPO": PAIRS, "IPO": PAIRS, "KTO": Learnt((6, 16, 16), (4, 10, 16)), "BCO": Learnt((6, 16, 16), (4, 10, 16)),
+    "DPO": PAIRS, "IPO": PAIRS, "KTO": MARKED, "BCO": MARKED,
     "ORPO": MARGINS, "CPO": MARGINS, "SIMPO": MARGINS,
 }  # fmt: skip
 VALUES = Learnt((2, 6, 6), (2, 6, 6))

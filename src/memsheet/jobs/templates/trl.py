@@ -188,7 +188,8 @@ def _trainer_phases(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     tokens = rows * (values["max_completion_length"] + 1)
     in_bf16 = 2 + -(-2 // rows)
     widened = values["engine"] != "deepspeed"
-    read = (in_bf16, 6, 6) if widened else (in_bf16, in_bf16, 6)
+    summed = max(6, 4 + -(-4 // rows))  # a row's exponentials beside all logits (trainer/utils.py:506-508)
+    read = (in_bf16, summed, summed) if widened else (in_bf16, in_bf16, max(6, in_bf16))
     learnt = (8, 16, 16) if widened else (8, 8, 16)
     only_read = logits_key(tokens, read, "of answers, read only (trainer/grpo_trainer.py:1435)")
     update = logits_key(tokens, learnt, "of answers, with their gradients (trainer/grpo_trainer.py:1435)")

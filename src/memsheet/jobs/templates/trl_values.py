@@ -33,8 +33,8 @@ DISTILLED: Mapping[str, tuple[int, int]] = {"widened": (36, 68), "computed": (18
 """Bytes of a logit of the student: of both ends of the divergence, and between them (experimental/gkd/
 gkd_trainer.py:216-300: logits and their logarithms of both models, two stacked mixtures, three divergences).
 """
-OF_ENDS, OF_SFT = 40, 1024
-"""Where the divergence is of the other end; and tokens of a row by itself (trainer/sft_config.py, max_length)."""
+OF_SFT = 1024
+"""Tokens of a row by itself (trainer/sft_config.py, max_length)."""
 
 
 class Made(NamedTuple):
@@ -213,14 +213,7 @@ def distilling_document(values: Values, plan: Mapping[str, Any], model: str, tea
     phase: dict[str, Any] = {"name": "update_actor", "active": "actor"}
     if values.get("use_liger_kernel") is not True:
         ends, between = DISTILLED["computed" if actor["engine"] == "deepspeed" else "widened"]
-        beta = values.get("beta", 0.5)
-        each = (
-            ends
-            if beta in (0, 0.0)
-            else ends * OF_ENDS // DISTILLED["widened"][0]
-            if beta in (1, 1.0)
-            else between
-        )
+        each = ends if values.get("beta", 0.5) in (0, 1) else between
         more = (
             -(-each * (length + new) // length)
             if isinstance(length, int) and isinstance(new, int)
