@@ -173,7 +173,9 @@ def _loss(case: Case, model: Any, frozen: Any, ids: Any) -> Any:
     if case.kind == "margins":
         half = case.rows // 2
         shifted = logits[:half, :-1, :].contiguous()
-        told = torch.nn.functional.cross_entropy(shifted.view(-1, shifted.shape[-1]), ids[:half, 1:].reshape(-1))
+        told = torch.nn.functional.cross_entropy(
+            shifted.view(-1, shifted.shape[-1]), ids[:half, 1:].reshape(-1)
+        )
         del shifted
         sums = _log_probabilities(logits, ids).sum(-1)
         return told - torch.nn.functional.logsigmoid(sums[:half] - sums[half:]).mean()
@@ -219,13 +221,15 @@ def compared(case: Case) -> JobRow:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(own))
         predicted = memsheet.job(document(case, config)).sheets[0]
-        traced = memsheet.trace_step(lambda: build(case), scratch=False).sheets[0]
+        traced = memsheet.trace_step(lambda: build(case), scratch=True).sheets[0]
     return JobRow(name=case.name, traced_bytes=_tensors(traced), predicted_bytes=_tensors(predicted))
 
 
 def _tensors(sheet: memsheet.Sheet) -> int:
     """Tensors of the busiest instant, without a product's workspace."""
-    sizes = (sheet.at(when).value - sheet.of(Component.WORKSPACES, instant=when).value for when in sheet.instants)
+    sizes = (
+        sheet.at(when).value - sheet.of(Component.WORKSPACES, instant=when).value for when in sheet.instants
+    )
     return int(max(sizes))
 
 
@@ -234,4 +238,7 @@ def table() -> Iterator[tuple[JobRow, str]]:
     for case in cases():
         row = compared(case)
         mark = "" if row.holds else "  BEYOND"
-        yield row, f"{row.name:52s} {row.traced_bytes / GIB:8.4f} {row.predicted_bytes / GIB:8.4f} GiB {row.error:+9.4%}{mark}"
+        yield (
+            row,
+            f"{row.name:52s} {row.traced_bytes / GIB:8.4f} {row.predicted_bytes / GIB:8.4f} GiB {row.error:+9.4%}{mark}",
+        )

@@ -26,7 +26,7 @@ COLUMNS = ("model", "place", "precision", "attention", "recompute", "optimizer")
 
 
 def rows(*arguments):
-    said = warm_children.printed(BENCHMARK, "--small", "--json", "--jobs", "1", *arguments)
+    said = warm_children.printed(BENCHMARK, "--small", "--json", "--processes", "1", *arguments)
     return [json.loads(line) for line in said.splitlines()]
 
 

@@ -85,7 +85,9 @@ def _layer_transients(role: Role, item: Item, size: Bytes) -> Iterator[Item]:
 def _has_embedded(sheet: Sheet) -> bool:
     """Whether the first layer's input is what embeddings give, which is an item of its own."""
     return any(
-        item.component is Component.SAVED_ACTIVATIONS and any(table in item.path for table in TABLES) and Instant.FORWARD in item.at
+        item.component is Component.SAVED_ACTIVATIONS
+        and any(table in item.path for table in TABLES)
+        and Instant.FORWARD in item.at
         for item in sheet.items
     )
 

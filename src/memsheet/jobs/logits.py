@@ -47,7 +47,8 @@ def step_items(role: Role, sheet: Sheet, logits: Item, each: Logits) -> Iterator
             yield replace(item, at={when: at[when] for when in Instant if when in at})
     if any(item.path.endswith(CAST) for item in sheet.items):
         yield cast_output_matrix(role)
-        yield _cast_inputs(role, logits, each)
+        if role.plan.adapter is None:  # a matrix that does not train has no gradient to make
+            yield _cast_inputs(role, logits, each)
     yield logits
 
 

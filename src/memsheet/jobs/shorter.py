@@ -30,4 +30,6 @@ def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any
 def tokens_at_once(document: Mapping[str, Any]) -> int:
     """Tokens of the largest micro-batch that is learnt from."""
     plans = [role["plan"] for role in document["roles"].values() if role.get("trained")]
-    return max((int(plan.get("microbatch") or 1) * int(plan.get("seq_len") or 0) for plan in plans), default=0)
+    return max(
+        (int(plan.get("microbatch") or 1) * int(plan.get("seq_len") or 0) for plan in plans), default=0
+    )

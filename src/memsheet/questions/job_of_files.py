@@ -27,6 +27,7 @@ from memsheet.jobs.templates.trl_values import (
 )
 from memsheet.jobs.templates.verl import Sizes, has_shorter_rows, open_words, verl_document
 from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.workload import Training
 from memsheet.questions.job import answer_job
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.sheet import Component, Instant, Item
@@ -178,7 +179,7 @@ def _job_of_method(
         elements = sum(
             layers * int(kv_elements_per_token(mixer)) for _, mixer, layers in caching_layers(answer.model)
         )
-        values = {**values, "@seq_len": ask.get("seq_len")}
+        values = {**values, "@seq_len": _said_length(answer)}
         return generating_document(method, values, plan, model, elements)
     if method == "GKD":
         teacher = next(
@@ -192,12 +193,18 @@ def _job_of_method(
             layers * int(kv_elements_per_token(mixer)) for _, mixer, layers in caching_layers(answer.model)
         )
         made = ppo_document(
-            {**values, "@seq_len": ask.get("seq_len")}, plan, model, answer.model.vocab, elements
+            {**values, "@seq_len": _said_length(answer)}, plan, model, answer.model.vocab, elements
         )
         return _with_critic_at_once(made, ask) if made else None
     return _job_of_preferences(
         TRL, read, answer, fused=values.get("use_liger_kernel") is True, given=values.get("ref_model")
     )
+
+
+def _said_length(answer: Answer) -> int | None:
+    """Tokens of a row, where somebody says how many."""
+    job = answer.plan.workload
+    return int(job.seq_len) if isinstance(job, Training) and job.seq_len and not answer.ladder else None
 
 
 def _with_critic_at_once(made: Made, ask: Mapping[str, Any]) -> Made | None:

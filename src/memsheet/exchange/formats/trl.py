@@ -67,9 +67,10 @@ OTHERS = {
     "GRPO": ("num_generations", "max_completion_length", "reward_funcs", "reward_weights", "use_vllm"),
     "DPO": ("beta", "max_prompt_length", "precompute_ref_log_probs", "ref_model_init_kwargs"),
     "KTO": ("desirable_weight", "undesirable_weight"), "reward": ("center_rewards_coefficient",),
+    "PPO": ("response_length", "sft_model_path", "num_ppo_epochs"), "GKD": ("lmbda", "seq_kd"),
 }  # fmt: skip
 """By method, keys that only its configuration has, the first that is found
-(trainer/{grpo,dpo,kto,reward}_config.py).
+(trainer/{grpo,dpo,kto,reward}_config.py, experimental/{ppo,gkd}).
 """
 
 
