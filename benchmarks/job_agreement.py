@@ -89,7 +89,9 @@ def _model(case: Case) -> Any:
     config = AutoConfig.for_model(case.family, **SIZES, **own)
     with torch.device("cpu"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    return model.to("cuda")
+    model = model.to("cuda")
+    model.tie_weights()
+    return model
 
 
 def _logits(model: Any, ids: Any, kept: int) -> Any:

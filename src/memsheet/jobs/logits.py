@@ -47,9 +47,15 @@ def step_items(role: Role, sheet: Sheet, logits: Item, each: Logits) -> Iterator
             yield replace(item, at={when: at[when] for when in Instant if when in at})
     if any(item.path.endswith(CAST) for item in sheet.items):
         yield cast_output_matrix(role)
-        if role.plan.adapter is None:  # a matrix that does not train has no gradient to make
+        if _trains_head(role):
             yield _cast_inputs(role, logits, each)
     yield logits
+
+
+def _trains_head(role: Role) -> bool:
+    """Whether the output matrix has a gradient, or adapters that have."""
+    adapter = role.plan.adapter
+    return adapter is None or "lm_head" in (*adapter.targets, *adapter.full_modules)
 
 
 def _cast_inputs(role: Role, logits: Item, each: Logits) -> Item:

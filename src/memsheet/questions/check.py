@@ -491,11 +491,13 @@ def _judge_several(
 
 
 def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
-    """Of a job that does not fit with micro-batches as large as they may be: with which it does."""
+    """Of a job that is not expected to fit with micro-batches as large as they may be: with which it is."""
     from memsheet.questions.job_of_files import tokens_that_fit
 
-    verdict = found.answer.verdict
-    if verdict is None or verdict.result is Result.FITS or not found.shorter_rows:
+    verdict, cluster = found.answer.verdict, found.answer.cluster
+    if verdict is None or cluster is None or not found.shorter_rows:
+        return Doubt("")
+    if verdict.device.value <= cluster.device.framework_low_bytes:
         return Doubt("")
     fitting, counted = tokens_that_fit(found)
     told = f"it is expected to fit with {fitting:,}" if fitting else "fewer need less"
