@@ -78,6 +78,21 @@ def test_every_two_options_meet_in_the_plans_that_are_swept():
     assert adapted == set(MODELS), "what a checkpoint keeps, of every model"
 
 
+def test_phases_of_jobs_are_thirty_of_every_family_and_kind():
+    from job_agreement import FAMILIES, LOGITS, cases
+
+    asked = list(cases())
+    assert len({one.name for one in asked}) == 30
+    assert {(one.family, one.kind) for one in asked} == set(product(FAMILIES, ("read", *LOGITS)))
+
+
+@pytest.mark.slow
+def test_phases_of_jobs_are_what_the_code_allocates():
+    from job_agreement import table
+
+    assert [row.name for row, _ in table() if not row.holds] == []
+
+
 @pytest.mark.slow
 def test_formulas_and_trace_agree_in_every_place_with_every_optimizer():
     """Every place, precision and recomputation, with attention, models and optimizers in turn: a covering
