@@ -240,7 +240,5 @@ def table() -> Iterator[tuple[JobRow, str]]:
     for case in cases():
         row = compared(case)
         mark = "" if row.holds else "  BEYOND"
-        yield (
-            row,
-            f"{row.name:52s} {row.traced_bytes / GIB:8.4f} {row.predicted_bytes / GIB:8.4f} GiB {row.error:+9.4%}{mark}",
-        )
+        sizes = f"{row.traced_bytes / GIB:8.4f} {row.predicted_bytes / GIB:8.4f} GiB"
+        yield row, f"{row.name:52s} {sizes} {row.error:+9.4%}{mark}"

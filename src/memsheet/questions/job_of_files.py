@@ -16,7 +16,7 @@ from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
-from memsheet.jobs.templates.preferences import preference_document
+from memsheet.jobs.templates.preferences import AXOLOTL, FACTORY, SCRIPTS, TRL, preference_document
 from memsheet.jobs.templates.trl_values import (
     OF_METHODS,
     Made,
@@ -32,8 +32,8 @@ from memsheet.questions.job import answer_job
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.sheet import Component, Instant, Item
 
-VERL, TRL, SCRIPTS, AXOLOTL, FACTORY = "verl", "trl", "transformers", "axolotl", "llamafactory"
-"""Names of formats."""
+VERL = "verl"
+"""The name of a format."""
 
 
 class JobOfFiles(NamedTuple):

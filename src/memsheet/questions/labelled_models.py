@@ -48,8 +48,8 @@ def with_labels_head(
 
 
 SAYS_METHOD = ("method", "script.method")
-"""Where a file that trains by a reward's loss alone says so: its sheet has all that there is, pairs of rows and
-one value a row (huggingface/trl f2cd577 trl/trainer/reward_trainer.py:739-778).
+"""Where a file that trains by a reward's loss alone says so: its sheet has all that there is, pairs of rows
+and one value a row (huggingface/trl f2cd577 trl/trainer/reward_trainer.py:739-778).
 """
 
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.formats.trl_keys import OF_OTHER_METHODS
 from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
+from memsheet.exchange.shared.keys_of_methods import OF_OTHER_METHODS
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program

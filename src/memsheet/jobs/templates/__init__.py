@@ -30,8 +30,8 @@ TEMPLATES: Mapping[str, Template] = {one.name: one for one in OF_TRL}
 
 
 def words_of_cures(name: str) -> Mapping[str, str]:
-    """What to write for each kind of cure (``jobs.cures``), of a job by its name; nothing for what the program
-    does not have.
+    """What to write for each kind of cure (``jobs.cures``), of a job by its name; nothing for what the
+    program does not have.
     """
     return WORDS.get(name, {})
 

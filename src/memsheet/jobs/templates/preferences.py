@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 from memsheet.exchange.shared.preference_methods import Preferences
 
 Range = tuple[int, int, int]
+TRL, SCRIPTS, AXOLOTL, FACTORY = "trl", "transformers", "axolotl", "llamafactory"
+"""Names of formats: TRL's own words, scripts that call its trainers, and programs that train on preferences.
+"""
 
 
 class Learnt(NamedTuple):
@@ -27,8 +30,8 @@ class Learnt(NamedTuple):
 
 
 PAIRS, MARGINS = Learnt((6, 12, 16), (4, 7, 12)), Learnt((6, 14, 18), (4, 6, 10))
-"""Logits and two gradients of them, or the reference's and a copy for the entropy; or beside a loss of the chosen
-alone, whose gradient is one of a part.
+"""Logits and two gradients of them, or the reference's and a copy for the entropy; or beside a loss of the
+chosen alone, whose gradient is one of a part.
 """
 MARKED = Learnt((6, 14, 16), (4, 10, 16))
 """Logits, the reference's, copies of those of either mark, and of the answers among them."""
@@ -45,9 +48,10 @@ OF_FACTORY: Mapping[str, Learnt] = {
     "SIMPO": Learnt((8, 12, 16), (8, 12, 16)), "the reward model": VALUES,
 }  # fmt: skip
 """It makes them fp32 itself and keeps their logarithms, and those of KTO's answers with the others'."""
-PROGRAMS: Mapping[str, Mapping[str, Learnt]] = {"trl": OF_TRL, "axolotl": OF_TRL, "llamafactory": OF_FACTORY}
+PROGRAMS: Mapping[str, Mapping[str, Learnt]] = {TRL: OF_TRL, AXOLOTL: OF_TRL, FACTORY: OF_FACTORY}
 READ_OF_KTO: Range = (2, 6, 6)
-"""Of the mismatched answers, which are whole whatever the loss is made of (trainer/kto_trainer.py:1305-1327)."""
+"""Of the mismatched answers, which are whole whatever the loss is made of (trainer/kto_trainer.py:1305-1327).
+"""
 OWN_FUSED = ("DPO", "IPO", "KTO")
 """Methods that have a loss without whole logits (LigerFusedLinearDPOLoss, LigerFusedLinearKTOLoss)."""
 WHY = "with their gradients, of every sequence that is learnt from, and those of the reference"
@@ -80,7 +84,7 @@ def preference_document(
     elif method.method == "KTO":
         phase["logits"] = {"bytes": list(READ_OF_KTO), "why": "of the mismatched answers, read only"}
     if "reference" in roles and widened_bytes:
-        why = "the reference is loaded in fp32 by releases that take no dtype of the model (trainer/utils.py:1144)"
+        why = "the reference is loaded in fp32 where nothing else is said (trainer/utils.py:1144)"
         phase["items"] = [
             {
                 "component": "parameters",

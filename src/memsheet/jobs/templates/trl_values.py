@@ -19,7 +19,9 @@ RLOO = {
     "num_generations": GRPO["num_generations"]._replace(usual=2),
     "beta": GRPO["beta"]._replace(usual=0.05),
 }
-"""Its own defaults (trainer/rloo_config.py:297, 494); it runs the same passes (trainer/rloo_trainer.py:1458-1480)."""
+"""Its own defaults (trainer/rloo_config.py:297, 494); it runs the same passes
+(trainer/rloo_trainer.py:1458-1480).
+"""
 OF_METHODS = {"GRPO": GRPO, "RLOO": RLOO}
 OTHER_GENERATION = ("use_transformers_paged", "use_transformers_continuous_batching")
 """With a cache in blocks, which nobody accounts (trainer/grpo_config.py:171)."""
@@ -229,8 +231,9 @@ def distilling_document(values: Values, plan: Mapping[str, Any], model: str, tea
 
 
 def online_document(values: Values, plan: Mapping[str, Any], model: str) -> Made | None:
-    """The job of ``OnlineDPOTrainer``: two answers of every prompt are learnt from, beside a copy of the model
-    (experimental/online_dpo/online_dpo_trainer.py:321-328, 1059-1170). What it generates by itself has fewer
+    """The job of ``OnlineDPOTrainer``: two answers of every prompt are learnt from, beside a copy of the
+    model (experimental/online_dpo/online_dpo_trainer.py:321-328, 1059-1170). What it generates by itself has
+    fewer
     bytes a row than the step that follows.
     """
     if values.get("use_vllm") not in (None, False):
@@ -312,7 +315,7 @@ def ppo_document(
         for each, times in zip(SCORES, (1, 1, 2), strict=True)
     ]
     each = LEARNT_OF_POLICY if actor["engine"] == "deepspeed" else POLICY
-    why = "logits of every answer that is generated at once, and its cache (experimental/ppo/ppo_trainer.py:115)"
+    why = "logits of every answer that is generated at once, and its cache (ppo_trainer.py:115)"
     phases = [
         {"name": "gen", "items": [{"component": "temporaries", "path": "scores", "bytes": kept, "why": why}]},
         {
@@ -327,4 +330,7 @@ def ppo_document(
     )
 
 
-OF_VALUES = "critic and reward model have heads of one value and are counted with a vocabulary's, in the width of the policy"
+OF_VALUES = (
+    "critic and reward model have heads of one value and are counted with a vocabulary's, in the width of "
+    "the policy"
+)

@@ -275,7 +275,7 @@ def argmax_scratch(call: Call) -> Iterator[Scratch]:
 
 
 def logsumexp_scratch(call: Call) -> Iterator[Scratch]:
-    """aten.logsumexp(self, dim, keepdim=False): what is left of the largest, and its exponentials in place."""
+    """aten.logsumexp(self, dim, keepdim=False): what is less than the largest, and then its exponentials."""
     given = call.args[0]
     if given.numel() and given.is_floating_point():
         yield Scratch("exponentials", tensor_bytes(given), EXPONENTIALS)

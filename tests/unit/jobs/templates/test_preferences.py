@@ -73,7 +73,7 @@ def test_together_is_at_least_each_alone(tmp_path: Path) -> None:
 
 def test_more_cards_need_no_more_of_each(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(
-        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto"}'
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "train_batch_size": "auto"}'
     )
     needs = [
         told(checked(tmp_path, f"{TRL}beta: 0.1\ndeepspeed: ds.json\n", gpus=f"{count}xA100-80GB"))
@@ -117,7 +117,8 @@ def test_a_fused_loss_leaves_the_mismatched_answers_whole() -> None:
 
 def test_a_reward_model_has_pairs_and_no_vocabulary(tmp_path: Path) -> None:
     """The sheet is all of it."""
-    script = f"trl reward --model_name_or_path {MODEL} --per_device_train_batch_size {ROWS} --max_length {LENGTH} --dataset_name x\n"
+    said = f"--model_name_or_path {MODEL} --per_device_train_batch_size {ROWS} --max_length {LENGTH}"
+    script = f"trl reward {said} --dataset_name x\n"
     found = checked(tmp_path, script, name="reward.sh")
     assert found.answer is not None
     assert found.answer.model.head.kind == "none"
@@ -126,7 +127,8 @@ def test_a_reward_model_has_pairs_and_no_vocabulary(tmp_path: Path) -> None:
 
 
 def test_the_reward_model_of_another_program_makes_logits_that_it_only_reads(tmp_path: Path) -> None:
-    text = f"model_name_or_path: {MODEL}\nstage: rm\nfinetuning_type: lora\ncutoff_len: {LENGTH}\nper_device_train_batch_size: {ROWS}\ntemplate: qwen\nbf16: true\n"
+    said = f"model_name_or_path: {MODEL}\nper_device_train_batch_size: {ROWS}\ncutoff_len: {LENGTH}\n"
+    text = f"{said}stage: rm\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
     answer = told(checked(tmp_path, text, name="rm.yaml"))
     (logits,) = (item for item in answer.sheets[0].items if item.path == "actor/logits")
     assert logits.at[LOSS].value == 6 * 2 * ROWS * LENGTH * answer.model.vocab

@@ -138,7 +138,8 @@ def test_weights_of_nobody_are_refused() -> None:
 
 def test_a_script_is_started_as_its_own_text_says(tmp_path: Path) -> None:
     (tmp_path / "zero3.yaml").write_text(
-        "distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n"
+        "distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
+        "deepspeed_config:\n  zero_stage: 3\n"
     )
     text = f'''"""
 accelerate launch --config_file zero3.yaml train.py --beta 0.1

@@ -58,8 +58,8 @@ LAUNCHED = ("--nnodes", "--nproc-per-node")
 
 
 def _read_strategy(_: Any, values: Values) -> Mapping[str, Any]:
-    """The engine that runs the strategy; FSDP keeps a share of everything between layers. Of adapters the first
-    FSDP makes units of their own (utils/fsdp_utils.py:107-117), as the second divides every tensor.
+    """The engine that runs the strategy; FSDP keeps a share of everything between layers. Of adapters the
+    first FSDP makes units of their own (utils/fsdp_utils.py:107-117), as the second divides every tensor.
     """
     strategy = strategy_of(values)
     apart = strategy == FSDP1 and trains_adapters(values)

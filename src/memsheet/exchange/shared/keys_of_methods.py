@@ -1,5 +1,5 @@
-"""Keys of TRL's other methods, whose bytes are the job's that is made of them: what generates, what is compared
-with, and what a server on the same cards takes.
+"""Keys of TRL's other methods, whose bytes are the job's that is made of them: what generates, what is
+compared with, and what a server on the same cards takes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ vllm_model_impl vllm_server_base_url vllm_server_timeout vllm_structured_outputs
 vllm_sync_frequency wandb_log_unique_prompts weight_sync_steps whiten_rewards
 """
 OF_OTHER_METHODS = frozenset(NAMES.split())
-"""Fields of the configurations and of the scripts' own arguments (huggingface/trl f2cd577 trl/trainer/*_config.py,
-trl/experimental/*/*_config.py, trl/scripts) that supervised fine-tuning does not have.
+"""Fields of the configurations and of the scripts' own arguments (huggingface/trl f2cd577
+trl/trainer/*_config.py, trl/experimental/*/*_config.py, trl/scripts) that supervised
+fine-tuning does not have.
 """
