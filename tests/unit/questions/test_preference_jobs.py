@@ -82,8 +82,8 @@ def test_both_sequences_of_a_pair_are_counted(tmp_path: Path, name: str) -> None
     assert _reach(_checked(tmp_path, name, PAIRS[name]))[0] == 2 * BATCH
 
 
-@pytest.mark.parametrize("name", ["script.py", "factory.yaml", "axolotl.yaml"])
-def test_the_reference_is_a_model_of_the_job(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "each"), [("script.py", 12), ("factory.yaml", 16), ("axolotl.yaml", 12)])
+def test_the_reference_is_a_model_of_the_job(tmp_path: Path, name: str, each: int) -> None:
     """Beside the logits of both sequences, and without what the sheet of one model was doubted for."""
     found = _checked(tmp_path, name, PAIRS[name])
     assert found.answer is not None
@@ -92,7 +92,7 @@ def test_the_reference_is_a_model_of_the_job(tmp_path: Path, name: str) -> None:
     assert "reference model" not in found.doubt
     rows = {item.path: item for item in found.answer.sheets[0].items}
     at = memsheet.Instant("update_actor/loss")
-    assert rows["actor/logits"].at[at].value == 16 * 2 * BATCH * LENGTH * VOCAB
+    assert rows["actor/logits"].at[at].value == each * 2 * BATCH * LENGTH * VOCAB
     held = [row.at[at].value for path, row in rows.items() if path.startswith("reference/model")]
     assert sum(held) >= 2 * PARAMETERS - VOCAB * 896 * 2
 

@@ -233,8 +233,7 @@ def distilling_document(values: Values, plan: Mapping[str, Any], model: str, tea
 def online_document(values: Values, plan: Mapping[str, Any], model: str) -> Made | None:
     """The job of ``OnlineDPOTrainer``: two answers of every prompt are learnt from, beside a copy of the
     model (experimental/online_dpo/online_dpo_trainer.py:321-328, 1059-1170). What it generates by itself has
-    fewer
-    bytes a row than the step that follows.
+    fewer bytes a row than the step that follows.
     """
     if values.get("use_vllm") not in (None, False):
         return None
