@@ -4,7 +4,7 @@ holds in every phase, and what takes the room in the fullest one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Result
@@ -120,7 +120,7 @@ def _help_table(helps: tuple[Help, ...], look: Look) -> RenderableType:
 
 def _card_words(sheet: Sheet) -> str:
     """A card, and how many are like it."""
-    return f"card {sheet.rank}" + (f" and {len(sheet.same_as)} alike" if sheet.same_as else "")
+    return f"card {sheet.rank}" + (f" and {len(sheet.same_as)} more alike" if sheet.same_as else "")
 
 
 def _role_table(answer: Answer) -> RenderableType:
@@ -137,8 +137,25 @@ def _role_table(answer: Answer) -> RenderableType:
     return table
 
 
+RANGE, INSTANT, GAP = 3, 1, 2
+"""Columns that a narrow screen is without, in that order, and blanks between two."""
+
+
+def _columns_with_room(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns that are shown whole."""
+    shown = list(range(len(names)))
+    for left_out in (RANGE, INSTANT):
+        widest = [max(len(row[at]) for row in (names, *rows)) for at in shown]
+        if sum(widest) + GAP * (len(shown) - 1) <= width:
+            break
+        shown.remove(left_out)
+    return shown
+
+
 def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
-    """A row a phase: where it is fullest, what a card holds there, by role, and what is left."""
+    """A row a phase: where it is fullest, what a card holds there, by role, and what is left; without the
+    range, and then without the instant, where the screen is too narrow for them.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -147,21 +164,20 @@ def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     table = Table(
         box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title=title and Text(title), title_justify="left", title_style="bold"
     )  # fmt: skip
-    table.add_column("phase", no_wrap=True)
-    table.add_column("fullest in", no_wrap=True)
-    for name in (look.unit, "range", "free", *roles):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ["phase", "fullest in", look.unit, "range", "free", *roles]
+    rows = []
     for need in phase_needs(sheet, answer.cluster):
         ends = f"{look.cell(need.device.low)} to {look.cell(need.device.high)}"
         free = "" if need.free_bytes is None else look.cell(need.free_bytes, headroom=True)
-        table.add_row(
-            Text(need.phase, "bold" if need.phase == fullest_instant(sheet).phase else ""),
-            INSTANTS[need.instant.step],
-            look.cell(need.device.value),
-            ends,
-            free,
-            *(look.cell(need.by_role.get(role, 0)) for role in roles),
-        )
+        own = [look.cell(need.by_role.get(role, 0)) for role in roles]
+        rows.append([need.phase, INSTANTS[need.instant.step], look.cell(need.device.value), ends, free, *own])
+    shown = _columns_with_room(names, rows, look.width)
+    for at in shown:
+        table.add_column(names[at], justify="left" if at < 2 else "right", no_wrap=True)
+    for row in rows:
+        fullest = row[0] == fullest_instant(sheet).phase
+        cells: list[RenderableType] = [Text(row[0], "bold" if fullest else ""), *row[1:]]
+        table.add_row(*(cells[at] for at in shown))
     return table
 
 
