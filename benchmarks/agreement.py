@@ -2,14 +2,16 @@
 item by item.
 
     python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every | --pairs] [--small] [--device
-    cpu] [--jobs N] [--json]
+    cpu] [--processes N] [--json]
+    python benchmarks/agreement.py --jobs [--json]
 
 Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs
 most at any instant, as a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with
 each of them; with ``--pairs`` models take turns too, so that every two options of a row meet and no plan is
 run twice; ``--small`` shrinks the models. Nothing is asserted; ``--device cpu`` compares a processor's
-kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace``
-extra.
+kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. ``--jobs`` compares
+the passes and updates of jobs of several models (``job_agreement.py``; 0.2 % of the peak). It needs the
+``trace`` extra.
 """
 
 from __future__ import annotations
@@ -274,16 +276,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="cuda",
         help="whose kernels, and whose network: cpu has gloo",
     )
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--jobs", action="store_true", help="phases of jobs of several models")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
+    if options.jobs:
+        return job_table(as_json=options.json)
     done = []
     asked = asked_plans(options.model, options.place, every=options.every, pairs=options.pairs)
-    for row in rows(options.model, asked, small=options.small, device=options.device, jobs=options.jobs):
+    for row in rows(options.model, asked, small=options.small, device=options.device, jobs=options.processes):
         done.append(row)
         print(json.dumps(asdict(row)) if options.json else line(row), flush=True)
     if not options.json:
         print(summary(done))
+    return 0
+
+
+def job_table(*, as_json: bool) -> int:
+    """Phases of jobs, each with its line, and how many hold."""
+    from job_agreement import BAR, table
+
+    found = []
+    for row, told in table():
+        found.append(row)
+        print(json.dumps({**asdict(row), "error": row.error}) if as_json else told, flush=True)
+    if not as_json:
+        worst = max(found, key=lambda row: abs(row.error))
+        held = sum(row.holds for row in found)
+        print(f"{held} of {len(found)} within {BAR:.1%} of the peak; worst {worst.error:+.4%} ({worst.name})")
     return 0
 
 

@@ -26,7 +26,7 @@ COLUMNS = ("model", "place", "precision", "attention", "recompute", "optimizer")
 
 
 def rows(*arguments):
-    said = warm_children.printed(BENCHMARK, "--small", "--json", "--jobs", "1", *arguments)
+    said = warm_children.printed(BENCHMARK, "--small", "--json", "--processes", "1", *arguments)
     return [json.loads(line) for line in said.splitlines()]
 
 
@@ -76,6 +76,21 @@ def test_every_two_options_meet_in_the_plans_that_are_swept():
         row[0] for row in swept if row[1:3] == ("fsdp2 8 lora", "bf16-pure") and row[4] == "recompute full"
     }
     assert adapted == set(MODELS), "what a checkpoint keeps, of every model"
+
+
+def test_phases_of_jobs_are_thirty_of_every_family_and_kind():
+    from job_agreement import FAMILIES, LOGITS, cases
+
+    asked = list(cases())
+    assert len({one.name for one in asked}) == 30
+    assert {(one.family, one.kind) for one in asked} == set(product(FAMILIES, ("read", *LOGITS)))
+
+
+@pytest.mark.slow
+def test_phases_of_jobs_are_what_the_code_allocates():
+    from job_agreement import table
+
+    assert [row.name for row, _ in table() if not row.holds] == []
 
 
 @pytest.mark.slow

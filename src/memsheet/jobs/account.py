@@ -110,10 +110,13 @@ def _with_more(known: Item, item: Item) -> Item:
 
 
 def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> tuple[Item, ...]:
-    """What a role has on the card in a phase: at every instant of its work, or at LOAD where it rests."""
+    """What a role has on the card in a phase: at every instant of its work, or at LOAD where it rests; but
+    for weights that are another's own.
+    """
     how = phase.residency_of(role)
     if role.name != phase.active:
-        return resident_items(role, accounted.sheet_of(role, stage), how, accounted.job.cluster)
+        items = resident_items(role, accounted.sheet_of(role, stage), how, accounted.job.cluster)
+        return _without_weights(items) if role.weights_of else items
     sheet = accounted.sheet_of(role, stage, phase.plan)
     last = stage == int(role.plan.mesh.pp) - 1  # logits are the last stage's
     logits = (logits_item(role, phase.plan or role.plan, phase.logits),) if phase.logits and last else ()
@@ -121,10 +124,15 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
         items = (*forward_items(role, sheet, how), *logits)
         return (*items, *_pass_slack(accounted, role, items))
     if not logits:
-        return sheet.items
-    items = tuple(step_items(role, sheet, *logits))
+        return _without_weights(sheet.items) if role.weights_of else sheet.items
+    assert phase.logits is not None
+    items = tuple(step_items(role, sheet, *logits, phase.logits))
     shares = tuple(_pass_slack(accounted, role, items))
     return (*items, *(_slack_of_both(item, sheet, items) for item in shares))
+
+
+def _without_weights(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    return tuple(item for item in items if item.component not in (Component.PARAMETERS, Component.BUFFERS))
 
 
 def _slack_of_both(share: Item, sheet: Sheet, items: tuple[Item, ...]) -> Item:

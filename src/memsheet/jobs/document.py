@@ -19,7 +19,7 @@ MOST_BYTES = 2**60
 MOST_CARDS = 2**20
 NAME = re.compile(PHASE_NAME)
 TOP = ("schema", "name", "gpus", "nodes", "per_node", "host_memory", "roles", "placement", "phases", "assumed", "notes")  # fmt: skip
-OF_ROLE = ("model", "plan", "trained", "process", "keeps_cache", "head")
+OF_ROLE = ("model", "plan", "trained", "process", "keeps_cache", "head", "weights_of")
 HEADS = TOKENS, VALUES = "tokens", "values"
 """What a role's head gives of each token: a vocabulary's logits, or one value."""
 OF_PHASE = ("name", "active", "work", "plan", "residents", "logits", "items")
@@ -38,6 +38,7 @@ class WrittenRole:
     keeps_cache: bool
     cards: tuple[int, int] | None
     head: str = TOKENS
+    weights_of: str | None = None
 
     @property
     def serves(self) -> bool:
@@ -132,7 +133,16 @@ def _read_roles(fields: Fields, count: int | None) -> Iterator[WrittenRole]:
             keeps_cache=role.flag("keeps_cache", default=False),
             cards=_read_place(placed, name, count),
             head=role.text("head", default=TOKENS, choices=HEADS),
+            weights_of=_read_owner(role, named, plan),
         )
+
+
+def _read_owner(role: Fields, named: Fields, plan: Mapping[str, Any]) -> str | None:
+    """The role whose weights a server runs with, None of one that has its own."""
+    owner = role.text("weights_of", default="") or None
+    if owner is not None and (owner not in named.data or plan.get("task") != "infer"):
+        role.wrong("weights_of", owner, "is of a server, and names another role of the job")
+    return owner
 
 
 def _read_place(placed: Fields, name: str, count: int | None) -> tuple[int, int] | None:

@@ -22,6 +22,8 @@ LEFT_OUT = (
     Component.GRADIENTS, Component.SAVED_ACTIVATIONS, Component.AUTOGRAD_DETAIL, Component.ALLOCATOR_SLACK,
 )  # fmt: skip
 """What a step keeps for its backward, and a slack that is of the step's own peak."""
+TABLES = ("embed", "wte")
+"""In the names of embeddings."""
 PASS = Derived("the forward of a step that recomputes every layer, without what it saves")
 
 
@@ -85,11 +87,21 @@ def _layer_transients(role: Role, item: Item, size: Bytes) -> Iterator[Item]:
     yield replace(item, at={Instant.FORWARD: held, Instant.LOSS: kept})
 
 
+def _has_embedded(sheet: Sheet) -> bool:
+    """Whether the first layer's input is what embeddings give, which is an item of its own."""
+    return any(
+        item.component is Component.SAVED_ACTIVATIONS
+        and any(table in item.path for table in TABLES)
+        and Instant.FORWARD in item.at
+        for item in sheet.items
+    )
+
+
 def _hidden_states(role: Role, sheet: Sheet) -> Iterator[Item]:
     """The input of the layer that runs, of those that a step saves of all; and what is made before the layers
     (embeddings, angles), which the model's own code holds until they have run.
     """
-    layers = max(1, -(-role.model.layers // int(role.plan.mesh.pp)))
+    layers = max(1, -(-role.model.layers // int(role.plan.mesh.pp)) - _has_embedded(sheet))
     for item in sheet.items:
         size = item.at.get(Instant.FORWARD)
         if size is None or item.component is not Component.SAVED_ACTIVATIONS:

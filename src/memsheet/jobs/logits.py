@@ -15,6 +15,7 @@ from memsheet.plan.job import Logits, Role
 from memsheet.plan.plan import Plan
 from memsheet.sheet import NOTHING, Bytes, Component, Derived, Instant, Item, Sheet
 
+CASTS = Derived("saved for the gradient of the output matrix")
 OWN_LOSS = "loss"
 """How paths of the model's own loss begin, in whose place the framework's stands."""
 
@@ -31,7 +32,7 @@ def logits_item(role: Role, plan: Plan, logits: Logits) -> Item:
     return Item(Component.TEMPORARIES, "logits", {Instant.LOSS: size}, Derived(logits.why))
 
 
-def step_items(role: Role, sheet: Sheet, logits: Item) -> Iterator[Item]:
+def step_items(role: Role, sheet: Sheet, logits: Item, each: Logits) -> Iterator[Item]:
     """A training step whose loss is made of whole logits. ``sheet``: of the step with a loss that makes
     none.
     """
@@ -46,7 +47,24 @@ def step_items(role: Role, sheet: Sheet, logits: Item) -> Iterator[Item]:
             yield replace(item, at={when: at[when] for when in Instant if when in at})
     if any(item.path.endswith(CAST) for item in sheet.items):
         yield cast_output_matrix(role)
+        if _trains_head(role):
+            yield _cast_inputs(role, logits, each)
     yield logits
+
+
+def _trains_head(role: Role) -> bool:
+    """Whether the output matrix has a gradient, or adapters that have."""
+    adapter = role.plan.adapter
+    return adapter is None or "lm_head" in (*adapter.targets, *adapter.full_modules)
+
+
+def _cast_inputs(role: Role, logits: Item, each: Logits) -> Item:
+    """What the output matrix is multiplied by, in the dtype of products, which its gradient is made of."""
+    size = logits.at.get(Instant.LOSS, NOTHING)
+    words = -(-int(role.model.head.width) // int(role.plan.mesh.tp))
+    tokens = int(size.high) // (words * max(1, int(each.per_logit.high)))
+    held = Bytes.exact(role.plan.precision.compute.nbytes(tokens * role.model.hidden))
+    return Item(Component.SAVED_ACTIVATIONS, f"lm_head{CAST}_input", {Instant.LOSS: held}, CASTS)
 
 
 def _at_logits(item: Item) -> Bytes | None:

@@ -52,7 +52,8 @@ class Work(Enum):
 class Role:
     """One model of a job. ``cards``: the first that it runs on, and how many; ``process``: roles of one
     process share its context; ``keeps_cache``: whether what its allocator has freed stays reserved while
-    other roles are active.
+    other roles are active; ``weights_of``: the role whose own tensors its weights are, as of a model that
+    generates between its steps.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Role:
     trained: bool
     process: str
     keeps_cache: bool = False
+    weights_of: str | None = None
 
     @property
     def serves(self) -> bool:

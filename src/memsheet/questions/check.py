@@ -478,15 +478,17 @@ def _judge_several(
     """The sheet of all models of a job, with what stays open of it and of its files."""
     from memsheet.questions.cures_of_jobs import mistakes_of_job
 
-    moved = bytes_beyond(mistakes)
+    moved = (*moved_bytes(found.reads, job.answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(found.reads, job.answer, moved, flags, case), job.unaccounted)
     if found.open_words and job.answer and job.answer.verdict:
-        least = int(job.answer.verdict.device.low)
+        least = min(int(job.answer.verdict.device.low), found.least_bytes)
         doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
     verdict = found.answer.verdict
-    over = (*((SHORTER_ROWS,) if found.shorter_rows else ()), *found.over_words)
-    if verdict and verdict.result is Result.DOES_NOT_FIT and over:
-        doubt = both_doubts(doubt, Doubt("; ".join(over), found.least_bytes))
+    if verdict and verdict.result is Result.DOES_NOT_FIT and found.over_words:
+        doubt = both_doubts(doubt, Doubt("; ".join(found.over_words), found.least_bytes))
+    if job.answer and (unsaid := job.whole.script):
+        doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
+    doubt = both_doubts(doubt, _shorter_rows_doubt(found))
     if found.serves:
         mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
     # what a change frees of one model's plan is not what it frees of the job
@@ -494,7 +496,23 @@ def _judge_several(
     if job.ask.get("fix"):
         mistakes = (*mistakes, *mistakes_of_job(found.answer, found.where, next(iter(found.reads))))
     claimed = tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes)
-    return _checked_job(files, job, found.reads, widen_verdict(found.answer, doubt), claimed, moved, doubt)
+    told = with_moved_range(widen_verdict(found.answer, doubt), found.answer, moved)
+    return _checked_job(files, job, found.reads, told, claimed, moved, doubt)
+
+
+def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
+    """Of a job that is not expected to fit with micro-batches as large as they may be: with which it is."""
+    from memsheet.questions.job_of_files import tokens_that_fit
+
+    verdict, cluster = found.answer.verdict, found.answer.cluster
+    if verdict is None or cluster is None or not found.shorter_rows:
+        return Doubt("")
+    if verdict.device.value <= cluster.device.framework_low_bytes:
+        return Doubt("")
+    fitting, counted = tokens_that_fit(found)
+    told = f"it is expected to fit with {fitting:,}" if fitting else "fewer need less"
+    words = f"a micro-batch is counted with the {counted:,} tokens that it may have at the most, and {told}"
+    return Doubt(words, found.least_bytes)
 
 
 def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> dict[str, Any]:

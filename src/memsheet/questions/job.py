@@ -206,7 +206,8 @@ def _read_role(role: WrittenRole, cluster: Cluster | None, known: Mapping[str, M
     if cluster is None and role.cards is None:
         count = int(resolved.plan.mesh.gpus)
     made = Role(
-        name=role.name, model=spec, plan=resolved.plan, cards=(first, count), trained=role.trained, process=role.process, keeps_cache=role.keeps_cache
+        name=role.name, model=spec, plan=resolved.plan, cards=(first, count), trained=role.trained, process=role.process, keeps_cache=role.keeps_cache,
+        weights_of=role.weights_of,
     )  # fmt: skip
     if count % made.group:
         raise input_error("plan.mesh", made.group, f"cards of one copy do not divide {count}")

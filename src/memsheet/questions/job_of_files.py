@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from memsheet.budget import Answer
+from memsheet.budget import Answer, worst_sheet
 from memsheet.errors import InputError
+from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD
 from memsheet.exchange.formats.verl.losses import ROLES
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.colocated_server import SHARE
+from memsheet.exchange.shared.file_format import UNSET, Moved, Read
+from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
+from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
+from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
 from memsheet.jobs.templates.planned import Made, Sizes
+from memsheet.jobs.templates.preferences import AXOLOTL, FACTORY, SCRIPTS, TRL, preference_document
 from memsheet.jobs.templates.slime import slime_job
-from memsheet.jobs.templates.trl import dpo_document, grpo_of_recipe
+from memsheet.jobs.templates.trl_values import (
+    OF_METHODS,
+    distilling_document,
+    generating_document,
+    online_document,
+    ppo_document,
+)
 from memsheet.jobs.templates.verl import has_shorter_rows, open_words, verl_document
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.plan.model import ModelSpec
+from memsheet.plan.workload import Training
 from memsheet.questions.job import WITH_OUTPUT, answer_job
 from memsheet.questions.named_models import is_surely_bundled, likely_name
+from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.sheet import Component, Instant, Item
 
-DPO, GRPO = "DPO", "GRPO"
-VERL, TRL, OPENRLHF, SLIME, NEMO_RL = "verl", "trl", "openrlhf", "slime", "nemo-rl"
-"""Methods, and the names of formats."""
+VERL, OPENRLHF, SLIME, NEMO_RL = "verl", "openrlhf", "slime", "nemo-rl"
+"""Names of formats."""
+LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL)
+"""Whose file says all of its models, so that the job accounts whatever it moves."""
 
 
 class JobOfFiles(NamedTuple):
@@ -60,6 +75,30 @@ class JobOfFiles(NamedTuple):
         return any(role["plan"].get("task") == "infer" for role in roles)
 
 
+def tokens_that_fit(found: JobOfFiles) -> tuple[int, int]:
+    """Tokens of a micro-batch with which the job is expected to fit, by halves, and those that are counted;
+    none where it is not with the fewest.
+    """
+    document: Mapping[str, Any] = found.answer.job or {}
+    counted, low, high = tokens_at_once(document), 0, MOST_HALVES
+    if not _is_expected(found, document, high):
+        return 0, counted
+    while high - low > 1:  # it does not fit with `low` halves, and does with `high`
+        middle = (low + high) // 2
+        low, high = (low, middle) if _is_expected(found, document, middle) else (middle, high)
+    return tokens_at_once(with_shorter_rows(document, high)), counted
+
+
+def _is_expected(found: JobOfFiles, document: Mapping[str, Any], halves: int) -> bool:
+    """Whether the expected need of a job with rows halved so often is what a card has."""
+    try:
+        answer = answer_job(with_shorter_rows(document, halves), found.where, slack=SHARE_OF_SLACK)
+    except InputError:
+        return False
+    needs = max(int(sheet.device.value) for sheet in answer.sheets)
+    return answer.cluster is not None and needs <= answer.cluster.device.framework_low_bytes
+
+
 OF_ROWS = (
     Component.SAVED_ACTIVATIONS, Component.TEMPORARIES, Component.AUTOGRAD_DETAIL, Component.INPUTS, Component.ALLOCATOR_SLACK,
 )  # fmt: skip
@@ -81,7 +120,7 @@ def job_of_files(
         return None
     name, read = found
     key, make = MAKERS[read.form.name]
-    made = make(read, answer)
+    made = make(read, answer, ask)
     if made is None:
         return None
     document, taken = _with_known_models(made.document, asked_as(answer.model))
@@ -91,7 +130,7 @@ def job_of_files(
         return None
     whole, left = found_answer
     rest = tuple(one for one in read.unmodelled if one[0] != key)
-    known = replace(read, unmodelled=rest, form=replace(read.form, moves=None))
+    known = replace(read, unmodelled=rest, form=replace(read.form, moves=_moves_beside(read)))
     if where["gpus"] != ask.get("gpus"):
         told = f"gpus = {where['gpus']}: as many as its models have places on"
         known = replace(known, assumed=(*known.assumed, told))
@@ -144,7 +183,7 @@ def _leaves_out(roles: dict[str, Any], field: str) -> bool:
 
 def _where_placed(document: Mapping[str, Any], ask: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """The machines, with as many cards as the roles have places on, where they have their own."""
-    where = {key: ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
+    where = _machines(ask)
     places = document.get("placement", {}).values()
     count = max((first + many for first, many in places), default=0)
     if count and where["cluster"] is None and count != cluster.count:
@@ -173,41 +212,173 @@ def _key_of_job(read: Read) -> bool:
     return made is not None and any(at == made[0] for at, _ in read.unmodelled)
 
 
-def _roles_of_launch(read: Read, answer: Answer) -> Made | None:
-    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
-    found = verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+def _moves_beside(read: Read) -> Callable[[Any, Any], Iterator[Moved]] | None:
+    """What a file moves beside a model that trains, less what the job accounts."""
+    own = read.form.moves
+    if own is None or read.form.name in LAUNCHERS:
+        return None
+    return lambda values, asked: (one for one in own(values, asked) if one.at not in ACCOUNTED)
+
+
+ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
+"""A server on the same cards, and the loss of supervised fine-tuning."""
+
+
+def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    found = verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
     return Made(found, open_words(read.values), has_shorter_rows(read.values)) if found else None
 
 
-def _pairs_of_recipe(read: Read, answer: Answer) -> Made | None:
-    """Of GRPO and DPO alone: how much other methods hold is known as a range (``preference_jobs``)."""
-    if dict(read.unmodelled)[METHOD] == GRPO:
-        found = grpo_of_recipe(read.values, plan_document(answer.plan), asked_as(answer.model))
-        return Made(found) if found else None
-    method = read.form.preferences(read.values)
-    if method is None or method.method != DPO or not method.sure:
+def _trainer_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    return slime_job(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
+
+
+def _policy_of_settings(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    return nemo_rl_job(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
+
+
+def _groups_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    return openrlhf_job(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
+
+
+def _sizes_of(answer: Answer) -> Sizes:
+    return Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
+
+
+def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+    """Of TRL's YAML or flags."""
+    return _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
+
+
+def _job_of_script(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+    """Of a script that calls one of TRL's trainers; Unsloth puts losses of its own in their place."""
+    if read.values.get(f"{SCRIPT}.unsloth") is True:
         return None
-    return Made(dpo_document(read.values, plan_document(answer.plan), asked_as(answer.model)))
+    inside = tuple(f"{SCRIPT}.{name}." for name in (OF_METHOD, OF_TRAINER))
+    own = {
+        at.removeprefix(before): held
+        for at, held in read.values.items()
+        for before in inside
+        if at.startswith(before)
+    }
+    plain = {at: held for at, held in read.values.items() if not at.startswith(f"{SCRIPT}.")}
+    kept = {"max_length": read.values[at]} if (at := f"{SCRIPT}.max_length") in read.values else {}
+    return _job_of_method(
+        read, str(read.values.get(f"{SCRIPT}.{METHOD}")), {**plain, **kept, **own}, answer, ask
+    )
 
 
-def _trainer_of_launch(read: Read, answer: Answer) -> Made | None:
-    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
-    return slime_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+def _job_of_method(
+    read: Read, method: str, values: Mapping[str, Any], answer: Answer, ask: Mapping[str, Any]
+) -> Made | None:
+    plan, model = plan_document(answer.plan), asked_as(answer.model)
+    if method in OF_METHODS:
+        elements = sum(
+            layers * int(kv_elements_per_token(mixer)) for _, mixer, layers in caching_layers(answer.model)
+        )
+        values = {**values, "@seq_len": _said_length(answer)}
+        return generating_document(method, values, plan, model, elements)
+    if method == "GKD":
+        teacher = next(
+            (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
+        )
+        return distilling_document(values, plan, model, teacher) if teacher else None
+    if method in ONLINE:
+        return online_document(values, plan, model)
+    if method == "PPO":
+        elements = sum(
+            layers * int(kv_elements_per_token(mixer)) for _, mixer, layers in caching_layers(answer.model)
+        )
+        made = ppo_document(
+            {**values, "@seq_len": _said_length(answer)}, plan, model, answer.model.vocab, elements
+        )
+        return _with_critic_at_once(made, ask) if made else None
+    return _job_of_preferences(
+        TRL, read, answer, fused=values.get("use_liger_kernel") is True, given=values.get("ref_model")
+    )
 
 
-def _policy_of_settings(read: Read, answer: Answer) -> Made | None:
-    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
-    return nemo_rl_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+def _said_length(answer: Answer) -> int | None:
+    """Tokens of a row, where somebody says how many."""
+    job = answer.plan.workload
+    return int(job.seq_len) if isinstance(job, Training) and job.seq_len and not answer.ladder else None
 
 
-def _groups_of_launch(read: Read, answer: Answer) -> Made | None:
-    sizes = Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
-    return openrlhf_job(read.values, plan_document(answer.plan), asked_as(answer.model), sizes)
+def _with_critic_at_once(made: Made, ask: Mapping[str, Any]) -> Made | None:
+    """A job with what its critic adds while the actor goes back: the critic's own step less what rests."""
+    document, alone = made.document, {"name": "update_critic", "active": "critic"}
+    roles = {"critic": document["roles"]["critic"]}
+    try:
+        (sheet, *_) = answer_job({**document, "roles": roles, "phases": [alone]}, _machines(ask)).sheets
+    except InputError:
+        return None
+    rests = sheet.instants[0]
+    most = max(int(sheet.at(when).value - sheet.at(rests).value) for when in sheet.instants)
+    why = "the critic's saved activations and gradients, which are there at once"
+    extra = {
+        "component": "saved_activations",
+        "path": "critic_at_once",
+        "bytes": [most // 2, most, most],
+        "why": why,
+    }
+    phases = [
+        {**one, "items": [extra]} if one.get("active") == "actor" else one for one in document["phases"]
+    ]
+    return made._replace(document={**document, "phases": phases})
 
 
-MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer], Made | None]]] = {
-    VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _pairs_of_recipe), OPENRLHF: (ROLES, _groups_of_launch),
-    SLIME: (ROLES, _trainer_of_launch),
-    NEMO_RL: (ROLES, _policy_of_settings),
+def _machines(ask: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
+
+
+TEACHERS = ("teacher_model_name_or_path", "teacher_model")
+ONLINE = ("online DPO", "OnlineDPO")
+
+
+def _job_of_preferences(
+    program: str, read: Read, answer: Answer, *, fused: bool = False, given: Any = None
+) -> Made | None:
+    """A method of pairs or of marked answers. ``given``: what a script gives the trainer as reference."""
+    method = read.form.preferences(read.values)
+    if method is None or method.scored:
+        return None
+    widened = _widened_bytes(answer) if method.widened and given is None else 0
+    made = preference_document(
+        program,
+        method,
+        plan_document(answer.plan),
+        asked_as(answer.model),
+        fused=fused,
+        widened_bytes=widened,
+    )
+    if made is None:
+        return None
+    words = "a reference of its own may stand beside adapters: what the trainer is given is not told"
+    return Made(made, (words,) if given is not None and answer.plan.adapter is not None else ())
+
+
+def _widened_bytes(answer: Answer) -> int:
+    """What a copy in fp32 has more than the model that trains."""
+    precision = answer.plan.precision
+    held = int(worst_sheet(answer.sheets).of(Component.PARAMETERS, instant=Instant.LOAD).high)
+    return (
+        0
+        if precision.master_weights
+        else held * (32 - int(precision.parameters.bits)) // int(precision.parameters.bits)
+    )
+
+
+def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
+
+
+def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    return _job_of_preferences(FACTORY, read, answer)
+
+
+MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
+    VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
+    AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _groups_of_launch),
+    SLIME: (ROLES, _trainer_of_launch), NEMO_RL: (ROLES, _policy_of_settings),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

@@ -41,7 +41,21 @@ def with_labels_head(
         model = without_vocabulary(model_of(name) if name is not None else None, LABELLED)
     if model is None:
         return name, dict(reads)
-    return model, {at: _without_labels(read) for at, read in reads.items()}
+    scored = method is not None and method.scored and head is None
+    return model, {
+        at: _without_method(read) if scored else _without_labels(read) for at, read in reads.items()
+    }
+
+
+SAYS_METHOD = ("method", "script.method")
+"""Where a file that trains by a reward's loss alone says so: its sheet has all that there is, pairs of rows
+and one value a row (huggingface/trl f2cd577 trl/trainer/reward_trainer.py:739-778).
+"""
+
+
+def _without_method(read: Read) -> Read:
+    read = _without_labels(read)
+    return replace(read, unmodelled=tuple(one for one in read.unmodelled if one[0] not in SAYS_METHOD))
 
 
 OF_LABELS = ("ForSequenceClassification", "ForTokenClassification")

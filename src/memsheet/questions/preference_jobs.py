@@ -30,6 +30,8 @@ def preference_doubt(reads: Mapping[str, Read], whole: Together, answer: Answer 
     method = preferences_in(reads)
     if method is None or answer is None or answer.verdict is None:
         return Doubt("")
+    if method.scored and answer.model.head.kind == "none":  # all of it is in the sheet
+        return Doubt("")
     job = answer.plan.workload
     if not isinstance(job, Training):
         return Doubt("")

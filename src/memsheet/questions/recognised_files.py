@@ -69,6 +69,9 @@ def recognise_files(
         if own is not None and given:
             flags[name] = _flags_of(own).keys()
             own = _as_started(own, text, given)
+        if told and named and not given and own is not None:
+            own, launcher = _as_described(name, own, text, scripts)
+            reads |= launcher
         silent = told or given or (own and not named)
         said = text if shell else "" if silent else _told_command(name, text)
         further, unread = (
@@ -173,6 +176,24 @@ def _told_command(name: str, text: str) -> str:
     if name.endswith(".py"):
         return described_launches(text, Path(name).name)
     return experiment_script(name, text, parse_yaml) if name.endswith(YAML) else ""
+
+
+def _as_described(
+    name: str, own: Read, text: str, scripts: Mapping[str, str]
+) -> tuple[Read, Mapping[str, Read]]:
+    """A script that names its model, started as its own text says: with the flags of the command, and what
+    starts its processes apart from it.
+    """
+    said = _told_command(name, text)
+    start = first_script_launch(said) if said and len(text) <= MOST_SCRIPT else None
+    if start is None or Path(start.script).name != Path(name).name:
+        return own, {}
+    further, _ = _launched_files(name, said, None, scripts)
+    launcher = {at: read for at, read in further.items() if read.form.name in LAUNCHED}
+    if not launcher:
+        return own, {}
+    started = _as_started(own, text, start.arguments)
+    return replace(started, assumed=(*started.assumed, DESCRIBED)), launcher
 
 
 def _as_started(own: Read, text: str, given: Mapping[str, Any]) -> Read:

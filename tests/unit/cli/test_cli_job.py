@@ -22,6 +22,18 @@ def test_a_template_says_which_phase_dies(capsys: pytest.CaptureFixture[str]) ->
     assert "old_log_prob" in screen
 
 
+def test_a_narrow_screen_cuts_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width, has_range in (("62", False), ("120", True)):
+        monkeypatch.setenv("COLUMNS", width)
+        main([*LINE, "--vllm", "colocate", "--beta", "0.1"])
+        screen = capsys.readouterr().out
+        header = next(line for line in screen.splitlines() if line.startswith("phase "))
+        assert "…" not in screen
+        assert ("range" in header) == has_range
+
+
 def test_its_document_is_a_job_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LINE, "--json"]) == 10
     document = json.loads(capsys.readouterr().out)

@@ -129,7 +129,7 @@ VERL = {
     ),
     "grpo-qwen2-72b-lora.sh": (
         "Qwen/Qwen2.5-72B-Instruct",
-        "fsdp1",
+        "fsdp2",  # adapters are units of their own
         8,
         44,
         5,

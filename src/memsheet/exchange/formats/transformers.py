@@ -24,6 +24,7 @@ from memsheet.exchange.shared.trainer_script import (
     COLOCATED,
     DEFAULTS,
     MAPS,
+    OF_TRAINER,
     OWN_LAYERS,
     SCRIPT,
     SFT_OWN,
@@ -385,7 +386,7 @@ def _script_arguments(text: str, given: Values | None = None) -> Mapping[str, An
     if not isinstance(own, Mapping) or METHOD not in own:
         return found
     rest = {at for at in found if at not in (SCRIPT, F) and not is_key(FORMAT, _rename_trainer_key(at))}
-    told = {OF_METHOD: ", ".join(sorted(rest))} if rest else {}
+    told = {OF_METHOD: {at: found[at] for at in sorted(rest)}} if rest else {}
     defaults = {at: flag for at, flag in own.get(DEFAULTS, {}).items() if at not in rest}
     kept = {at: held for at, held in own.items() if at != DEFAULTS}
     return {
@@ -439,7 +440,7 @@ FORMAT = Format(
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}", f"{SCRIPT}.{DEFAULTS}.*", *(
+        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(
             f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
         ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",

@@ -15,6 +15,7 @@ from memsheet.exchange import find_format
 from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
+from memsheet.exchange.shared.keys_of_methods import OF_OTHER_METHODS
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
@@ -66,9 +67,10 @@ OTHERS = {
     "GRPO": ("num_generations", "max_completion_length", "reward_funcs", "reward_weights", "use_vllm"),
     "DPO": ("beta", "max_prompt_length", "precompute_ref_log_probs", "ref_model_init_kwargs"),
     "KTO": ("desirable_weight", "undesirable_weight"), "reward": ("center_rewards_coefficient",),
+    "PPO": ("response_length", "sft_model_path", "num_ppo_epochs"), "GKD": ("lmbda", "seq_kd"),
 }  # fmt: skip
 """By method, keys that only its configuration has, the first that is found
-(trainer/{grpo,dpo,kto,reward}_config.py).
+(trainer/{grpo,dpo,kto,reward}_config.py, experimental/{ppo,gkd}).
 """
 
 
@@ -342,6 +344,6 @@ FORMAT: Format = Format(
         f"{SCRIPT}.{ONE_PROCESS}", "config", "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
         "dataset_test_split", "dataset_streaming", "ignore_bias_buffers", "datasets", "streaming", "test_split_size", "env", "chat_template",
         "dataset_mixture", "dataset_mixture.*", "dataset_kwargs.*", "hub_model_revision", "push_to_hub_revision", "overwrite_output_dir", "router_aux_loss_coef",
-        *(at for own in OTHERS.values() for at in own), *OWN_OF_METHODS,
+        *(at for own in OTHERS.values() for at in own), *OWN_OF_METHODS, *OF_OTHER_METHODS,
     }) - {"activation_offloading", "model_init_kwargs"} - {key.at for key in KEYS},
 )  # fmt: skip

@@ -35,7 +35,7 @@ from memsheet.exchange.shared.python_config import (
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
-from memsheet.exchange.shared.row_lengths import both_parts, tokenized_length, trainer_length
+from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
@@ -107,6 +107,16 @@ PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training"
 WIDTHS = ("load_in_4bit", "load_in_8bit")
 PARSERS = ("HfArgumentParser", "TrlParser")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
+OF_TRAINER = "of_trainer"
+"""Models that a trainer of a method is given beside the one that it trains."""
+MODELS_BESIDE = (
+    "ref_model",
+    "teacher_model",
+    "reward_model",
+    "reward_funcs",
+    "reward_model_path",
+    "value_model",
+)
 DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
 OWN_FIELDS = "own_fields"
@@ -168,6 +178,7 @@ def arguments_of(
     said |= {at: flag.default for at, flag in taken.items()}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     own = own or _older_trainer_keys(module)
+    beside_it = _models_beside(module) if own.get("method") else {}
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
         own.setdefault("max_length", length)
@@ -215,7 +226,20 @@ def arguments_of(
     }
     fields = [at for one in parsed for at in one if at not in OURS and at in said]
     beside |= {OWN_FIELDS: fields} if fields else {}
+    beside |= {OF_TRAINER: beside_it} if beside_it else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
+
+
+def _models_beside(module: Module) -> dict[str, Any]:
+    """What the trainer is given besides the model that it trains: names, None, or what the text does not
+    tell.
+    """
+    given = next(iter(named_calls(module, TRAINERS, local=True)), {})
+    return {
+        at: held if held is None or isinstance(held, str | list) else UNSET
+        for at in MODELS_BESIDE
+        if (held := given.get(at, False)) is not False
+    }
 
 
 def without_own_fields(form: Format, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,6 +358,11 @@ def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+CUT, OF_METHODS = ("DPO", "KTO", "ORPO", "CPO", "BCO", "Reward", "GKD", "TPO"), 1024
+"""Methods whose configurations cut rows to as many tokens where nothing is said (huggingface/trl f2cd577
+trl/trainer/{dpo,kto,reward,sft}_config.py, experimental/{orpo,cpo,bco,tpo}: max_length)."""
+
+
 def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
     """The method of a configuration of TRL's other than SFT's, with the defaults that all of them have in
     ``said``; the length of both of its parts where it says both.
@@ -343,9 +372,10 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
         said.setdefault("bf16", True)
     whole = both_parts(said) or said.get("max_length")
     share = trl_colocated_share(said)
+    usual = {USUAL_LENGTH: OF_METHODS} if METHODS[name] in CUT and said.get("max_length", 0) == 0 else {}
     return {
         "method": METHODS[name],
-        **({"max_length": whole} if isinstance(whole, int) else {}),
+        **({"max_length": whole} if isinstance(whole, int) else usual),
         **({COLOCATED: share} if share is not None else {}),
     }
 

@@ -26,7 +26,11 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     },
     "slime": {"sleep": "--offload-rollout", "offload": "--offload-train", "share": "--sglang-mem-fraction-static {share:g}", "logits": ""},
     "nemo-rl": {"share": "policy.generation.vllm_cfg.gpu_memory_utilization={share:g}", "logits": "", "sleep": "", "offload": ""},
-    "trl-dpo": {"logits": "use_liger_kernel: true"},
+    **{f"trl-{method}": {"logits": "use_liger_kernel: true"} for method in ("dpo", "ipo", "kto", "gkd")},
+    **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true"} for method in ("dpo", "ipo")},
+    **{f"trl-{method}": {"logits": ""} for method in ("orpo", "cpo", "bco", "simpo", "online", "ppo")},
+    **{f"axolotl-{method}": {"logits": ""} for method in ("orpo", "simpo", "kto")},
+    **{f"llamafactory-{method}": {"logits": ""} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model")},
 }  # fmt: skip
 """What to write for a kind of cure; empty where the framework has no such option."""
 STATES_ALONE = frozenset({"openrlhf"})
@@ -37,7 +41,9 @@ TEMPLATES: Mapping[str, Template] = {one.name: one for one in OF_TRL}
 
 
 def words_of_cures(name: str) -> Mapping[str, str]:
-    """What to write for each kind of cure (``jobs.cures``), of a job by its name."""
+    """What to write for each kind of cure (``jobs.cures``), of a job by its name; nothing for what the
+    program does not have.
+    """
     return WORDS.get(name, {})
 
 

@@ -36,8 +36,10 @@ def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """A frozen copy, which DeepSpeed divides where it divides the model's parameters."""
-    still = dict(actor)
+    """A frozen model beside what trains, without its adapters, which DeepSpeed divides where it divides the
+    model's parameters (huggingface/trl f2cd577 trl/models/utils.py:236-265).
+    """
+    still = {key: held for key, held in actor.items() if key != "adapter"}
     if actor.get("engine") == "deepspeed" and actor.get("zero") != 3:
         still["zero"] = 0
         still["mesh"] = {**still.get("mesh", {}), "dp_replicate": ranks_of_data(still), "dp_shard": 1}

@@ -18,10 +18,8 @@ from memsheet.jobs.templates.option import (
     Template,
     logits_key,
     machines_of,
-    option_refusal,
     read_options,
 )
-from memsheet.jobs.templates.planned import planned_actor, planned_reference
 from memsheet.units import MIB
 
 CONFIG, GENERATION = "trainer/grpo_config.py", "generation/vllm_generation.py"
@@ -71,13 +69,13 @@ def grpo_document(said: Mapping[str, Any]) -> dict[str, Any]:
     if "vllm" not in said:
         assumed.append("vllm = colocate (use_vllm with TRL's own vllm_mode)")
     raise_if_problems(_grpo_problems(values, _card_count(said)))
-    roles, phases = _grpo_roles(values), _grpo_phases(values)
+    roles, phases = _grpo_roles(values), grpo_phases(values)
     if values["gradient_accumulation_steps"] > 1:
         rows = values["per_device_train_batch_size"] * _card_count(said)
         roles["actor"]["plan"]["global_batch"] = rows * values["gradient_accumulation_steps"]
     return {
         "schema": "memsheet/job/1", "name": "trl-grpo", **machines_of(said), "roles": roles, "phases": phases,
-        "assumed": assumed, "notes": _grpo_notes(values),
+        "assumed": assumed, "notes": grpo_notes(values),
     }  # fmt: skip
 
 
@@ -135,7 +133,7 @@ def _actor_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _has_reference(values: Mapping[str, Any]) -> bool:
+def has_reference(values: Mapping[str, Any]) -> bool:
     """Whether a second model is loaded (trainer/grpo_trainer.py:957-971)."""
     return bool(values["beta"]) and not values["lora_rank"]
 
@@ -143,15 +141,15 @@ def _has_reference(values: Mapping[str, Any]) -> bool:
 def _grpo_roles(values: Mapping[str, Any]) -> dict[str, Any]:
     model, actor = values["model"], _actor_plan(values)
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
-    if _has_reference(values):
+    if has_reference(values):
         plan = {key: held for key, held in actor.items() if key != "adapter"}
         roles["reference"] = {"model": model, "plan": plan, "trained": False, "process": "trainer"}
     if values["vllm"] == "colocate":
-        roles["rollout"] = {"model": model, "plan": _rollout_plan(values), "process": "trainer"}
+        roles["rollout"] = {"model": model, "plan": rollout_plan(values), "process": "trainer"}
     return roles
 
 
-def _rollout_plan(values: Mapping[str, Any]) -> dict[str, Any]:
+def rollout_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     """Its own vLLM (trainer/grpo_trainer.py:1089-1094, generation/vllm_generation.py:350-363)."""
     tensor = values["vllm_tensor_parallel_size"]
     sequences = values["per_device_train_batch_size"] * tensor * _generated_at_once(values)
@@ -165,7 +163,7 @@ def _rollout_plan(values: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _grpo_phases(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+def grpo_phases(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     served, sleeps = values["vllm"] == "colocate", values["vllm_enable_sleep_mode"]
     away = {"rollout": "asleep-2"} if served and sleeps else {}
     pool = [{
@@ -190,7 +188,8 @@ def _trainer_phases(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     tokens = rows * (values["max_completion_length"] + 1)
     in_bf16 = 2 + -(-2 // rows)
     widened = values["engine"] != "deepspeed"
-    read = (in_bf16, 6, 6) if widened else (in_bf16, in_bf16, 6)
+    summed = max(6, 4 + -(-4 // rows))  # a row's exponentials beside all logits (trainer/utils.py:506-508)
+    read = (in_bf16, summed, summed) if widened else (in_bf16, in_bf16, max(6, in_bf16))
     learnt = (8, 16, 16) if widened else (8, 8, 16)
     only_read = logits_key(tokens, read, "of answers, read only (trainer/grpo_trainer.py:1435)")
     update = logits_key(tokens, learnt, "of answers, with their gradients (trainer/grpo_trainer.py:1435)")
@@ -198,13 +197,13 @@ def _trainer_phases(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"name": "old_log_prob", "active": "actor", "work": "forward", "logits": only_read}
     ]
     if values["beta"]:
-        role = "reference" if _has_reference(values) else "actor"
+        role = "reference" if has_reference(values) else "actor"
         found.append({"name": "ref", "active": role, "work": "forward", "logits": only_read})
     last: dict[str, Any] = {"name": "update_actor", "active": "actor"}
     return [*found, last if values["use_liger_kernel"] else {**last, "logits": update}]
 
 
-def _grpo_notes(values: Mapping[str, Any]) -> list[str]:
+def grpo_notes(values: Mapping[str, Any]) -> list[str]:
     found = []
     if values["vllm"] == "colocate" and not values["vllm_enable_sleep_mode"]:
         found.append("vLLM stays awake while the model trains: vllm_enable_sleep_mode frees its share then")
@@ -215,59 +214,6 @@ def _grpo_notes(values: Mapping[str, Any]) -> list[str]:
             "the reference is the model with its adapters switched off, and takes no memory of its own"
         )
     return found
-
-
-DPO_LEARNT, DPO_READ = (
-    (6, 16, 16),
-    "of both sequences of every pair, with their gradients and the reference's",
-)
-"""Bytes of a logit, as of GRPO, but divided by nothing (trainer/dpo_trainer.py:1340-1347). Those of the
-reference, 6 at the most, are gone where the gradients are (:1382).
-"""
-
-
-def dpo_document(values: Mapping[str, Any], plan: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The job of ``DPOTrainer``, of a recipe's values, as ``memsheet/job/1``: the model that trains on both
-    sequences of each pair, and the reference beside it. ``plan``: of the model, as its own sheet has it.
-
-    A reference is loaded unless adapters train or its probabilities were made before
-    (trainer/dpo_trainer.py:893-908); DeepSpeed divides it where it divides the model's parameters
-    (models/utils.py:236-265).
-    """
-    actor, whole = planned_actor(plan)
-    roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
-    if values.get("precompute_ref_log_probs") is not True and not actor.get("adapter"):
-        roles["reference"] = planned_reference(actor, model)
-    logits = {"logits": {"bytes": list(DPO_LEARNT), "why": DPO_READ}} if whole else {}
-    phases = [{"name": "update_actor", "active": "actor", **logits}]
-    return {"schema": "memsheet/job/1", "name": "trl-dpo", "roles": roles, "phases": phases}
-
-
-def grpo_of_recipe(values: Mapping[str, Any], plan: Mapping[str, Any], model: str) -> dict[str, Any] | None:
-    """The job of ``GRPOTrainer``, of a recipe's values. ``plan``: of what trains, as its own sheet has it.
-
-    None where vLLM's place is not said, or where nobody says how long a row is.
-    """
-    mode, batch = values.get("vllm_mode"), values.get("generation_batch_size")
-    said = values.get("max_prompt_length") and values.get("max_completion_length")
-    if values.get("use_vllm") is not True or mode not in ("colocate", "server") or batch or not said:
-        return None
-    options = {name: values.get(name, option.usual) for name, option in GRPO.items()}
-    actor, whole = planned_actor(plan)
-    options |= {
-        "vllm": mode, "engine": actor.get("engine"), "lora_rank": (actor.get("adapter") or {}).get("rank"), "use_liger_kernel": not whole,
-        "per_device_train_batch_size": actor.get("microbatch"),
-    }  # fmt: skip
-    if any(option_refusal(held, GRPO[name]) for name, held in options.items() if held is not None):
-        return None
-    roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
-    if _has_reference(options):
-        roles["reference"] = planned_reference(actor, model)
-    if mode == "colocate":
-        roles["rollout"] = {"model": model, "plan": _rollout_plan(options), "process": "trainer"}
-    return {
-        "schema": "memsheet/job/1", "name": "trl-recipe", "roles": roles, "phases": _grpo_phases(options), "notes": _grpo_notes(options)
-    }  # fmt: skip
 
 
 TEMPLATES = (

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.formats.verl.batches import packs_by_tokens, removes_padding, row_length
+from memsheet.exchange.formats.verl.batches import removes_padding, row_length
 from memsheet.exchange.formats.verl.losses import has_critic
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
@@ -334,7 +334,7 @@ def open_words(values: Values) -> tuple[str, ...]:
 
 
 def has_shorter_rows(values: Values) -> bool:
-    """Whether a micro-batch is of so many rows, which are counted as long as the longest, without their
-    padding: what they really are is the data's.
+    """Whether a micro-batch may have fewer tokens than are counted: of so many rows, which are as long as the
+    data's are without their padding, or packed of a mini-batch's, which may have fewer than a GPU takes.
     """
-    return removes_padding(values) and not packs_by_tokens(values)
+    return removes_padding(values)

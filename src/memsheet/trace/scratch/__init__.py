@@ -148,6 +148,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType({
     aten.all.dim: Row(reduction_row(EXTREME, 1), REDUCES),
     aten.all.dims: Row(reduction_row(EXTREME, 1), REDUCES),
     aten.argmax.default: Row(reductions.argmax_scratch, REDUCES),
+    aten.logsumexp.default: Row(reductions.logsumexp_scratch),
     aten.argmin.default: Row(reductions.argmax_scratch, REDUCES),
     aten.var.correction: Row(reduction_row(VARIANCE, 1), REDUCES),
     aten.std.correction: Row(reduction_row(VARIANCE, 1), REDUCES),

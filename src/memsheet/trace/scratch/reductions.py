@@ -27,6 +27,7 @@ from memsheet.trace.scratch.call import (
     aten_source_line,
     contiguous_copy_scratch,
     opmath_bytes,
+    tensor_bytes,
 )
 
 REDUCE = "native/cuda/Reduce.cuh"
@@ -36,6 +37,7 @@ PARTIAL, SEMAPHORES, ACCUMULATED = (
     aten_source_line(REDUCE, 990),
 )
 CAST = aten_source_line("native/ReduceOpsUtils.h", 417)  # make_reduction: self.to(in_dtype)
+EXPONENTIALS = aten_source_line("native/ReduceOps.cpp", 1517)  # logsumexp_out_impl: (self - maxes).exp_()
 FLAT = aten_source_line("native/ReduceOps.cpp", 1757)  # argmax_argmin_impl: self.reshape({-1})
 WARP, VALUES, LEAST_VALUES = 32, 256, 16  # setReduceConfig: max_values_per_thread, min_values_per_thread
 LAST = 2**31 - 1  # a tensor iterator's largest offset in bytes that a kernel can hold
@@ -270,3 +272,10 @@ def argmax_scratch(call: Call) -> Iterator[Scratch]:
     if call.arg(1, "dim") is None:
         yield from contiguous_copy_scratch(call.args[0], "flat", FLAT)
     yield from _reduction_row_scratch(PLACE, 1, False, call)
+
+
+def logsumexp_scratch(call: Call) -> Iterator[Scratch]:
+    """aten.logsumexp(self, dim, keepdim=False): what is less than the largest, and then its exponentials."""
+    given = call.args[0]
+    if given.numel() and given.is_floating_point():
+        yield Scratch("exponentials", tensor_bytes(given), EXPONENTIALS)

@@ -59,6 +59,18 @@ def test_a_script_of_its_own_is_a_job(tmp_path: Path) -> None:
     assert not found.moved
 
 
+def test_packed_tokens_that_may_be_fewer_are_no_stop(tmp_path: Path) -> None:
+    """On half of the cards, where as many as a GPU may take do not fit."""
+    text = REAL.read_text().replace("trainer.n_gpus_per_node=8", "trainer.n_gpus_per_node=2")
+    (tmp_path / "run.sh").write_text(text)
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    needs, least = found.answer.sheets[0].device, int(found.answer.verdict.device.low)
+    assert least < needs.low
+    assert "tokens that it may have at the most" in found.doubt
+
+
 def test_the_reference_is_on_the_host(tmp_path: Path) -> None:
     """Always so of FSDP, and unit by unit on the card while it reads."""
     found = checked(tmp_path)

@@ -443,6 +443,7 @@ def test_a_whole_sum_shares_one_output() -> None:
         "partial_sums": 4 * 528,
         "semaphores": 4,
     }
+    assert run(aten.logsumexp.default, meta(8, 4096, dtype=FP32), [-1]) == {"exponentials": 4 * 8 * 4096}
     assert run(aten.argmax.default, meta(1 << 24, dtype=FP32)) == {"partial_sums": 16 * 528, "semaphores": 4}
 
 

@@ -26,10 +26,12 @@ from memsheet.exchange.formats.verl.losses import (
 from memsheet.exchange.formats.verl.names import KNOWN, UNMODELLED
 from memsheet.exchange.formats.verl.overrides import CONFIG, PATHS, verl_values
 from memsheet.exchange.formats.verl.pipelined import PIPELINED_KEYS
-from memsheet.exchange.formats.verl.sharded import SHARDED_KEYS
+from memsheet.exchange.formats.verl.sharded import SHARDED_KEYS, trains_adapters
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
     ENGINES,
+    FSDP1,
+    FSDP2,
     VEOMNI,
     is_sharded,
     rank_count,
@@ -56,9 +58,13 @@ LAUNCHED = ("--nnodes", "--nproc-per-node")
 
 
 def _read_strategy(_: Any, values: Values) -> Mapping[str, Any]:
-    """The engine that runs the strategy; FSDP keeps a share of everything between layers."""
+    """The engine that runs the strategy; FSDP keeps a share of everything between layers. Of adapters the
+    first FSDP makes units of their own (utils/fsdp_utils.py:107-117), as the second divides every tensor.
+    """
     strategy = strategy_of(values)
-    return {"engine": ENGINES.get(strategy, strategy), **({"?zero": 3} if is_sharded(values) else {})}
+    apart = strategy == FSDP1 and trains_adapters(values)
+    engine = ENGINES.get(FSDP2 if apart else strategy, strategy)
+    return {"engine": engine, **({"?zero": 3} if is_sharded(values) else {})}
 
 
 def _read_rank_counts(_: Any, values: Values) -> Mapping[str, Any]:

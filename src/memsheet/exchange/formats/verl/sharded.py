@@ -117,18 +117,18 @@ def _read_activation_offload(value: Any, _: Values) -> Mapping[str, Any]:
     return {"offload.activations": True} if str(value).lower() == "true" else {}
 
 
-def _trains_adapters(values: Values) -> bool:
+def trains_adapters(values: Values) -> bool:
     rank = values.get(f"{model_place(values)}.lora_rank")
     return type(rank) is int and rank > 0
 
 
 def _read_peft_rank(value: Any, values: Values) -> Mapping[str, Any]:
     """No adapters at rank 0 (config/model/hf_model.yaml:43)."""
-    return {"adapter.kind": "lora", "adapter.rank": value} if _trains_adapters(values) else {}
+    return {"adapter.kind": "lora", "adapter.rank": value} if trains_adapters(values) else {}
 
 
 def _read_peft_targets(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"adapter.targets": comma_separated_names(value)} if _trains_adapters(values) else {}
+    return {"adapter.targets": comma_separated_names(value)} if trains_adapters(values) else {}
 
 
 def _read_attention_name(value: Any, _: Values) -> Mapping[str, Any]:

@@ -120,7 +120,7 @@ def _help_table(helps: tuple[Help, ...], look: Look) -> RenderableType:
 
 def _card_words(sheet: Sheet) -> str:
     """A card, and how many are like it."""
-    return f"card {sheet.rank}" + (f" and {len(sheet.same_as)} alike" if sheet.same_as else "")
+    return f"card {sheet.rank}" + (f" and {len(sheet.same_as)} more alike" if sheet.same_as else "")
 
 
 def _role_table(answer: Answer) -> RenderableType:

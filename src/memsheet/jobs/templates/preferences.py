@@ -1,0 +1,108 @@
+"""Jobs that train on preferences: what learns, on one or two sequences of an example, and the frozen model
+that it is compared with, whichever program's words say the method.
+
+Bytes of a logit were counted of the programs' own loss functions with torch 2.13: huggingface/trl f2cd577
+trl/trainer/dpo_trainer.py:1320-1600, kto_trainer.py:1478-1640, experimental/{orpo/orpo,cpo/cpo}_trainer.py
+(concatenated_forward, get_batch_logps), which axolotl 067b021 trains by (core/builders/rl.py, of TRL 1.8);
+hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/train/{dpo,kto}/trainer.py, trainer_utils.py:593-612.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from memsheet.exchange.shared.preference_methods import Preferences
+from memsheet.jobs.templates.planned import planned_actor, planned_reference
+
+Range = tuple[int, int, int]
+TRL, SCRIPTS, AXOLOTL, FACTORY = "trl", "transformers", "axolotl", "llamafactory"
+"""Names of formats: TRL's own words, scripts that call its trainers, and programs that train on preferences.
+"""
+
+
+class Learnt(NamedTuple):
+    """Bytes of a logit that is learnt from, at the least, expected and at the most: where the program's
+    wrapper makes them fp32, and where they stay as the head computes them (DeepSpeed).
+    """
+
+    widened: Range
+    computed: Range
+
+
+PAIRS, MARGINS = Learnt((6, 12, 16), (4, 7, 12)), Learnt((6, 14, 18), (4, 6, 10))
+"""Logits and two gradients of them, or the reference's and a copy for the entropy; or beside a loss of the
+chosen alone, whose gradient is one of a part.
+"""
+MARKED = Learnt((6, 14, 16), (4, 10, 16))
+"""Logits, the reference's, copies of those of either mark, and of the answers among them."""
+OF_TRL: Mapping[str, Learnt] = {
+    "DPO": PAIRS, "IPO": PAIRS, "KTO": MARKED, "BCO": MARKED,
+    "ORPO": MARGINS, "CPO": MARGINS, "SIMPO": MARGINS,
+}  # fmt: skip
+VALUES = Learnt((2, 6, 6), (2, 6, 6))
+"""Its reward model has the vocabulary's head beside the one of values: logits that nothing is learnt from
+(train/rm/trainer.py, compute_loss; huggingface/trl v0.9.6 trl/models/modeling_value_head.py, forward).
+"""
+OF_FACTORY: Mapping[str, Learnt] = {
+    "DPO": Learnt((8, 16, 16), (8, 16, 16)), "KTO": Learnt((8, 20, 20), (8, 20, 20)), "ORPO": Learnt((8, 12, 16), (8, 12, 16)),
+    "SIMPO": Learnt((8, 12, 16), (8, 12, 16)), "the reward model": VALUES,
+}  # fmt: skip
+"""It makes them fp32 itself and keeps their logarithms, and those of KTO's answers with the others'."""
+PROGRAMS: Mapping[str, Mapping[str, Learnt]] = {TRL: OF_TRL, AXOLOTL: OF_TRL, FACTORY: OF_FACTORY}
+READ_OF_KTO: Range = (2, 6, 6)
+"""Of the mismatched answers, which are whole whatever the loss is made of (trainer/kto_trainer.py:1305-1327).
+"""
+OWN_FUSED = ("DPO", "IPO", "KTO")
+"""Methods that have a loss without whole logits (LigerFusedLinearDPOLoss, LigerFusedLinearKTOLoss)."""
+WHY = "with their gradients, of every sequence that is learnt from, and those of the reference"
+
+
+def preference_document(
+    program: str,
+    method: Preferences,
+    plan: Mapping[str, Any],
+    model: str,
+    *,
+    fused: bool = False,
+    widened_bytes: int = 0,
+) -> dict[str, Any] | None:
+    """The job as ``memsheet/job/1``; None of a method whose loss is not known. ``plan``: of what trains, of
+    all sequences, as its own sheet has it; ``fused``: whether the loss makes no whole logits;
+    ``widened_bytes``: what the reference has more where it is loaded in fp32 beside a model that is not.
+    """
+    learnt = PROGRAMS.get(program, {}).get(method.method)
+    if learnt is None or not method.sure:
+        return None
+    actor, _ = planned_actor(plan)
+    roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
+    if method.reference and (method.own_copy or not actor.get("adapter")):
+        roles["reference"] = planned_reference(actor, model)
+    each = learnt.computed if actor.get("engine") == "deepspeed" else learnt.widened
+    phase: dict[str, Any] = {"name": "update_actor", "active": "actor"}
+    if not (fused and method.method in OWN_FUSED):
+        phase["logits"] = {"bytes": list(each), "why": WHY}
+    elif method.method == "KTO":
+        phase["logits"] = {"bytes": list(READ_OF_KTO), "why": "of the mismatched answers, read only"}
+    if "reference" in roles and widened_bytes:
+        why = "the reference is loaded in fp32 where nothing else is said (trainer/utils.py:1144)"
+        phase["items"] = [
+            {
+                "component": "parameters",
+                "path": "reference_in_fp32",
+                "bytes": [0, widened_bytes, widened_bytes],
+                "why": why,
+            }
+        ]
+    return {
+        "schema": "memsheet/job/1",
+        "name": job_name(program, method.method),
+        "roles": roles,
+        "phases": [phase],
+    }
+
+
+def job_name(program: str, method: str) -> str:
+    """A job's name, by which the words of its cures are found."""
+    short = method.lower().rpartition(" ")[2]
+    return f"{program}-{short}"

@@ -1,0 +1,151 @@
+"""Jobs that train on preferences, as three programs' files say them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.exchange.shared.preference_methods import preferences_of
+from memsheet.jobs.templates.preferences import PROGRAMS, preference_document
+from memsheet.report.shared.checked import Checked
+
+MODEL, ROWS, LENGTH = "Qwen/Qwen2.5-0.5B-Instruct", 2, 1024
+TRL = f"""
+model_name_or_path: {MODEL}
+dataset_name: x
+max_length: {LENGTH}
+per_device_train_batch_size: {ROWS}
+"""
+PLAN: Mapping[str, Any] = {
+    "task": "train",
+    "engine": "transformers",
+    "microbatch": 4,
+    "seq_len": LENGTH,
+    "loss": "plain",
+}
+LOSS = memsheet.Instant("update_actor/loss")
+
+
+def checked(folder: Path, text: str, *, name: str = "dpo.yaml", gpus: str = "8xA100-80GB") -> Checked:
+    (folder / name).write_text(text)
+    return memsheet.check(folder / name, gpus=gpus)
+
+
+def told(found: Checked) -> memsheet.Answer:
+    assert found.answer is not None
+    assert found.answer.job is not None
+    return found.answer
+
+
+def rows_of(answer: memsheet.Answer, *, without: str = "") -> dict[Any, Any]:
+    return {
+        (item.path, item.component, when): size
+        for item in answer.sheets[0].items
+        for when, size in item.at.items()
+        if not (without and item.path.startswith(without)) and item.component.value != "allocator_slack"
+    }
+
+
+def test_probabilities_made_before_remove_exactly_the_reference(tmp_path: Path) -> None:
+    beside = told(checked(tmp_path, f"{TRL}beta: 0.1\n"))
+    before = told(checked(tmp_path, f"{TRL}beta: 0.1\nprecompute_ref_log_probs: true\n"))
+    assert [list(one.job["roles"]) for one in (beside, before) if one.job] == [
+        ["actor", "reference"],
+        ["actor"],
+    ]
+    assert rows_of(before) == rows_of(beside, without="reference/")
+
+
+def test_together_is_at_least_each_alone(tmp_path: Path) -> None:
+    job = told(checked(tmp_path, f"{TRL}beta: 0.1\n"))
+    assert job.job is not None
+    document = {**job.job, "gpus": "8xA100-80GB"}
+    for name in ("actor", "reference"):
+        phases = [{**document["phases"][0], "active": name}] if name == "actor" else [{"name": "rest"}]
+        alone = memsheet.job({**document, "roles": {name: document["roles"][name]}, "phases": phases})
+        for end in ("low", "value", "high"):
+            assert getattr(job.sheets[0].device, end) >= getattr(alone.sheets[0].device, end)
+
+
+def test_more_cards_need_no_more_of_each(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "train_batch_size": "auto"}'
+    )
+    needs = [
+        told(checked(tmp_path, f"{TRL}beta: 0.1\ndeepspeed: ds.json\n", gpus=f"{count}xA100-80GB"))
+        .sheets[0]
+        .device.value
+        for count in (2, 4, 8)
+    ]
+    assert needs == sorted(needs, reverse=True)
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "orpo", "simpo"])
+def test_every_program_has_logits_of_all_rows(method: str) -> None:
+    found = preferences_of(method)
+    assert found is not None
+    for program in PROGRAMS:
+        made = preference_document(program, found, PLAN, MODEL)
+        assert made is not None
+        low, value, high = made["phases"][0]["logits"]["bytes"]
+        assert 0 < low <= value <= high
+        assert ("reference" in made["roles"]) == found.reference
+
+
+def test_adapters_that_are_switched_off_are_the_reference() -> None:
+    found = preferences_of("dpo")
+    assert found is not None
+    made = preference_document("axolotl", found, {**PLAN, "adapter": {"kind": "lora", "rank": 8}}, MODEL)
+    assert made is not None
+    assert list(made["roles"]) == ["actor"]
+
+
+def test_a_fused_loss_leaves_the_mismatched_answers_whole() -> None:
+    pairs, marked = preferences_of("dpo"), preferences_of("kto")
+    assert pairs is not None
+    assert marked is not None
+    whole, none = (preference_document("trl", one, PLAN, MODEL, fused=True) for one in (marked, pairs))
+    assert whole is not None
+    assert none is not None
+    assert whole["phases"][0]["logits"]["bytes"] == [2, 6, 6]
+    assert "logits" not in none["phases"][0]
+
+
+def test_a_reward_model_has_pairs_and_no_vocabulary(tmp_path: Path) -> None:
+    """The sheet is all of it."""
+    said = f"--model_name_or_path {MODEL} --per_device_train_batch_size {ROWS} --max_length {LENGTH}"
+    script = f"trl reward {said} --dataset_name x\n"
+    found = checked(tmp_path, script, name="reward.sh")
+    assert found.answer is not None
+    assert found.answer.model.head.kind == "none"
+    assert found.answer.plan.workload.microbatch == 2 * ROWS  # type: ignore[union-attr]
+    assert found.result is memsheet.Result.FITS
+
+
+def test_the_reward_model_of_another_program_makes_logits_that_it_only_reads(tmp_path: Path) -> None:
+    said = f"model_name_or_path: {MODEL}\nper_device_train_batch_size: {ROWS}\ncutoff_len: {LENGTH}\n"
+    text = f"{said}stage: rm\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
+    answer = told(checked(tmp_path, text, name="rm.yaml"))
+    (logits,) = (item for item in answer.sheets[0].items if item.path == "actor/logits")
+    assert logits.at[LOSS].value == 6 * 2 * ROWS * LENGTH * answer.model.vocab
+
+
+def test_a_script_that_gives_a_model_may_have_its_reference_in_fp32(tmp_path: Path) -> None:
+    text = f"""
+from trl import DPOConfig, DPOTrainer
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("{MODEL}", torch_dtype="bfloat16")
+args = DPOConfig(output_dir="o", per_device_train_batch_size={ROWS}, max_length={LENGTH})
+DPOTrainer(model=model, args=args, train_dataset=data).train()
+"""
+    answer = told(checked(tmp_path, text, name="dpo.py"))
+    (more,) = (item for item in answer.sheets[0].items if item.path == "actor/reference_in_fp32")
+    assert more.at[LOSS].low == 0 < more.at[LOSS].high
+    given = told(
+        checked(tmp_path, text.replace("model=model,", "model=model, ref_model=other,"), name="dpo.py")
+    )
+    assert not [item for item in given.sheets[0].items if item.path == "actor/reference_in_fp32"]

@@ -1,0 +1,154 @@
+"""TRL's jobs that generate or distil, as files and scripts say them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.errors import InputError
+from memsheet.report.shared.checked import Checked
+
+MODEL = "Qwen/Qwen3-0.6B"
+SAID = f"--model_name_or_path {MODEL} --dataset_name x --per_device_train_batch_size 4"
+LENGTHS = "--max_prompt_length 512 --max_completion_length 256"
+COMPONENT = memsheet.Component
+
+
+def checked(
+    folder: Path, text: str, *, name: str = "run.sh", gpus: str = "1xA100-80GB", **words: Any
+) -> Checked:
+    (folder / name).write_text(text)
+    return memsheet.check(folder / name, gpus=gpus, **words)
+
+
+def launched(folder: Path, script: str, flags: str, **words: Any) -> tuple[memsheet.Answer, str]:
+    found = checked(
+        folder, f"accelerate launch --num_processes 1 examples/scripts/{script}.py {SAID} {flags}\n", **words
+    )
+    assert found.answer is not None
+    assert found.answer.job is not None, found.why_not
+    return found.answer, found.doubt
+
+
+def phases_of(answer: memsheet.Answer) -> list[str]:
+    return list(dict.fromkeys(when.phase for when in answer.sheets[0].instants))
+
+
+def held(answer: memsheet.Answer, role: str, *components: memsheet.Component) -> int:
+    return max(
+        sum(item.at[when].value for item in answer.sheets[0].items
+            if item.path.startswith(f"{role}/") and item.component in components and when in item.at)
+        for when in answer.sheets[0].instants
+    )  # fmt: skip
+
+
+def test_a_penalty_of_nothing_removes_exactly_the_reference(tmp_path: Path) -> None:
+    """Which leave-one-out has by itself."""
+    beside, _ = launched(tmp_path, "rloo", LENGTHS)
+    without, _ = launched(tmp_path, "rloo", f"{LENGTHS} --beta 0")
+    assert set(phases_of(beside)) - set(phases_of(without)) == {"ref"}
+    own = [
+        {(item.path, when): size for item in one.sheets[0].items for when, size in item.at.items()
+         if when.phase != "ref" and not item.path.startswith("reference/") and item.component is not COMPONENT.ALLOCATOR_SLACK}
+        for one in (beside, without)
+    ]  # fmt: skip
+    assert own[0] == own[1]
+
+
+def test_a_model_that_generates_itself_has_its_weights_once(tmp_path: Path) -> None:
+    answer, doubt = launched(tmp_path, "grpo", LENGTHS)
+    assert doubt == ""
+    assert phases_of(answer) == ["gen", "update_actor"]
+    assert held(answer, "rollout", COMPONENT.PARAMETERS, COMPONENT.BUFFERS) == 0
+    assert held(answer, "rollout", COMPONENT.KV_CACHE) > 0
+    more, _ = launched(
+        tmp_path, "grpo", f"{LENGTHS} --steps_per_generation 4 --gradient_accumulation_steps 4"
+    )
+    assert held(more, "rollout", COMPONENT.KV_CACHE) == 4 * held(answer, "rollout", COMPONENT.KV_CACHE)
+
+
+def test_a_server_on_the_same_cards_sleeps_where_it_is_said(tmp_path: Path) -> None:
+    beside = f"{LENGTHS} --use_vllm --vllm_mode colocate"
+    awake, _ = launched(tmp_path, "grpo", beside)
+    asleep, _ = launched(tmp_path, "grpo", f"{beside} --vllm_enable_sleep_mode")
+    at = memsheet.Instant("update_actor/backward")
+    assert awake.sheets[0].at(at).value > asleep.sheets[0].at(at).value
+    assert "update_weights" in phases_of(asleep)
+    _, doubt = launched(tmp_path, "grpo", f"{LENGTHS} --use_vllm")
+    assert "vllm_mode is not said" in doubt
+
+
+def test_a_prompt_of_unknown_length_is_a_doubt(tmp_path: Path) -> None:
+    answer, doubt = launched(tmp_path, "grpo", "--max_completion_length 256")
+    assert "how long prompts are" in doubt
+    assert answer.verdict is not None
+    assert answer.verdict.result is memsheet.Result.UNCERTAIN
+    _, none = launched(tmp_path, "grpo", "--max_completion_length 256", seq_len=768)
+    assert none == ""
+
+
+def test_a_teacher_stands_beside_its_student(tmp_path: Path) -> None:
+    answer, _ = launched(tmp_path, "gkd", "--teacher_model_name_or_path Qwen/Qwen3-1.7B --max_length 512")
+    assert answer.job is not None
+    assert list(answer.job["roles"]) == ["actor", "teacher"]
+    between = held(answer, "actor", COMPONENT.TEMPORARIES)
+    ends, _ = launched(
+        tmp_path, "gkd", "--teacher_model_name_or_path Qwen/Qwen3-1.7B --max_length 512 --beta 0"
+    )
+    assert held(ends, "actor", COMPONENT.TEMPORARIES) < between
+    fused, _ = launched(
+        tmp_path, "gkd", "--teacher_model_name_or_path Qwen/Qwen3-1.7B --max_length 512 --use_liger_kernel"
+    )
+    assert fused.sheets[0].device.value < ends.sheets[0].device.value
+
+
+def test_two_answers_of_every_prompt_are_learnt_from(tmp_path: Path) -> None:
+    answer, _ = launched(tmp_path, "online_dpo", "--max_new_tokens 64")
+    assert answer.job is not None
+    plan = answer.job["roles"]["actor"]["plan"]
+    assert (plan["microbatch"], plan["seq_len"]) == (8, 512)
+    assert "reference" in answer.job["roles"]
+
+
+def test_a_policy_and_its_critic_go_back_at_once(tmp_path: Path) -> None:
+    """Nothing is recomputed, and scores of all answers stand together."""
+    answer, doubt = launched(
+        tmp_path, "ppo", f"--reward_model_path {MODEL} --response_length 128", seq_len=640
+    )
+    assert answer.job is not None
+    roles = answer.job["roles"]
+    assert list(roles) == ["actor", "critic", "reward", "reference"]
+    assert roles["actor"]["plan"]["recompute"] == {"mode": "none"}
+    rows = {item.path: item for item in answer.sheets[0].items}
+    assert rows["actor/critic_at_once"].at[memsheet.Instant("update_actor/loss")].value > 0
+    assert rows["actor/scores"].at[memsheet.Instant("gen/load")].low >= 4 * 4 * 128 * 151_936
+    assert "heads of one value" in doubt
+
+
+def test_weights_of_nobody_are_refused() -> None:
+    server = {"model": MODEL, "plan": {"task": "infer", "engine": "transformers"}, "weights_of": "actor"}
+    with pytest.raises(InputError, match="names another role"):
+        memsheet.job(
+            {"roles": {"rollout": server}, "phases": [{"name": "gen", "active": "rollout"}]}, gpus="1xL4"
+        )
+
+
+def test_a_script_is_started_as_its_own_text_says(tmp_path: Path) -> None:
+    (tmp_path / "zero3.yaml").write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
+        "deepspeed_config:\n  zero_stage: 3\n"
+    )
+    text = f'''"""
+accelerate launch --config_file zero3.yaml train.py --beta 0.1
+"""
+from trl import GRPOConfig, GRPOTrainer
+args = GRPOConfig(output_dir="o", per_device_train_batch_size=4, max_completion_length=256, use_vllm=True, vllm_mode="server")
+GRPOTrainer(model="{MODEL}", args=args, reward_funcs=score, train_dataset=data).train()
+'''
+    found = checked(tmp_path, text, name="train.py", gpus="2xA100-80GB")
+    assert found.answer is not None
+    assert found.answer.plan.engine == "deepspeed"
+    assert found.answer.plan.zero == 3
