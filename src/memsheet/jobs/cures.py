@@ -13,21 +13,25 @@ from memsheet.plan.job import Residency
 from memsheet.sheet import Component
 
 CACHE = Component.KV_CACHE.value
-SLEEP, OFFLOAD, LOGITS, SHARE = "sleep", "offload", "logits", "share"
+SLEEP, OFFLOAD, LOGITS, SHARE, BATCH = "sleep", "offload", "logits", "share", "batch"
 PLAIN: Mapping[str, str] = {
     SLEEP: "the server asleep while others work (residents: asleep-2)", OFFLOAD: "what trains on the host while the server works (residents: offloaded)",
     LOGITS: "no whole logits (a fused loss)", SHARE: "a share of {share:g} for the server",
+    BATCH: "micro-batches of {rows}, {rounds} of them a step",
 }  # fmt: skip
 """Of a document that no framework's template made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cure:
-    """A change: its kind, what keeps the phase from fitting, and the document with it."""
+    """A change: its kind, what keeps the phase from fitting, the document with it, and the numbers in its
+    words.
+    """
 
     kind: str
     says: str
     document: Mapping[str, Any]
+    numbers: tuple[tuple[str, int], ...] = ()
 
 
 def job_cures(
@@ -57,6 +61,38 @@ def job_cures(
     if "logits" in found:
         says = f"whole logits stand in {phase}"
         yield Cure(kind=LOGITS, says=says, document=_without_logits(document))
+
+
+def smaller_batches(document: Mapping[str, Any], phase: str, *, ranks: int, rounds: int) -> Iterator[Cure]:
+    """The same rows in smaller micro-batches, the largest first, where the fullest ``phase`` is one of what
+    trains. ``ranks``: that share a batch; ``rounds``: micro-batches of a step as it is.
+    """
+    roles = document["roles"]
+    active = next((one.get("active") for one in document["phases"] if one["name"] == phase), None)
+    rows = roles[active]["plan"].get("microbatch") if active in roles else None
+    if not isinstance(rows, int) or roles[active]["plan"].get("task") != "train":
+        return
+    for times in (2**power for power in range(1, rows.bit_length())):
+        if rows % times == 0:
+            says = f"{rows} rows at once stand in {phase}"
+            changed = _with_smaller_batches(document, times, ranks)
+            numbers = (("rows", rows // times), ("rounds", rounds * times))
+            yield Cure(kind=BATCH, says=says, document=changed, numbers=numbers)
+
+
+def _with_smaller_batches(document: Mapping[str, Any], times: int, ranks: int) -> dict[str, Any]:
+    """Every pass of what trains, and of what stands beside it, with so many times fewer rows."""
+    changed = deepcopy(dict(document))
+    plans = [role["plan"] for role in changed["roles"].values() if role["plan"].get("task") == "train"]
+    for plan in (*plans, *(one["plan"] for one in changed["phases"] if one.get("plan"))):
+        rows = plan.get("microbatch")
+        if isinstance(rows, int) and rows % times == 0:
+            plan |= {"microbatch": rows // times, "global_batch": plan.get("global_batch") or rows * ranks}
+    for phase in changed["phases"]:
+        logits = phase.get("logits") or {}
+        if isinstance(logits.get("tokens"), int):
+            logits["tokens"] = -(-logits["tokens"] // times)
+    return changed
 
 
 def _residency_in(phase: Mapping[str, Any], name: str) -> Residency:

@@ -11,7 +11,7 @@ from memsheet.budget import Answer, Result
 from memsheet.errors import InputError
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.frozen import dataclass
-from memsheet.jobs.cures import PLAIN, SHARE, job_cures
+from memsheet.jobs.cures import BATCH, PLAIN, SHARE, Cure, job_cures, smaller_batches
 from memsheet.jobs.document import fraction_of_plan
 from memsheet.jobs.templates import offloaded_by, words_of_cures
 from memsheet.questions.job import answer_job
@@ -25,7 +25,7 @@ WORTH_TELLING = 20
 SOURCES: Mapping[str, str] = {
     "sleep": "vLLM 010c211 device_allocator/cumem.py", "offload": "volcengine/verl b178a3cd5 workers/fsdp_workers.py:683, 721",
     "logits": "Wijmans et al. 2024, Cut Your Losses, section 1", "share": "vLLM 010c211 v1/worker/gpu_worker.py, determine_available_memory",
-    TOGETHER: "the sum of changes that are told by themselves",
+    "batch": "Wijmans et al. 2024, Cut Your Losses, section 1", TOGETHER: "the sum of changes that are told by themselves",
 }  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def _all_together(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         if _fits(best):
             words = " ".join(one.words for one in taken)
             frees = sum(one.saves_bytes for one in taken)
-            yield Helps(kind=TOGETHER, says="together", words=words, answer=now, saves_bytes=frees)
+            yield Helps(kind=TOGETHER, says="all of these at once", words=words, answer=now, saves_bytes=frees)
             return
 
 
@@ -80,16 +80,30 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
     words = {**PLAIN, **words_of_cures(name)}
     phase = fullest_instant(worst).phase
     for cure in job_cures(document, phase, moved=offloaded_by(name)):
-        if not words[cure.kind]:
-            continue
-        try:
-            after = answer_job(cure.document, where)
-        except InputError:
-            continue
-        frees = before - max(int(sheet.device.value) for sheet in after.sheets)
-        one = Helps(kind=cure.kind, says=cure.says, words=words[cure.kind], answer=after, saves_bytes=frees)
-        if frees * WORTH_TELLING > before or _fits(one):
+        one = _accounted_cure(cure, words.get(cure.kind), before, where)
+        if one is not None and (one.saves_bytes * WORTH_TELLING > before or _fits(one)):
             yield one
+    smaller: Helps | None = None
+    ranks, rounds = int(answer.plan.mesh.data_parallel), int(answer.plan.accumulation)
+    batches = smaller_batches(document, phase, ranks=ranks, rounds=rounds)
+    for cure in batches if words.get(BATCH) else ():
+        smaller = _accounted_cure(cure, words.get(BATCH), before, where) or smaller
+        if smaller is not None and _fits(smaller):
+            break  # the largest that fits, else the smallest
+    if smaller is not None and (smaller.saves_bytes * WORTH_TELLING > before or _fits(smaller)):
+        yield smaller
+
+
+def _accounted_cure(cure: Cure, words: str | None, before: int, where: Mapping[str, Any]) -> Helps | None:
+    """A change with what a card needs after it; None where it has no words, or is no job."""
+    if not words:
+        return None
+    try:
+        after = answer_job(cure.document, where)
+    except InputError:
+        return None
+    frees = before - max(int(sheet.device.value) for sheet in after.sheets)
+    return Helps(kind=cure.kind, says=cure.says, words=words.format(**dict(cure.numbers)), answer=after, saves_bytes=frees)  # fmt: skip
 
 
 def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import memsheet
 from memsheet.questions.cures_of_jobs import what_helps
 from memsheet.questions.job import answer_job
@@ -38,6 +40,21 @@ def test_each_change_frees_what_it_says() -> None:
     slept = grpo(max_completion_length=1024, vllm_enable_sleep_mode=True).sheets[0]
     instant = memsheet.Instant("update_actor/backward")
     assert helps["sleep"].answer.sheets[0].at(instant) == slept.at(instant)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_smaller_micro_batches_are_what_the_template_makes_of_them(rounds: int) -> None:
+    answer = grpo(max_completion_length=4096, gradient_accumulation_steps=rounds)
+    helps = [one for one in what_helps(answer, {"gpus": CARD}) if one.kind == "batch"]
+    assert [one.words for one in helps] == [
+        f"--per-device-train-batch-size 1 --gradient-accumulation-steps {8 * rounds}"
+    ]
+    said = grpo(
+        max_completion_length=4096, per_device_train_batch_size=1, gradient_accumulation_steps=8 * rounds
+    )
+    instant = memsheet.Instant("update_actor/loss")
+    ours, theirs = helps[0].answer.sheets[0].at(instant).value, said.sheets[0].at(instant).value
+    assert abs(ours - theirs) <= theirs // 200
 
 
 def test_a_launch_is_told_its_cure(tmp_path: Path) -> None:

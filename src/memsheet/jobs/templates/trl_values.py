@@ -296,8 +296,8 @@ def ppo_document(
     whole = {key: held for key, held in actor.items() if key != "adapter"}
     roles: dict[str, Any] = {
         "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"},
-        "critic": {"model": reward, "plan": whole, "trained": True, "process": "trainer"},
-        "reward": planned_reference(actor, reward),
+        "critic": {"model": reward, "plan": whole, "trained": True, "process": "trainer", "head": "values"},
+        "reward": {**planned_reference(actor, reward), "head": "values"},
     }
     if not actor.get("adapter"):
         roles["reference"] = planned_reference(actor, model)
@@ -316,13 +316,10 @@ def ppo_document(
             "logits": {"bytes": list(each), "why": "of whole rows, with their gradients"},
         },
     ]
-    words = [OF_VALUES, *([] if said else [UNSAID_PROMPT])]
+    words = [OF_POLICY, *([] if said else [UNSAID_PROMPT])]
     return Made(
         {"schema": "memsheet/job/1", "name": "trl-ppo", "roles": roles, "phases": phases}, tuple(words)
     )
 
 
-OF_VALUES = (
-    "critic and reward model have heads of one value and are counted with a vocabulary's, in the width of "
-    "the policy"
-)
+OF_POLICY = "critic and reward model are counted in the width of the policy"

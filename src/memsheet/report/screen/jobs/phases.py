@@ -108,7 +108,7 @@ def _help_table(helps: tuple[Help, ...], look: Look) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("What helps, each alone", "needs then", "", "because"):
+    for name in ("What helps", "needs then", "", "because"):
         table.add_column(name, overflow="fold")
     for words, says, after in helps:
         verdict = after.verdict
