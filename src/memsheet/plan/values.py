@@ -91,7 +91,7 @@ def said_in_thousands(key: str, text: Any) -> bool:
 
 def parse_whole_number(text: str) -> int | str:
     """``text`` as a whole number if it is one."""
-    return int(text) if _WHOLE.fullmatch(text.strip()) else text
+    return int(text.strip()) if _WHOLE.fullmatch(text.strip()) else text
 
 
 def _parse_share(text: str) -> float | str:

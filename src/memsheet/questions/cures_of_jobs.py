@@ -64,7 +64,7 @@ def _all_together(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         if _fits(best):
             words = " ".join(one.words for one in taken)
             frees = sum(one.saves_bytes for one in taken)
-            yield Helps(kind=TOGETHER, says="all of these at once", words=words, answer=now, saves_bytes=frees)
+            yield Helps(kind=TOGETHER, says="all of them at once", words=words, answer=now, saves_bytes=frees)
             return
 
 
