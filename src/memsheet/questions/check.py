@@ -44,6 +44,7 @@ from memsheet.questions.doubts_of_files import (
     doubt_of,
     host_memory_doubt,
     length_doubt,
+    limit_doubt,
     may_fit,
     moved_bytes,
     with_changes_in_host_memory,
@@ -417,6 +418,7 @@ def _judge_job(
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
     doubt = both_doubts(doubt, length_doubt(answer))
+    doubt = both_doubts(doubt, limit_doubt(answer, case, flags))
     doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
     doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
     if answer and answer.verdict:

@@ -389,6 +389,30 @@ def length_doubt(answer: Answer | None) -> Doubt:
     return Doubt(words, _resting_states(answer))
 
 
+MOST_HALVES = 5
+"""How often a limit is halved before rows that are shorter count for nothing."""
+
+
+def limit_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any]) -> Doubt:
+    """What is not sure where rows may be shorter than the limit that they are counted with, and some such job
+    fits.
+    """
+    denied = answer and answer.verdict and answer.verdict.result is Result.DOES_NOT_FIT
+    if answer is None or not denied or answer.ladder:
+        return Doubt("")
+    job = answer.plan.workload
+    if not isinstance(job, Training) or flags.get("seq_len") or case.request.get("seq_len_kind") != "maximum":
+        return Doubt("")
+    counted = int(job.seq_len)
+    for halves in range(1, MOST_HALVES + 1):
+        shorter = case.ask({"seq_len": counted >> halves})
+        if shorter is not None and shorter.verdict is not None and shorter.verdict.result is Result.FITS:
+            most = f"rows are counted with the {counted:,} tokens that they may have at the most"
+            words = f"{most}, and it fits with {counted >> halves:,}: --seq-len says it"
+            return Doubt(words, _resting_states(answer))
+    return Doubt("")
+
+
 def _resting_states(answer: Answer) -> int:
     """What the model takes of a GPU before it does anything."""
     sheet = worst_sheet(answer.sheets)

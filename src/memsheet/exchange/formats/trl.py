@@ -105,7 +105,10 @@ def _trl_method(values: Values) -> str:
 
 def _read_max_length(value: Any, values: Values) -> Mapping[str, Any]:
     """What generates is as long as its prompts and answers are; its own default is no row's length."""
-    return {} if _trl_method(values) in GENERATE else {"seq_len": _cut_to(value, values)}
+    if _trl_method(values) in GENERATE:
+        return {}
+    filled = _trl_method(values) == SUPERVISED and values.get("packing") is True
+    return {"seq_len": _cut_to(value, values), **({} if filled else {"?seq_len_kind": "maximum"})}
 
 
 def _cut_to(length: Any, values: Values) -> Any:
