@@ -16,7 +16,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
-from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, LOADING, SERVING, Signs
+from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, LOADING, MERGING, PICTURES, SERVING, Signs
 
 MOST = 4
 RECOMPUTE = "recompute activations in backward"
@@ -52,6 +52,7 @@ OF_PHASE: dict[str, tuple[Cure, ...]] = {
     ),
 }  # fmt: skip
 """By the phase of the run."""
+PROFILED = "profiled"
 OF_TASK: dict[str, tuple[Cure, ...]] = {
     GATHERED: (
         Cure(change="predictions moved to the host as they come", helps=MAYBE, where="eval_accumulation_steps=1"),
@@ -63,6 +64,23 @@ OF_TASK: dict[str, tuple[Cure, ...]] = {
         Cure(change="shorter prompts or fewer new tokens", helps=MAYBE, where="max_new_tokens=N"),
         Cure(change="a cache in fewer bits or on the host", helps=MAYBE, where='cache_implementation="quantized" (or "offloaded")'),
         Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while a model generates"),
+    ),
+    MERGING: (
+        Cure(change="an adapter merged on the host", helps=MAYBE, where='from_pretrained(…, device_map="cpu")'),
+        Cure(change="a larger card, or weights over more of them", helps=MAYBE, where='device_map="auto"'),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch, and none runs"),
+    ),
+    PICTURES: (
+        Cure(change="parts of the model on the host between their turns", helps=MAYBE, where="pipe.enable_model_cpu_offload()"),
+        Cure(change="pictures decoded in tiles", helps=MAYBE, where="pipe.vae.enable_tiling()"),
+        Cure(change="smaller pictures, or fewer at once", helps=MAYBE),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while pictures are made"),
+    ),
+    PROFILED: (
+        Cure(change="fewer tokens in one pass", helps=MAYBE),
+        Cure(change="smaller or fewer pictures in a request, where the model takes them", helps=MAYBE),
+        Cure(change="weights in fewer bits, or over more GPUs", helps=MAYBE),
+        Cure(change="another share of the card", helps=NO, why="the trial run comes before the cache, and asks for as much whatever the share"),
     ),
 }  # fmt: skip
 """By what runs that is no training."""
@@ -102,6 +120,13 @@ KEEP_NOTHING = Cure(
 )  # fmt: skip
 SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
 SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N"}
+RUNNERS = {
+    ("vLLM", "fewer tokens in one pass"): "--max-num-batched-tokens",
+    ("vLLM", "smaller or fewer pictures in a request, where the model takes them"): "--mm-processor-kwargs (or --limit-mm-per-prompt)",
+    ("ComfyUI", "parts of the model on the host between their turns"): "--lowvram (or --novram)",
+    ("ComfyUI", "pictures decoded in tiles"): "VAE Decode (Tiled)",
+}
+"""Where programs that run without training are told of a change."""
 SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
 
 
@@ -248,7 +273,11 @@ def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool |
     if who.startswith("MPS"):
         return Cure(change="expandable segments", helps=NO, why="this allocator has no such setting")
     helps = NO if covered is False or signs.expandable or signs.windows else MAYBE
-    said = "it is on already" if signs.expandable and covered is not False else why
+    said = (
+        "it is on already" if signs.expandable and covered is not False
+        else "not to be had on Windows" if signs.windows and covered is not False
+        else why
+    )  # fmt: skip
     if signs.release and helps == MAYBE:
         said = f"{said}; from PyTorch 2.1 on, and this message is of {signs.release} or before"
     if who == "XPU" and helps == MAYBE:
@@ -354,10 +383,11 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
     elif signs.task == LOADING:
         few, spread, batch = OF_PHASE["load"]
         yield from (replace(spread, where=SERVER_PARALLEL.get(signs.program, "")), few, batch)
-    elif signs.task == SERVING:
+    elif signs.task == SERVING and signs.phase != "profile":
         yield from _in_server(figures, signs, term)
     else:
-        yield from OF_TASK[signs.task]
+        for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED]):
+            yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
 
 
 def _grows_with_batch(term: Term | None) -> bool:
