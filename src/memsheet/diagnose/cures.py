@@ -4,6 +4,7 @@ program.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -93,16 +94,26 @@ _SMALL_STATES, _SPREAD_STATES = (
     "states over more GPUs (ZeRO, FSDP), or on the host",
 )
 STATES: dict[str, dict[str, str]] = {
-    "TRL": {_SMALL_STATES: 'optim="adamw_8bit"'},
-    "Trainer": {_SMALL_STATES: 'optim="adamw_8bit"'},
+    "TRL": {_SMALL_STATES: 'optim="adamw_8bit"', _SPREAD_STATES: 'fsdp="full_shard auto_wrap" (or deepspeed=FILE of stage 3)'},
+    "Trainer": {_SMALL_STATES: 'optim="adamw_8bit"', _SPREAD_STATES: 'fsdp="full_shard auto_wrap" (or deepspeed=FILE of stage 3)'},
     "unsloth": {_SMALL_STATES: 'optim="adamw_8bit"'},
-    "axolotl": {_SMALL_STATES: "optimizer: adamw_bnb_8bit"},
-    "LLaMA-Factory": {_SMALL_STATES: "optim: adamw_8bit"},
+    "axolotl": {_SMALL_STATES: "optimizer: adamw_bnb_8bit", _SPREAD_STATES: "deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_all.json"},
+    "LLaMA-Factory": {_SMALL_STATES: "optim: adamw_8bit", _SPREAD_STATES: "deepspeed: examples/deepspeed/ds_z3_offload_config.json"},
     "DeepSpeed": {_SPREAD_STATES: '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'},
+    "accelerate": {_SPREAD_STATES: "fsdp_sharding_strategy: FULL_SHARD (or fsdp_offload_params: true)"},
     "Megatron-LM": {_SPREAD_STATES: "--use-distributed-optimizer (or --optimizer-cpu-offload)"},
     "verl": {_SPREAD_STATES: "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"},
 }  # fmt: skip
 """Where each program is told of the optimizer's states."""
+_STATED_SHARDS = (
+    (re.compile(r"\bzero_stage\s{0,3}[:=]\s{0,3}([0-3])\b"), "zero_stage: 3", "offload_optimizer_device: cpu"),
+    (re.compile(r'"zero_optimization"\s{0,3}:\s{0,3}\{[^{}]{0,400}?"stage"\s{0,3}:\s{0,3}([0-3])\b'), '"zero_optimization": {"stage": 3}', '"offload_optimizer": {"device": "cpu"}'),
+    (re.compile(r"\bzero_optimization_stage\s{0,3}\.{2,40}\s{0,3}([0-3])\b"), '"zero_optimization": {"stage": 3}', '"offload_optimizer": {"device": "cpu"}'),
+    (re.compile(r"\bfsdp_sharding_strategy\s{0,3}[:=]\s{0,3}(FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD)\b"), "fsdp_sharding_strategy: FULL_SHARD", "fsdp_offload_params: true"),
+)  # fmt: skip
+"""How a configuration in the text says which states are in shards; the same with more in shards, and with
+states on the host where all are.
+"""
 OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
     "parameters": OF_PHASE["load"],
     "optimizer_states": (
@@ -386,8 +397,17 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
     elif signs.task == SERVING and signs.phase != "profile":
         yield from _in_server(figures, signs, term)
     else:
+        if term is not None and term.path == "attention/scores":
+            yield _without_scores(figures, "AttnProcessor2_0" if signs.task == PICTURES else 'attn_implementation="sdpa"')
         for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED]):
             yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
+
+
+def _without_scores(figures: Figures, where: str = 'attn_implementation="sdpa"') -> Cure:
+    return Cure(
+        change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.high, where=where,
+        why="the tensor asked for is not made then",
+    )  # fmt: skip
 
 
 def _grows_with_batch(term: Term | None) -> bool:
@@ -401,6 +421,14 @@ def _first_axis(term: Term) -> int:
     return int(first) if first.isdigit() else 0
 
 
+def _place_of_shards(text: str) -> str:
+    """Where a configuration that stands in the text is told of more shards; empty where none does."""
+    for pattern, more, host in _STATED_SHARDS:
+        if found := pattern.findall(text):
+            return host if found[-1] in ("3", "FULL_SHARD") else more
+    return ""
+
+
 def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
     """By what runs, then by what the request is."""
     if signs.task:
@@ -410,9 +438,9 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield from found
         return
     if term is not None and (found := OF_COMPONENT.get(term.component)):
-        yield from (
-            replace(cure, where=STATES.get(signs.trainer, {}).get(cure.change, cure.where)) for cure in found
-        )
+        own = STATES.get(signs.trainer, {})
+        stated = {_SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
+        yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in found)
         return
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
@@ -442,14 +470,8 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             where=lines.get("loss", ""),
             why="the tensor asked for is not made then",
         )
-    elif proportional and term is not None and term.path == "attention/scores":
-        yield Cure(
-            change="attention that writes no scores (sdpa, flash)",
-            helps=MAYBE,
-            saves_bytes=figures.asked.high,
-            where='attn_implementation="sdpa"',
-            why="the tensor asked for is not made then",
-        )
+    elif term is not None and term.path == "attention/scores":
+        yield _without_scores(figures)
     if not (term is not None and term.path == "loss/log_probs"):
         served = (
             free is not None

@@ -105,8 +105,8 @@ def _with_equals(best: Term, every: Iterable[Candidate], rank: tuple[int, int]) 
     others = [each.term for each in every if each.rank == (rank[0], 1) and rank[1] == 2]
     if not others or len(others) > 2:
         return replace(best, exact=best.exact and not others)
-    told = " or ".join(each.words for each in others)
-    return replace(best, exact=False, words=f"{best.words}, or {told} in whole pages")
+    told = " or ".join(each.shape for each in others)
+    return replace(best, exact=False, words=f"{best.words}, or {told}, which rounds up to it")
 
 
 def _fits_by_chance(asked: Interval, tries: int) -> bool:

@@ -118,6 +118,7 @@ _OLD_MESSAGE = re.compile(
     r"(?:(?P<cached>cached\))|reservedintotalbyPyTorch\))"
 )
 _FRAME = re.compile(r'^File "(?P<file>[^"\n]{1,400})", line \d{1,9}, in ([\w<>.]{1,120})')
+_TRAINER = re.compile(r'^File "[^"\n]{0,400}train[^"\n]{0,80}\.py"', re.IGNORECASE)
 _WRITES = re.compile(r"^\s*(?:\w+\s{0,3}=\s{0,3})?(?:self\.)?(?:model|pipe|pipeline)\.(generate|merge_and_unload)\(")
 """A script's line that lets a model write, or merges its adapter."""
 _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
@@ -254,7 +255,11 @@ def _task_of_script(window: Sequence[str], programs: Sequence[str]) -> str:
     """What a script does that trains nothing, by its own lines in a traceback, or its program."""
     behind = (later for each, later in itertools.pairwise(window) if _FRAME.match(each))
     called = [found[1] for each in behind if (found := _WRITES.match(each))]
-    return TASKS[called[-1]] if called else PICTURES if programs and programs[0] == "ComfyUI" else ""
+    draws = bool(programs) and (
+        programs[0] == "ComfyUI"
+        or (programs[0] == "diffusers" and not any(_TRAINER.match(each) for each in window))
+    )
+    return TASKS[called[-1]] if called else PICTURES if draws else ""
 
 
 def _trained_before(log: Log, line: int, names: Sequence[str]) -> bool:

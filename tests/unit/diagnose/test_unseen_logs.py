@@ -1,0 +1,141 @@
+"""What logs that were not in the corpus showed: a tensor by chance, a program by a word within a word, cures of a
+training for what trains nothing.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.diagnose.corpus import FULL_CARD, modern, traced
+
+from memsheet.diagnose.message import MAYBE, NO, YES, Cause
+from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
+
+RECOMPUTE = "recompute activations in backward"
+
+
+def found_in(*lines: str) -> Diagnosis:
+    return diagnose_texts({"log": "\n".join(lines)})
+
+
+def helping(found: Diagnosis) -> str:
+    return "\n".join(f"{cure.change} | {cure.where}" for cure in found.cures if cure.helps != NO)
+
+
+def short_of(asked: str) -> str:
+    return modern(asked, "79.25 GiB", "0.10 GiB", "79.00 GiB", "78.00 GiB", "0.02 GiB")
+
+
+@pytest.mark.parametrize("size", ["1.86 GiB", "2.50 GiB", "1.96 GiB", "2.00 GiB"])
+def test_a_size_that_common_products_meet_by_chance_is_no_tensor_and_no_certain_cure(size: str) -> None:
+    message = modern(size, "39.39 GiB", "1.19 GiB", "38.20 GiB", "36.00 GiB", "0.90 GiB")
+    for found in (found_in(traced("backward"), message), found_in(message)):
+        assert found.term is None or not found.term.shape
+        assert [cure.change for cure in found.cures if cure.helps == YES] == []
+
+
+def test_a_size_that_a_loss_asked_for_is_one() -> None:
+    found = found_in(traced("log_softmax"), short_of("37.09 GiB"))
+    assert found.term is not None and found.term.shape == "[65536, 151936] fp32"
+
+
+def test_two_vocabularies_in_the_same_pages_are_both_told() -> None:
+    found = found_in("vllm serve x", traced("top_k_mask_logits"), short_of("594.00 MiB"))
+    assert found.term is not None and not found.term.exact
+    assert "[1024, 151936]" in found.term.words
+    named = found_in("vllm serve Qwen/Qwen2.5-7B", traced("top_k_mask_logits"), short_of("594.00 MiB"))
+    assert named.term is not None and named.term.exact
+
+
+@pytest.mark.parametrize(
+    ("before", "function", "size", "shape"),
+    [
+        ("meta-llama/Llama-3.1-70B", "get_delta_weight", "448.00 MiB", "[28672, 8192] bf16"),
+        ("Qwen/Qwen2.5-7B", "_init_group", "260.00 MiB", "[18944, 3584] fp32"),
+        ('"hidden_size": 8192,\n"vocab_size": 128256,', "get_state_dict", "3.91 GiB", "[128256, 8192] fp32"),
+        ("Starting to load model meta-llama/Llama-3.1-70B", "create_weights", "896.00 MiB", "[57344, 8192] bf16"),
+        ("Starting to load model meta-llama/Llama-3.1-70B", "create_weights", "224.00 MiB", "[14336, 8192] bf16"),
+    ],
+)  # fmt: skip
+def test_weights_and_states_of_a_named_model_are_told_by_shape(
+    before: str, function: str, size: str, shape: str
+) -> None:
+    found = found_in(before, traced(function), short_of(size))
+    if shape == "[14336, 8192] bf16":  # half of gate and up alone, or a quarter of both: two names of one size
+        assert found.term is not None and found.term.shape in ("", shape)
+    else:
+        assert found.term is not None and found.term.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ((traced("update", module="transformers/cache_utils.py"), traced("generate")), "max_new_tokens"),
+        ((traced("_sample", module="transformers/generation/utils.py"),), "max_new_tokens"),
+        ((traced("_unload_and_optionally_merge"),), 'device_map="cpu"'),
+        (('  File "/w/a.py", line 3, in <module>\n    out = model.generate(**inputs)',), "max_new_tokens"),
+        ((traced("__call__", module="diffusers/pipelines/pipeline_flux.py"),), "enable_model_cpu_offload"),
+        (("C:\\ComfyUI\\execution.py",), "--lowvram"),
+    ],
+)
+def test_what_keeps_nothing_for_backward_is_told_of_none(lines: tuple[str, ...], told: str) -> None:
+    found = found_in(*lines, short_of("2.00 GiB"))
+    assert found.cause is Cause.REAL_NEED
+    assert RECOMPUTE not in helping(found)
+    assert told in helping(found)
+
+
+def test_a_pipeline_of_a_training_script_trains() -> None:
+    script = '  File "/x/diffusers/examples/train_text_to_image.py", line 3, in main\n    model(x)'
+    assert RECOMPUTE in helping(found_in(script, short_of("2.00 GiB")))
+
+
+def test_a_cache_that_grows_is_no_sampler() -> None:
+    found = found_in(traced("update", module="transformers/cache_utils.py"), short_of("2.00 GiB"))
+    assert found.term is not None and found.term.component == "kv_cache"
+
+
+def test_the_trial_run_of_a_server_asks_for_as_much_whatever_its_share() -> None:
+    lines = ("vllm serve x", traced("profile_run", "forward", module="vllm/v1/worker/gpu_model_runner.py"))
+    found = found_in(*lines, short_of("6.00 GiB"))
+    assert "--max-num-batched-tokens" in helping(found)
+    assert [cure.helps for cure in found.cures if "share" in cure.change] == [NO]
+
+
+def test_a_graph_is_captured_by_a_dummy_run() -> None:
+    lines = ("vllm serve x", traced("capture_model", "_capture_cudagraphs", "_dummy_run"))
+    assert found_in(*lines, FULL_CARD).cause is Cause.ENGINE_OVERCOMMIT
+
+
+def test_overlap_is_not_verl() -> None:
+    frame = '  File "/x/sglang/srt/managers/scheduler.py", line 9, in run_scheduler_process'
+    found = found_in(frame, "    scheduler.event_loop_overlap()", FULL_CARD)
+    assert (found.cause, "--mem-fraction-static" in helping(found)) == (Cause.ENGINE_OVERCOMMIT, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("[2024-05-01] [ERROR] [launch.py:325] ['python', 'a.py'] exits with return code = -9", Cause.NOT_GPU_MEMORY),
+        ("ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough", Cause.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_launchers_and_placers_are_heard(text: str, cause: Cause) -> None:
+    found = found_in(text)
+    assert (found.found, found.cause) == (True, cause)
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ("deepspeed_config:\n  zero_stage: 2", "zero_stage: 3"),
+        ("deepspeed_config:\n  zero_stage: 3", "offload_optimizer_device: cpu"),
+        ('{"zero_optimization": {"stage": 1}}', '"zero_optimization": {"stage": 3}'),
+        ('{"zero_optimization": {"stage": 3}}', '"offload_optimizer": {"device": "cpu"}'),
+        ("fsdp_sharding_strategy: SHARD_GRAD_OP", "fsdp_sharding_strategy: FULL_SHARD"),
+        ("fsdp_sharding_strategy: FULL_SHARD", "fsdp_offload_params: true"),
+    ],
+)
+def test_more_shards_are_told_in_the_configuration_s_words(said: str, where: str) -> None:
+    found = found_in(said, traced("step", "_init_group"), FULL_CARD)
+    (spread,) = (cure for cure in found.cures if cure.change.startswith("states over more GPUs"))
+    assert (spread.helps, spread.where) == (MAYBE, where)
