@@ -17,7 +17,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
-from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, LOADING, MERGING, PICTURES, SERVING, Signs
+from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, MERGING, PICTURES, SERVING, Signs
 
 MOST = 4
 RECOMPUTE = "recompute activations in backward"
@@ -46,6 +46,12 @@ OF_PHASE: dict[str, tuple[Cure, ...]] = {
         Cure(change="the checkpoint loaded on the host first", helps=MAYBE, where='torch.load(file, map_location="cpu")'),
         Cure(change="states that are loaded in shards", helps=MAYBE),
     ),
+    "wrap": (
+        Cure(change="weights and gradients over the GPUs (ZeRO, FSDP)", helps=MAYBE),
+        Cure(change="weights loaded on the host, and sharded from there", helps=MAYBE),
+        Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
+    ),
     "load": (
         Cure(change="weights in fewer bits", helps=MAYBE),
         Cure(change="weights over more GPUs, or part of them on the host", helps=MAYBE),
@@ -65,6 +71,10 @@ OF_TASK: dict[str, tuple[Cure, ...]] = {
         Cure(change="shorter prompts or fewer new tokens", helps=MAYBE, where="max_new_tokens=N"),
         Cure(change="a cache in fewer bits or on the host", helps=MAYBE, where='cache_implementation="quantized" (or "offloaded")'),
         Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while a model generates"),
+    ),
+    INFERENCE: (
+        Cure(change="fewer or shorter inputs at once", helps=MAYBE, where="batch_size=N"),
+        Cure(change="weights in fewer bits, or over more GPUs", helps=MAYBE),
     ),
     MERGING: (
         Cure(change="an adapter merged on the host", helps=MAYBE, where='from_pretrained(…, device_map="cpu")'),

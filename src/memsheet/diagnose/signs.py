@@ -49,6 +49,7 @@ _EXPERTS = Frame("saved_activations", "experts", "tokens sorted to their experts
 _MLP = Frame("saved_activations", "mlp", "the feed-forward layer")
 _GROWN = Frame("kv_cache", "model", "the KV cache, which grows with every token")
 _WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its few bits")
+_WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
 _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, written out in full")
 
 FRAMES: dict[str, Frame] = {
@@ -82,28 +83,31 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu"), _MLP),
     **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
     **dict.fromkeys(("dequantize_4bit", "dequantize_blockwise", "dequantize_gguf_tensor"), _WIDENED),
+    **dict.fromkeys(("_ddp_init_helper", "_sync_module_states", "_init_param_handle_from_module"), _WRAPPED),
     **dict.fromkeys(("get_delta_weight", "merge_and_unload"), _MERGED),
 }  # fmt: skip
 """By the name of a function in a traceback, behind its file's where that name alone says too little. Where
 several are known the innermost speaks, but a phase of the run is told by any.
 """
-EVALUATION, GATHERED, GENERATION, LOADING, SERVING, MERGING, PICTURES = (
+EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES = (
     "evaluation",
     "gathered",
     "generation",
+    "inference",
     "loading",
     "serving",
     "merging",
     "pictures",
 )
 """What runs that is no training: a pass without gradients, the predictions of all its samples put together,
-a model that writes; a server that loads, and one that runs; an adapter merged; pictures made.
+a model that writes, or only reads; a server that loads, and one that runs; an adapter merged; pictures made.
 """
 TASKS: dict[str, str] = {
     **dict.fromkeys(("evaluate", "evaluation_loop", "prediction_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), EVALUATION),
     **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), GATHERED),
     **dict.fromkeys(("generate", "_greedy_search", "_beam_search", "_contrastive_search", "_assisted_decoding", "utils._sample"), GENERATION),
     **dict.fromkeys(("merge_and_unload", "_unload_and_optionally_merge", "merge_adapter", "get_delta_weight"), MERGING),
+    **dict.fromkeys(("SentenceTransformer.encode", "transcribe", "predict_step", "predict_loop"), INFERENCE),
     **dict.fromkeys(("pipelines.__call__", "common_ksampler", "execution.get_output_data"), PICTURES),
     **dict.fromkeys(("training_step", "backward", "_engine_run_backward", "run_backward"), ""),
 }  # fmt: skip
@@ -117,7 +121,13 @@ _OLD_MESSAGE = re.compile(
     r"(?:CUDA|HIP)outofmemory\.Triedtoallocate[\d.]{1,20}[KMGTPE]?(?:iB|B|bytes)\(GPU\d{1,3};[^()]{0,300}?"
     r"(?:(?P<cached>cached\))|reservedintotalbyPyTorch\))"
 )
-_FRAME = re.compile(r'^File "(?P<file>[^"\n]{1,400})", line \d{1,9}, in ([\w<>.]{1,120})')
+_FRAME = re.compile(
+    r'^File "(?P<file>[^"\n]{1,400})", line \d{1,9}, in (?P<name>[\w<>.]{1,120})'
+    r"|^File (?P<notebook>\S{1,400}\.py):\d{1,9}, in (?P<cell>[\w<>.]{1,120})"
+    r"|^(?P<older>[\w./~-]{1,300}\.py) in (?P<called>[\w<>]{1,120})\("
+    r"|^(?P<boxed>[\w./~-]{1,300}\.py):\d{1,9} in (?P<within>[\w<>]{1,120})\s*$"
+)
+"""A frame of Python's own traceback, of IPython's since 8 and before, of rich's."""
 _TRAINER = re.compile(r'^File "[^"\n]{0,400}train[^"\n]{0,80}\.py"', re.IGNORECASE)
 _WRITES = re.compile(r"^\s*(?:\w+\s{0,3}=\s{0,3})?(?:self\.)?(?:model|pipe|pipeline)\.(generate|merge_and_unload)\(")
 """A script's line that lets a model write, or merges its adapter."""
@@ -125,13 +135,14 @@ _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
 _CALL = re.compile(
     r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal|event_loop_overlap)\b"
 )
-FRAMES_BEFORE, FRAMES_AFTER = 400, 60
-"""Lines around a message that its traceback stands in."""
+FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
+"""Lines around a message that its traceback stands in; and between its last frame and the message."""
 _LEAK = re.compile(
-    r"^[ >]*(?:self\.)?(\w*loss\w*)(?:\[[^\]\n]{0,40}\])?\s*(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*"
-    r"(?:self\.)?\w*loss\w*\s*$",
+    r"^[ >]*(?:self\.)?((?=\w*(?:total|running|epoch|sum|cum|acc|train|avg|mean|all|history|log))\w*loss\w*)(?:\[[^\]\n]{0,40}\])?\s*"
+    r"(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*(?:self\.)?(?:(?:batch|step|iter|train|cur|current)_?)?loss\s*$",
     re.MULTILINE | re.IGNORECASE,
-)
+)  # fmt: skip
+"""A sum over steps, by its name; parts of one step's loss are added up to ``loss`` itself, and of other names."""
 _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
@@ -143,7 +154,7 @@ _TRAINED = re.compile(
 )
 """What a step of a training prints, and no evaluation."""
 _CHANGE_AT = re.compile(
-    r"\b((?:freeze|frozen|unfreeze|warmup|curriculum|switch|stage)\w*(?:updates|steps|iters|"
+    r"\b((?:freeze|frozen|unfreeze|curriculum|switch|stage)\w*(?:updates|steps|iters|"
     r"iterations|step|iter))"
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?(\d{1,12})\b",
     re.IGNORECASE,
@@ -220,15 +231,16 @@ def read_signs(log: Log, line: int) -> Signs:
     window = log.lines[first:last]
     names = list(_names_of_frames(window))
     trains = any(name in TRAINS for name in names) or _trained_before(log, line, names)
-    named = signs_of_names(names, trains=trains)
+    own = _traceback_of(log, line) or window
+    named = signs_of_names(list(_names_of_frames(own)), trains=trains)
     if named.frame is None:
-        calls = [found[1] for each in window if (found := _CALL.search(each))]
+        calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
-        named = replace(named, task=_task_of_script(window, programs))
-    gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in window)
+        named = replace(named, task=_task_of_script(own, programs))
+    gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
         frame=named.frame, phase=named.phase, task=GATHERED if gathered else _task_of_server(log, line, window, names, named, programs) or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
@@ -239,11 +251,32 @@ def read_signs(log: Log, line: int) -> Signs:
     )  # fmt: skip
 
 
+def _traceback_of(log: Log, line: int) -> Sequence[str]:
+    """The traceback that ends at a message, else the one behind it, else nothing: an earlier one of the log,
+    or another rank's behind it, is another error's.
+    """
+    first = max(0, line - FRAMES_BEFORE)
+    last = next(
+        (number for number in range(line, max(first, line - ENDS_WITHIN) - 1, -1) if _is_frame(log.lines[number : number + 1])),
+        None,
+    )  # fmt: skip
+    if last is None:
+        behind = log.lines[line : line + FRAMES_AFTER]
+        return behind if any(_is_frame((each,)) for each in behind) else ()
+    begun = next((number for number in range(last, first - 1, -1) if "Traceback" in log.lines[number]), first)
+    return log.lines[begun : line + 1]
+
+
+def _is_frame(lines: Sequence[str]) -> bool:
+    return any(_FRAME.match(each) or _SOURCE.match(each) for each in lines)
+
+
 def _names_of_frames(window: Sequence[str]) -> Iterator[str]:
     """The functions of a traceback; of those that ``FRAMES`` or ``TASKS`` know by their file alone, with it."""
     for each in window:
         if found := _FRAME.match(each):
-            name, parts = found[2].rpartition(".")[2], re.split(r"[/\\]", found["file"])
+            path, called = (said for said in found.groups() if said is not None)
+            name, parts = called.rpartition(".")[2], re.split(r"[/\\]", path)
             places = [part.removesuffix(".py") for part in parts[-3:]]
             known = (f"{place}.{name}" for place in reversed(places))
             yield next((each for each in known if each in FRAMES or each in TASKS), name)

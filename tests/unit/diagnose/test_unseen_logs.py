@@ -139,3 +139,46 @@ def test_more_shards_are_told_in_the_configuration_s_words(said: str, where: str
     found = found_in(said, traced("step", "_init_group"), FULL_CARD)
     (spread,) = (cure for cure in found.cures if cure.change.startswith("states over more GPUs"))
     assert (spread.helps, spread.where) == (MAYBE, where)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("total_loss += loss", Cause.LEAK), ("running_loss = running_loss + batch_loss", Cause.LEAK),
+        ("loss += aux_loss", Cause.REAL_NEED), ("total_loss = total_loss + kl_loss", Cause.REAL_NEED),
+    ],
+)  # fmt: skip
+def test_parts_of_one_step_s_loss_are_no_leak(line: str, cause: Cause) -> None:
+    assert found_in('  File "/w/a.py", line 3, in step', f"    {line}", FULL_CARD).cause is cause
+
+
+def test_a_warm_up_of_the_rate_is_no_other_regime() -> None:
+    assert found_in("warmup_steps: 100", "step: 100 loss 2.2", FULL_CARD).cause is Cause.REAL_NEED
+    assert found_in("freeze_steps: 100", "step: 100 loss 2.2", FULL_CARD).cause is Cause.REGIME_CHANGE
+
+
+def test_a_traceback_of_another_error_says_nothing_of_this_one() -> None:
+    trained = "{'loss': 0.9, 'learning_rate': 1e-05}"
+    saving = (traced("_save_checkpoint"), "OSError: no space")
+    mine = (traced("training_step", "forward"), FULL_CARD)
+    assert found_in(trained, *saving, *mine).cause is Cause.REAL_NEED
+    assert found_in(trained, *mine, *saving).cause is Cause.REAL_NEED
+    assert found_in(trained, traced("_save_checkpoint"), FULL_CARD).cause is Cause.REGIME_CHANGE
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "File /opt/torch/nn/functional.py:3053, in cross_entropy(input, target)",
+        "/usr/lib/python3.8/dist-packages/torch/nn/functional.py in cross_entropy(input, target)",
+        "│ /usr/lib/torch/nn/functional.py:3053 in cross_entropy                    │",
+    ],
+)
+def test_frames_of_notebooks_and_boxes_are_read(frame: str) -> None:
+    found = found_in(frame, "-> 3053 return x", FULL_CARD)
+    assert found.term is not None and found.term.path == "loss"
+
+
+def test_before_the_first_step_no_batch_helps() -> None:
+    found = found_in(traced("__init__", "_ddp_init_helper"), FULL_CARD)
+    assert "micro-batch" not in helping(found) and "ZeRO" in helping(found)
