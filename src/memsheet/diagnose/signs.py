@@ -231,6 +231,7 @@ def read_signs(log: Log, line: int) -> Signs:
     window = log.lines[first:last]
     names = list(_names_of_frames(window))
     trains = any(name in TRAINS for name in names) or _trained_before(log, line, names)
+    trains = trains and not any(name in BEFORE_TRAINING for name in names)
     own = _traceback_of(log, line) or window
     named = signs_of_names(list(_names_of_frames(own)), trains=trains)
     if named.frame is None:
@@ -376,6 +377,8 @@ TRAINS = (
     "run_train",
 )
 """Functions of which a training run is made, in whose midst an evaluation is another regime."""
+BEFORE_TRAINING = ("_run_sanity_check",)
+"""Functions of a training run in which no step has run yet (lightning 2.5, trainer/trainer.py)."""
 OF_TRAINING = ("evaluate", "save", "restore")
 
 PHASE_CAUSES: dict[str, Cause] = {

@@ -182,3 +182,27 @@ def test_frames_of_notebooks_and_boxes_are_read(frame: str) -> None:
 def test_before_the_first_step_no_batch_helps() -> None:
     found = found_in(traced("__init__", "_ddp_init_helper"), FULL_CARD)
     assert "micro-batch" not in helping(found) and "ZeRO" in helping(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'x'\nUnable to shutdown process 1201 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL",
+        "Sending process 1201 closing signal SIGKILL",
+        "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop",
+    ],
+)  # fmt: skip
+def test_a_launcher_s_own_kill_and_a_list_of_what_may_be_kill_nothing(text: str) -> None:
+    assert not found_in(text).found
+    assert found_in(text, "traceback : Signal 9 (SIGKILL) received by PID 7").cause is Cause.NOT_GPU_MEMORY
+
+
+def test_nothing_has_run_before_a_sanity_check() -> None:
+    names = ("fit", "_run_sanity_check", "validation_step")
+    assert found_in(traced(*names), FULL_CARD).cause is Cause.REAL_NEED
+    assert found_in(traced("fit", "validation_step"), FULL_CARD).cause is Cause.REGIME_CHANGE
+
+
+def test_every_library_s_refused_handle_is_one() -> None:
+    found = found_in("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+    assert found.open_between == (Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR)
