@@ -29,7 +29,14 @@ def model_axes(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )  # type: ignore[return-value]
 
 
-_AXES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+_AXES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 _PRINTED = re.compile(rf"[\"']?\b({'|'.join(_AXES)})[\"']?\s{{0,3}}[:=]\s{{0,3}}(\d{{1,9}})\b")
 
 

@@ -129,11 +129,14 @@ _FRAME = re.compile(
 )
 """A frame of Python's own traceback, of IPython's since 8 and before, of rich's."""
 _TRAINER = re.compile(r'^File "[^"\n]{0,400}train[^"\n]{0,80}\.py"', re.IGNORECASE)
-_WRITES = re.compile(r"^\s*(?:\w+\s{0,3}=\s{0,3})?(?:self\.)?(?:model|pipe|pipeline)\.(generate|merge_and_unload)\(")
+_WRITES = re.compile(
+    r"^\s*(?:\w+\s{0,3}=\s{0,3})?(?:self\.)?(?:model|pipe|pipeline)\.(generate|merge_and_unload)\("
+)
 """A script's line that lets a model write, or merges its adapter."""
 _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
 _CALL = re.compile(
-    r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal|event_loop_overlap)\b"
+    r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal"
+    r"|event_loop_overlap)\b"
 )
 FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
 """Lines around a message that its traceback stands in; and between its last frame and the message."""
@@ -142,7 +145,7 @@ _LEAK = re.compile(
     r"(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*(?:self\.)?(?:(?:batch|step|iter|train|cur|current)_?)?loss\s*$",
     re.MULTILINE | re.IGNORECASE,
 )  # fmt: skip
-"""A sum over steps, by its name; parts of one step's loss are added up to ``loss`` itself, and of other names."""
+"""A sum over steps, by its name; parts of one step's loss are added to ``loss`` itself, or have other names."""
 _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
@@ -273,7 +276,7 @@ def _is_frame(lines: Sequence[str]) -> bool:
 
 
 def _names_of_frames(window: Sequence[str]) -> Iterator[str]:
-    """The functions of a traceback; of those that ``FRAMES`` or ``TASKS`` know by their file alone, with it."""
+    """The functions of a traceback; those that ``FRAMES`` or ``TASKS`` know by their file alone, with it."""
     for each in window:
         if found := _FRAME.match(each):
             path, called = (said for said in found.groups() if said is not None)
@@ -314,7 +317,9 @@ def _task_of_server(
     """
     own = any("/vllm/" in each or "/sglang/" in each for each in window) if names else len(programs) == 1
     told = named.frame in OF_RUNNING or (named.frame is None and own)
-    trains = any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(_VERL.search(log.text))
+    trains = any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(
+        _VERL.search(log.text)
+    )
     if not programs or programs[0] not in SERVERS or trains or not told:
         return ""
     before = "\n".join(log.lines[:line])

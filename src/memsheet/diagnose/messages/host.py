@@ -132,8 +132,8 @@ def _short_system(message: Message, _: Log) -> Judgement:
 
 
 # A launcher that ends the other ranks itself says so ("forcefully exiting via", "closing signal": torch's
-# elastic/multiprocessing/api.py), and Ray lists what may have ended a worker ("The process is killed by SIGKILL
-# by OOM killer"), whatever did.
+# elastic/multiprocessing/api.py), and Ray lists what may have ended a worker ("The process is killed by
+# SIGKILL by OOM killer"), whatever did.
 FORMS = (
     Form("cgroup", re.compile(r"Memorycgroupoutofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
     Form("cgroup", re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG"), _killed_by_kernel),

@@ -99,7 +99,7 @@ def degree_of(values: Values, name: str) -> int:
 
 
 def divides_logits(values: Values) -> bool:
-    """Whether ranks of FSDP2's trainer divide the logits of a row: the sheet has the loss of whole ones then."""
+    """Whether ranks of FSDP2's trainer divide a row's logits: the sheet has the loss of whole ones then."""
     return not runs_megatron(values) and degree_of(values, "tensor") * degree_of(values, "context") > 1
 
 
