@@ -225,8 +225,8 @@ def _logits_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[
         (vocabulary,) = named
         count = asked.middle // (4 * vocabulary)
         words = (
-            f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits (or {2 * count:,} in 2 bytes), "
-            "if nothing else was asked for"
+            f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits "
+            f"(or {2 * count:,} in 2 bytes), if nothing else was asked for"
         )
         yield Candidate(
             (2, 3),

@@ -145,7 +145,7 @@ _LEAK = re.compile(
     r"(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*(?:self\.)?(?:(?:batch|step|iter|train|cur|current)_?)?loss\s*$",
     re.MULTILINE | re.IGNORECASE,
 )  # fmt: skip
-"""A sum over steps, by its name; parts of one step's loss are added to ``loss`` itself, or have other names."""
+"""A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
 _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,

@@ -1,5 +1,5 @@
-"""What logs that were not in the corpus showed: a tensor by chance, a program by a word within a word, cures of
-a training for what trains nothing.
+"""What logs that were not in the corpus showed: a tensor by chance, a program by a word within another,
+cures of a training for what trains nothing.
 """
 
 from __future__ import annotations
