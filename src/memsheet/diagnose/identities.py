@@ -34,6 +34,8 @@ BY_CHANCE = (1, 20)
 """The most by which a product of common sizes may fit by chance, where nothing but the size says that it is
 one.
 """
+POWERS = frozenset(2**power for power in range(7, 21))
+"""Counts of tokens that are common."""
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters")
 WIDTHS = ((4, "fp32"), (2, "bf16"))
 _VOCAB = re.compile(
@@ -206,11 +208,12 @@ def _logits_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler")
     unnamed = [each for each in VOCABULARIES if each not in named]
     tokens = {n * batch for n in axes.tokens for batch in (1, *axes.batches)}
+    common = set() if _fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss and _fits_by_chance(asked, len(unnamed) * max(1, len(tokens))):
         unnamed = []
     for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in WIDTHS:
-            for count in sorted(tokens | {2**power for power in range(7, 21)}):
+            for count in sorted(tokens | (POWERS if vocabulary in named else common)):
                 known = (vocabulary in named) * 2 + (count in tokens)
                 if width != 4 and at_loss and count not in tokens:
                     continue  # a loss and a sampler raise what they read to fp32

@@ -28,7 +28,8 @@ def short_of(asked: str) -> str:
 @pytest.mark.parametrize("size", ["1.86 GiB", "2.50 GiB", "1.96 GiB", "2.00 GiB"])
 def test_a_size_that_common_products_meet_by_chance_is_no_tensor_and_no_certain_cure(size: str) -> None:
     message = modern(size, "39.39 GiB", "1.19 GiB", "38.20 GiB", "36.00 GiB", "0.90 GiB")
-    for found in (found_in(traced("backward"), message), found_in(message)):
+    for before in ((traced("backward"),), (traced("log_softmax"),), ()):
+        found = found_in(*before, message)
         assert found.term is None or not found.term.shape
         assert [cure.change for cure in found.cures if cure.helps == YES] == []
 
@@ -216,3 +217,22 @@ def test_nothing_has_run_before_a_sanity_check() -> None:
 def test_every_library_s_refused_handle_is_one() -> None:
     found = found_in("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
     assert found.open_between == (Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR)
+
+
+def test_tokens_that_are_named_find_a_common_vocabulary_where_a_loss_asked() -> None:
+    found = found_in("batch_size: 1, max_length: 4096", traced("log_softmax"), short_of("1.96 GiB"))
+    assert found.term is not None
+    assert found.term.shape == "[4096, 128256] fp32"
+
+
+@pytest.mark.parametrize(
+    ("line", "after"),
+    [
+        ("[AutoTuner] Skipping tactic 3: CUDA out of memory. Tried to allocate 2.00 GiB.", "throughput: 21.2 tokens/s"),
+        ("Trial 3 failed with parameters: CUDA out of memory. Tried to allocate 2.00 GiB.", "Trial 4 finished with value: 1"),
+        ("retrying: CUDA out of memory. Tried to allocate 2.00 GiB.", "INFO: Application startup complete."),
+    ],
+)  # fmt: skip
+def test_servers_and_searches_go_on_too(line: str, after: str) -> None:
+    assert found_in(line).found
+    assert not found_in(line, after, after).found
