@@ -7,6 +7,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from memsheet.diagnose.cure_tables import (
+    EVALUATION_BATCH,
+    FUSED_LOSS,
+    KEEP_NOTHING,
+    OF_COMPONENT,
+    OF_PHASE,
+    OF_TASK,
+    PROFILED,
+    RECOMPUTE,
+    RUNNERS,
+    SERVER_PARALLEL,
+    SERVER_REQUESTS,
+    SERVER_SHARE,
+    SPREAD_STATES,
+    STATED_SHARDS,
+    STATES,
+    SUM_NUMBERS,
+    TRAINERS,
+)
 from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
 from memsheet.diagnose.interval import (
     NOTHING,
@@ -16,93 +35,16 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
-from memsheet.diagnose.signs import EVALUATION, GATHERED, GENERATION, LOADING, SERVING, Signs
+from memsheet.diagnose.signs import (
+    EVALUATION,
+    GATHERED,
+    LOADING,
+    PICTURES,
+    SERVING,
+    Signs,
+)
 
 MOST = 4
-RECOMPUTE = "recompute activations in backward"
-FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
-TRAINERS: dict[str, dict[str, str]] = {
-    "TRL": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
-    "Trainer": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
-    "axolotl": {"batch": "micro_batch_size:", "recompute": "gradient_checkpointing: true", "loss": "liger_fused_linear_cross_entropy: true"},
-    "LLaMA-Factory": {"batch": "per_device_train_batch_size:", "recompute": "disable_gradient_checkpointing: false", "loss": "enable_liger_kernel: true"},
-    "unsloth": {"batch": "per_device_train_batch_size", "recompute": 'use_gradient_checkpointing="unsloth"', "loss": ""},
-    "Megatron-LM": {"batch": "--micro-batch-size", "recompute": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "loss": "--cross-entropy-loss-fusion"},
-    "DeepSpeed": {"batch": "train_micro_batch_size_per_gpu", "recompute": "deepspeed.checkpointing", "loss": ""},
-    "accelerate": {"batch": "per_device_train_batch_size", "recompute": "fsdp_activation_checkpointing: true", "loss": ""},
-    "verl": {"batch": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)", "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing=True", "loss": "actor_rollout_ref.model.use_fused_kernels=True", "tokens": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu, and actor_rollout_ref.actor.ppo_max_token_len_per_gpu"},
-    "torchtitan trainer": {"batch": "--training.local_batch_size", "recompute": "--activation_checkpoint.mode full", "loss": ""},
-    "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
-}  # fmt: skip
-"""Where each program is told of a change."""
-OF_PHASE: dict[str, tuple[Cure, ...]] = {
-    "save": (
-        Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE,
-             where="StateDictType.SHARDED_STATE_DICT, or FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"),
-        Cure(change="recompute activations in backward", helps=NO, why="no activations are held while a checkpoint is saved"),
-    ),
-    "restore": (
-        Cure(change="the checkpoint loaded on the host first", helps=MAYBE, where='torch.load(file, map_location="cpu")'),
-        Cure(change="states that are loaded in shards", helps=MAYBE),
-    ),
-    "load": (
-        Cure(change="weights in fewer bits", helps=MAYBE),
-        Cure(change="weights over more GPUs, or part of them on the host", helps=MAYBE),
-        Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch"),
-    ),
-}  # fmt: skip
-"""By the phase of the run."""
-OF_TASK: dict[str, tuple[Cure, ...]] = {
-    GATHERED: (
-        Cure(change="predictions moved to the host as they come", helps=MAYBE, where="eval_accumulation_steps=1"),
-        Cure(change="predictions made small before they are gathered (the likeliest word of each, not all logits)", helps=MAYBE, where="preprocess_logits_for_metrics"),
-        Cure(change="a smaller batch of the evaluation", helps=NO, why="what is gathered is of all samples so far, whatever the batch"),
-    ),
-    GENERATION: (
-        Cure(change="fewer sequences at once", helps=MAYBE),
-        Cure(change="shorter prompts or fewer new tokens", helps=MAYBE, where="max_new_tokens=N"),
-        Cure(change="a cache in fewer bits or on the host", helps=MAYBE, where='cache_implementation="quantized" (or "offloaded")'),
-        Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while a model generates"),
-    ),
-}  # fmt: skip
-"""By what runs that is no training."""
-EVALUATION_BATCH = {
-    "TRL": "per_device_eval_batch_size", "Trainer": "per_device_eval_batch_size", "LLaMA-Factory": "per_device_eval_batch_size:",
-    "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:",
-}  # fmt: skip
-_SMALL_STATES, _SPREAD_STATES = (
-    "an optimizer with smaller states",
-    "states over more GPUs (ZeRO, FSDP), or on the host",
-)
-STATES: dict[str, dict[str, str]] = {
-    "TRL": {_SMALL_STATES: 'optim="adamw_8bit"'},
-    "Trainer": {_SMALL_STATES: 'optim="adamw_8bit"'},
-    "unsloth": {_SMALL_STATES: 'optim="adamw_8bit"'},
-    "axolotl": {_SMALL_STATES: "optimizer: adamw_bnb_8bit"},
-    "LLaMA-Factory": {_SMALL_STATES: "optim: adamw_8bit"},
-    "DeepSpeed": {_SPREAD_STATES: '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'},
-    "Megatron-LM": {_SPREAD_STATES: "--use-distributed-optimizer (or --optimizer-cpu-offload)"},
-    "verl": {_SPREAD_STATES: "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"},
-}  # fmt: skip
-"""Where each program is told of the optimizer's states."""
-OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
-    "parameters": OF_PHASE["load"],
-    "optimizer_states": (
-        Cure(change=_SMALL_STATES, helps=MAYBE, where="bitsandbytes.optim.AdamW8bit"),
-        Cure(change=_SPREAD_STATES, helps=MAYBE),
-        Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
-    ),
-}  # fmt: skip
-"""By what the request is for."""
-SUM_NUMBERS = Cure(
-    change="sum numbers, not tensors", helps=MAYBE, where="total_loss += loss.item()", why="the graph of each step is then let go"
-)  # fmt: skip
-KEEP_NOTHING = Cure(
-    change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
-)  # fmt: skip
-SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
-SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N"}
-SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
 
 
 def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> tuple[Cure, ...]:
@@ -248,7 +190,11 @@ def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool |
     if who.startswith("MPS"):
         return Cure(change="expandable segments", helps=NO, why="this allocator has no such setting")
     helps = NO if covered is False or signs.expandable or signs.windows else MAYBE
-    said = "it is on already" if signs.expandable and covered is not False else why
+    said = (
+        "it is on already" if signs.expandable and covered is not False
+        else "not to be had on Windows" if signs.windows and covered is not False
+        else why
+    )  # fmt: skip
     if signs.release and helps == MAYBE:
         said = f"{said}; from PyTorch 2.1 on, and this message is of {signs.release} or before"
     if who == "XPU" and helps == MAYBE:
@@ -354,10 +300,22 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
     elif signs.task == LOADING:
         few, spread, batch = OF_PHASE["load"]
         yield from (replace(spread, where=SERVER_PARALLEL.get(signs.program, "")), few, batch)
-    elif signs.task == SERVING:
+    elif signs.task == SERVING and signs.phase != "profile":
         yield from _in_server(figures, signs, term)
     else:
-        yield from OF_TASK[signs.task]
+        if term is not None and term.path == "attention/scores":
+            yield _without_scores(
+                figures, "AttnProcessor2_0" if signs.task == PICTURES else 'attn_implementation="sdpa"'
+            )
+        for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED]):
+            yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
+
+
+def _without_scores(figures: Figures, where: str = 'attn_implementation="sdpa"') -> Cure:
+    return Cure(
+        change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.high, where=where,
+        why="the tensor asked for is not made then",
+    )  # fmt: skip
 
 
 def _grows_with_batch(term: Term | None) -> bool:
@@ -371,6 +329,14 @@ def _first_axis(term: Term) -> int:
     return int(first) if first.isdigit() else 0
 
 
+def _place_of_shards(text: str) -> str:
+    """Where a configuration that stands in the text is told of more shards; empty where none does."""
+    for pattern, more, host in STATED_SHARDS:
+        if found := pattern.findall(text):
+            return host if found[-1] in ("3", "FULL_SHARD") else more
+    return ""
+
+
 def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
     """By what runs, then by what the request is."""
     if signs.task:
@@ -380,9 +346,9 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield from found
         return
     if term is not None and (found := OF_COMPONENT.get(term.component)):
-        yield from (
-            replace(cure, where=STATES.get(signs.trainer, {}).get(cure.change, cure.where)) for cure in found
-        )
+        own = STATES.get(signs.trainer, {})
+        stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
+        yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in found)
         return
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
@@ -412,14 +378,8 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             where=lines.get("loss", ""),
             why="the tensor asked for is not made then",
         )
-    elif proportional and term is not None and term.path == "attention/scores":
-        yield Cure(
-            change="attention that writes no scores (sdpa, flash)",
-            helps=MAYBE,
-            saves_bytes=figures.asked.high,
-            where='attn_implementation="sdpa"',
-            why="the tensor asked for is not made then",
-        )
+    elif term is not None and term.path == "attention/scores":
+        yield _without_scores(figures)
     if not (term is not None and term.path == "loss/log_probs"):
         served = (
             free is not None

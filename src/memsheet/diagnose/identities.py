@@ -6,16 +6,17 @@ whole pages. So a product is only told where its factors are known, or where one
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from memsheet.diagnose.figures import PAGE
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
-from memsheet.diagnose.named_models import model_axes
-from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
+from memsheet.diagnose.named_models import model_axes, weight_shapes
+from memsheet.diagnose.signs import LOGITS, SCORES, SERVERS, Frame, Signs
 from memsheet.units import MIB
 
 OF_SHEET, BOTH_KNOWN = 5, 4
@@ -29,6 +30,13 @@ VOCABULARIES = (
     154_880, 201_088, 202_048, 248_320, 256_000, 256_128, 262_144, 250_880, 65_024, 92_544, 200_064, 163_840, 30_522,
 )  # fmt: skip
 """Rows of the output projection that common model families have, as their configurations say."""
+BY_CHANCE = (1, 20)
+"""The most by which a product of common sizes may fit by chance, where nothing but the size says that it is
+one.
+"""
+POWERS = frozenset(2**power for power in range(7, 21))
+"""Counts of tokens that are common."""
+OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters")
 WIDTHS = ((4, "fp32"), (2, "bf16"))
 _VOCAB = re.compile(
     r"\b(?:padded_)?(?:vocab_size|n_vocab|vocab)[\"']?(?:/TP)?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{2,9})\b",
@@ -78,7 +86,7 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         return None
     axes = _with_axes_of_text(known, signs.text)
     found: dict[tuple[str, str, str], Candidate] = {}
-    for each in _candidate_terms(asked, signs.frame, axes):
+    for each in (*_candidate_terms(asked, signs.frame, axes), *_weight_terms(asked, signs)):
         key = each.term.component, each.term.path, each.term.shape
         if key not in found or each.rank > found[key].rank:
             found[key] = each
@@ -87,9 +95,47 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     if not best or rank is None:
         return None
     if rank[0] < OF_SHEET:
-        return best[0] if len(best) == 1 else None
+        return _with_equals(best[0], found.values(), rank) if len(best) == 1 else None
     products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
     return _term_of_sheet(best, products[0] if len(products) == 1 and rank[1] == 2 else None)
+
+
+def _with_equals(best: Term, every: Iterable[Candidate], rank: tuple[int, int]) -> Term:
+    """The same, not called exact where another is as well founded but for the allocator's pages, to which the
+    size that a message says is rounded up already.
+    """
+    others = [each.term for each in every if each.rank == (rank[0], 1) and rank[1] == 2]
+    if not others or len(others) > 2:
+        return replace(best, exact=best.exact and not others)
+    told = " or ".join(each.shape for each in others)
+    return replace(best, exact=False, words=f"{best.words}, or {told}, which rounds up to it")
+
+
+def _fits_by_chance(asked: Interval, tries: int) -> bool:
+    """Whether one of so many sizes, spread evenly between a number and its double, would lie within what the
+    message may stand for more often than ``BY_CHANCE``.
+    """
+    share = tries * (asked.high - asked.low) / (asked.middle * math.log(2))
+    return share * BY_CHANCE[1] > BY_CHANCE[0]
+
+
+def _weight_terms(asked: Interval, signs: Signs) -> Iterator[Candidate]:
+    """A weight of a model that the text names or prints, its gradient or a state of it, whole or a share of
+    its rows.
+    """
+    frame = signs.frame
+    if frame is None or frame.component not in OF_WEIGHTS:
+        return
+    fused = signs.program in SERVERS
+    for words, (rows, width) in weight_shapes(signs.text, fused=fused):
+        for parts in (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,):
+            for size, dtype in WIDTHS[1:] if fused else WIDTHS:
+                if rows % parts == 0 and (fit := fit_of(asked, rows // parts * width * size)):
+                    share = f" of {parts} ranks" if parts > 1 else ""
+                    yield Candidate((4 if parts == 1 else 3, fit), Term(
+                        component=frame.component, path=frame.path, shape=f"[{rows // parts}, {width}] {dtype}", exact=fit == 2,
+                        words=f"{dtype} {words}{share}, {rows // parts:,} × {width:,} × {size} bytes ({frame.words})",
+                    ))  # fmt: skip
 
 
 def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
@@ -159,11 +205,15 @@ def _logits_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[
     """
     path = frame.path if frame and frame.component == LOGITS.component else "loss"
     named = set(axes.vocabularies)
-    at_loss = frame is not None and frame.component == LOGITS.component
+    at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler")
+    unnamed = [each for each in VOCABULARIES if each not in named]
     tokens = {n * batch for n in axes.tokens for batch in (1, *axes.batches)}
-    for vocabulary in (*axes.vocabularies, *(each for each in VOCABULARIES if each not in named)):
+    common = set() if _fits_by_chance(asked, len(unnamed)) else POWERS
+    if not at_loss and _fits_by_chance(asked, len(unnamed) * max(1, len(tokens))):
+        unnamed = []
+    for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in WIDTHS:
-            for count in sorted(tokens | {2**power for power in range(7, 21)}):
+            for count in sorted(tokens | (POWERS if vocabulary in named else common)):
                 known = (vocabulary in named) * 2 + (count in tokens)
                 if width != 4 and at_loss and count not in tokens:
                     continue  # a loss and a sampler raise what they read to fp32
@@ -178,8 +228,8 @@ def _logits_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[
         (vocabulary,) = named
         count = asked.middle // (4 * vocabulary)
         words = (
-            f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits, if nothing else was asked "
-            f"for"
+            f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits "
+            f"(or {2 * count:,} in 2 bytes), if nothing else was asked for"
         )
         yield Candidate(
             (2, 3),

@@ -29,6 +29,50 @@ def model_axes(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )  # type: ignore[return-value]
 
 
+_AXES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+_PRINTED = re.compile(rf"[\"']?\b({'|'.join(_AXES)})[\"']?\s{{0,3}}[:=]\s{{0,3}}(\d{{1,9}})\b")
+
+
+@lru_cache(maxsize=8)
+def weight_shapes(text: str, *, fused: bool) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Weights, by words and shape, of the models that a text names, and of a configuration that it prints.
+    ``fused``: as servers keep them, those that read the same input as one.
+    """
+    configs = list(_named_configs(text))
+    printed: dict[str, set[int]] = {}
+    for name, number in _PRINTED.findall(text):
+        printed.setdefault(name, set()).add(int(number))
+    if printed and all(len(numbers) == 1 for numbers in printed.values()):
+        configs.append({name: numbers.pop() for name, numbers in printed.items()})
+    return tuple(dict.fromkeys(each for config in configs for each in _shapes_of(config, fused=fused)))
+
+
+def _shapes_of(config: Mapping[str, Any], *, fused: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    count = {name: config[name] for name in _AXES if isinstance(config.get(name), int) and config[name] > 0}
+    width = count.get("hidden_size")
+    if width is None:
+        return
+    if rows := count.get("vocab_size"):
+        yield "embedding or output projection", (rows, width)
+    if inner := count.get("intermediate_size"):
+        yield "feed-forward weight", (inner, width)
+        if fused:
+            yield "feed-forward weights, gate and up as one", (2 * inner, width)
+    if heads := count.get("num_attention_heads"):
+        size = count.get("head_dim") or width // heads
+        groups = count.get("num_key_value_heads", heads)
+        yield "query or output projection", (heads * size, width)
+        if fused:
+            yield "query, key and value projections as one", ((heads + 2 * groups) * size, width)
+
+
 def _named_configs(text: str) -> Iterator[Mapping[str, Any]]:
     names = dict.fromkeys(found.group().rstrip(".") for found in _HUB_ID.finditer(text))
     for name in list(names)[:MOST]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -46,6 +47,10 @@ _RESTORE = Frame("optimizer_states", "optimizer", "the loading of a checkpoint's
 _RESHAPE = Frame("saved_activations", "attention/repeated", "keys and values repeated for every head")
 _EXPERTS = Frame("saved_activations", "experts", "tokens sorted to their experts")
 _MLP = Frame("saved_activations", "mlp", "the feed-forward layer")
+_GROWN = Frame("kv_cache", "model", "the KV cache, which grows with every token")
+_WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its few bits")
+_WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
+_MERGED = Frame("parameters", "model", "what an adapter adds to a weight, written out in full")
 
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
@@ -64,11 +69,11 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("load_weights", "load_model", "create_weights", "_load_state_dict_into_meta_model", "_load_pretrained_model", "from_pretrained",
                      "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module"), WEIGHTS),
     **dict.fromkeys(("apply_top_k_top_p", "top_k_mask_logits", "top_p_sampling", "random_sample", "_sample", "sample", "apply_penalties", "gather_logprobs",
-                     "compute_logits", "topk_topp_sampler"), SERVED),
+                     "compute_logits", "topk_topp_sampler", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), _STEP),
-    **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks", "_dummy_run"), _PROFILE),
+    **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), _PROFILE),
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
     **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
     **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
@@ -76,24 +81,34 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("load_checkpoint", "load_state_dict", "load_optimizer_state", "resume_from_checkpoint", "_load_optimizer_and_scheduler"), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu"), _MLP),
+    **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
+    **dict.fromkeys(("dequantize_4bit", "dequantize_blockwise", "dequantize_gguf_tensor"), _WIDENED),
+    **dict.fromkeys(("_ddp_init_helper", "_sync_module_states", "_init_param_handle_from_module"), _WRAPPED),
+    **dict.fromkeys(("get_delta_weight", "merge_and_unload"), _MERGED),
 }  # fmt: skip
-"""By the name of a function in a traceback. Where several are known the innermost speaks, but a phase of the
-run is told by any.
+"""By the name of a function in a traceback, behind its file's where that name alone says too little. Where
+several are known the innermost speaks, but a phase of the run is told by any.
 """
-EVALUATION, GATHERED, GENERATION, LOADING, SERVING = (
+EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES = (
     "evaluation",
     "gathered",
     "generation",
+    "inference",
     "loading",
     "serving",
+    "merging",
+    "pictures",
 )
 """What runs that is no training: a pass without gradients, the predictions of all its samples put together,
-a model that writes; a server that loads, and one that runs.
+a model that writes, or only reads; a server that loads, and one that runs; an adapter merged; pictures made.
 """
 TASKS: dict[str, str] = {
     **dict.fromkeys(("evaluate", "evaluation_loop", "prediction_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), EVALUATION),
     **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), GATHERED),
-    **dict.fromkeys(("generate", "_greedy_search", "_beam_search", "_contrastive_search", "_assisted_decoding"), GENERATION),
+    **dict.fromkeys(("generate", "_greedy_search", "_beam_search", "_contrastive_search", "_assisted_decoding", "utils._sample"), GENERATION),
+    **dict.fromkeys(("merge_and_unload", "_unload_and_optionally_merge", "merge_adapter", "get_delta_weight"), MERGING),
+    **dict.fromkeys(("SentenceTransformer.encode", "transcribe", "predict_step", "predict_loop"), INFERENCE),
+    **dict.fromkeys(("pipelines.__call__", "common_ksampler", "execution.get_output_data"), PICTURES),
     **dict.fromkeys(("training_step", "backward", "_engine_run_backward", "run_backward"), ""),
 }  # fmt: skip
 """By the name of a function; the innermost speaks. A step of training within is none of them."""
@@ -101,32 +116,48 @@ _GATHERED = re.compile(r"\b(?:nested_concat|torch_pad_and_concatenate)\(")
 """transformers v4.57.1, trainer_pt_utils.py: where an evaluation puts its predictions together."""
 _LOADS = re.compile(r"Starting to load model |Load weight begin\.|Loading safetensors checkpoint shards")
 _LOADED = re.compile(r"Model loading took|Loading model weights took|Loading weights took|Load weight end\.")
+_VERL = re.compile(r"(?<![A-Za-z])verl(?![A-Za-z])")
 _OLD_MESSAGE = re.compile(
     r"(?:CUDA|HIP)outofmemory\.Triedtoallocate[\d.]{1,20}[KMGTPE]?(?:iB|B|bytes)\(GPU\d{1,3};[^()]{0,300}?"
     r"(?:(?P<cached>cached\))|reservedintotalbyPyTorch\))"
 )
-_FRAME = re.compile(r'^File "[^"\n]{1,400}", line \d{1,9}, in ([\w<>.]{1,120})')
-_SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
-_CALL = re.compile(r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model)\b")
-FRAMES_BEFORE, FRAMES_AFTER = 400, 60
-"""Lines around a message that its traceback stands in."""
-_LEAK = re.compile(
-    r"^[ >]*(?:self\.)?(\w*loss\w*)(?:\[[^\]\n]{0,40}\])?\s*(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*"
-    r"(?:self\.)?\w*loss\w*\s*$",
-    re.MULTILINE | re.IGNORECASE,
+_FRAME = re.compile(
+    r'^File "(?P<file>[^"\n]{1,400})", line \d{1,9}, in (?P<name>[\w<>.]{1,120})'
+    r"|^File (?P<notebook>\S{1,400}\.py):\d{1,9}, in (?P<cell>[\w<>.]{1,120})"
+    r"|^(?P<older>[\w./~-]{1,300}\.py) in (?P<called>[\w<>]{1,120})\("
+    r"|^(?P<boxed>[\w./~-]{1,300}\.py):\d{1,9} in (?P<within>[\w<>]{1,120})\s*$"
 )
+"""A frame of Python's own traceback, of IPython's since 8 and before, of rich's."""
+_TRAINER = re.compile(r'^File "[^"\n]{0,400}train[^"\n]{0,80}\.py"', re.IGNORECASE)
+_WRITES = re.compile(
+    r"^\s*(?:\w+\s{0,3}=\s{0,3})?(?:self\.)?(?:model|pipe|pipeline)\.(generate|merge_and_unload)\("
+)
+"""A script's line that lets a model write, or merges its adapter."""
+_SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
+_CALL = re.compile(
+    r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal"
+    r"|event_loop_overlap)\b"
+)
+FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
+"""Lines around a message that its traceback stands in; and between its last frame and the message."""
+_LEAK = re.compile(
+    r"^[ >]*(?:self\.)?((?=\w*(?:total|running|epoch|sum|cum|acc|train|avg|mean|all|history|log))\w*loss\w*)(?:\[[^\]\n]{0,40}\])?\s*"
+    r"(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*(?:self\.)?(?:(?:batch|step|iter|train|cur|current)_?)?loss\s*$",
+    re.MULTILINE | re.IGNORECASE,
+)  # fmt: skip
+"""A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
 _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
 )
 _TRAINED = re.compile(
-    r"\blearning_rate['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d"
+    r"\b(?:learning_rate|train_loss)['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d"
     r"|Running training",
     re.IGNORECASE,
 )
 """What a step of a training prints, and no evaluation."""
 _CHANGE_AT = re.compile(
-    r"\b((?:freeze|frozen|unfreeze|warmup|curriculum|switch|stage)\w*(?:updates|steps|iters|"
+    r"\b((?:freeze|frozen|unfreeze|curriculum|switch|stage)\w*(?:updates|steps|iters|"
     r"iterations|step|iter))"
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?(\d{1,12})\b",
     re.IGNORECASE,
@@ -191,6 +222,7 @@ PROGRAMS = (
     ("fairseq", ("fairseq",)),
     ("Trainer", ("transformers/trainer.py", "TrainingArguments", "accelerate launch")),
     ("accelerate", ("distributed_type: FSDP", "fsdp_activation_checkpointing")),
+    ("ComfyUI", ("ComfyUI", "comfy/ldm", "comfy/samplers")),
     ("diffusers", ("diffusers/",)),
 )
 """Programs by what only their logs hold; the first that is found speaks."""
@@ -200,17 +232,19 @@ def read_signs(log: Log, line: int) -> Signs:
     """What stands around a message that begins on a line."""
     first, last = max(0, line - FRAMES_BEFORE), line + FRAMES_AFTER
     window = log.lines[first:last]
-    names = [
-        found[1].rpartition(".")[2] for each in window if (found := _FRAME.match(each) or _SOURCE.match(each))
-    ]
+    names = list(_names_of_frames(window))
     trains = any(name in TRAINS for name in names) or _trained_before(log, line, names)
-    named = signs_of_names(names, trains=trains)
+    trains = trains and not any(name in BEFORE_TRAINING for name in names)
+    own = _traceback_of(log, line) or window
+    named = signs_of_names(list(_names_of_frames(own)), trains=trains)
     if named.frame is None:
-        calls = [found[1] for each in window if (found := _CALL.search(each))]
+        calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
-    gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in window)
+    if not named.task and not trains and not (programs and programs[0] in SERVERS):
+        named = replace(named, task=_task_of_script(own, programs))
+    gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
         frame=named.frame, phase=named.phase, task=GATHERED if gathered else _task_of_server(log, line, window, names, named, programs) or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
@@ -219,6 +253,50 @@ def read_signs(log: Log, line: int) -> Signs:
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
         changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log), text=text,
     )  # fmt: skip
+
+
+def _traceback_of(log: Log, line: int) -> Sequence[str]:
+    """The traceback that ends at a message, else the one behind it, else nothing: an earlier one of the log,
+    or another rank's behind it, is another error's.
+    """
+    first = max(0, line - FRAMES_BEFORE)
+    last = next(
+        (number for number in range(line, max(first, line - ENDS_WITHIN) - 1, -1) if _is_frame(log.lines[number : number + 1])),
+        None,
+    )  # fmt: skip
+    if last is None:
+        behind = log.lines[line : line + FRAMES_AFTER]
+        return behind if any(_is_frame((each,)) for each in behind) else ()
+    begun = next((number for number in range(last, first - 1, -1) if "Traceback" in log.lines[number]), first)
+    return log.lines[begun : line + 1]
+
+
+def _is_frame(lines: Sequence[str]) -> bool:
+    return any(_FRAME.match(each) or _SOURCE.match(each) for each in lines)
+
+
+def _names_of_frames(window: Sequence[str]) -> Iterator[str]:
+    """The functions of a traceback; those that ``FRAMES`` or ``TASKS`` know by their file alone, with it."""
+    for each in window:
+        if found := _FRAME.match(each):
+            path, called = (said for said in found.groups() if said is not None)
+            name, parts = called.rpartition(".")[2], re.split(r"[/\\]", path)
+            places = [part.removesuffix(".py") for part in parts[-3:]]
+            known = (f"{place}.{name}" for place in reversed(places))
+            yield next((each for each in known if each in FRAMES or each in TASKS), name)
+        elif found := _SOURCE.match(each):
+            yield found[1].rpartition(".")[2]
+
+
+def _task_of_script(window: Sequence[str], programs: Sequence[str]) -> str:
+    """What a script does that trains nothing, by its own lines in a traceback, or its program."""
+    behind = (later for each, later in itertools.pairwise(window) if _FRAME.match(each))
+    called = [found[1] for each in behind if (found := _WRITES.match(each))]
+    draws = bool(programs) and (
+        programs[0] == "ComfyUI"
+        or (programs[0] == "diffusers" and not any(_TRAINER.match(each) for each in window))
+    )
+    return TASKS[called[-1]] if called else PICTURES if draws else ""
 
 
 def _trained_before(log: Log, line: int, names: Sequence[str]) -> bool:
@@ -239,7 +317,9 @@ def _task_of_server(
     """
     own = any("/vllm/" in each or "/sglang/" in each for each in window) if names else len(programs) == 1
     told = named.frame in OF_RUNNING or (named.frame is None and own)
-    trains = any(name in TRAINS or not TASKS.get(name, "none") for name in names) or "verl" in log.text
+    trains = any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(
+        _VERL.search(log.text)
+    )
     if not programs or programs[0] not in SERVERS or trains or not told:
         return ""
     before = "\n".join(log.lines[:line])
@@ -302,6 +382,8 @@ TRAINS = (
     "run_train",
 )
 """Functions of which a training run is made, in whose midst an evaluation is another regime."""
+BEFORE_TRAINING = ("_run_sanity_check",)
+"""Functions of a training run in which no step has run yet (lightning 2.5, trainer/trainer.py)."""
 OF_TRAINING = ("evaluate", "save", "restore")
 
 PHASE_CAUSES: dict[str, Cause] = {

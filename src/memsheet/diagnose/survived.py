@@ -10,7 +10,7 @@ _RAISED = re.compile(r"(?:[\w.]{1,120}(?:Error|Exception)\b|Traceback )")
 """How a line begins that a traceback ends with, or begins with."""
 _HANDLED = re.compile(
     r"\b(?:skip(?:ping|ped)?|caught|retry(?:ing)?|decreas(?:e|ing)|reduc(?:e|ing)|halv(?:e|ing)|lower(?:ing)?"
-    r"|ran out of memory with exception|batch size \d{1,9} failed|trying (?:again|with|batch))\b",
+    r"|ran out of memory with exception|(?:batch size|trial) \d{1,9} failed|trying (?:again|with|batch))\b",
     re.IGNORECASE,
 )
 _SMALLER_BATCH = re.compile(
@@ -21,9 +21,13 @@ _SMALLER_BATCH = re.compile(
 """What a program says that runs its whole training again with a smaller batch (accelerate's and transformers'
 search of one: "Currently training with a batch size of").
 """
-_PROGRESS = re.compile(r"\bloss\b['\"]?\W{0,4}\d", re.IGNORECASE)
+_PROGRESS = re.compile(
+    r"\bloss\b['\"]?\W{0,4}\d|\bthroughput\b.{0,20}?\d|\btrial \d{1,9} finished\b", re.IGNORECASE
+)
+"""A step of a training, a line of a server at work, a trial of a search."""
 _END = re.compile(
-    r"train_runtime|\btraining (?:is )?(?:finished|completed?|done)\b|\bdone training\b|\bmodel saved\b",
+    r"train_runtime|\btraining (?:is )?(?:finished|completed?|done)\b|\bdone training\b|\bmodel saved\b"
+    r"|\bapplication startup complete\b|\bserver is listening\b",
     re.IGNORECASE,
 )
 BEHIND = 3
@@ -31,7 +35,7 @@ BEHIND = 3
 
 
 def goes_on_behind(line: int, log: Log) -> bool:
-    """Whether the program says that it handles the failure of a message, and trains on: two losses, or the
+    """Whether the program says that it handles the failure of a message, and goes on: two steps, or the
     end of the training. One that is raised, at the end of a traceback, is another's to handle: it counts as
     fatal, unless a smaller batch is said right behind it, with which the program trains.
     """

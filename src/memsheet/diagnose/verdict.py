@@ -15,7 +15,8 @@ from memsheet.diagnose.contradictions import (
     judge_contradictions,
     without_doubtful_process,
 )
-from memsheet.diagnose.cures import FUSED_LOSS, RECOMPUTE, cures_of
+from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
+from memsheet.diagnose.cures import cures_of
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import Axes, tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals

@@ -14,7 +14,7 @@ from memsheet.diagnose.messages.nvidia_smi import Table, card_table
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
-    b"CUBLAS_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"cuda runtime error (2)", b"Error out of memory at line",
+    b"_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"cuda runtime error (2)", b"Error out of memory at line",
     *other_runtimes.SIGNS,
 )  # fmt: skip
 LOWER_FRACTION = "give the server a smaller share of the card"
@@ -168,7 +168,7 @@ FORMS = (
         ),
         _refused_communication,
     ),
-    Form("matrix library", re.compile(r"CUBLAS_STATUS_ALLOC_FAILED"), _refused_handle),
+    Form("matrix library", re.compile(r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"), _refused_handle),
     Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
     Form(
         "driver",

@@ -12,7 +12,7 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
-    b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"\nKilled",
+    b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"\nKilled",
     b"bad_alloc", b"pinned host", b"MemoryError",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
@@ -131,6 +131,9 @@ def _short_system(message: Message, _: Log) -> Judgement:
     )
 
 
+# A launcher that ends the other ranks itself says so ("forcefully exiting via", "closing signal": torch's
+# elastic/multiprocessing/api.py), and Ray lists what may have ended a worker ("The process is killed by
+# SIGKILL by OOM killer"), whatever did.
 FORMS = (
     Form("cgroup", re.compile(r"Memorycgroupoutofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
     Form("cgroup", re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG"), _killed_by_kernel),
@@ -148,7 +151,7 @@ FORMS = (
     Form("array", re.compile(r"std::bad_alloc|numpy\S{0,30}?ArrayMemoryError"), _refused_array),
     Form("pinned", re.compile(r"[Ff]ailed(?:toallocate|allocating)\S{0,60}?pinnedhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), _refused_pinned),
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
-    Form("signal", re.compile(r"exitcode:?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|SIGKILL|died with<Signals\.SIGKILL"), _killed_by_signal),
+    Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "Ray", "loader")
 """Forms that say who killed and why, and so more than the signal alone."""

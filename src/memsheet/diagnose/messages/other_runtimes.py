@@ -124,6 +124,14 @@ def _refused_pool(message: Message, _: Log) -> Judgement:
     return _undecided(told, SMALLER)
 
 
+def _refused_place(_: Message, __: Log) -> Judgement:
+    return _undecided(
+        "not all of the model's weights have room on the cards that it was to be placed on",
+        Cure(change="weights in fewer bits, or over more GPUs", helps=MAYBE),
+        Cure(change="the rest of the weights on the host", helps=MAYBE, where="llm_int8_enable_fp32_cpu_offload=True, and a device_map"),
+    )  # fmt: skip
+
+
 _BYTES = {"asked": "bytes", "allocated": "bytes", "allowed": "bytes"}
 _COMMAS = r"\d[\d,]{0,30}"
 FORMS = (
@@ -133,6 +141,7 @@ FORMS = (
     Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),
     Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),
     Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
+    Form("accelerate", re.compile(r"ValueError:SomemodulesaredispatchedontheCPUorthedisk"), _refused_place),
     Form("CuPy", re.compile(rf"Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
     Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<asked>{_COMMAS})bytes(?:\(total(?P<allocated>{_COMMAS})bytes)?"), _refused_pool, _BYTES),
 )  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memsheet.diagnose.cures import KEEP_NOTHING, alloc_conf, cures_of
+from memsheet.diagnose.cure_tables import KEEP_NOTHING
+from memsheet.diagnose.cures import alloc_conf, cures_of
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import NOTHING, Interval, size_words
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Judgement, Term

@@ -1,0 +1,143 @@
+"""Changes that may help, as data: by the phase of a run, by what runs, by what a request is for, and where
+each program is told of them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.message import MAYBE, NO, Cure
+from memsheet.diagnose.signs import GATHERED, GENERATION, INFERENCE, MERGING, PICTURES
+
+RECOMPUTE = "recompute activations in backward"
+FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
+TRAINERS: dict[str, dict[str, str]] = {
+    "TRL": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
+    "Trainer": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
+    "axolotl": {"batch": "micro_batch_size:", "recompute": "gradient_checkpointing: true", "loss": "liger_fused_linear_cross_entropy: true"},
+    "LLaMA-Factory": {"batch": "per_device_train_batch_size:", "recompute": "disable_gradient_checkpointing: false", "loss": "enable_liger_kernel: true"},
+    "unsloth": {"batch": "per_device_train_batch_size", "recompute": 'use_gradient_checkpointing="unsloth"', "loss": ""},
+    "Megatron-LM": {"batch": "--micro-batch-size", "recompute": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "loss": "--cross-entropy-loss-fusion"},
+    "DeepSpeed": {"batch": "train_micro_batch_size_per_gpu", "recompute": "deepspeed.checkpointing", "loss": ""},
+    "accelerate": {"batch": "per_device_train_batch_size", "recompute": "fsdp_activation_checkpointing: true", "loss": ""},
+    "verl": {"batch": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)", "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing=True", "loss": "actor_rollout_ref.model.use_fused_kernels=True", "tokens": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu, and actor_rollout_ref.actor.ppo_max_token_len_per_gpu"},
+    "torchtitan trainer": {"batch": "--training.local_batch_size", "recompute": "--activation_checkpoint.mode full", "loss": ""},
+    "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
+}  # fmt: skip
+"""Where each program is told of a change."""
+OF_PHASE: dict[str, tuple[Cure, ...]] = {
+    "save": (
+        Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE,
+             where="StateDictType.SHARDED_STATE_DICT, or FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are held while a checkpoint is saved"),
+    ),
+    "restore": (
+        Cure(change="the checkpoint loaded on the host first", helps=MAYBE, where='torch.load(file, map_location="cpu")'),
+        Cure(change="states that are loaded in shards", helps=MAYBE),
+    ),
+    "wrap": (
+        Cure(change="weights and gradients over the GPUs (ZeRO, FSDP)", helps=MAYBE),
+        Cure(change="weights loaded on the host, and sharded from there", helps=MAYBE),
+        Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
+    ),
+    "load": (
+        Cure(change="weights in fewer bits", helps=MAYBE),
+        Cure(change="weights over more GPUs, or part of them on the host", helps=MAYBE),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch"),
+    ),
+}  # fmt: skip
+"""By the phase of the run."""
+PROFILED = "profiled"
+OF_TASK: dict[str, tuple[Cure, ...]] = {
+    GATHERED: (
+        Cure(change="predictions moved to the host as they come", helps=MAYBE, where="eval_accumulation_steps=1"),
+        Cure(change="predictions made small before they are gathered (the likeliest word of each, not all logits)", helps=MAYBE, where="preprocess_logits_for_metrics"),
+        Cure(change="a smaller batch of the evaluation", helps=NO, why="what is gathered is of all samples so far, whatever the batch"),
+    ),
+    GENERATION: (
+        Cure(change="fewer sequences at once", helps=MAYBE),
+        Cure(change="shorter prompts or fewer new tokens", helps=MAYBE, where="max_new_tokens=N"),
+        Cure(change="a cache in fewer bits or on the host", helps=MAYBE, where='cache_implementation="quantized" (or "offloaded")'),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while a model generates"),
+    ),
+    INFERENCE: (
+        Cure(change="fewer or shorter inputs at once", helps=MAYBE, where="batch_size=N"),
+        Cure(change="weights in fewer bits, or over more GPUs", helps=MAYBE),
+    ),
+    MERGING: (
+        Cure(change="an adapter merged on the host", helps=MAYBE, where='from_pretrained(…, device_map="cpu")'),
+        Cure(change="a larger card, or weights over more of them", helps=MAYBE, where='device_map="auto"'),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch, and none runs"),
+    ),
+    PICTURES: (
+        Cure(change="parts of the model on the host between their turns", helps=MAYBE, where="pipe.enable_model_cpu_offload()"),
+        Cure(change="pictures decoded in tiles", helps=MAYBE, where="pipe.vae.enable_tiling()"),
+        Cure(change="smaller pictures, or fewer at once", helps=MAYBE),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while pictures are made"),
+    ),
+    PROFILED: (
+        Cure(change="fewer tokens in one pass", helps=MAYBE),
+        Cure(change="smaller or fewer pictures in a request, where the model takes them", helps=MAYBE),
+        Cure(change="weights in fewer bits, or over more GPUs", helps=MAYBE),
+        Cure(change="another share of the card", helps=NO, why="the trial run comes before the cache, and asks for as much whatever the share"),
+    ),
+}  # fmt: skip
+"""By what runs that is no training."""
+EVALUATION_BATCH = {
+    "TRL": "per_device_eval_batch_size", "Trainer": "per_device_eval_batch_size", "LLaMA-Factory": "per_device_eval_batch_size:",
+    "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:",
+}  # fmt: skip
+SMALL_STATES, SPREAD_STATES = (
+    "an optimizer with smaller states",
+    "states over more GPUs (ZeRO, FSDP), or on the host",
+)
+STATES: dict[str, dict[str, str]] = {
+    "TRL": {SMALL_STATES: 'optim="adamw_8bit"', SPREAD_STATES: 'fsdp="full_shard auto_wrap" (or deepspeed=FILE of stage 3)'},
+    "Trainer": {SMALL_STATES: 'optim="adamw_8bit"', SPREAD_STATES: 'fsdp="full_shard auto_wrap" (or deepspeed=FILE of stage 3)'},
+    "unsloth": {SMALL_STATES: 'optim="adamw_8bit"'},
+    "axolotl": {SMALL_STATES: "optimizer: adamw_bnb_8bit", SPREAD_STATES: "deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_all.json"},
+    "LLaMA-Factory": {SMALL_STATES: "optim: adamw_8bit", SPREAD_STATES: "deepspeed: examples/deepspeed/ds_z3_offload_config.json"},
+    "DeepSpeed": {SPREAD_STATES: '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'},
+    "accelerate": {SPREAD_STATES: "fsdp_sharding_strategy: FULL_SHARD (or fsdp_offload_params: true)"},
+    "Megatron-LM": {SPREAD_STATES: "--use-distributed-optimizer (or --optimizer-cpu-offload)"},
+    "verl": {SPREAD_STATES: "actor_rollout_ref.actor.fsdp_config.optimizer_offload=True"},
+}  # fmt: skip
+"""Where each program is told of the optimizer's states."""
+STATED_SHARDS = (
+    (re.compile(r"\bzero_stage\s{0,3}[:=]\s{0,3}([0-3])\b"), "zero_stage: 3", "offload_optimizer_device: cpu"),
+    (re.compile(r'"zero_optimization"\s{0,3}:\s{0,3}\{[^{}]{0,400}?"stage"\s{0,3}:\s{0,3}([0-3])\b'), '"zero_optimization": {"stage": 3}', '"offload_optimizer": {"device": "cpu"}'),
+    (re.compile(r"\bzero_optimization_stage\s{0,3}\.{2,40}\s{0,3}([0-3])\b"), '"zero_optimization": {"stage": 3}', '"offload_optimizer": {"device": "cpu"}'),
+    (re.compile(r"\bfsdp_sharding_strategy\s{0,3}[:=]\s{0,3}(FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD)\b"), "fsdp_sharding_strategy: FULL_SHARD", "fsdp_offload_params: true"),
+)  # fmt: skip
+"""How a configuration in the text says which states are in shards; the same with more in shards, and with
+states on the host where all are.
+"""
+OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
+    "parameters": OF_PHASE["load"],
+    "optimizer_states": (
+        Cure(change=SMALL_STATES, helps=MAYBE, where="bitsandbytes.optim.AdamW8bit"),
+        Cure(change=SPREAD_STATES, helps=MAYBE),
+        Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
+    ),
+}  # fmt: skip
+"""By what the request is for."""
+SUM_NUMBERS = Cure(
+    change="sum numbers, not tensors", helps=MAYBE, where="total_loss += loss.item()", why="the graph of each step is then let go"
+)  # fmt: skip
+KEEP_NOTHING = Cure(
+    change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
+)  # fmt: skip
+SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
+SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N"}
+RUNNERS = {
+    ("vLLM", "fewer tokens in one pass"): "--max-num-batched-tokens",
+    (
+        "vLLM",
+        "smaller or fewer pictures in a request, where the model takes them",
+    ): "--mm-processor-kwargs (or --limit-mm-per-prompt)",
+    ("ComfyUI", "parts of the model on the host between their turns"): "--lowvram (or --novram)",
+    ("ComfyUI", "pictures decoded in tiles"): "VAE Decode (Tiled)",
+}
+"""Where programs that run without training are told of a change."""
+SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
