@@ -25,13 +25,14 @@ def test_a_template_says_which_phase_dies(capsys: pytest.CaptureFixture[str]) ->
 def test_a_narrow_screen_cuts_no_number(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for width, has_range in (("62", False), ("120", True)):
+    for width, together in (("66", False), ("120", True)):
         monkeypatch.setenv("COLUMNS", width)
         main([*LINE, "--vllm", "colocate", "--beta", "0.1"])
         screen = capsys.readouterr().out
         header = next(line for line in screen.splitlines() if line.startswith("phase "))
         assert "…" not in screen
-        assert ("range" in header) == has_range
+        assert "range" in header
+        assert ("rollout" in header) == together  # else each role's part is a table of its own
 
 
 def test_its_document_is_a_job_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,3 +236,30 @@ def test_tokens_that_are_named_find_a_common_vocabulary_where_a_loss_asked() -> 
 def test_servers_and_searches_go_on_too(line: str, after: str) -> None:
     assert found_in(line).found
     assert not found_in(line, after, after).found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Status:  Failed\nReason:  Evicted\nMessage: The node was low on resource: memory.",
+        "slurmstepd: error: Exceeded step memory limit at some point.",
+        "    self.pid = os.fork()\nOSError: [Errno 12] Cannot allocate memory",
+    ],
+)
+def test_what_ends_a_job_for_its_host_memory(text: str) -> None:
+    assert found_in(text).cause is Cause.NOT_GPU_MEMORY
+
+
+def test_a_full_disk_beside_a_mount_is_no_shared_memory() -> None:
+    text = "OSError: [Errno 28] No space left on device: '/data/out/checkpoint-200/optimizer.pt'"
+    assert not found_in(text, "step 201 of 1000", "tmpfs  64G  1% /dev/shm").found
+
+
+def test_a_request_of_a_device_by_its_ordinal_is_xlas() -> None:
+    text = "Failed to allocate request for 2.00GiB (2147483648B) on device ordinal 0"
+    assert found_in(f"RuntimeError: {text}").open_between == (Cause.REAL_NEED, Cause.OTHER_PROCESS)
+
+
+def test_a_cache_that_llama_cpp_was_refused() -> None:
+    text = "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache"
+    assert found_in(text).cause is Cause.REAL_NEED

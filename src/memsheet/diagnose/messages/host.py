@@ -13,7 +13,7 @@ SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"\nKilled",
-    b"bad_alloc", b"pinned host", b"MemoryError",
+    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"memory limit", b"Cannot allocate memory",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
 SHARED = Cure(
@@ -65,6 +65,18 @@ def _killed_in_container(_: Message, log: Log) -> Judgement:
     return _host_shortage(
         f"the kernel killed a process at its container's memory limit{limit}: host memory, not the GPU's",
         CONTAINER,
+        MORE_HOST,
+    )
+
+
+def _evicted(_: Message, __: Log) -> Judgement:
+    return _host_shortage(
+        "the node ran low on memory and the pod was evicted: host memory, not the GPU's",
+        Cure(
+            change="a request of memory as large as what the job takes",
+            helps=MAYBE,
+            where="resources.requests.memory",
+        ),
         MORE_HOST,
     )
 
@@ -139,21 +151,22 @@ FORMS = (
     Form("cgroup", re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG"), _killed_by_kernel),
     Form("kernel", re.compile(r"Outofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
     Form("kernel", re.compile(r"invokedoom-killer(?!\S{0,6000}?Kill(?:ed)?process)|oom-kill:constraint=(?!\S{0,6000}?Kill(?:ed)?process)"), _killed_by_kernel),
-    Form("Slurm", re.compile(r"oom_killevent|Detected\d{1,6}oom[-_]kill"), _killed_by_slurm),
+    Form("Slurm", re.compile(r"oom_killevent|Detected\d{1,6}oom[-_]kill|Exceeded(?:step|job)memorylimit"), _killed_by_slurm),
+    Form("evicted", re.compile(r"lowonresource:memory"), _evicted),
     Form("container", re.compile(r"OOMKilled(?!=false)"), _killed_in_container),
     Form("Ray", re.compile(rf"(?:ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory)(?:\S{{0,600}}?was(?P<used>{NUMBER})GB/(?P<whole>{NUMBER})GB)?"), _killed_by_ray, {"used": "GB", "whole": "GB"}),
     Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
     Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject"), _shared_memory),
-    Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,200}?/dev/shm|/dev/shm\S{0,120}?Nospaceleftondevice|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
+    Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,40}?/dev/shm|/dev/shm\S{0,40}?Nospaceleftondevice|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
     Form("page file", re.compile(r"WinError1455|oserror1455"), _page_file),
     Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), _refused_array),
     Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), _refused_array, {"asked": "bytes"}),
-    Form("array", re.compile(r"std::bad_alloc|numpy\S{0,30}?ArrayMemoryError"), _refused_array),
+    Form("array", re.compile(r"std::bad_alloc|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory"), _refused_array),
     Form("pinned", re.compile(r"[Ff]ailed(?:toallocate|allocating)\S{0,60}?pinnedhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), _refused_pinned),
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
     Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
-KILLERS = ("cgroup", "kernel", "Slurm", "container", "Ray", "loader")
+KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader")
 """Forms that say who killed and why, and so more than the signal alone."""
 _KILLED = re.compile(r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{2,}.{0,400})?$")
 """What a shell says of a program that signal 9 ended."""

@@ -10,7 +10,13 @@ from memsheet.diagnose.interval import Interval, at_least, more_than, printed_by
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages.stated import larger_share, stated_share
 
-SIGNS = (b"RESOURCE_EXHAUSTED", b"CompileTimeHbmOom", b"Ran out of memory in memory space", b"hbm capacity")
+SIGNS = (
+    b"RESOURCE_EXHAUSTED",
+    b"CompileTimeHbmOom",
+    b"Ran out of memory in memory space",
+    b"hbm capacity",
+    b"Failed to allocate request",
+)
 PREALLOCATED = Cure(
     change="look at nvidia-smi for what the job needs", helps=NO,
     why="XLA takes 75 percent of the card or more at its start, whatever it needs",
@@ -134,5 +140,6 @@ FORMS = (
     Form("compiler", re.compile(rf"Used(?P<used>{NUMBER})(?P<used_unit>[KMG])of(?P<capacity>{NUMBER})(?P<capacity_unit>[KMG])hbm(?:\.Exceededhbmcapacityby(?P<missing>{NUMBER})(?P<missing_unit>[KMG]))?"), _counted_by_compiler),
     Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _counted_by_compiler),
     Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _asked_of_pool, {"asked": "bytes"}),
+    Form("XLA", re.compile(rf"Failedtoallocaterequestfor(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)\S{{0,40}}?ondeviceordinal"), _asked_of_pool, {"asked": "bytes"}),
     Form("XLA", re.compile(r"RESOURCE_EXHAUSTED:\S{0,40}?(?:[Oo]utofmemory|OOM|CUDA_ERROR_OUT_OF_MEMORY)"), _asked_of_pool),
 )  # fmt: skip

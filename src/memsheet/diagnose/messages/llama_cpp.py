@@ -144,5 +144,6 @@ FORMS = (
     Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice\d{{1,3}}:cudaMallocfailed"), _refused_buffer, {"asked": "MiB"}),
     Form("llama host", re.compile(r"failedtoallocateCPUbuffer|unabletoallocateCPU|failedtoallocatebufferofsize\d{1,18}\S{0,20}?CPU"), _host_buffer),
     Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused_buffer, {"asked": "bytes"}),
+    Form("llama", re.compile(r"failedtoallocatebufferforkvcache"), _refused_buffer),
     Form("llama", re.compile(r"unabletoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}buffer"), _refused_buffer),
 )  # fmt: skip
