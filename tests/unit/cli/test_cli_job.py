@@ -62,3 +62,9 @@ def test_flags_are_the_options_of_templates() -> None:
 def test_what_cannot_be(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(list(words)) == 2
     assert told in capsys.readouterr().err
+
+
+def test_nothing_may_die_where_every_range_has_room(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parents[2] / "wild_configs" / "or-dapo-llama3-8b.sh"
+    assert main(["check", str(file), "--gpus", "8xH100-80GB"]) == 11  # the model is guessed by its name
+    assert "may die" not in capsys.readouterr().out

@@ -89,7 +89,8 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     if verdict.result is Result.DOES_NOT_FIT and not short:
         where = f"dies in {INSTANTS[fullest]}"
     highest = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
-    if verdict.result is Result.UNCERTAIN and highest is not fullest:
+    full = sheet.at(highest, without=()).high > cluster.device.framework_low_bytes
+    if verdict.result is Result.UNCERTAIN and highest is not fullest and full:
         where = f"{where}, and may die in {INSTANTS[highest]}"
     left: tuple[str, ...] = (headroom_phrase(cluster.device, verdict, look),)
     if (
