@@ -13,11 +13,11 @@ INHERITS, PARENTS, REPLACED = re.compile(r"^defaults:", re.MULTILINE), "defaults
 ENDINGS = (".yaml", ".yml")
 DEEPEST, MOST_PARENTS = 8, 4
 Tree = Mapping[str, Any]
-Load = Callable[[str, str], tuple[Tree, str] | None]
+ReadParent = Callable[[str, str], tuple[Tree, str] | None]
 """A parent's tree and the folder that it lies in, by its name and the folder of who names it."""
 
 
-def inherited_tree(tree: Tree, folder: str, load: Load, depth: int = 0) -> dict[str, Any] | None:
+def inherited_tree(tree: Tree, folder: str, read_parent: ReadParent, depth: int = 0) -> dict[str, Any] | None:
     """The tree with what its parents say, and they theirs; None where one of them is not there."""
     named = tree.get(PARENTS)
     parents = [named] if isinstance(named, str) else named
@@ -31,8 +31,8 @@ def inherited_tree(tree: Tree, folder: str, load: Load, depth: int = 0) -> dict[
         return None
     whole: dict[str, Any] = {}
     for parent in parents:
-        found = load(parent, folder)
-        held = inherited_tree(found[0], found[1], load, depth + 1) if found else None
+        found = read_parent(parent, folder)
+        held = inherited_tree(found[0], found[1], read_parent, depth + 1) if found else None
         if held is None:
             return None
         whole = merged_trees(whole, held)
