@@ -9,15 +9,16 @@ from copy import deepcopy
 from typing import Any
 
 from memsheet.frozen import dataclass
+from memsheet.plan.engine_registry import find_engine, sharding_counterpart
 from memsheet.plan.job import Residency
 from memsheet.sheet import Component
 
 CACHE = Component.KV_CACHE.value
-SLEEP, OFFLOAD, LOGITS, SHARE, BATCH = "sleep", "offload", "logits", "share", "batch"
+SLEEP, OFFLOAD, LOGITS, SHARE, BATCH, SHARD = "sleep", "offload", "logits", "share", "batch", "shard"
 PLAIN: Mapping[str, str] = {
     SLEEP: "the server asleep while others work (residents: asleep-2)", OFFLOAD: "what trains on the host while the server works (residents: offloaded)",
     LOGITS: "no whole logits (a fused loss)", SHARE: "a share of {share:g} for the server",
-    BATCH: "micro-batches of {rows}, {rounds} of them a step",
+    BATCH: "micro-batches of {rows}, {rounds} of them a step", SHARD: "parameters and states divided over the ranks (ZeRO-3, FSDP)",
 }  # fmt: skip
 """Of a document that no framework's template made."""
 
@@ -58,6 +59,10 @@ def job_cures(
             what = "states" if moved is Residency.PARAMETERS else "parameters and states"
             says = f"{name}'s {what} stay on the card while {active} generates"
             yield Cure(kind=OFFLOAD, says=says, document=_put_away(document, name, moved))
+    divided = _with_divided_states(document) if active not in servers else None
+    if divided is not None:
+        says = f"every card has all of {active or 'what trains'}'s parameters and states"
+        yield Cure(kind=SHARD, says=says, document=divided)
     if "logits" in found:
         says = f"whole logits stand in {phase}"
         yield Cure(kind=LOGITS, says=says, document=_without_logits(document))
@@ -110,6 +115,31 @@ def _put_away(document: Mapping[str, Any], name: str, how: Residency) -> dict[st
             if not phase.get("items", True):
                 del phase["items"]
     return changed
+
+
+def _with_divided_states(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The document with what every rank has whole divided over all of them, under the engine that divides
+    the same model code; None where nothing is whole on several ranks, or nobody divides it.
+    """
+    changed, any_divided = deepcopy(dict(document)), False
+    for role in changed["roles"].values():
+        plan, mesh = role["plan"], role["plan"].get("mesh") or {}
+        engine = find_engine(str(plan.get("engine")))
+        partner = sharding_counterpart(engine) if engine else None
+        ranks = int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1))
+        if plan.get("task") != "train" or plan.get("zero") or partner is None or ranks == 1:
+            continue
+        any_divided = True
+        precision = plan.get("precision") or {}
+        if precision.get("compute"):
+            plan["precision"] = {**precision, "reduce": precision["compute"]}
+        plan.pop("engine_version", None)
+        if (plan.get("global_batch") or 0) > (plan.get("microbatch") or 1) * ranks:
+            plan["gradient_sync"] = "last"  # accelerate: gradients are whole until a step's last micro-batch
+        plan |= {
+            "engine": partner, "zero": 3, "reshard_after_forward": True, "mesh": {**mesh, "dp_replicate": 1, "dp_shard": ranks},
+        }  # fmt: skip
+    return changed if any_divided else None
 
 
 def _without_logits(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,25 @@ def test_smaller_micro_batches_are_what_the_template_makes_of_them(rounds: int) 
     assert abs(ours - theirs) <= theirs // 200
 
 
+def test_states_that_are_divided_are_what_the_launchers_file_makes_of_them(tmp_path: Path) -> None:
+    recipe, launcher = tmp_path / "dpo.yaml", tmp_path / "fsdp.yaml"
+    recipe.write_text(
+        "model_name_or_path: meta-llama/Llama-3.1-8B-Instruct\ndataset_name: x/y\nbeta: 0.1\nbf16: true\nmax_length: 1024\n"
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 8\nlearning_rate: 5.0e-7\n"
+    )  # fmt: skip
+    launcher.write_text(
+        "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\nfsdp_config:\n"
+        "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: true\n"
+    )  # fmt: skip
+    answer = memsheet.check(recipe, gpus="8xA100-80GB").answer
+    said = memsheet.check(recipe, launcher, gpus="8xA100-80GB").answer
+    assert answer is not None
+    assert said is not None
+    helps = {one.kind: one.answer.sheets[0] for one in what_helps(answer, {"gpus": "8xA100-80GB"})}
+    ours, theirs = helps["shard"].device.value, said.sheets[0].device.value
+    assert abs(ours - theirs) <= theirs // 100
+
+
 def test_a_launch_is_told_its_cure(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "wild_configs" / "ve-grpo-qwen3-8b.sh").read_text()
     file = tmp_path / "run.sh"

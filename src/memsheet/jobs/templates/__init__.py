@@ -14,30 +14,31 @@ from memsheet.jobs.templates.trl import TEMPLATES as OF_TRL
 from memsheet.plan.job import Residency
 
 OF_TRAINER = "per_device_train_batch_size: {rows}, gradient_accumulation_steps: {rounds}"
+DIVIDED = "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward true"
 OF_AXOLOTL = "micro_batch_size: {rows}, gradient_accumulation_steps: {rounds}"
 WORDS: Mapping[str, Mapping[str, str]] = {
     "verl": {
         "sleep": "actor_rollout_ref.rollout.free_cache_engine=True",
         "offload": "actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
-        "logits": "actor_rollout_ref.model.use_fused_kernels=True", "batch": "", "share": "actor_rollout_ref.rollout.gpu_memory_utilization={share:g}",
+        "logits": "actor_rollout_ref.model.use_fused_kernels=True", "batch": "", "shard": "", "share": "actor_rollout_ref.rollout.gpu_memory_utilization={share:g}",
     },
     "trl-grpo": {
         "sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}",
-        "batch": "--per-device-train-batch-size {rows} --gradient-accumulation-steps {rounds}",
+        "batch": "--per-device-train-batch-size {rows} --gradient-accumulation-steps {rounds}", "shard": DIVIDED,
     },
     "trl-recipe": {
-        "sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}", "batch": OF_TRAINER,
+        "sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}", "batch": OF_TRAINER, "shard": DIVIDED,
     },
     "openrlhf": {
-        "sleep": "--vllm.enable_sleep", "offload": "--ds.enable_sleep", "share": "--vllm.gpu_memory_utilization {share:g}", "logits": "", "batch": "",
+        "sleep": "--vllm.enable_sleep", "offload": "--ds.enable_sleep", "share": "--vllm.gpu_memory_utilization {share:g}", "logits": "", "batch": "", "shard": "",
     },
-    "slime": {"sleep": "--offload-rollout", "offload": "--offload-train", "share": "--sglang-mem-fraction-static {share:g}", "logits": "", "batch": ""},
-    "nemo-rl": {"share": "policy.generation.vllm_cfg.gpu_memory_utilization={share:g}", "logits": "", "sleep": "", "offload": "", "batch": "policy.train_micro_batch_size={rows}"},
-    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER} for method in ("dpo", "ipo", "kto", "gkd")},
-    **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true", "batch": OF_AXOLOTL} for method in ("dpo", "ipo")},
-    **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER} for method in ("orpo", "cpo", "bco", "simpo", "online", "ppo")},
-    **{f"axolotl-{method}": {"logits": "", "batch": OF_AXOLOTL} for method in ("orpo", "simpo", "kto")},
-    **{f"llamafactory-{method}": {"logits": "", "batch": OF_TRAINER} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model")},
+    "slime": {"sleep": "--offload-rollout", "offload": "--offload-train", "share": "--sglang-mem-fraction-static {share:g}", "logits": "", "batch": "", "shard": ""},
+    "nemo-rl": {"share": "policy.generation.vllm_cfg.gpu_memory_utilization={share:g}", "logits": "", "sleep": "", "offload": "", "batch": "policy.train_micro_batch_size={rows}", "shard": ""},
+    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd")},
+    **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("dpo", "ipo")},
+    **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "online", "ppo")},
+    **{f"axolotl-{method}": {"logits": "", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("orpo", "simpo", "kto")},
+    **{f"llamafactory-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model")},
 }  # fmt: skip
 """What to write for a kind of cure; empty where the framework has no such option."""
 STATES_ALONE = frozenset({"openrlhf"})
