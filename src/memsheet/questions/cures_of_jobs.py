@@ -62,7 +62,8 @@ def _all_together(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         best = max(left, key=lambda one: (_fits(one), one.saves_bytes))
         taken, now = [*taken, best], best.answer
         if _fits(best):
-            words = " ".join(one.words for one in taken)
+            flags = all(one.words.startswith("--") for one in taken)
+            words = (" " if flags else ", ").join(one.words for one in taken)
             frees = sum(one.saves_bytes for one in taken)
             yield Helps(kind=TOGETHER, says="all of them at once", words=words, answer=now, saves_bytes=frees)
             return
