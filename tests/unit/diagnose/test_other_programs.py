@@ -1,0 +1,114 @@
+"""Programs other than trainers and servers of language models: whose memory it was, by their own words."""
+
+from __future__ import annotations
+
+import pytest
+
+from memsheet.diagnose.message import YES, Cause
+from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
+from memsheet.units import GIB
+
+PADDLE = (
+    "Out of memory error on GPU 0. Cannot allocate 1.562500GB memory on GPU 0, 22.8GB memory has been "
+    "allocated and available memory is only 912.500000MB."
+)
+MINDSPORE = "Device(id:0) memory isn't enough and alloc failed"
+MLC = (
+    "The available single GPU memory is 4915.200 MB, which is less than the sum of model weight size "
+    "(4308.133 MB) and temporary buffer size (1184.020 MB)."
+)
+RMM = "MemoryError: std::bad_alloc: out_of_memory:"
+XGBOOST = (
+    "Memory allocation error on worker 0: std::bad_alloc: cudaErrorMemoryAllocation: out of memory\n"
+    "- Free memory: 1203765248\n- Requested memory: 4294967296"
+)
+NEED, OTHER, HOST = Cause.REAL_NEED, Cause.OTHER_PROCESS, Cause.NOT_GPU_MEMORY
+
+
+def found_in(text: str) -> Diagnosis:
+    found = diagnose_texts({"log": text})
+    assert [cure.change for cure in found.cures if cure.helps == YES] == []
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=>> PBS: job killed: mem 68719542272 exceeded limit 68719476736",
+        "=>> PBS: job killed: vmem 41943552kb exceeded limit 41943040kb",
+        'job 44.1 exceeds job hard limit "h_vmem" of queue "q@n" (28.0 > limit:18.0) - sending SIGKILL',
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\nExited with exit code 137.",
+        "JobID State\n8122 OUT_OF_ME+",
+        "Container killed by YARN for exceeding physical memory limits. 12.2 GB of 12 GB used.",
+        "java.lang.OutOfMemoryError: Java heap space",
+        "FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory",
+        "Worker tcp://127.0.0.1:4 (pid=2) exceeded 95% memory budget. Restarting...",
+        "Your session crashed after using all available RAM.",
+        "Your notebook tried to allocate more memory than is available. It has restarted.",
+        "memorystatus: killing_top_process pid 41 [python3.11] (vm-compressor-space-shortage) 18112",
+        "zsh: killed     python train.py",
+        "[1]    4121 killed     python train.py",
+        "mpirun noticed that process rank 3 with PID 0 on node gpu011 exited on signal 9 (Killed).",
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "c++: fatal error: Killed signal terminated program cc1plus",
+        "ibv_reg_mr(address=0x7f0a, length=524288) failed: Cannot allocate memory",
+        "Error: cannot allocate vector of size 29.8 Gb",
+        "memory allocation of 8589934592 bytes failed",
+        "Native API failed. Native API returns: -6 (PI_ERROR_OUT_OF_HOST_MEMORY)",
+    ],
+)
+def test_whoever_ends_a_job_for_host_memory_is_heard(text: str) -> None:
+    assert found_in(text).cause is HOST
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=>> PBS: job killed: walltime 3621 exceeded limit 3600",
+        "*** JOB 1 ON g CANCELLED DUE TO TIME LIMIT ***\nrun.sh: line 3:  211 Killed   python a.py",
+        "TERM_RUNLIMIT: job killed after reaching LSF run time limit.\nExited with exit code 137.",
+        "Container vllm failed liveness probe, will be restarted\ncommand terminated with exit code 137",
+        "memorystatus: killing_idle_process pid 41 [mdworker] (idle-exit) 100",
+        "ulimit -a\nmax locked memory       (kbytes, -l) 64",
+        "Memory limit: unlimited\nexceeded 80% of the time budget",
+    ],
+)
+def test_what_another_limit_ended_died_of_no_memory(text: str) -> None:
+    assert not found_in(text).found
+
+
+def test_a_limit_is_told_with_its_sizes() -> None:
+    found = found_in("=>> PBS: job killed: mem 68719542272 exceeded limit 68719476736")
+    assert (found.facts["allowed_bytes"].low, "64.00 GiB" in found.because) == (64 * GIB, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "between"),
+    [
+        (PADDLE, (NEED, OTHER)),
+        (f"{MINDSPORE}, kernel name: Default/MatMul-op2, alloc size: 4194304000B.", (NEED, OTHER)),
+        (MLC, (Cause.ENGINE_UNDERPROVISION, NEED)),
+        (f"{RMM} RMM failure at:/x/p.hpp:6: Maximum pool size exceeded", (Cause.LIMIT_SET, NEED, OTHER)),
+        (f"{RMM} CUDA error at: /x/cuda.hpp:69: cudaErrorMemoryAllocation out of memory", (NEED, OTHER)),
+        (XGBOOST, (NEED, OTHER)),
+        ("Could not allocate tensor with 107374 bytes. There is not enough GPU video memory", (NEED, OTHER)),
+        ("Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", (NEED, OTHER)),
+        ('DriverError(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")', (NEED, OTHER)),
+        ("CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", (NEED, OTHER)),
+        ("return tensor.pin_memory()\nRuntimeError: CUDA error: out of memory", (HOST, OTHER)),
+        ("CUDA error: out of memory\nframe #1: at::cuda::CUDACachingHostAllocatorImpl::f", (HOST, OTHER)),
+    ],
+)
+def test_a_device_that_refuses_says_seldom_who_holds_it(text: str, between: tuple[Cause, ...]) -> None:
+    found = found_in(text)
+    assert (found.found, found.cause, found.open_between) == (True, Cause.UNKNOWN, between)
+
+
+@pytest.mark.parametrize(("pool", "cause"), [("7.101 GiB", NEED), ("3.101 GiB", Cause.UNKNOWN)])
+def test_arrays_that_leave_no_room_are_a_real_need_whoever_else_is_there(pool: str, cause: Cause) -> None:
+    text = (
+        "Out of GPU memory trying to allocate 3.725 GiB\n"
+        "Effective GPU memory usage: 98.33% (7.739 GiB/7.870 GiB)\n"
+        f"Memory pool usage: {pool} (7.219 GiB reserved)"
+    )
+    assert found_in(text).cause is cause
