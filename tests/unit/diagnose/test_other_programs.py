@@ -52,6 +52,7 @@ def found_in(text: str) -> Diagnosis:
         "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
         "c++: fatal error: Killed signal terminated program cc1plus",
         "ibv_reg_mr(address=0x7f0a, length=524288) failed: Cannot allocate memory",
+        "RuntimeError: unable to mmap 4096 bytes from file <x.bin>: Cannot allocate memory (12)",
         "Error: cannot allocate vector of size 29.8 Gb",
         "memory allocation of 8589934592 bytes failed",
         "Native API failed. Native API returns: -6 (PI_ERROR_OUT_OF_HOST_MEMORY)",
@@ -70,6 +71,8 @@ def test_whoever_ends_a_job_for_host_memory_is_heard(text: str) -> None:
         "Container vllm failed liveness probe, will be restarted\ncommand terminated with exit code 137",
         "memorystatus: killing_idle_process pid 41 [mdworker] (idle-exit) 100",
         "ulimit -a\nmax locked memory       (kbytes, -l) 64",
+        '"State": {\n  "OOMKilled": false,\n  "ExitCode": 0\n}',
+        "unable to open shared memory object </torch_3> in read-write mode: Too many open files (24)",
         "Memory limit: unlimited\nexceeded 80% of the time budget",
     ],
 )
@@ -93,6 +96,7 @@ def test_a_limit_is_told_with_its_sizes() -> None:
         (XGBOOST, (NEED, OTHER)),
         ("Could not allocate tensor with 107374 bytes. There is not enough GPU video memory", (NEED, OTHER)),
         ("Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", (NEED, OTHER)),
+        ("NvMapMemAllocInternalTagged: 1075072515 error 12", (NEED, OTHER)),
         ('DriverError(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")', (NEED, OTHER)),
         ("CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", (NEED, OTHER)),
         ("return tensor.pin_memory()\nRuntimeError: CUDA error: out of memory", (HOST, OTHER)),
@@ -112,3 +116,9 @@ def test_arrays_that_leave_no_room_are_a_real_need_whoever_else_is_there(pool: s
         f"Memory pool usage: {pool} (7.219 GiB reserved)"
     )
     assert found_in(text).cause is cause
+
+
+def test_a_pool_that_asks_the_driver_for_less_and_trains_did_not_die() -> None:
+    text = "failed to allocate 7.44G (7986702336 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory"
+    assert found_in(text).found
+    assert not found_in(f"{text}\nloss: 0.69\nloss: 0.55").found

@@ -11,6 +11,7 @@ from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
+from memsheet.diagnose.survived import goes_on
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
@@ -91,8 +92,8 @@ _PINS = re.compile(
     r"\bpin_memory\(|in pin_memory\b|cudaHostAlloc|cudaHostRegister|cudaMallocHost|HostAllocator"
 )
 PINS_WITHIN = 12
-"""Lines around a refusal in which a function that locks pages of the host is the one that was refused. Where it
-is the process's first call of the driver, it makes the process's context, too.
+"""Lines around a refusal in which a function that locks pages of the host is the one that was refused. Where
+it is the process's first call of the driver, it makes the process's context, too.
 """
 _WITHOUT_PINS = (
     Cure(change="more host memory, or less of it locked", helps=MAYBE, where="pin_memory: false (ulimit -l unlimited)"),
@@ -214,9 +215,17 @@ does neither.
 """
 
 
+_ASKS_LESS = re.compile(
+    r"failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
+)
+"""TensorFlow's pool, which then asks for nine tenths of it (tsl/framework/bfc_allocator.cc, Extend)."""
+
+
 def bare_lines(log: Log) -> Iterator[Message]:
     """The first line that says that memory ran out, where no form that is known is found."""
     for number, line in enumerate(log.lines):
         if ("memory" in line or "Memory" in line) and _BARE.match(line.lstrip("> ")):
+            if _ASKS_LESS.search(line) and goes_on(log.lines[number + 1 :]):
+                continue
             yield Message(kind="bare", line=number, judge=judge_bare)
             return

@@ -20,7 +20,7 @@ SIGNS = (
     b"Cannot allocate", b"isn't enough and alloc failed", b"Insufficient GPU memory", b"Maximum pool size exceeded",
     b"bad_alloc: out_of_memory", b"Requested memory:", b"Out of GPU memory", b"GPU video memory", b"OUT_OF_DEVICE_MEMORY",
     b"OUT_OF_HOST_MEMORY", b"DriverError(CUDA", b"results in CUDA_ERROR", b"cuMemAlloc failed", b"OBJECT_ALLOCATION_FAILURE",
-    b"Out of memory on device", b"is out of GPU memory",
+    b"Out of memory on device", b"NvMapMemAlloc", b"is out of GPU memory",
 )  # fmt: skip
 
 
@@ -96,5 +96,6 @@ FORMS = (
     Form("SYCL", re.compile(r"(?:UR|PI|ZE)_(?:RESULT_)?ERROR_OUT_OF_HOST_MEMORY"), _refused_host),
     Form("OpenCL", re.compile(r"CL_MEM_OBJECT_ALLOCATION_FAILURE"), _refused),
     Form("driver", re.compile(r"DriverError\(CUDA_ERROR_OUT_OF_MEMORY|Callto\w{1,40}resultsinCUDA_ERROR_OUT_OF_MEMORY|cuMemAlloc\w{0,12}failed:outofmemory"), _refused),
+    Form("Jetson", re.compile(r"NvMapMemAlloc\w{0,24}:\d{1,15}error12"), _refused),
     Form("MATLAB", re.compile(r"Outofmemoryondevice\.Toviewmoredetail|SystemisoutofGPUmemory"), _refused),
 )  # fmt: skip
