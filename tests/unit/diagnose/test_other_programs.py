@@ -22,6 +22,10 @@ XGBOOST = (
     "Memory allocation error on worker 0: std::bad_alloc: cudaErrorMemoryAllocation: out of memory\n"
     "- Free memory: 1203765248\n- Requested memory: 4294967296"
 )
+METAL = (
+    "[metal::malloc] Attempting to allocate 34359738368 bytes which is greater than the maximum allowed "
+    "buffer size of 22906503168 bytes."
+)
 NEED, OTHER, HOST = Cause.REAL_NEED, Cause.OTHER_PROCESS, Cause.NOT_GPU_MEMORY
 
 
@@ -53,6 +57,8 @@ def found_in(text: str) -> Diagnosis:
         "c++: fatal error: Killed signal terminated program cc1plus",
         "ibv_reg_mr(address=0x7f0a, length=524288) failed: Cannot allocate memory",
         "RuntimeError: unable to mmap 4096 bytes from file <x.bin>: Cannot allocate memory (12)",
+        "runtime error\nMemory limit exceeded (16Gi)",
+        "failed to alloc 17179869184 bytes on host: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
         "Error: cannot allocate vector of size 29.8 Gb",
         "memory allocation of 8589934592 bytes failed",
         "Native API failed. Native API returns: -6 (PI_ERROR_OUT_OF_HOST_MEMORY)",
@@ -96,6 +102,10 @@ def test_a_limit_is_told_with_its_sizes() -> None:
         (XGBOOST, (NEED, OTHER)),
         ("Could not allocate tensor with 107374 bytes. There is not enough GPU video memory", (NEED, OTHER)),
         ("Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)", (NEED, OTHER)),
+        ("MODULE:PT_DEVMEM Allocation failed for size::2147483648 (2048)MB", (NEED, OTHER)),
+        ("NRT_RESOURCE (4): Not enough NEURON CORE memory", (NEED, OTHER)),
+        ("Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", (NEED, OTHER)),
+        (METAL, (Cause.LIMIT_SET, NEED)),
         ("NvMapMemAllocInternalTagged: 1075072515 error 12", (NEED, OTHER)),
         ('DriverError(CUDA_ERROR_OUT_OF_MEMORY, "out of memory")', (NEED, OTHER)),
         ("CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", (NEED, OTHER)),
@@ -122,3 +132,9 @@ def test_a_pool_that_asks_the_driver_for_less_and_trains_did_not_die() -> None:
     text = "failed to allocate 7.44G (7986702336 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory"
     assert found_in(text).found
     assert not found_in(f"{text}\nloss: 0.69\nloss: 0.55").found
+
+
+@pytest.mark.parametrize(("free", "cause"), [("9.42G", NEED), ("12.42G", Cause.UNKNOWN)])
+def test_a_chip_is_one_process_s_own(free: str, cause: Cause) -> None:
+    text = "Attempting to reserve 10.51G at the bottom of memory. That was not possible. There are {} free"
+    assert found_in(text.format(free)).cause is cause

@@ -1,5 +1,5 @@
 """Refused memory of a device in the words of Paddle, MindSpore, MLC, RMM, XGBoost, CUDA.jl, DirectML, SYCL,
-OpenCL, cudarc, Numba and PyCUDA.
+OpenCL, cudarc, Numba, PyCUDA, Metal, and the drivers of Gaudi and Neuron.
 
 The sentences are those of paddle/phi/core/memory/allocation/cuda_allocator.cc (AllocateImpl), MindSpore's
 actor_common.h, MLC's cpp/serve/config.cc (InferrableEngineConfig), RMM's pool_memory_resource.hpp and
@@ -20,7 +20,7 @@ SIGNS = (
     b"Cannot allocate", b"isn't enough and alloc failed", b"Insufficient GPU memory", b"Maximum pool size exceeded",
     b"bad_alloc: out_of_memory", b"Requested memory:", b"Out of GPU memory", b"GPU video memory", b"OUT_OF_DEVICE_MEMORY",
     b"OUT_OF_HOST_MEMORY", b"DriverError(CUDA", b"results in CUDA_ERROR", b"cuMemAlloc failed", b"OBJECT_ALLOCATION_FAILURE",
-    b"Out of memory on device", b"NvMapMemAlloc", b"is out of GPU memory",
+    b"Out of memory on device", b"NvMapMemAlloc", b"PT_DEVMEM", b"DEVICE memory:", b"NEURON CORE memory", b"ErrorOutOfMemory", b"maximum allowed buffer size", b"is out of GPU memory",
 )  # fmt: skip
 
 
@@ -78,6 +78,15 @@ def _refused_by_julia(message: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _beyond_buffer(message: Message, _: Log) -> Judgement:
+    asked, most = message.facts["asked"], message.facts["allowed"]
+    return Judgement(
+        causes=(Cause.LIMIT_SET, Cause.REAL_NEED), missing=(asked - most).positive, cures=(SMALLER,),
+        because=f"{size_words(asked)} were asked for in one buffer, and the device allows {size_words(most)} in one; what it has "
+        "in all is not said",
+    )  # fmt: skip
+
+
 def _refused_host(_: Message, __: Log) -> Judgement:
     return host_shortage("the driver was refused memory of the host")
 
@@ -96,6 +105,11 @@ FORMS = (
     Form("SYCL", re.compile(r"(?:UR|PI|ZE)_(?:RESULT_)?ERROR_OUT_OF_HOST_MEMORY"), _refused_host),
     Form("OpenCL", re.compile(r"CL_MEM_OBJECT_ALLOCATION_FAILURE"), _refused),
     Form("driver", re.compile(r"DriverError\(CUDA_ERROR_OUT_OF_MEMORY|Callto\w{1,40}resultsinCUDA_ERROR_OUT_OF_MEMORY|cuMemAlloc\w{0,12}failed:outofmemory"), _refused),
+    Form("Gaudi", re.compile(rf"MODULE:PT_DEVMEMAllocationfailedforsize::?(?P<asked>{NUMBER})"), _refused, _BYTES),
+    Form("Neuron", re.compile(rf"FailedtoallocDEVICEmemory:(?P<asked>{NUMBER})"), _refused, _BYTES),
+    Form("Neuron", re.compile(r"NotenoughNEURONCOREmemory"), _refused),
+    Form("Metal", re.compile(r"kIOGPUCommandBufferCallbackErrorOutOfMemory"), _refused),
+    Form("Metal", re.compile(rf"Attemptingtoallocate(?P<asked>{NUMBER})byteswhichisgreaterthanthemaximumallowedbuffersizeof(?P<allowed>{NUMBER})bytes"), _beyond_buffer, {"asked": "bytes", "allowed": "bytes"}),
     Form("Jetson", re.compile(r"NvMapMemAlloc\w{0,24}:\d{1,15}error12"), _refused),
     Form("MATLAB", re.compile(r"Outofmemoryondevice\.Toviewmoredetail|SystemisoutofGPUmemory"), _refused),
 )  # fmt: skip

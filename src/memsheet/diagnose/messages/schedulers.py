@@ -17,7 +17,7 @@ from memsheet.diagnose.message import MAYBE, NUMBER, Cure, Form, Judgement, Mess
 from memsheet.diagnose.messages.host import host_shortage, refused_array
 
 SIGNS = (
-    b"exceeded limit", b"exceeds job hard limit", b"TERM_MEMLIMIT", b"TERM_SWAP", b"memory limits.", b"Java heap space",
+    b"exceeded limit", b"exceeds job hard limit", b"TERM_MEMLIMIT", b"TERM_SWAP", b"memory limits.", b"Memory limit exceeded", b"Java heap space",
     b"GC overhead limit", b"heap out of memory", b"memory budget", b"all available RAM", b"more memory than is available",
     b"memorystatus: killing", b"on signal 9", b"signal 9 (Kill", b"Killed signal", b"max locked memory", b"ibv_reg_mr",
     b"State: OUT_OF_MEMORY", b"OUT_OF_ME+", b"by the OOM killer", b"exceeded request_memory", b"due to memory usage",
@@ -61,6 +61,7 @@ FORMS = (
     Form(KIND, re.compile(r"State:OUT_OF_MEMORY|OUT_OF_ME\+"), _told(_LIMIT, _more("#SBATCH --mem=N"))),
     Form(KIND, re.compile(r"memoryusageexceededrequest_memory"), _told(_LIMIT, _more("request_memory"))),
     Form(KIND, re.compile(r"ContainerkilledbyYARNforexceeding(?:physical|virtual)?memorylimits"), _told("a container of YARN went over its limit of host memory", _OVERHEAD)),
+    Form(KIND, re.compile(r"Memorylimitexceeded\(\d{1,6}[KMGT]i?B?\)"), _told("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"Containerkilledduetomemoryusage"), _told("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"(?:killedbytheOOMkiller|withresult'oom-kill')"), _told("the kernel killed a process of a service as host memory ran out", _more("MemoryMax"))),
     Form(KIND, re.compile(r"exceeded\d{1,3}%memorybudget\.?Restarting"), _told("a worker of Dask went over its limit of host memory and was started anew", _more("memory_limit"), Cure(change="smaller partitions", helps=MAYBE))),
