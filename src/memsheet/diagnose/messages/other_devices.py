@@ -20,7 +20,7 @@ SIGNS = (
     b"Cannot allocate", b"isn't enough and alloc failed", b"Insufficient GPU memory", b"Maximum pool size exceeded",
     b"bad_alloc: out_of_memory", b"Requested memory:", b"Out of GPU memory", b"GPU video memory", b"OUT_OF_DEVICE_MEMORY",
     b"OUT_OF_HOST_MEMORY", b"DriverError(CUDA", b"results in CUDA_ERROR", b"cuMemAlloc failed", b"OBJECT_ALLOCATION_FAILURE",
-    b"Out of memory on device", b"NvMapMemAlloc", b"PT_DEVMEM", b"DEVICE memory:", b"NEURON CORE memory", b"ErrorOutOfMemory", b"maximum allowed buffer size", b"is out of GPU memory",
+    b"Out of memory on device", b"NvMapMemAlloc", b"8007000E", b"DEVICE_OUT_OF_MEMORY", b"PT_DEVMEM", b"DEVICE memory:", b"NEURON CORE memory", b"ErrorOutOfMemory", b"maximum allowed buffer size", b"is out of GPU memory",
 )  # fmt: skip
 
 
@@ -87,6 +87,13 @@ def _beyond_buffer(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _refused_somewhere(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS, Cause.NOT_GPU_MEMORY), cures=(SMALLER,),
+        because="Windows refused memory (8007000E); whether of the card or of the host is not said",
+    )  # fmt: skip
+
+
 def _refused_host(_: Message, __: Log) -> Judgement:
     return host_shortage("the driver was refused memory of the host")
 
@@ -111,5 +118,7 @@ FORMS = (
     Form("Metal", re.compile(r"kIOGPUCommandBufferCallbackErrorOutOfMemory"), _refused),
     Form("Metal", re.compile(rf"Attemptingtoallocate(?P<asked>{NUMBER})byteswhichisgreaterthanthemaximumallowedbuffersizeof(?P<allowed>{NUMBER})bytes"), _beyond_buffer, {"asked": "bytes", "allowed": "bytes"}),
     Form("Jetson", re.compile(r"NvMapMemAlloc\w{0,24}:\d{1,15}error12"), _refused),
+    Form("graphics", re.compile(r"(?:OPTIX|VK)_ERROR_(?:OUT_OF_DEVICE_MEMORY|DEVICE_OUT_OF_MEMORY)"), _refused),
+    Form("Windows", re.compile(r"8007000ENotenoughmemoryresources"), _refused_somewhere),
     Form("MATLAB", re.compile(r"Outofmemoryondevice\.Toviewmoredetail|SystemisoutofGPUmemory"), _refused),
 )  # fmt: skip
