@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.diagnose.corpus import FULL_CARD
 
 from memsheet.diagnose.message import YES, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
@@ -146,3 +147,16 @@ def test_a_pool_that_asks_the_driver_for_less_and_trains_did_not_die() -> None:
 def test_a_chip_is_one_process_s_own(free: str, cause: Cause) -> None:
     text = "Attempting to reserve 10.51G at the bottom of memory. That was not possible. There are {} free"
     assert found_in(text.format(free)).cause is cause
+
+
+@pytest.mark.parametrize(
+    "warning",
+    [
+        "UCX WARN Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)",
+        "Worker tcp://127.0.0.1:4 (pid=2) exceeded 95% memory budget. Restarting...",
+    ],
+)
+def test_a_warning_gives_way_to_an_error_and_to_steps(warning: str) -> None:
+    assert found_in(warning).cause is HOST
+    assert found_in(f"{warning}\n{FULL_CARD}").cause is NEED
+    assert not found_in(f"{warning}\nstep 1 loss 2.1\nstep 2 loss 2.0").found

@@ -64,7 +64,7 @@ FORMS = (
     Form(KIND, re.compile(r"Memorylimitexceeded\(\d{1,6}[KMGT]i?B?\)"), _told("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"Containerkilledduetomemoryusage"), _told("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"(?:killedbytheOOMkiller|withresult'oom-kill')"), _told("the kernel killed a process of a service as host memory ran out", _more("MemoryMax"))),
-    Form(KIND, re.compile(r"exceeded\d{1,3}%memorybudget\.?Restarting"), _told("a worker of Dask went over its limit of host memory and was started anew", _more("memory_limit"), Cure(change="smaller partitions", helps=MAYBE))),
+    Form("worker", re.compile(r"exceeded\d{1,3}%memorybudget\.?Restarting"), _told("a worker of Dask went over its limit of host memory and was started anew", _more("memory_limit"), Cure(change="smaller partitions", helps=MAYBE))),
     Form(KIND, re.compile(r"sessioncrashedafterusingallavailableRAM"), _told("the notebook's host memory ran out", _more("a runtime of more RAM"))),
     Form(KIND, re.compile(r"notebooktriedtoallocatemorememorythanisavailable"), _told("the notebook's host memory ran out", _more())),
     Form(KIND, re.compile(r"memorystatus:killing_\w{1,40}pid\d{1,9}\[\S{1,60}?\]\((?:vm-pageshortage|vm-compressor-\w{1,12}-shortage|vm-compressor-thrashing|per-process-limit|highwater|sustained-memory-pressure)"), _told("macOS killed a process as memory ran out, which host and GPU share there", _more())),
@@ -78,6 +78,8 @@ FORMS = (
     Form("array", re.compile(rf"memoryallocationof(?P<asked>{NUMBER})bytesfailed"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(r"LLVMERROR:outofmemory|virtualmemoryexhausted:Cannotallocate"), refused_array),
 )  # fmt: skip
+WARNINGS = ("locked memory", "worker")
+"""What may be said of a run that goes on: it died of it where nothing else is told, and no step follows."""
 OTHER_END = re.compile(
     r"DUETOTIMELIMIT|DUETOPREEMPTION|DUETONODEFAILURE|CANCELLEDBY|TERM_(?:RUNLIMIT|OWNER|ADMIN|PREEMPT|DEADLINE|WINDOW)"
     r"|failedlivenessprobe|failedstartupprobe|jobkilled:(?:walltime|cput|ncpus)"
