@@ -20,7 +20,7 @@ SIGNS = (
     b"Cannot allocate", b"isn't enough and alloc failed", b"Insufficient GPU memory", b"Maximum pool size exceeded",
     b"bad_alloc: out_of_memory", b"Requested memory:", b"Out of GPU memory", b"GPU video memory", b"OUT_OF_DEVICE_MEMORY",
     b"OUT_OF_HOST_MEMORY", b"DriverError(CUDA", b"results in CUDA_ERROR", b"cuMemAlloc failed", b"OBJECT_ALLOCATION_FAILURE",
-    b"Out of memory on device", b"NvMapMemAlloc", b"8007000E", b"DEVICE_OUT_OF_MEMORY", b"PT_DEVMEM", b"DEVICE memory:", b"NEURON CORE memory", b"ErrorOutOfMemory", b"maximum allowed buffer size", b"is out of GPU memory",
+    b"Out of memory on device", b"NvMapMemAlloc", b"EL0004", b"command submission", b"8007000E", b"DEVICE_OUT_OF_MEMORY", b"PT_DEVMEM", b"DEVICE memory:", b"NEURON CORE memory", b"ErrorOutOfMemory", b"maximum allowed buffer size", b"is out of GPU memory",
 )  # fmt: skip
 
 
@@ -120,5 +120,7 @@ FORMS = (
     Form("Jetson", re.compile(r"NvMapMemAlloc\w{0,24}:\d{1,15}error12"), _refused),
     Form("graphics", re.compile(r"(?:OPTIX|VK)_ERROR_(?:OUT_OF_DEVICE_MEMORY|DEVICE_OUT_OF_MEMORY)"), _refused),
     Form("Windows", re.compile(r"8007000ENotenoughmemoryresources"), _refused_somewhere),
+    Form("Ascend", re.compile(r"EL0004:Failedtoallocatememory"), _refused),
+    Form("graphics", re.compile(r"amdgpu\S{0,40}?Notenoughmemoryforcommandsubmission"), _refused),
     Form("MATLAB", re.compile(r"Outofmemoryondevice\.Toviewmoredetail|SystemisoutofGPUmemory"), _refused),
 )  # fmt: skip

@@ -21,7 +21,7 @@ SIGNS = (
     b"GC overhead limit", b"heap out of memory", b"memory budget", b"all available RAM", b"more memory than is available",
     b"memorystatus: killing", b"on signal 9", b"signal 9 (Kill", b"Killed signal", b"max locked memory", b"ibv_reg_mr",
     b"State: OUT_OF_MEMORY", b"OUT_OF_ME+", b"by the OOM killer", b"exceeded request_memory", b"due to memory usage",
-    b"cannot allocate vector", b"ArrowMemoryError", b"LLVM ERROR: out of memory",
+    b"cannot allocate vector", b"ArrowMemoryError", b"CPU Memory", b"Fail to alloc memory", b"ObjectStoreFullError", b"Too large swap space", b"LLVM ERROR: out of memory",
 )  # fmt: skip
 KIND = "scheduler"
 """A kill with its reason, which says more than the signal alone."""
@@ -76,6 +76,10 @@ FORMS = (
     Form("array", re.compile(rf"cannotallocatevectorofsize(?P<asked>{NUMBER})(?P<asked_unit>[KMG])b"), refused_array),
     Form("array", re.compile(rf"ArrowMemoryError:\S{{0,40}}?ofsize(?P<asked>{NUMBER})failed"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(rf"memoryallocationof(?P<asked>{NUMBER})bytesfailed"), refused_array, {"asked": "bytes"}),
+    Form("array", re.compile(r"FailedtoallocateCPUMemory"), refused_array),
+    Form("array", re.compile(rf"Failtoallocmemoryof(?P<asked>{NUMBER})size,errorcodeis12"), refused_array, {"asked": "bytes"}),
+    Form("store", re.compile(r"ObjectStoreFullError"), _told("Ray's store of objects is full, which is host memory", _more("ray start --object-store-memory=N"))),
+    Form("swap", re.compile(r"Toolargeswapspace\.[\d.]{1,12}GiBoutofthe"), _told("the server's swap space is more than the host's memory leaves room for", Cure(change="a smaller swap space", helps=MAYBE, where="--swap-space N"))),
     Form("array", re.compile(r"LLVMERROR:outofmemory|virtualmemoryexhausted:Cannotallocate"), refused_array),
 )  # fmt: skip
 WARNINGS = ("locked memory", "worker")
