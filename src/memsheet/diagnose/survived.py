@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from memsheet.diagnose.cleaned import Log
 
@@ -54,5 +55,9 @@ def goes_on_behind(line: int, log: Log) -> bool:
         return said is not None and any(_PROGRESS.search(each) for each in lines[said + 1 :])
     if not any(_HANDLED.search(each) for each in lines[line : line + 1 + BEHIND]):
         return False
-    after = lines[line + 1 :]
+    return goes_on(lines[line + 1 :])
+
+
+def goes_on(after: Sequence[str]) -> bool:
+    """Whether lines show a program at work: two steps, or the end of the training."""
     return sum(bool(_PROGRESS.search(each)) for each in after) > 1 or any(_END.search(each) for each in after)

@@ -29,7 +29,9 @@ from memsheet.diagnose.messages import (
     llama_cpp,
     memory_summary,
     nvidia_smi,
+    other_devices,
     other_servers,
+    schedulers,
     sglang,
     step_lines,
     torch_allocator,
@@ -38,7 +40,7 @@ from memsheet.diagnose.messages import (
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, read_signs
-from memsheet.diagnose.survived import goes_on_behind
+from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass
 from memsheet.units import MIB
 
@@ -54,7 +56,9 @@ EMITTERS = (
     llama_cpp,
     memory_summary,
     nvidia_smi,
+    other_devices,
     other_servers,
+    schedulers,
     sglang,
     step_lines,
     torch_allocator,
@@ -62,7 +66,9 @@ EMITTERS = (
 )
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
 SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS)
-FORMS = (*below_torch.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.FORMS)
+FORMS = (
+    *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.FORMS,
+)  # fmt: skip
 SAME_FAILURE, SAME_PLACE = 200, 3
 """Lines behind a failed request within which a server's own words are of the same failure; lines within which
 two forms are one message.
@@ -170,7 +176,9 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
         or not any(other is not each and abs(other.line - each.line) <= SAME_PLACE for other in lasting)
     ]  # fmt: skip
     caught = len(found) - len(lasting)
-    if any(each.kind in host.KILLERS for each in sized):
+    if any(each.kind not in schedulers.WARNINGS for each in sized):
+        sized = [each for each in sized if each.kind not in schedulers.WARNINGS]
+    if any(each.kind in host.KILLERS for each in sized) or schedulers.OTHER_END.search(log.squeezed):
         sized = [each for each in sized if each.kind != "signal"]
     if sized or caught:
         return caught, sized
@@ -180,6 +188,8 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
 def _was_caught(message: Message, log: Log) -> bool:
     if message.kind == "llama":
         return llama_cpp.retry_succeeds(message, log)
+    if message.kind in schedulers.WARNINGS:
+        return goes_on(log.lines[message.line + 1 :])
     return "warning" in message.words or goes_on_behind(message.line, log)
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_LEAST
 from memsheet.diagnose.interval import size_words
-from memsheet.diagnose.message import MAYBE, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
+from memsheet.diagnose.survived import goes_on
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
-    b"_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"cuda runtime error (2)", b"Error out of memory at line",
+    b"_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"HIP error: out of memory", b"hipErrorOutOfMemory", b"cuda runtime error (2)", b"Error out of memory at line",
     *other_runtimes.SIGNS,
 )  # fmt: skip
 LOWER_FRACTION = "give the server a smaller share of the card"
@@ -87,9 +88,28 @@ def _torn_collective(_: Message, __: Log) -> Judgement:
 _MAKES_CONTEXT = re.compile(r"_cuda_init\(|in _lazy_init\b|\bcuInit\b|cuCtxCreate|cuDevicePrimaryCtxRetain")
 
 
+_PINS = re.compile(
+    r"\bpin_memory\(|in pin_memory\b|cudaHostAlloc|cudaHostRegister|cudaMallocHost|HostAllocator"
+)
+PINS_WITHIN = 12
+"""Lines around a refusal in which a function that locks pages of the host is the one that was refused. Where
+it is the process's first call of the driver, it makes the process's context, too.
+"""
+_WITHOUT_PINS = (
+    Cure(change="more host memory, or less of it locked", helps=MAYBE, where="pin_memory: false (ulimit -l unlimited)"),
+    Cure(change="a smaller batch on the GPU", helps=NO, why="locked pages are the host's"),
+)  # fmt: skip
+
+
 def _refused_by_driver(message: Message, log: Log) -> Judgement:
     table = card_table(log)
     there = _holder_words(table) if table else ""
+    around = log.lines[max(0, message.line - PINS_WITHIN) : message.line + PINS_WITHIN]
+    if any(_PINS.search(each) for each in around):
+        return Judgement(
+            causes=(Cause.NOT_GPU_MEMORY, Cause.OTHER_PROCESS), cures=(*_WITHOUT_PINS, *_without_holders(there)),
+            because="page-locked memory of the host was asked for and refused, or the process was refused its place on a card that is full",
+        )  # fmt: skip
     near = log.lines[max(0, message.line - 40) : message.line + 1]
     if table and there and len(table.cards) == 1 and any(_MAKES_CONTEXT.search(each) for each in near):
         used, whole = table.cards[0]
@@ -172,7 +192,7 @@ FORMS = (
     Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
     Form(
         "driver",
-        re.compile(r"CUDA(?:driver)?error:outofmemory|cudaErrorMemoryAllocation"),
+        re.compile(r"(?:CUDA|HIP)(?:driver)?error:outofmemory|cudaErrorMemoryAllocation|hipErrorOutOfMemory"),
         _refused_by_driver,
     ),
     Form("driver", re.compile(r"cudaruntimeerror\(2\):outofmemory"), _refused_by_runtime),
@@ -195,9 +215,17 @@ does neither.
 """
 
 
+_ASKS_LESS = re.compile(
+    r"failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
+)
+"""TensorFlow's pool, which then asks for nine tenths of it (tsl/framework/bfc_allocator.cc, Extend)."""
+
+
 def bare_lines(log: Log) -> Iterator[Message]:
     """The first line that says that memory ran out, where no form that is known is found."""
     for number, line in enumerate(log.lines):
         if ("memory" in line or "Memory" in line) and _BARE.match(line.lstrip("> ")):
+            if _ASKS_LESS.search(line) and goes_on(log.lines[number + 1 :]):
+                continue
             yield Message(kind="bare", line=number, judge=judge_bare)
             return

@@ -13,7 +13,7 @@ SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"\nKilled",
-    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"memory limit", b"Cannot allocate memory",
+    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
 SHARED = Cure(
@@ -37,7 +37,7 @@ _LIMIT = re.compile(
 )
 
 
-def _host_shortage(because: str, *cures: Cure) -> Judgement:
+def host_shortage(because: str, *cures: Cure) -> Judgement:
     return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=because, cures=(*cures, SMALLER_BATCH))
 
 
@@ -48,11 +48,11 @@ def _killed_by_kernel(message: Message, _: Log) -> Judgement:
     group = (
         "at its control group's limit" if message.kind == "cgroup" else "as no memory was left on the host"
     )
-    return _host_shortage(f"the kernel killed {who}{size}{group}: host memory, not the GPU's", MORE_HOST)
+    return host_shortage(f"the kernel killed {who}{size}{group}: host memory, not the GPU's", MORE_HOST)
 
 
 def _killed_by_slurm(_: Message, __: Log) -> Judgement:
-    return _host_shortage(
+    return host_shortage(
         "the kernel killed a process at the memory limit of its Slurm step: host memory, not the GPU's",
         SLURM,
         MORE_HOST,
@@ -62,7 +62,7 @@ def _killed_by_slurm(_: Message, __: Log) -> Judgement:
 def _killed_in_container(_: Message, log: Log) -> Judgement:
     limits = {found[1] for found in _LIMIT.finditer("\n".join(log.lines))}
     limit = f" of {limits.pop()}" if len(limits) == 1 else ""
-    return _host_shortage(
+    return host_shortage(
         f"the kernel killed a process at its container's memory limit{limit}: host memory, not the GPU's",
         CONTAINER,
         MORE_HOST,
@@ -70,7 +70,7 @@ def _killed_in_container(_: Message, log: Log) -> Judgement:
 
 
 def _evicted(_: Message, __: Log) -> Judgement:
-    return _host_shortage(
+    return host_shortage(
         "the node ran low on memory and the pod was evicted: host memory, not the GPU's",
         Cure(
             change="a request of memory as large as what the job takes",
@@ -84,25 +84,25 @@ def _evicted(_: Message, __: Log) -> Judgement:
 def _killed_by_ray(message: Message, _: Log) -> Judgement:
     used, whole = message.facts.get("used"), message.facts.get("whole")
     sizes = f" ({size_words(used)} of {size_words(whole)})" if used and whole else ""
-    return _host_shortage(
+    return host_shortage(
         f"Ray killed a worker as its node ran low on host memory{sizes}; it takes the youngest worker, which need not be the one "
         "that grew", MORE_HOST,
     )  # fmt: skip
 
 
 def _killed_by_signal(_: Message, __: Log) -> Judgement:
-    return _host_shortage(
+    return host_shortage(
         "a process was killed from outside (signal 9): no GPU shortage ends so; as a rule the host ran out of memory, "
         "which `dmesg | grep -i oom` or the scheduler tells", MORE_HOST,
     )  # fmt: skip
 
 
 def _killed_loader(_: Message, __: Log) -> Judgement:
-    return _host_shortage("a worker that loads data was killed: host memory ran out", WORKERS, MORE_HOST)
+    return host_shortage("a worker that loads data was killed: host memory ran out", WORKERS, MORE_HOST)
 
 
 def _shared_memory(_: Message, __: Log) -> Judgement:
-    return _host_shortage(
+    return host_shortage(
         "shared memory (/dev/shm) is full or too small: batches and messages between processes lie there",
         SHARED,
         WORKERS,
@@ -113,21 +113,21 @@ def _page_file(_: Message, __: Log) -> Judgement:
     cure = Cure(
         change="a larger page file", helps=MAYBE, where="System > Advanced > Performance > Virtual memory"
     )
-    return _host_shortage(
+    return host_shortage(
         "Windows' commit limit is reached (error 1455): the page file is too small for what was asked",
         cure,
         WORKERS,
     )
 
 
-def _refused_array(message: Message, _: Log) -> Judgement:
+def refused_array(message: Message, _: Log) -> Judgement:
     size = message.facts.get("asked")
     told = f"{size_words(size)} of host memory were" if size else "host memory was"
-    return _host_shortage(f"{told} asked for and refused", MORE_HOST)
+    return host_shortage(f"{told} asked for and refused", MORE_HOST)
 
 
-def _refused_pinned(_: Message, __: Log) -> Judgement:
-    return _host_shortage("page-locked memory of the host was asked for and refused", MORE_HOST)
+def refused_pinned(_: Message, __: Log) -> Judgement:
+    return host_shortage("page-locked memory of the host was asked for and refused", MORE_HOST)
 
 
 def _short_system(message: Message, _: Log) -> Judgement:
@@ -153,22 +153,26 @@ FORMS = (
     Form("kernel", re.compile(r"invokedoom-killer(?!\S{0,6000}?Kill(?:ed)?process)|oom-kill:constraint=(?!\S{0,6000}?Kill(?:ed)?process)"), _killed_by_kernel),
     Form("Slurm", re.compile(r"oom_killevent|Detected\d{1,6}oom[-_]kill|Exceeded(?:step|job)memorylimit"), _killed_by_slurm),
     Form("evicted", re.compile(r"lowonresource:memory"), _evicted),
-    Form("container", re.compile(r"OOMKilled(?!=false)"), _killed_in_container),
+    Form("container", re.compile(r"OOMKilled(?!\"?[=:]\"?false)"), _killed_in_container),
     Form("Ray", re.compile(rf"(?:ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory)(?:\S{{0,600}}?was(?P<used>{NUMBER})GB/(?P<whole>{NUMBER})GB)?"), _killed_by_ray, {"used": "GB", "whole": "GB"}),
     Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
-    Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject"), _shared_memory),
+    Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject(?!\S{0,120}?(?:Toomanyopenfiles|Nosuchfile))|unableto(?:write|resize)\S{0,10}?file</torch_\S{0,80}?Nospaceleft|unabletommap\d{1,15}bytesfromfile\S{0,120}?Cannotallocatememory"), _shared_memory),
     Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,40}?/dev/shm|/dev/shm\S{0,40}?Nospaceleftondevice|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
     Form("page file", re.compile(r"WinError1455|oserror1455"), _page_file),
-    Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), _refused_array),
-    Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), _refused_array, {"asked": "bytes"}),
-    Form("array", re.compile(r"std::bad_alloc|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory"), _refused_array),
-    Form("pinned", re.compile(r"[Ff]ailed(?:toallocate|allocating)\S{0,60}?pinnedhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), _refused_pinned),
+    Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), refused_array),
+    Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), refused_array, {"asked": "bytes"}),
+    Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|OSError:Memorymappingfilefailed:Cannotallocatememory"), refused_array),
+    Form("pinned", re.compile(r"(?:[Ff]ailed(?:toallocate|allocating)|ouldnotallocate)\S{0,60}?pinnedhost|failedtoalloc\d{1,18}bytesonhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), refused_pinned),
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
     Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
-KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader")
+KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")
 """Forms that say who killed and why, and so more than the signal alone."""
-_KILLED = re.compile(r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{2,}.{0,400})?$")
+_KILLED = re.compile(
+    r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{2,}.{0,400})?$"
+    r"|(?:zsh: |\[\d{1,4}\]\s{1,4}[+-]?\s{0,4}\d{1,10}\s{1,4})killed\b"
+    r"|(?:make(?:\[\d{1,3}\])?: \*\*\* \[.{1,300}\]|.{1,60}: [-\\|/]) Killed$|.{0,300}\bsignal: killed$"
+)
 """What a shell says of a program that signal 9 ended."""
 
 
@@ -180,9 +184,9 @@ def killed_lines(log: Log) -> Iterator[Message]:
     """The first line by which a shell says so, and the first by which Python says that memory ran out."""
     killed = refused = False
     for number, line in enumerate(log.lines):
-        if not killed and "Killed" in line and _KILLED.match(line):
+        if not killed and ("Killed" in line or "killed" in line) and _KILLED.match(line):
             killed = True
             yield Message(kind="signal", line=number, judge=_killed_by_signal)
         elif not refused and "MemoryError" in line and _BARE_ERROR.match(line) and "Traceback" in log.text:
             refused = True
-            yield Message(kind="array", line=number, judge=_refused_array)
+            yield Message(kind="array", line=number, judge=refused_array)

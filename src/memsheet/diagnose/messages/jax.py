@@ -15,6 +15,7 @@ SIGNS = (
     b"CompileTimeHbmOom",
     b"Ran out of memory in memory space",
     b"hbm capacity",
+    b"That was not possible",
     b"Failed to allocate request",
 )
 PREALLOCATED = Cure(
@@ -87,6 +88,21 @@ def _asked_of_pool(message: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _refused_by_chip(message: Message, _: Log) -> Judgement:
+    """A TPU's own refusal at run time; a chip is one process's, so what is not free is the job's."""
+    asked, free = message.facts.get("asked"), message.facts.get("free")
+    if asked is None or free is None:
+        return Judgement(
+            causes=(Cause.REAL_NEED, Cause.FRAGMENTATION), because="the chip had no room", cures=(SMALLER,)
+        )
+    told = f"{size_words(asked)} were asked for and {size_words(free)} of the chip were free"
+    if more_than(asked, free):
+        return Judgement(
+            causes=(Cause.REAL_NEED,), because=told, missing=(asked - free).positive, cures=(SMALLER,)
+        )
+    return Judgement(causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=told, cures=(SMALLER,))
+
+
 def pool_figures(text: str) -> dict[str, int]:
     """The dump of a BFC pool in a text without spaces, in bytes: ``limit``, ``in_use``, ``largest_free``."""
     return {name: int(found[1]) for name, pattern in _POOL.items() if (found := pattern.search(text))}
@@ -137,6 +153,7 @@ _CARD = (
     rf"memory:)(?P<capacity>{NUMBER})(?P<capacity_unit>[MG]iB))?"
 )
 FORMS = (
+    Form("chip", re.compile(rf"Attemptingto(?:reserve|allocate)(?P<asked>{NUMBER})(?P<asked_unit>[KMG])?(?:atthebottomofmemory)?\.Thatwasnotpossible\.Thereare(?P<free>{NUMBER})(?P<free_unit>[KMG])free"), _refused_by_chip),
     Form("compiler", re.compile(rf"Used(?P<used>{NUMBER})(?P<used_unit>[KMG])of(?P<capacity>{NUMBER})(?P<capacity_unit>[KMG])hbm(?:\.Exceededhbmcapacityby(?P<missing>{NUMBER})(?P<missing_unit>[KMG]))?"), _counted_by_compiler),
     Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _counted_by_compiler),
     Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _asked_of_pool, {"asked": "bytes"}),

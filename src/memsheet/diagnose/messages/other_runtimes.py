@@ -34,7 +34,7 @@ GROWTH = Cure(
 )  # fmt: skip
 
 
-def _undecided(told: str, *cures: Cure) -> Judgement:
+def undecided_need(told: str, *cures: Cure) -> Judgement:
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
         because=f"{told}; what was free, and who else is on the card, is not said",
@@ -45,7 +45,7 @@ def _undecided(told: str, *cures: Cure) -> Judgement:
 def _refused_tensor(message: Message, log: Log) -> Judgement:
     shape, width = message.words.get("shape"), _TYPE_BYTES.get(message.words.get("type", ""))
     if shape is None:
-        return _undecided("a tensor was refused", SMALLER)
+        return undecided_need("a tensor was refused", SMALLER)
     axes = ", ".join(axis for axis in shape.split(",") if axis)
     tensor = f"a tensor [{axes}] of {message.words['type']}"
     if width is None:
@@ -69,7 +69,7 @@ def _of_device(message: Message, log: Log, asked: Interval | None, told: str) ->
     pool = pool_figures(log.squeezed)
     if asked is not None and {"limit", "in_use"} <= pool.keys():
         return judge_pool(asked, pool, told, (SMALLER,), (GROWTH,))
-    return _undecided(told, SMALLER, GROWTH)
+    return undecided_need(told, SMALLER, GROWTH)
 
 
 def _refused_arena(message: Message, _: Log) -> Judgement:
@@ -102,7 +102,7 @@ def _refused_engine(message: Message, _: Log) -> Judgement:
         if asked
         else "TensorRT was refused memory by the driver"
     )
-    return _undecided(
+    return undecided_need(
         told, Cure(change="a smaller workspace while the engine is built", helps=MAYBE, where="--memPoolSize=workspace:N"), SMALLER
     )  # fmt: skip
 
@@ -121,11 +121,11 @@ def _refused_pool(message: Message, _: Log) -> Judgement:
             causes=(Cause.LIMIT_SET,), missing=(held + asked - limit).positive, cures=(raised, SMALLER),
             because=f"{told} and may hold {size_words(limit)}",
         )  # fmt: skip
-    return _undecided(told, SMALLER)
+    return undecided_need(told, SMALLER)
 
 
 def _refused_place(_: Message, __: Log) -> Judgement:
-    return _undecided(
+    return undecided_need(
         "not all of the model's weights have room on the cards that it was to be placed on",
         Cure(change="weights in fewer bits, or over more GPUs", helps=MAYBE),
         Cure(change="the rest of the weights on the host", helps=MAYBE, where="llm_int8_enable_fp32_cpu_offload=True, and a device_map"),
