@@ -9,6 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from memsheet.frozen import dataclass
+from memsheet.jobs.shorter import with_smaller_batches
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
 from memsheet.plan.job import Residency
 from memsheet.sheet import Component
@@ -80,24 +81,9 @@ def smaller_batches(document: Mapping[str, Any], phase: str, *, ranks: int, roun
     for times in (2**power for power in range(1, rows.bit_length())):
         if rows % times == 0:
             says = f"{rows} rows at once stand in {phase}"
-            changed = _with_smaller_batches(document, times, ranks)
+            changed = with_smaller_batches(document, times, ranks)
             numbers = (("rows", rows // times), ("rounds", rounds * times))
             yield Cure(kind=BATCH, says=says, document=changed, numbers=numbers)
-
-
-def _with_smaller_batches(document: Mapping[str, Any], times: int, ranks: int) -> dict[str, Any]:
-    """Every pass of what trains, and of what stands beside it, with so many times fewer rows."""
-    changed = deepcopy(dict(document))
-    plans = [role["plan"] for role in changed["roles"].values() if role["plan"].get("task") == "train"]
-    for plan in (*plans, *(one["plan"] for one in changed["phases"] if one.get("plan"))):
-        rows = plan.get("microbatch")
-        if isinstance(rows, int) and rows % times == 0:
-            plan |= {"microbatch": rows // times, "global_batch": plan.get("global_batch") or rows * ranks}
-    for phase in changed["phases"]:
-        logits = phase.get("logits") or {}
-        if isinstance(logits.get("tokens"), int):
-            logits["tokens"] = -(-logits["tokens"] // times)
-    return changed
 
 
 def _residency_in(phase: Mapping[str, Any], name: str) -> Residency:
@@ -131,7 +117,9 @@ def _with_divided_states(document: Mapping[str, Any]) -> dict[str, Any] | None:
             continue
         any_divided = True
         precision = plan.get("precision") or {}
-        if precision.get("compute"):
+        if precision.get(
+            "compute"
+        ):  # huggingface/accelerate v1.15.0 utils/dataclasses.py: set_mixed_precision
             plan["precision"] = {**precision, "reduce": precision["compute"]}
         plan.pop("engine_version", None)
         if (plan.get("global_batch") or 0) > (plan.get("microbatch") or 1) * ranks:

@@ -1,4 +1,4 @@
-"""A job whose micro-batches have fewer tokens: the same document with shorter rows."""
+"""A job whose micro-batches have fewer tokens: the same document with shorter rows, or with fewer of them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,37 @@ def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any
     how many there are.
     """
     changed, part = deepcopy(dict(document)), 2**halves
-    plans = [role["plan"] for role in changed["roles"].values() if role["plan"].get("task") == "train"]
-    plans += [phase["plan"] for phase in changed["phases"] if phase.get("plan")]
-    for plan in plans:
+    for plan in _training_plans(changed):
         if isinstance(plan.get("seq_len"), int):
             plan["seq_len"] = max(1, plan["seq_len"] // part)
             plan.pop("global_batch", None)
-    for phase in changed["phases"]:
+    return _with_fewer_logits(changed, part)
+
+
+def with_smaller_batches(document: Mapping[str, Any], times: int, ranks: int) -> dict[str, Any]:
+    """Every pass of what trains, and of what stands beside it, with so many times fewer rows. ``ranks``: that
+    share a batch, which stays as large.
+    """
+    changed = deepcopy(dict(document))
+    for plan in _training_plans(changed):
+        rows = plan.get("microbatch")
+        if isinstance(rows, int) and rows % times == 0:
+            plan |= {"microbatch": rows // times, "global_batch": plan.get("global_batch") or rows * ranks}
+    return _with_fewer_logits(changed, times)
+
+
+def _training_plans(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Plans of roles that train or are read as what trains is, and what phases say otherwise of them."""
+    plans = [role["plan"] for role in document["roles"].values() if role["plan"].get("task") == "train"]
+    return [*plans, *(phase["plan"] for phase in document["phases"] if phase.get("plan"))]
+
+
+def _with_fewer_logits(document: dict[str, Any], part: int) -> dict[str, Any]:
+    for phase in document["phases"]:
         logits = phase.get("logits") or {}
         if isinstance(logits.get("tokens"), int):
-            logits["tokens"] //= part
-    return changed
+            logits["tokens"] = -(-logits["tokens"] // part)
+    return document
 
 
 def tokens_at_once(document: Mapping[str, Any]) -> int:

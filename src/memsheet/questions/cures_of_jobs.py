@@ -25,7 +25,7 @@ WORTH_TELLING = 20
 SOURCES: Mapping[str, str] = {
     "sleep": "vLLM 010c211 device_allocator/cumem.py", "offload": "volcengine/verl b178a3cd5 workers/fsdp_workers.py:683, 721",
     "logits": "Wijmans et al. 2024, Cut Your Losses, section 1", "share": "vLLM 010c211 v1/worker/gpu_worker.py, determine_available_memory",
-    "shard": "arXiv:1910.02054 (ZeRO), section 5.3", "batch": "Wijmans et al. 2024, Cut Your Losses, section 1", TOGETHER: "the sum of changes that are told by themselves",
+    "shard": "arXiv:1910.02054 (ZeRO), section 5.3", "batch": "Korthikanti et al. 2022, arXiv:2205.05198, section 4", TOGETHER: "the sum of changes that are told by themselves",
 }  # fmt: skip
 
 

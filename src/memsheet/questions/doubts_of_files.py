@@ -32,6 +32,7 @@ from memsheet.exchange.verdict_doubts import (
     stored_as,
 )
 from memsheet.formulas.states.params import parameter_count, tower_tensors
+from memsheet.jobs.shorter import MOST_HALVES
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
@@ -387,10 +388,6 @@ def length_doubt(answer: Answer | None) -> Doubt:
     told = f"it fits up to {max(fitting):,}" if fitting else f"at {steps[0].seq_len:,} it is not sure to fit"
     words = f"nothing says how many tokens a sequence has, and {told}: --seq-len says it"
     return Doubt(words, _resting_states(answer))
-
-
-MOST_HALVES = 5
-"""How often a limit is halved before rows that are shorter count for nothing."""
 
 
 def limit_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any]) -> Doubt:

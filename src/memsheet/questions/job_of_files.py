@@ -229,16 +229,13 @@ def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made |
     return Made(found, open_words(read.values), has_shorter_rows(read.values)) if found else None
 
 
-def _trainer_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    return slime_job(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
-
-
-def _policy_of_settings(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    return nemo_rl_job(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
-
-
-def _groups_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    return openrlhf_job(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
+def _of_launcher(
+    make: Callable[..., Made | None],
+) -> Callable[[Read, Answer, Mapping[str, Any]], Made | None]:
+    """What makes the job of a launcher that says all of its models."""
+    return lambda read, answer, _: make(
+        read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer)
+    )
 
 
 def _sizes_of(answer: Answer) -> Sizes:
@@ -273,11 +270,8 @@ def _job_of_method(
 ) -> Made | None:
     plan, model = plan_document(answer.plan), asked_as(answer.model)
     if method in OF_METHODS:
-        elements = sum(
-            layers * int(kv_elements_per_token(mixer)) for _, mixer, layers in caching_layers(answer.model)
-        )
         values = {**values, "@seq_len": _said_length(answer)}
-        return generating_document(method, values, plan, model, elements)
+        return generating_document(method, values, plan, model, _token_elements(answer))
     if method == "GKD":
         teacher = next(
             (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
@@ -286,16 +280,23 @@ def _job_of_method(
     if method in ONLINE:
         return online_document(values, plan, model)
     if method == "PPO":
-        elements = sum(
-            layers * int(kv_elements_per_token(mixer)) for _, mixer, layers in caching_layers(answer.model)
-        )
         made = ppo_document(
-            {**values, "@seq_len": _said_length(answer)}, plan, model, answer.model.vocab, elements
+            {**values, "@seq_len": _said_length(answer)},
+            plan,
+            model,
+            answer.model.vocab,
+            _token_elements(answer),
         )
         return _with_critic_at_once(made, ask) if made else None
     return _job_of_preferences(
         TRL, read, answer, fused=values.get("use_liger_kernel") is True, given=values.get("ref_model")
     )
+
+
+def _token_elements(answer: Answer) -> int:
+    """What a token adds to the cache of all layers, in elements."""
+    layers = caching_layers(answer.model)
+    return sum(count * int(kv_elements_per_token(mixer)) for _, mixer, count in layers)
 
 
 def _said_length(answer: Answer) -> int | None:
@@ -378,7 +379,7 @@ def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
 
 MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
     VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
-    AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _groups_of_launch),
-    SLIME: (ROLES, _trainer_of_launch), NEMO_RL: (ROLES, _policy_of_settings),
+    AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
+    SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""
