@@ -123,6 +123,7 @@ FLAGS = {
     "calibrate": ["--debug", "--forget", "--from", "--gpus", "--json"],
     "check": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--against", "--each", "--format", "--model"]),
     "diagnose": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--model", "--redact"]),
+    "sbatch": ["--anyway", "--debug", "--full", "--gpus", "--host-memory", "--model", "--units"],
     "watch": ["--count", "--debug", "--interval", "--units"],
     "job": sorted([*(set(JOB_FLAGS) - {"--parameters", "--plan", "--full"}), *TEMPLATE_FLAGS, "--format"]),
     "export": ["--debug", "--force", "--out", "--pick", "--to"],

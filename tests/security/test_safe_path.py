@@ -58,6 +58,7 @@ LIGHT: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "sheet.json", "sheet.json"),
     "diagnose": ("diagnose", "sheet.json"),
     "watch": ("watch", "--count", "1", "1"),
+    "sbatch": ("sbatch", "job.sbatch"),
     "job": ("job", "trl-grpo", "--model", "config.json", "--gpus", "1xH100-80GB"),
     "explain": ("explain", "saved_activations"),
     "models": ("models",),

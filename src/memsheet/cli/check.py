@@ -38,10 +38,11 @@ def check(asked: Given) -> int:
         root = Path(asked.files[0])
         tree = check_launches(launches, root, jobs.job_arguments(asked), plan_flag_values(asked))
         return _print_launches(tree, form, root.name, root, lambda: render_launches(tree, look))
-    if servers := started_servers(asked.files):
+    as_run = getattr(asked, "as_run", None)
+    if servers := started_servers(asked.files, as_run):
         check_form(SEVERAL, form)
         file = asked.files[0]
-        started = check_servers(file, servers, jobs.job_arguments(asked), plan_flag_values(asked))
+        started = check_servers(file, servers, jobs.job_arguments(asked), plan_flag_values(asked), as_run)
         left = servers[len(started) :]
         return _print_launches(started, form, file, Path(), lambda: render_servers(started, left, look))
     check_form("check", form)
@@ -59,7 +60,11 @@ SEVERAL = "check of several"
 def _check_one_job(asked: Given) -> Checked:
     question = jobs.job_arguments(asked)
     return check_configuration_files(
-        asked.files, question.pop("model"), question, words=plan_flag_values(asked)
+        asked.files,
+        question.pop("model"),
+        question,
+        words=plan_flag_values(asked),
+        as_run=getattr(asked, "as_run", None),
     )
 
 

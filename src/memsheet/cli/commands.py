@@ -42,6 +42,8 @@ class Command(NamedTuple):
     often: tuple[str, ...] = ()
     """Flags that ``--help`` shows; without any it shows all."""
     more: str = ""
+    program: str = ""
+    """Whose own flags stand behind ``--``, where the command starts another program."""
 
 
 MODEL = Argument(
@@ -278,6 +280,11 @@ WEB_FLAGS = (
         default=False,
     ),
 )
+SBATCH_FLAGS = (
+    *(flag for flag in JOB_FLAGS if flag.name in ("gpus", "host-memory")),
+    Flag("anyway", groups.OTHER, "", "Submit it unchecked.", default=False),
+)
+"""What a script leaves open and changes nothing that runs."""
 SKILL_FLAGS = (Flag("install", groups.OTHER, "DIR", "Write it into DIR/memsheet."),)
 CHECK_FLAGS = (
     Flag("model", JOB, "MODEL", "The model that is trained, as for train."),
@@ -361,6 +368,15 @@ COMMANDS = {command.name: command for command in (
         more="A flag says what the files leave open.",
     ),
     Command(
+        "sbatch", "A batch script checked as Slurm would run it, and submitted unless it is sure not to fit.",
+        (Argument("line", "SCRIPT", "The script and its arguments; behind -- sbatch's own line, options first.", many=True),),
+        (CHECK_FLAGS[0], *SBATCH_FLAGS, FULL, UNITS, DEBUG),
+        ("memsheet sbatch job.sbatch",
+         "memsheet sbatch --gpus 16xH100-80GB -- --nodes 2 --partition long job.sbatch config.yaml"),
+        more="The screen of check goes to stderr, and stdout is sbatch's. Exit code: that of sbatch; 10 does not fit, 2 not read, and then nothing is submitted.",
+        program="sbatch",
+    ),
+    Command(
         "diagnose", "What did a job that died of memory die of, and what would have helped? From its message, its log or a snapshot of its memory.",
         (Argument("files", "FILE", "A log, an error message, an nvidia-smi table, a memory snapshot; several of one job, or - for stdin.", many=True),),
         _job_flags(CHECK_FLAGS[0], REDACT, JSON, FULL._replace(words="Every figure that was read."), UNITS, DEBUG),
@@ -377,6 +393,7 @@ COMMANDS = {command.name: command for command in (
         (*WATCH_FLAGS, UNITS, DEBUG),
         ("memsheet watch 4711", "memsheet watch --interval 10s -- python train.py"),
         more="Exit code: that of the command; 2 where there is no GPU.",
+        program="the command",
     ),
     Command(
         "job", "Several models on the same cards (RL, preference, distillation): which phase needs most, and does every one fit?",

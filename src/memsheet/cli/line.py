@@ -51,7 +51,11 @@ def parse_command_line(command: Command, words: Sequence[str]) -> Given:
     namespace, extras = _flag_parser(line, spelled).parse_known_args(line)
     found, problems = (
         vars(namespace),
-        [unknown_flag_problem(word.partition("=")[0], spelled) for word in extras if is_flag(word)],
+        [
+            unknown_flag_problem(word.partition("=")[0], spelled, command.program)
+            for word in extras
+            if is_flag(word)
+        ],
     )
     given_flags = {flag.field: flag for flag in command.flags if flag.field in found}
     raise_if_problems(
@@ -146,8 +150,10 @@ def is_flag(word: str) -> bool:
     return word.startswith("-") and not _DASHED_VALUE.fullmatch(word)
 
 
-def unknown_flag_problem(name: str, known: Mapping[str, object]) -> Problem:
-    """A flag that the command does not have, and what may have been meant."""
+def unknown_flag_problem(name: str, known: Mapping[str, object], program: str = "") -> Problem:
+    """A flag that the command does not have, and what may have been meant. ``program``: whose own flags stand
+    behind ``--``.
+    """
     near = nearest_words(name.replace("_", "-"), known, cutoff=NEAR)
     others = [
         other.name
@@ -155,7 +161,9 @@ def unknown_flag_problem(name: str, known: Mapping[str, object]) -> Problem:
         if name in {word for flag in other.flags for word, _ in flag_spellings(flag)}
     ]
     elsewhere = (
-        f"it is of {', '.join(f'`memsheet {other}`' for other in others)}"
+        f"flags of {program} stand behind --"
+        if program
+        else f"it is of {', '.join(f'`memsheet {other}`' for other in others)}"
         if others
         else "--help-all lists them"
     )

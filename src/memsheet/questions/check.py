@@ -150,11 +150,12 @@ def check_configuration_files(
     words: Mapping[str, Any] = NOTHING,
     server: str = "",
     root: Path | None = None,
+    as_run: Callable[[str], str] | None = None,
 ) -> Checked:
     """The files read together, accounted and looked over; on some common cards where none are named.
     ``flags``: what is said beside them, as keys of a plan; ``words``: as people say it; ``server``: the one
-    of several that a file starts; ``root``: the tree that they lie in. Raises InputError for what cannot be
-    read at all.
+    of several that a file starts; ``root``: the tree that they lie in; ``as_run``: of a script's text as it
+    lies the text as it runs. Raises InputError for what cannot be read at all.
     """
     if question["parameters"] is not None:
         raise input_error(
@@ -163,7 +164,7 @@ def check_configuration_files(
             "says nothing of a file's activations",
             "name the model: --model",
         )
-    files_read = _read_job_files(files, question.get("plan"), server, root)
+    files_read = _read_job_files(files, question.get("plan"), server, root, as_run)
 
     def check_on(more: Mapping[str, Any]) -> Checked:
         return _check_job(files_read, model, {**question, **more}, flags, words)
@@ -266,14 +267,20 @@ class _AccountedJob:
     unaccounted: Doubt
 
 
-def _read_job_files(files: tuple[str, ...], plan: Any, server: str, root: Path | None) -> _JobFiles:
+def _read_job_files(
+    files: tuple[str, ...],
+    plan: Any,
+    server: str,
+    root: Path | None,
+    as_run: Callable[[str], str] | None,
+) -> _JobFiles:
     texts, document = read_texts_and_plan(files, plan)
     written = files_as_they_lie(files, texts)
     too_large = tuple(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
-    texts = with_pod_commands(texts)
+    texts = with_pod_commands({name: as_run(text) for name, text in texts.items()} if as_run else texts)
     folders = folders_of_job(files, root)
     texts, put_in = with_variables_beside(files, texts, folders)
     texts, stood_on = with_inherited_trees(files, texts, folders)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +100,16 @@ def check_launches(
     return tuple(sorted(found, key=lambda one: (WORST_FIRST.index(one.outcome), one.file)))
 
 
-def started_servers(files: tuple[str, ...]) -> tuple[str, ...]:
-    """The servers that the one file which is named starts, by their names in it, where they are several."""
+def started_servers(files: tuple[str, ...], as_run: Callable[[str], str] | None = None) -> tuple[str, ...]:
+    """The servers that the one file which is named starts, by their names in it, where they are several.
+    ``as_run``: of its text the text as it runs.
+    """
     path = Path(files[0]) if len(files) == 1 else None
     if path is None or not path.is_file() or path.stat().st_size > MOST_BYTES:
         return ()
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
+        text = as_run(text) if as_run else text
         found = servers_in_text(path.name, text, parse_yaml)
     except InputError:
         return ()
@@ -130,16 +133,26 @@ def _rounds_of_loops(name: str, text: str) -> tuple[str, ...]:
 
 
 def check_servers(
-    file: str, names: Sequence[str], question: Mapping[str, Any], words: Mapping[str, Any]
+    file: str,
+    names: Sequence[str],
+    question: Mapping[str, Any],
+    words: Mapping[str, Any],
+    as_run: Callable[[str], str] | None = None,
 ) -> tuple[Launch, ...]:
     """Each server of a file, checked by itself on the cards that are named, in the file's order."""
-    return tuple(_check_server(file, name, {**question}, words) for name in names[:MOST_SERVERS])
+    return tuple(_check_server(file, name, {**question}, words, as_run) for name in names[:MOST_SERVERS])
 
 
-def _check_server(file: str, name: str, question: dict[str, Any], words: Mapping[str, Any]) -> Launch:
+def _check_server(
+    file: str,
+    name: str,
+    question: dict[str, Any],
+    words: Mapping[str, Any],
+    as_run: Callable[[str], str] | None,
+) -> Launch:
     model = question.pop("model", None)
     try:
-        checked = check_configuration_files((file,), model, question, words=words, server=name)
+        checked = check_configuration_files((file,), model, question, words=words, server=name, as_run=as_run)
     except InputError as error:
         return Launch(file=f"{file}: {name}", checked=None, problem=str(error.problems[0]))
     return Launch(file=f"{file}: {name}", checked=checked)

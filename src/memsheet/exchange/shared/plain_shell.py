@@ -61,6 +61,7 @@ from memsheet.exchange.shared.shell_values import (
     text_with_names,
     word_values,
 )
+from memsheet.exchange.shared.slurm_environment import with_submitted_variables
 from memsheet.frozen import dataclass
 from memsheet.guard.budget import Budget, TooMuchError
 
@@ -105,8 +106,9 @@ def plain_script(text: str, name: str = "") -> PlainScript:
 @lru_cache(maxsize=4)
 def plain_scripts(text: str) -> tuple[PlainScript, ...]:
     """The scripts that a text stands for, one where no loop starts anything; the text itself where it is no
-    shell's, or asks for more than a launch does.
+    shell's, or asks for more than a launch does. What Slurm gives a batch script stands before it.
     """
+    text = with_submitted_variables(text)
     if len(text) > MOST_SCRIPT or not _BUILT.search(text):
         return (PlainScript("", text),)
     try:

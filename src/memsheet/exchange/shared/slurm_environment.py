@@ -50,6 +50,15 @@ def slurm_variables(options: Iterable[str]) -> list[str]:
     return [f"SLURM_GPUS_ON_NODE={cards[-1]}"] if cards else []
 
 
+def with_submitted_variables(text: str) -> str:
+    """A batch script with the variables that its directives give it as lines before it; any other text as it
+    is.
+    """
+    directives = [line for line in text.splitlines() if DIRECTIVE.match(line)]
+    told = "".join(f"export {one}\n" for one in submitted_variables(directives)) if directives else ""
+    return text if told and text.startswith(told) else told + text
+
+
 def submitted_variables(directives: Iterable[str]) -> list[str]:
     """What a batch script's directives give its variables, as assignments: nodes, tasks and cards. A range of
     nodes, and what Slurm chooses itself, gives none.

@@ -5,19 +5,12 @@ the words of their commands, with variables, arrays and what Slurm gives in plac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.shell_text import ShellScript
 
-OF_SLURM = re.compile(
-    r"^#SBATCH\s+(?:--(nodes|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?|-(N)\s+)(\d{1,6})\b", re.MULTILINE
-)
-SLURM_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
-}  # fmt: skip
-"""What Slurm sets by its directives (slurm 25.05 sbatch, output environment variables)."""
 READ_INTO = re.compile(
     r"^[ \t]*read(?:[ \t]+-[rd]+(?:[ \t]+(?:''|\"\"))?)*[ \t]+(\w{1,64})[ \t]*"
     r"<<-?[ \t]*['\"]?(\w{1,40})['\"]?[ \t]*\n"
@@ -74,7 +67,7 @@ def _script_commands(text: str, finds: Finds) -> Iterator[list[str]]:
     """Commands with variables in their places: by the whole script, else line by line where it is no shell
     to its end.
     """
-    whole = _slurm_assignments(text) + READ_INTO.sub(_as_assignment, text)
+    whole = READ_INTO.sub(_as_assignment, text)
     try:
         found = list(ShellScript(whole).commands())
     except ValueError:
@@ -89,11 +82,3 @@ def _as_assignment(found: re.Match[str]) -> str:
     """A variable that is read of lines in the script, as it would be assigned."""
     held = found[3].replace("\\\n", " ").replace("\n", " ")
     return f'{found[1]}="{held}"' if '"' not in held else found[0]
-
-
-def _slurm_assignments(text: str) -> str:
-    """Lines that give Slurm's variables what the directives ask for."""
-    given = {name or short: count for name, short, count in OF_SLURM.findall(text)}
-    return "".join(
-        f"{one}={count}\n" for name, count in given.items() for one in SLURM_VARIABLES.get(name, ())
-    )
