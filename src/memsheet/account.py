@@ -156,6 +156,19 @@ def rank_of(model: ModelSpec, plan: Plan, stage: int = 0) -> Rank:
     return Rank.of(model_code(engine_for(model, plan).layers).built(model, plan), plan, stage)
 
 
+def deciding_stages(model: ModelSpec, plan: Plan) -> dict[int, tuple[int, ...]]:
+    """A pipeline's stages that can hold most, each with those that have the same layers and hold no more: of
+    these the first keeps most micro-batches. The last stage stands alone.
+    """
+    last, found, layers = plan.mesh.pp - 1, dict[int, tuple[int, ...]](), dict[int, Any]()
+    for stage in range(plan.mesh.pp):
+        own = [chunk.stacks for chunk in rank_of(model, plan, stage).chunks]
+        first = next((one for one, held in layers.items() if held == own), stage) if stage < last else last
+        found[first] = (*found[first], stage) if first != stage else ()
+        layers.setdefault(first, own)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
     """What the tensors of a training step add up to at every instant: bytes, and how far the ends of their

@@ -5,10 +5,10 @@ train` does, and the edge between those that fit and those that do not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memsheet.account import account_rank
+from memsheet.account import account_rank, deciding_stages
 from memsheet.budget import (
     Answer,
     LibraryUse,
@@ -124,15 +124,21 @@ class Tried:
         return next(sheet.stage for sheet in self.sheets if sheet.rank == self.verdict.rank)
 
 
-def account_trial(value: int, question: Question, *, replays: bool) -> Tried:
-    """The verdict on a question, as an answer to it would give it. Raises InputError where it is no legal
-    one.
+def account_trial(value: int, question: Question, *, replays: bool, decides: bool = False) -> Tried:
+    """The verdict on a question, as an answer to it would give it. ``decides``: by the stages of a pipeline
+    that can hold most alone, each of which stands for those that have the same layers. Raises InputError
+    where it is no legal one.
     """
     model, cluster = question.model, question.cluster
     resolved = resolve_request(question.request, model, cluster)
     raise_if_problems(unsupported_choices(resolved.plan, cluster, model))
-    stages = range(resolved.plan.mesh.pp)
-    sheets = tuple(account_rank(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
+    alike = (
+        deciding_stages(model, resolved.plan) if decides else dict.fromkeys(range(resolved.plan.mesh.pp), ())
+    )
+    sheets = tuple(
+        _stage_sheet(question, resolved.plan, stage, others, replays=replays)
+        for stage, others in alike.items()
+    )
     pool = pool_of(model, resolved.plan, cluster, sheets, question.at_once)
     low, high = question.library.extra_bytes(model, resolved.plan) if question.library else (0, 0)
     verdict = verdict_with_extra_bytes(judge_plan(model, resolved.plan, cluster, sheets), cluster, low, high)
@@ -147,6 +153,16 @@ def account_trial(value: int, question: Question, *, replays: bool) -> Tried:
         beside_high_bytes=high,
         verdict=verdict_on_start(verdict, pool.lacks) if pool else verdict,
     )
+
+
+def _stage_sheet(
+    question: Question, plan: Plan, stage: int, others: Iterable[int], *, replays: bool
+) -> Sheet:
+    """The sheet of a stage's ranks, and of those of ``others``, which hold no more."""
+    sheet = account_rank(question.model, plan, question.cluster, stage, replays=replays)
+    ranks = 1 + len(sheet.same_as)
+    more = (rank for other in others for rank in range(other * ranks, (other + 1) * ranks))
+    return replace(sheet, same_as=(*sheet.same_as, *more))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memsheet.account import rank_of
+from memsheet.account import deciding_stages, rank_of
 from memsheet.formulas.groups import FEW
 from memsheet.formulas.step import Rank
 from memsheet.plan.model import ModelSpec
@@ -61,17 +61,9 @@ def _model_structure_key(model: ModelSpec) -> Hashable:
 
 
 def placed_in(model: ModelSpec, plan: Plan) -> tuple[Placed, ...]:
-    """The ranks of a pipeline's stages that can hold most: of stages with the same layers the first keeps
-    most micro-batches.
-    """
-    kept, seen = list[Placed](), list[Any]()
-    for stage in range(plan.mesh.pp):
-        rank = rank_of(model, plan, stage)
-        layers = [chunk.stacks for chunk in rank.chunks]
-        if stage == plan.mesh.pp - 1 or layers not in seen:
-            kept.append(Placed(rank=rank, stages=plan.mesh.pp))
-            seen.append(layers)
-    return tuple(kept)
+    """The ranks of a pipeline's stages that can hold most."""
+    stages = deciding_stages(model, plan)
+    return tuple(Placed(rank=rank_of(model, plan, stage), stages=plan.mesh.pp) for stage in stages)
 
 
 def stratum_choice_key(stratum: Stratum) -> Hashable:

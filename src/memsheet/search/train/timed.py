@@ -57,7 +57,8 @@ def planned_of(
     """A request resolved, accounted with its step replayed, judged and timed. Raises InputError where it is
     not legal.
     """
-    tried = account_trial(0, Question(model=model, request=request, cluster=cluster), replays=True)
+    question = Question(model=model, request=request, cluster=cluster)
+    tried = account_trial(0, question, replays=True, decides=True)
     try:
         time = step_time(model, tried.plan, cluster, efficiency=efficiency)
     except InputError:

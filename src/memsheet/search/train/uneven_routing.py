@@ -10,7 +10,7 @@ from heapq import nsmallest
 
 import numpy as np
 
-from memsheet.account import account_rank
+from memsheet.account import account_rank, deciding_stages
 from memsheet.budget import Result, budget_of, judge_on
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Spread
@@ -80,7 +80,7 @@ def _published_imbalance_bytes(planned: Planned, cluster: Cluster) -> Bytes | No
     verdict = judge_on(
         tuple(
             account_rank(planned.tried.model, uneven, cluster, stage, replays=True)
-            for stage in range(plan.mesh.pp)
+            for stage in deciding_stages(planned.tried.model, uneven)
         ),
         cluster,
     )
