@@ -84,7 +84,7 @@ def with_shipped_files(reads: Mapping[str, Read]) -> dict[str, Read]:
                 found[name] = replace(own, assumed=(*own.assumed, told), shipped=True)
         if name not in found and (named := _read_of_name(name, reads)):
             told = f"{name} lies nowhere here, and is taken for what its name says"
-            found[name] = replace(named, assumed=(*named.assumed, told), shipped=True)
+            found[name] = replace(named, assumed=(*named.assumed, told), shipped=True, guessed=True)
     return found
 
 
