@@ -47,6 +47,9 @@ def with_labels_head(
     }
 
 
+TASK = "task_type"
+TASKS = {"seq_cls": "ForSequenceClassification"}
+"""What a task's name puts on the model (modelscope/ms-swift swift/model/register.py:279-302)."""
 SAYS_METHOD = ("method", "script.method")
 """Where a file that trains by a reward's loss alone says so: its sheet has all that there is, pairs of rows
 and one value a row (huggingface/trl f2cd577 trl/trainer/reward_trainer.py:739-778).
@@ -86,6 +89,8 @@ def _lacks_heads(reads: Mapping[str, Read]) -> bool:
 
 def _head_of_labels(at: str, read: Read) -> str | None:
     """What a file that is read as ``at`` puts on the model, by its text or as an example of the library's."""
+    if head := TASKS.get(str(read.values.get(TASK))):
+        return head
     said = LABELS.search(str(read.values.get(LABELS_PLACE, "")))
     script = re.split(r"[/: ]", at)[-1].removesuffix(".py").removesuffix("_no_trainer")
     return said[0][said[0].index("For") :] if said else EXAMPLES.get(script)
@@ -115,4 +120,5 @@ def _read_with_head(name: str, head: str) -> ModelSpec | None:
 
 
 def _without_labels(read: Read) -> Read:
-    return replace(read, unmodelled=tuple((at, value) for at, value in read.unmodelled if at != LABELS_PLACE))
+    told = ((at, value) for at, value in read.unmodelled if at not in (LABELS_PLACE, TASK))
+    return replace(read, unmodelled=tuple(told))

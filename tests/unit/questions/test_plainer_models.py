@@ -78,3 +78,20 @@ def test_pooled_models_have_no_output(name: str, flags: str, output: bool, tmp_p
     assert found.answer is not None
     assert (found.answer.model.head.kind == "causal_lm") is output
     assert not any("--runner" in at or "--convert" in at for at, _ in found.reads["serve.sh"].unmodelled)
+
+
+@pytest.mark.parametrize(
+    ("task", "head"),
+    [
+        ("", "causal_lm"),
+        ("--task_type seq_cls --num_labels 2", "none"),
+        ("--task_type causal_lm", "causal_lm"),
+    ],
+)
+def test_a_task_that_tells_labels_apart_has_no_vocabulary(task: str, head: str, tmp_path: Path) -> None:
+    words = f"swift sft --model Qwen/Qwen2.5-0.5B --tuner_type lora --dataset a --max_length 512 {task}"
+    (tmp_path / "sft.sh").write_text(f"{words} --per_device_train_batch_size 1\n")
+    found = memsheet.check(tmp_path / "sft.sh", gpus="1xA100-80GB")
+    assert found.answer is not None
+    assert found.answer.model.head.kind == head
+    assert found.result is Result.FITS
