@@ -17,10 +17,13 @@ from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
+from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
 from memsheet.jobs.templates.planned import Made, Sizes
 from memsheet.jobs.templates.preferences import AXOLOTL, FACTORY, SCRIPTS, TRL, preference_document
+from memsheet.jobs.templates.prime_rl import prime_rl_job
+from memsheet.jobs.templates.roll import roll_job
 from memsheet.jobs.templates.slime import slime_job
 from memsheet.jobs.templates.trl_values import (
     OF_METHODS,
@@ -40,8 +43,9 @@ from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.sheet import Component, Instant, Item
 
 VERL, OPENRLHF, SLIME, NEMO_RL = "verl", "openrlhf", "slime", "nemo-rl"
+PRIME_RL, AREAL, ROLL = "prime-rl", "areal", "roll"
 """Names of formats."""
-LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL)
+LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL, PRIME_RL, AREAL, ROLL)
 """Whose file says all of its models, so that the job accounts whatever it moves."""
 
 
@@ -129,7 +133,7 @@ def job_of_files(
     if found_answer is None:
         return None
     whole, left = found_answer
-    rest = tuple(one for one in read.unmodelled if one[0] != key)
+    rest = tuple(one for one in read.unmodelled if one[0] not in {key, *made.accounted})
     known = replace(read, unmodelled=rest, form=replace(read.form, moves=_moves_beside(read)))
     if where["gpus"] != ask.get("gpus"):
         told = f"gpus = {where['gpus']}: as many as its models have places on"
@@ -239,7 +243,7 @@ def _of_launcher(
 
 
 def _sizes_of(answer: Answer) -> Sizes:
-    return Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
+    return Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden, layers=answer.model.layers)
 
 
 def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
@@ -380,6 +384,7 @@ def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
 MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
     VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
     AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
-    SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)),
+    SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)), PRIME_RL: (ROLES, _of_launcher(prime_rl_job)),
+    AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

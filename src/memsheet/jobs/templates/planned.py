@@ -16,17 +16,20 @@ class Sizes(NamedTuple):
 
     vocab: int
     hidden: int
+    layers: int = 0
 
 
 class Made(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
-    long as the longest, which shorter ones may be, and what else is counted that may not be there.
+    long as the longest, which shorter ones may be, what else is counted that may not be there, and further
+    keys of the file that it accounts.
     """
 
     document: dict[str, Any]
     open_words: tuple[str, ...] = ()
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
+    accounted: frozenset[str] = frozenset()
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
