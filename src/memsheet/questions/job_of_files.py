@@ -27,6 +27,8 @@ from memsheet.jobs.templates.roll import roll_job
 from memsheet.jobs.templates.slime import slime_job
 from memsheet.jobs.templates.trl_values import (
     OF_METHODS,
+    ONLINE,
+    asynchronous_document,
     distilling_document,
     generating_document,
     online_document,
@@ -276,13 +278,16 @@ def _job_of_method(
     if method in OF_METHODS:
         values = {**values, "@seq_len": _said_length(answer)}
         return generating_document(method, values, plan, model, _token_elements(answer))
-    if method == "GKD":
+    if method in ASYNCHRONOUS:
+        own = {**values, "@seq_len": _said_length(answer)}
+        return asynchronous_document(own, plan, model, answer.model.vocab)
+    if method in ("GKD", "GOLD"):
         teacher = next(
             (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
         )
-        return distilling_document(values, plan, model, teacher) if teacher else None
+        return distilling_document(method, values, plan, model, teacher) if teacher else None
     if method in ONLINE:
-        return online_document(values, plan, model)
+        return online_document(method, values, plan, model)
     if method == "PPO":
         made = ppo_document(
             {**values, "@seq_len": _said_length(answer)},
@@ -337,7 +342,7 @@ def _machines(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TEACHERS = ("teacher_model_name_or_path", "teacher_model")
-ONLINE = ("online DPO", "OnlineDPO")
+ASYNCHRONOUS = ("asynchronous GRPO", "AsyncGRPO")
 
 
 def _job_of_preferences(

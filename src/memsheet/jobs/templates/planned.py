@@ -49,6 +49,23 @@ def planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
     return {"model": model, "plan": still, "trained": False, "process": "trainer"}
 
 
+WHOLE_ON_RANKS = ("fsdp1", "fsdp2")
+
+
+def planned_reward(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """A model that rewards, with a head of one value: whole on every rank where FSDP trains, for which
+    accelerate leaves it alone (huggingface/accelerate 1.15.0 accelerator.py, prepare_model: evaluation_mode).
+    """
+    still = planned_reference(actor, model)
+    plan = still["plan"]
+    if plan.get("engine") in WHOLE_ON_RANKS:
+        ranks = ranks_of_data(plan)
+        kept = ("task", "precision", "attention", "microbatch", "seq_len", "loss", "dropout")
+        plan = {at: plan[at] for at in kept if at in plan}
+        plan |= {"engine": "transformers", "mesh": {"dp_replicate": ranks}}
+    return {**still, "plan": plan, "head": "values"}
+
+
 def ranks_of_data(plan: Mapping[str, Any]) -> int:
     mesh = plan.get("mesh", {})
     return int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1))
