@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memsheet.budget import Answer, worst_sheet
@@ -62,6 +63,8 @@ class JobOfFiles(NamedTuple):
     where: Mapping[str, Any]
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
+    known: Mapping[str, ModelSpec] = MappingProxyType({})
+    """By their names, models as they stand in for those that nobody knows."""
 
     @property
     def least_bytes(self) -> int:
@@ -98,7 +101,8 @@ def tokens_that_fit(found: JobOfFiles) -> tuple[int, int]:
 def _is_expected(found: JobOfFiles, document: Mapping[str, Any], halves: int) -> bool:
     """Whether the expected need of a job with rows halved so often is what a card has."""
     try:
-        answer = answer_job(with_shorter_rows(document, halves), found.where, slack=SHARE_OF_SLACK)
+        shorter = with_shorter_rows(document, halves)
+        answer = answer_job(shorter, found.where, slack=SHARE_OF_SLACK, known=found.known)
     except InputError:
         return False
     needs = max(int(sheet.device.value) for sheet in answer.sheets)
@@ -131,7 +135,8 @@ def job_of_files(
         return None
     document, taken = _with_known_models(made.document, asked_as(answer.model))
     where = _where_placed(document, ask, answer.cluster)
-    found_answer = _answer_or_plainer(document, where, {asked_as(answer.model): answer.model})
+    known_models = {asked_as(answer.model): answer.model}
+    found_answer = _answer_or_plainer(document, where, known_models)
     if found_answer is None:
         return None
     whole, left = found_answer
@@ -141,12 +146,15 @@ def job_of_files(
         told = f"gpus = {where['gpus']}: as many as its models have places on"
         known = replace(known, assumed=(*known.assumed, told))
     words = (*made.open_words, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
-    return JobOfFiles(whole, words, {**reads, name: known}, where, made.shorter_rows, made.over_words)
+    return JobOfFiles(
+        whole, words, {**reads, name: known}, where, made.shorter_rows, made.over_words, known_models
+    )
 
 
 MAY_LEAVE = (
     "serving.max_model_len",
     "mesh.attn_dp",
+    "mesh.ep",
     "serving.dispatch",
     "serving.dp_dense",
     "serving.dp_lm_head",

@@ -249,8 +249,8 @@ def _generating(actor: Mapping[str, Any], options: Mapping[str, Any], token_elem
 def distilling_document(
     method: str, values: Values, plan: Mapping[str, Any], model: str, teacher: str
 ) -> Made | None:
-    """The job of ``GKDTrainer`` and of ``GOLDTrainer``: a student, and a teacher whose logits stand beside its
-    own. It generates without a cache where layers are recomputed (experimental/gkd/gkd_trainer.py:185;
+    """The job of ``GKDTrainer`` and of ``GOLDTrainer``: a student, and a teacher whose logits stand beside
+    its own. It generates without a cache where layers are recomputed (experimental/gkd/gkd_trainer.py:185;
     experimental/gold/gold_trainer.py:2249-2300, 2575-2600). None where vLLM generates.
     """
     if values.get("use_vllm") not in (None, False):
@@ -290,9 +290,9 @@ def distilling_document(
 ONLINE: Mapping[str, tuple[str, int]] = {
     "online DPO": ("trl-online", 2), "OnlineDPO": ("trl-online", 2), "XPO": ("trl-xpo", 2), "Nash-MD": ("trl-nash", 1), "NashMD": ("trl-nash", 1),
 }  # fmt: skip
-"""Methods that learn from answers of the moment: a job's name, and answers of a prompt that are learnt from, of
-the model and of the reference (experimental/xpo/xpo_trainer.py:273-303), or the model's alone beside a mixture
-of both (experimental/nash_md/nash_md_trainer.py:342-365).
+"""Methods that learn from answers of the moment: a job's name, and answers of a prompt that are learnt from,
+of the model and of the reference (experimental/xpo/xpo_trainer.py:273-303), or the model's alone beside a
+mixture of both (experimental/nash_md/nash_md_trainer.py:342-365).
 """
 
 
@@ -342,8 +342,8 @@ UNSAID_BUDGET = (
 
 
 def asynchronous_document(values: Values, plan: Mapping[str, Any], model: str, vocab: int) -> Made | None:
-    """The job of ``AsyncGRPOTrainer``: a trainer of packed rows whose vLLM has cards of its own, without whole
-    logits and without a reference (experimental/async_grpo/async_grpo_config.py:258, async_grpo_trainer.py).
+    """The job of ``AsyncGRPOTrainer``: a trainer of packed rows whose vLLM has cards of its own, without
+    whole logits and without a reference (experimental/async_grpo/async_grpo_config.py:258).
     """
     actor, _ = planned_actor(plan)
     budget, answer = values.get("token_budget"), values.get("max_completion_length", 2048)
