@@ -19,6 +19,7 @@ from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIP
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
 from memsheet.jobs.templates.areal import areal_job
+from memsheet.jobs.templates.factory_ppo import factory_ppo_document
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
 from memsheet.jobs.templates.planned import Made, Sizes
@@ -386,11 +387,40 @@ def _widened_bytes(answer: Answer) -> int:
     )
 
 
+GROUP_OF_TRL, GROUP_OF_VLLM = "trl.", "vllm."
+OF_VLLM = {
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization", "tensor_parallel_size": "vllm_tensor_parallel_size", "max_model_len": "vllm_max_model_length",
+}  # fmt: skip
+
+
 def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    """Of pairs, or of TRL's GRPO, whose words stand in groups of their own (axolotl-ai-cloud/axolotl 067b021
+    src/axolotl/core/trainers/grpo/__init__.py:60-110).
+    """
+    if read.values.get("rl") == "grpo":
+        own = {
+            at.removeprefix(GROUP_OF_TRL): held
+            for at, held in read.values.items()
+            if at.startswith(GROUP_OF_TRL)
+        }
+        own |= {
+            word: held
+            for at, word in OF_VLLM.items()
+            if (held := read.values.get(f"{GROUP_OF_VLLM}{at}")) is not None
+        }
+        own |= {
+            "@seq_len": _said_length(answer),
+            "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps"),
+        }
+        plan = plan_document(answer.plan)
+        return generating_document("GRPO", own, plan, asked_as(answer.model), _token_elements(answer))
     return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
 
 
 def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    if read.values.get("stage") == "ppo":
+        plan, model = plan_document(answer.plan), asked_as(answer.model)
+        return factory_ppo_document(read.values, plan, model, _token_elements(answer))
     return _job_of_preferences(FACTORY, read, answer)
 
 
