@@ -28,6 +28,8 @@ from memsheet.jobs.templates.prime_rl import prime_rl_job
 from memsheet.jobs.templates.roll import roll_job
 from memsheet.jobs.templates.slime import slime_job
 from memsheet.jobs.templates.trl_values import (
+    ANSWERS_OF,
+    OF_ANSWERS,
     OF_METHODS,
     ONLINE,
     asynchronous_document,
@@ -290,7 +292,9 @@ def _job_of_method(
     if method in ASYNCHRONOUS:
         own = {**values, "@seq_len": _said_length(answer)}
         return asynchronous_document(own, plan, model, answer.model.vocab)
-    if method in ("GKD", "GOLD"):
+    if method.lower() == OF_ANSWERS:
+        method, values = OF_ANSWERS, {**values, "@seq_len": _said_length(answer)}
+    if method in ANSWERS_OF:
         teacher = next(
             (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
         )

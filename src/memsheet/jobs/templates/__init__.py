@@ -37,7 +37,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "prime-rl": {"share": "inference.vllm.gpu_memory_utilization = {share:g}", "logits": "trainer.model.fused_lm_head_token_chunk_size = 8192", "batch": "", "shard": "", "offload": "", "sleep": ""},
     "areal": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "actor.offload: true, enable_offload: true", "sleep": ""},
     "roll": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "", "sleep": ""},
-    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd", "gold")},
+    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd", "gold", "distillation")},
     "trl-async": {"logits": "", "batch": "", "shard": DIVIDED},
     **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("dpo", "ipo")},
     **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "tpo", "online", "xpo", "nash", "ppo")},

@@ -246,18 +246,38 @@ def _generating(actor: Mapping[str, Any], options: Mapping[str, Any], token_elem
     return phase
 
 
+OF_ANSWERS = "distillation"
+ANSWERS_OF: Mapping[str, tuple[str, int]] = {
+    "GKD": ("max_new_tokens", 128), "GOLD": ("max_completion_length", 128), OF_ANSWERS: ("max_completion_length", 512),
+}  # fmt: skip
+"""By the method what says the tokens of an answer, and how many there are by themselves
+(experimental/distillation/distillation_config.py:161, whose loss is of answers alone).
+"""
+APART = "vLLM has cards of its own, which are not counted here: `memsheet infer --engine vllm`"
+
+
+def _serves_beside_trainer(values: Values) -> bool:
+    """Whether vLLM may be on the trainer's cards, which these jobs do not account."""
+    return values.get("use_vllm") not in (None, False) and values.get("vllm_mode") != "server"
+
+
 def distilling_document(
     method: str, values: Values, plan: Mapping[str, Any], model: str, teacher: str
 ) -> Made | None:
-    """The job of ``GKDTrainer`` and of ``GOLDTrainer``: a student, and a teacher whose logits stand beside
-    its own. It generates without a cache where layers are recomputed (experimental/gkd/gkd_trainer.py:185;
-    experimental/gold/gold_trainer.py:2249-2300, 2575-2600). None where vLLM generates.
+    """The job of ``GKDTrainer``, ``GOLDTrainer`` and ``DistillationTrainer``: a student, and a teacher whose
+    logits stand beside its own. It generates without a cache where layers are recomputed
+    (experimental/gkd/gkd_trainer.py:185; experimental/gold/gold_trainer.py:2249-2300, 2575-2600). None where
+    vLLM generates on its cards.
     """
-    if values.get("use_vllm") not in (None, False):
+    if _serves_beside_trainer(values):
         return None
     actor, _ = planned_actor(plan)
-    answer = "max_completion_length" if method == "GOLD" else "max_new_tokens"
-    length, new = values.get("max_length") or OF_SFT, values.get(answer, 128)
+    answer, usual = ANSWERS_OF[method]
+    new = values.get(answer, usual)
+    length = values.get("max_length") or OF_SFT
+    if method == OF_ANSWERS:
+        said = values.get("@seq_len")
+        length = said if isinstance(said, int) else PROMPT + new if isinstance(new, int) else None
     if isinstance(length, int):
         actor["seq_len"] = length
     roles = {
@@ -282,8 +302,10 @@ def distilling_document(
     if values.get("use_uld_loss") is True:
         words.append("the loss over two vocabularies is counted as over the student's")
     document = {
-        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": [phase],
+        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": [phase], "notes": [APART] if values.get("use_vllm") is True else [],
     }  # fmt: skip
+    if method == OF_ANSWERS and values.get("@seq_len") is None:
+        words.append(UNSAID_PROMPT)
     return Made(document, tuple(words))
 
 
@@ -302,7 +324,7 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
     generates by itself has fewer bytes a row than the step that follows.
     """
     name, answers = ONLINE[method]
-    if values.get("use_vllm") not in (None, False):
+    if _serves_beside_trainer(values):
         return None
     actor, _ = planned_actor(plan)
     sizes = [values.get("max_length", 512), values.get("max_new_tokens", 64), actor.get("microbatch")]
@@ -327,7 +349,8 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
     }
     phases = [{"name": "update_actor", "active": "actor", "logits": logits}]
     words = (*_open_words(values, served=False, said=True), *_width_words(rewards, actor))
-    document = {"schema": "memsheet/job/1", "name": name, "roles": roles, "phases": phases}
+    notes = [APART] if values.get("use_vllm") is True else []
+    document = {"schema": "memsheet/job/1", "name": name, "roles": roles, "phases": phases, "notes": notes}
     return Made(document, words, over_words=(OF_REWARDS,) if rewards else ())
 
 
@@ -360,7 +383,7 @@ def asynchronous_document(values: Values, plan: Mapping[str, Any], model: str, v
     document = {
         "schema": "memsheet/job/1", "name": "trl-async", "roles": {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}},
         "phases": [{"name": "update_actor", "active": "actor", "items": [item]}],
-        "notes": ["vLLM has cards of its own, which are not counted here: `memsheet infer --engine vllm`"],
+        "notes": [APART],
     }  # fmt: skip
     words = () if budget else (UNSAID_BUDGET,) if budget is None else ()
     return Made(document, words, shorter_rows=True)

@@ -196,7 +196,8 @@ def test_further_models_that_reward_are_further_roles(tmp_path: Path) -> None:
         ("online_dpo", "", ["actor", "reference"], 8), ("xpo", f"--reward_model_path {MODEL}", ["actor", "reference", "reward"], 8),
         ("nash_md", "", ["actor", "reference"], 4), ("tpo", "", ["actor"], 12), ("tpo", "--tpo_alpha 0.0", ["actor"], 8),
         ("gold", f"--teacher_model_name_or_path {MODEL}", ["actor", "teacher"], 4),
-        ("async_grpo", "--token_budget 4096", ["actor"], 1),
+        ("async_grpo", "--token_budget 4096", ["actor"], 1), ("online_dpo", "--use_vllm --vllm_mode server", ["actor", "reference"], 8),
+        ("distillation", f"--teacher_model_name_or_path {MODEL}", ["actor", "teacher"], 4),
     ],
 )  # fmt: skip
 def test_methods_and_how_many_rows_each_learns_from(
