@@ -44,6 +44,8 @@ CHUNK_WORDS, CHUNKED = 8192, (0, 14, 20)
 (trainer/models/layers/lm_head.py:114, 168-200).
 """
 COMPILED = "layers are counted as they run uncompiled"
+UNDROPPED = "parts of layers that are recomputed are counted as kept"
+UNMOVED = "gradients and weights are counted whole, which leave the card as they come"
 
 
 def prime_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
@@ -66,16 +68,14 @@ def prime_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
         placement["rollout"] = [ranks, served]
     document = {"schema": SCHEMA, "name": "prime-rl", "roles": roles, "placement": placement, "phases": _prime_phases(values, sizes, served=bool(served))}  # fmt: skip
     compiled = trainer_value(values, "compile", True) is not False
-    over = ((COMPILED,) if compiled else ()) + (
-        ("gradients and weights are counted whole, which leave the card as they come",)
-        if trains_on_host(values)
-        else ()
-    )
+    over = {
+        COMPILED: compiled, UNDROPPED: trainer_value(values, "ac.mode", "full") == "selective", UNMOVED: trains_on_host(values),
+    }  # fmt: skip
     return Made(
         document,
         (*server.left_words, *_unlike_servers(values)),
         shorter_rows=not is_supervised(values),
-        over_words=over,
+        over_words=tuple(words for words, counted in over.items() if counted),
         accounted=ACCOUNTED,
     )
 

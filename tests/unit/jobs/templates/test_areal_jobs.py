@@ -69,6 +69,9 @@ def test_pairs_have_a_reference_and_no_server(tmp_path: Path) -> None:
     found = checked_file(tmp_path, DPO)
     assert sorted(job_document(found)["roles"]) == ["actor", "reference"]
     assert list(phases_by_name(found)) == ["ref", "update_actor"]
+    plans = {name: role["plan"] for name, role in job_document(found)["roles"].items()}
+    tokens = {name: (plan["microbatch"], plan["seq_len"]) for name, plan in plans.items()}
+    assert tokens == {"actor": (1, 4096), "reference": (1, 10240)}  # as each is told
 
 
 def test_a_teacher_with_cards_of_its_own(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_pairs_are_two_rows_each_and_nothing_leaves_the_card(tmp_path: Path) -> 
     document = job_document(found)
     assert sorted(document["roles"]) == ["actor", "reference"]
     assert found.answer is not None
-    assert int(found.answer.plan.training.microbatch) % 2 == 0
+    assert int(found.answer.plan.training.microbatch) == 2 * 16
     assert role_bytes(found, "update_actor/loss", "reference", "parameters") > 0
 
 

@@ -157,12 +157,14 @@ def _told_of_engines(values: Values) -> Mapping[str, Any]:
 
 
 def _method_of_experiment(values: Values) -> Preferences | None:
-    """Pairs and rewards, by what the actor is told (api/cli_args.py:2766-2825)."""
+    """Pairs and rewards, by what the actor is told (api/cli_args.py:2766-2825); both sequences of a pair are
+    among the tokens of a micro-batch.
+    """
     if has_role(values, ROLLOUT):
         return None
     if values.get("actor.is_critic") is True:
-        return preferences_of("reward")
-    return preferences_of("dpo", own_copy=True) if has_role(values, REFERENCE) else None
+        return preferences_of("reward", rows=1)
+    return preferences_of("dpo", own_copy=True, rows=1) if has_role(values, REFERENCE) else None
 
 
 def _actor_logits_moved(values: Values, asked: Values) -> Iterator[Moved]:

@@ -119,7 +119,7 @@ def _share_cards(values: Values, one: str, other: str) -> bool:
 
 
 def _method_of_pipeline(values: Values) -> Preferences | None:
-    return preferences_of("dpo", own_copy=True) if is_of_pairs(values) else None
+    return preferences_of("dpo", own_copy=True, rows=1) if is_of_pairs(values) else None
 
 
 def _worker_logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
