@@ -286,6 +286,7 @@ def _job_of_method(
     read: Read, method: str, values: Mapping[str, Any], answer: Answer, ask: Mapping[str, Any]
 ) -> Made | None:
     plan, model = plan_document(answer.plan), asked_as(answer.model)
+    method = AS_GRPO.get(method, method)
     if method in OF_METHODS:
         values = {**values, "@seq_len": _said_length(answer)}
         return generating_document(method, values, plan, model, _token_elements(answer))
@@ -355,6 +356,10 @@ def _machines(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TEACHERS = ("teacher_model_name_or_path", "teacher_model")
+AS_GRPO: Mapping[str, str] = dict.fromkeys(("GMPO", "GRPOWithReplayBuffer"), "GRPO")
+"""Trainers that are GRPO's with another loss of the same log-probabilities, or with earlier groups of answers
+beside (huggingface/trl f2cd577 trl/experimental/gmpo, grpo_with_replay_buffer).
+"""
 ASYNCHRONOUS = ("asynchronous GRPO", "AsyncGRPO")
 
 

@@ -216,3 +216,19 @@ def test_a_trainer_apart_from_its_server_packs_as_many_tokens_as_it_says(tmp_pat
     assert doubt == ""
     _, open_budget = launched(tmp_path, "async_grpo", "")
     assert "token_budget" in open_budget
+
+
+def test_a_trainer_that_is_grpo_s_but_for_its_loss_is_as_it(tmp_path: Path) -> None:
+    needs = []
+    for name in ("GRPO", "GMPO"):
+        home = "trl" if name == "GRPO" else "trl.experimental.gmpo"
+        text = (
+            f"from {home} import {name}Config, {name}Trainer\n"
+            f'args = {name}Config(output_dir="o", per_device_train_batch_size=4, max_completion_length=256)\n'
+            f'{name}Trainer(model="{MODEL}", args=args, reward_funcs=score, train_dataset=data).train()\n'
+        )
+        found = checked(tmp_path, text, name="train.py")
+        assert found.answer is not None
+        assert found.answer.job is not None
+        needs.append(int(found.answer.sheets[0].device.value))
+    assert needs[0] == needs[1]
