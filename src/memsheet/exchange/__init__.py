@@ -29,6 +29,7 @@ from memsheet.guard.budget import TooMuchError
 NAMES = (
     "deepspeed",
     "accelerate",
+    "roll",
     "llamafactory-v1",
     "axolotl",
     "llamafactory",
@@ -36,6 +37,8 @@ NAMES = (
     "openrlhf",
     "slime",
     "nemo-rl",
+    "prime-rl",
+    "areal",
     "open-instruct",
     "torchtune",
     "torchtune-ppo",
@@ -90,6 +93,7 @@ MODULES = {
     "deepspeed-chat": "deepspeed_chat",
     "llm-foundry": "llm_foundry",
     "nemo-rl": "nemo_rl",
+    "prime-rl": "prime_rl",
     "nemo-recipe": "nemo.recipe_scripts",
     "megatron-bridge": "nemo.bridge",
 }

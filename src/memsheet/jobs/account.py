@@ -123,16 +123,28 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
     if phase.work is Work.FORWARD:
         items = (*forward_items(role, sheet, how), *logits)
         return (*items, *_pass_slack(accounted, role, items))
+    late = how is Residency.PARAMETERS
     if not logits:
-        return _without_weights(sheet.items) if role.weights_of else sheet.items
+        own = _without_weights(sheet.items) if role.weights_of else sheet.items
+        return tuple(_with_late_states(own)) if late else own
     assert phase.logits is not None
     items = tuple(step_items(role, sheet, *logits, phase.logits))
+    items = tuple(_with_late_states(items)) if late else items
     shares = tuple(_pass_slack(accounted, role, items))
     return (*items, *(_slack_of_both(item, sheet, items) for item in shares))
 
 
 def _without_weights(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return tuple(item for item in items if item.component not in (Component.PARAMETERS, Component.BUFFERS))
+
+
+def _with_late_states(items: Iterable[Item]) -> Iterator[Item]:
+    """A step whose optimizer's states come to the card for the optimizer alone."""
+    for item in items:
+        if item.component is not Component.OPTIMIZER_STATES:
+            yield item
+        elif Instant.OPTIMIZER_STEP in item.at:
+            yield replace(item, at={Instant.OPTIMIZER_STEP: item.at[Instant.OPTIMIZER_STEP]})
 
 
 def _slack_of_both(share: Item, sheet: Sheet, items: tuple[Item, ...]) -> Item:
@@ -197,6 +209,8 @@ def _phase_rows(
             if at:
                 at = {instant.of_phase(phase.name): size for instant, size in at.items()}
                 yield replace(item, path=f"{role.name}/{item.path}", at=at)
+    if phase.active not in (None, *parts):
+        return  # what its work has beside is where it is
     for extra in phase.extras:
         at = {instant.of_phase(phase.name): extra.size for instant in steps}
         yield Item(extra.component, f"{phase.active or roles[0].name}/{extra.path}", at, Derived(extra.why))

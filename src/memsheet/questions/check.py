@@ -65,6 +65,7 @@ from memsheet.questions.files_on_disk import (
     with_variables_beside,
 )
 from memsheet.questions.labelled_models import with_labels_head
+from memsheet.questions.launched_settings import with_launched_settings
 from memsheet.questions.named_models import (
     bundled_draft,
     bundled_name,
@@ -286,6 +287,8 @@ def _read_job_files(
     texts, stood_on = with_inherited_trees(files, texts, folders)
     put_in |= stood_on
     texts = with_called_scripts(folders, texts)
+    texts, launched = with_launched_settings(folders, texts)
+    put_in |= launched
     folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
     texts, scripts, settings = with_settings_beside(folders, texts, scripts)
     put_in |= settings

@@ -207,6 +207,22 @@ def with_inherited_trees(
     return found, told
 
 
+def tree_beside(name: str, folders: Sequence[Path]) -> tuple[Mapping[str, Any], tuple[str, ...]] | None:
+    """A YAML by the name that it is called by, with what it stands on, and the names of both; None of one
+    that does not lie in the job's folders.
+    """
+    for home, path in (*_named_places(name, folders), *_tail_places(name, folders)):
+        if not is_file(path) or not _lies_within(path, (home, *folders)) or path.stat().st_size > MOST_SCRIPT:
+            continue
+        names: list[str] = []
+        tree = _tree_of_yaml(read_bytes(path, MOST_SCRIPT).decode(errors="replace"), path.name)
+        load = partial(_parent_tree, homes=(path.parent, *folders), told=names)
+        whole = inherited_tree(tree, str(path.parent), load) if tree else None
+        found = whole if whole is not None else tree
+        return (found, (path.name, *names)) if found is not None else None
+    return None
+
+
 def _parent_tree(
     parent: str, folder: str, homes: Sequence[Path], told: list[str]
 ) -> tuple[Mapping[str, Any], str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memsheet.budget import Answer, worst_sheet
@@ -17,13 +18,21 @@ from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
+from memsheet.jobs.templates.areal import areal_job
+from memsheet.jobs.templates.factory_ppo import factory_ppo_document
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
 from memsheet.jobs.templates.planned import Made, Sizes
 from memsheet.jobs.templates.preferences import AXOLOTL, FACTORY, SCRIPTS, TRL, preference_document
+from memsheet.jobs.templates.prime_rl import prime_rl_job
+from memsheet.jobs.templates.roll import roll_job
 from memsheet.jobs.templates.slime import slime_job
 from memsheet.jobs.templates.trl_values import (
+    ANSWERS_OF,
+    OF_ANSWERS,
     OF_METHODS,
+    ONLINE,
+    asynchronous_document,
     distilling_document,
     generating_document,
     online_document,
@@ -40,8 +49,9 @@ from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.sheet import Component, Instant, Item
 
 VERL, OPENRLHF, SLIME, NEMO_RL = "verl", "openrlhf", "slime", "nemo-rl"
+PRIME_RL, AREAL, ROLL = "prime-rl", "areal", "roll"
 """Names of formats."""
-LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL)
+LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL, PRIME_RL, AREAL, ROLL)
 """Whose file says all of its models, so that the job accounts whatever it moves."""
 
 
@@ -56,6 +66,8 @@ class JobOfFiles(NamedTuple):
     where: Mapping[str, Any]
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
+    known: Mapping[str, ModelSpec] = MappingProxyType({})
+    """By their names, models as they stand in for those that nobody knows."""
 
     @property
     def least_bytes(self) -> int:
@@ -92,7 +104,8 @@ def tokens_that_fit(found: JobOfFiles) -> tuple[int, int]:
 def _is_expected(found: JobOfFiles, document: Mapping[str, Any], halves: int) -> bool:
     """Whether the expected need of a job with rows halved so often is what a card has."""
     try:
-        answer = answer_job(with_shorter_rows(document, halves), found.where, slack=SHARE_OF_SLACK)
+        shorter = with_shorter_rows(document, halves)
+        answer = answer_job(shorter, found.where, slack=SHARE_OF_SLACK, known=found.known)
     except InputError:
         return False
     needs = max(int(sheet.device.value) for sheet in answer.sheets)
@@ -125,22 +138,26 @@ def job_of_files(
         return None
     document, taken = _with_known_models(made.document, asked_as(answer.model))
     where = _where_placed(document, ask, answer.cluster)
-    found_answer = _answer_or_plainer(document, where, {asked_as(answer.model): answer.model})
+    known_models = {asked_as(answer.model): answer.model}
+    found_answer = _answer_or_plainer(document, where, known_models)
     if found_answer is None:
         return None
     whole, left = found_answer
-    rest = tuple(one for one in read.unmodelled if one[0] != key)
+    rest = tuple(one for one in read.unmodelled if one[0] not in {key, *made.accounted})
     known = replace(read, unmodelled=rest, form=replace(read.form, moves=_moves_beside(read)))
     if where["gpus"] != ask.get("gpus"):
         told = f"gpus = {where['gpus']}: as many as its models have places on"
         known = replace(known, assumed=(*known.assumed, told))
     words = (*made.open_words, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
-    return JobOfFiles(whole, words, {**reads, name: known}, where, made.shorter_rows, made.over_words)
+    return JobOfFiles(
+        whole, words, {**reads, name: known}, where, made.shorter_rows, made.over_words, known_models
+    )
 
 
 MAY_LEAVE = (
     "serving.max_model_len",
     "mesh.attn_dp",
+    "mesh.ep",
     "serving.dispatch",
     "serving.dp_dense",
     "serving.dp_lm_head",
@@ -239,7 +256,7 @@ def _of_launcher(
 
 
 def _sizes_of(answer: Answer) -> Sizes:
-    return Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden)
+    return Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden, layers=answer.model.layers)
 
 
 def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
@@ -269,16 +286,22 @@ def _job_of_method(
     read: Read, method: str, values: Mapping[str, Any], answer: Answer, ask: Mapping[str, Any]
 ) -> Made | None:
     plan, model = plan_document(answer.plan), asked_as(answer.model)
+    method = AS_GRPO.get(method, method)
     if method in OF_METHODS:
         values = {**values, "@seq_len": _said_length(answer)}
         return generating_document(method, values, plan, model, _token_elements(answer))
-    if method == "GKD":
+    if method in ASYNCHRONOUS:
+        own = {**values, "@seq_len": _said_length(answer)}
+        return asynchronous_document(own, plan, model, answer.model.vocab)
+    if method.lower() == OF_ANSWERS:
+        method, values = OF_ANSWERS, {**values, "@seq_len": _said_length(answer)}
+    if method in ANSWERS_OF:
         teacher = next(
             (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
         )
-        return distilling_document(values, plan, model, teacher) if teacher else None
+        return distilling_document(method, values, plan, model, teacher) if teacher else None
     if method in ONLINE:
-        return online_document(values, plan, model)
+        return online_document(method, values, plan, model)
     if method == "PPO":
         made = ppo_document(
             {**values, "@seq_len": _said_length(answer)},
@@ -333,7 +356,11 @@ def _machines(ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TEACHERS = ("teacher_model_name_or_path", "teacher_model")
-ONLINE = ("online DPO", "OnlineDPO")
+AS_GRPO: Mapping[str, str] = dict.fromkeys(("GMPO", "GRPOWithReplayBuffer"), "GRPO")
+"""Trainers that are GRPO's with another loss of the same log-probabilities, or with earlier groups of answers
+beside (huggingface/trl f2cd577 trl/experimental/gmpo, grpo_with_replay_buffer).
+"""
+ASYNCHRONOUS = ("asynchronous GRPO", "AsyncGRPO")
 
 
 def _job_of_preferences(
@@ -369,17 +396,47 @@ def _widened_bytes(answer: Answer) -> int:
     )
 
 
+GROUP_OF_TRL, GROUP_OF_VLLM = "trl.", "vllm."
+OF_VLLM = {
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization", "tensor_parallel_size": "vllm_tensor_parallel_size", "max_model_len": "vllm_max_model_length",
+}  # fmt: skip
+
+
 def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    """Of pairs, or of TRL's GRPO, whose words stand in groups of their own (axolotl-ai-cloud/axolotl 067b021
+    src/axolotl/core/trainers/grpo/__init__.py:60-110).
+    """
+    if read.values.get("rl") == "grpo":
+        own = {
+            at.removeprefix(GROUP_OF_TRL): held
+            for at, held in read.values.items()
+            if at.startswith(GROUP_OF_TRL)
+        }
+        own |= {
+            word: held
+            for at, word in OF_VLLM.items()
+            if (held := read.values.get(f"{GROUP_OF_VLLM}{at}")) is not None
+        }
+        own |= {
+            "@seq_len": _said_length(answer),
+            "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps"),
+        }
+        plan = plan_document(answer.plan)
+        return generating_document("GRPO", own, plan, asked_as(answer.model), _token_elements(answer))
     return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
 
 
 def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    if read.values.get("stage") == "ppo":
+        plan, model = plan_document(answer.plan), asked_as(answer.model)
+        return factory_ppo_document(read.values, plan, model, _token_elements(answer))
     return _job_of_preferences(FACTORY, read, answer)
 
 
 MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
     VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
     AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
-    SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)),
+    SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)), PRIME_RL: (ROLES, _of_launcher(prime_rl_job)),
+    AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

@@ -14,7 +14,7 @@ import memsheet
 from memsheet.errors import InputError
 from memsheet.questions.job import answer_job
 from memsheet.readers.sheet_json import sheets_within
-from memsheet.sheet import Instant
+from memsheet.sheet import Component, Instant
 
 MODEL = "llama-tiny"
 ACTOR = {"task": "train", "engine": "fsdp2", "zero": 3, "seq_len": 512, "microbatch": 2, "recompute": {"mode": "full"}, "loss": "fused"}  # fmt: skip
@@ -233,3 +233,30 @@ def test_whole_logits_never_need_less_than_none() -> None:
         assert less.low <= more.low
         assert less.value <= more.value
         assert less.high <= more.high
+
+
+def test_states_that_come_for_the_step_are_in_no_pass_before_it() -> None:
+    role = {"model": MODEL, "plan": ACTOR}
+    whole, late = (
+        answer_job({
+            "gpus": "2xL4", "roles": {"actor": role}, "phases": [{"name": "update", "active": "actor", "residents": {"actor": how}}],
+        }).sheets[0]
+        for how in ("whole", "parameters")
+    )  # fmt: skip
+    before, step = Instant("update/backward"), Instant("update/optimizer_step")
+    states = Component.OPTIMIZER_STATES
+    assert late.of(states, instant=step) == whole.of(states, instant=step)
+    assert int(late.of(states, instant=step).value) > 0
+    assert int(late.of(states, instant=before).value) == 0 < int(whole.of(states, instant=before).value)
+    assert int(late.host_bytes) > int(whole.host_bytes)
+
+
+def test_what_a_phase_has_beside_its_role_is_on_that_role_s_cards_alone() -> None:
+    alone = {**ACTOR, "mesh": {"dp_shard": 1}}
+    first, second = answer_job({
+        "gpus": "2xL4", "roles": {name: {"model": MODEL, "plan": alone} for name in ("actor", "critic")},
+        "placement": {"actor": [0, 1], "critic": [1, 1]},
+        "phases": [{"name": "update", "active": "actor", "items": [{"component": "temporaries", "path": "beside", "bytes": 2**20}]}],
+    }).sheets  # fmt: skip
+    assert [item.path for item in first.items if item.path.endswith("beside")] == ["actor/beside"]
+    assert not [item for item in second.items if item.path.endswith("beside")]

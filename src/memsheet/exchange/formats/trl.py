@@ -317,7 +317,9 @@ def trl_preferences(values: Values) -> Preferences | None:
     """The method, without a reference where its probabilities are made before training
     (trainer/dpo_trainer.py:893-908, 1363).
     """
-    given = {"reference": False} if values.get("precompute_ref_log_probs") is True else {}
+    given: dict[str, Any] = {"reference": False} if values.get("precompute_ref_log_probs") is True else {}
+    if values.get("tpo_alpha") in (0, 0.0) and _trl_method(values) == "TPO":
+        given["rows"] = 2  # experimental/tpo/tpo_trainer.py:408
     return preferences_of(_trl_method(values), **given)
 
 

@@ -54,6 +54,7 @@ from memsheet.exchange.shared.shell_values import (
     MOST_VALUES,
     WHOLE_LIST,
     Names,
+    arm_of_gpus,
     arm_taken,
     body_holds,
     list_values,
@@ -346,6 +347,8 @@ class ScriptWalk:
     def choice(self, node: Choice) -> None:
         word = node.word if self.given is None else with_arguments(node.word, self.given)
         taken = arm_taken(word, node.arms, self.names)
+        if taken is None and (taken := arm_of_gpus(node.arms)) is not None:
+            self.remarks[f"case {node.word} = {node.arms[taken][0][0]}: the question is of GPUs"] = None
         if taken is None:
             before = self.doubtful
             self.doubtful = before or f"case {node.word}"

@@ -37,7 +37,9 @@ class Preferences:
     def widened_by(self) -> str:
         """What the range of a job is widened by."""
         pairs = (
-            f"both sequences of each pair of {self.method}"
+            f"all sequences of each example of {self.method}"
+            if self.rows > 2
+            else f"both sequences of each pair of {self.method}"
             if self.rows > 1
             else f"the examples of {self.method}"
         )
@@ -64,6 +66,7 @@ METHODS: Mapping[str, Preferences] = {
     **{name: Preferences(name.upper(), 2, 2, reference=True) for name in PAIRED},
     **{name: Preferences(name.upper(), 2, 2) for name in ALONE},
     **{name: Preferences("the reward model", 2, scored=name in ONE_LABEL) for name in SCORED},
+    "tpo": Preferences("TPO", 3, 3),
     "kto": Preferences("KTO", 1, 3, reference=True), "bco": Preferences("BCO", 1, 1, reference=True),
 }  # fmt: skip
 """KTO has a mismatched answer of every example too, of which model and reference read the logits

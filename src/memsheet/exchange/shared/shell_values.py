@@ -264,6 +264,17 @@ def _compared(one: str, how: str, other: str, names: Names) -> bool | None:
     return None
 
 
+GPUS = frozenset({"gpu", "cuda", "nvidia"})
+
+
+def arm_of_gpus(arms: Sequence[tuple[tuple[str, ...], Body]]) -> int | None:
+    """The arm of a choice between kinds of devices that is for GPUs, the only one of them."""
+    found = [
+        at for at, (patterns, _) in enumerate(arms) if GPUS & {one.lower().strip("\"'") for one in patterns}
+    ]
+    return found[0] if len(found) == 1 and len(arms) > 1 else None
+
+
 def arm_taken(word: str, arms: Sequence[tuple[tuple[str, ...], Body]], names: Names) -> int | None:
     """Which arm of a choice is taken; -1 for none, None where the text does not tell."""
     told = word_values(word, names)

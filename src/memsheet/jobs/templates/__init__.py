@@ -34,11 +34,15 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     },
     "slime": {"sleep": "--offload-rollout", "offload": "--offload-train", "share": "--sglang-mem-fraction-static {share:g}", "logits": "", "batch": "", "shard": ""},
     "nemo-rl": {"share": "policy.generation.vllm_cfg.gpu_memory_utilization={share:g}", "logits": "", "sleep": "", "offload": "", "batch": "policy.train_micro_batch_size={rows}", "shard": ""},
-    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd")},
+    "prime-rl": {"share": "inference.vllm.gpu_memory_utilization = {share:g}", "logits": "trainer.model.fused_lm_head_token_chunk_size = 8192", "batch": "", "shard": "", "offload": "", "sleep": ""},
+    "areal": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "actor.offload: true, enable_offload: true", "sleep": ""},
+    "roll": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "", "sleep": ""},
+    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd", "gold", "distillation")},
+    "trl-async": {"logits": "", "batch": "", "shard": DIVIDED},
     **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("dpo", "ipo")},
-    **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "online", "ppo")},
+    **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "tpo", "online", "xpo", "nash", "ppo")},
     **{f"axolotl-{method}": {"logits": "", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("orpo", "simpo", "kto")},
-    **{f"llamafactory-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model")},
+    **{f"llamafactory-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model", "ppo")},
 }  # fmt: skip
 """What to write for a kind of cure; empty where the framework has no such option."""
 STATES_ALONE = frozenset({"openrlhf"})

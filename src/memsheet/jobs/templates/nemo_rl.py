@@ -1,4 +1,5 @@
-"""NeMo-RL's GRPO: a policy on FSDP2 or on Megatron-Core, and vLLM on its cards or on others.
+"""NeMo-RL's GRPO, PPO and distillation: a policy on FSDP2 or on Megatron-Core, a model of values or a teacher
+on its cards, and vLLM on these or on others.
 
 Lines are of NVIDIA-NeMo/RL at 7ea279a, under nemo_rl. The reference is a copy on the host that is switched
 into the policy's own weights (models/policy/workers/dtensor_policy_worker_v2.py:1007-1051,
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memsheet.exchange import find_format, nest_dotted_keys
 from memsheet.exchange.formats.nemo_rl.settings import (
     GENERATION,
     KL,
@@ -30,7 +32,7 @@ from memsheet.exchange.formats.nemo_rl.settings import (
     says_true,
     shares_cards,
 )
-from memsheet.exchange.shared.file_format import Values
+from memsheet.exchange.shared.file_format import Values, read_format_values
 from memsheet.exchange.shared.launch_values import least_one
 from memsheet.jobs.templates.option import logits_key
 from memsheet.jobs.templates.planned import (
@@ -41,6 +43,7 @@ from memsheet.jobs.templates.planned import (
     extra_item,
     on_cards,
     planned_actor,
+    planned_reference,
 )
 
 VLLM = f"{GENERATION}.vllm_cfg"
@@ -58,12 +61,12 @@ SHARE = 0.6
 
 def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
     """The job of a configuration's values. ``plan``: of the policy, as its own sheet has it. None of other
-    methods than GRPO, of other servers than vLLM, and where places are not said.
+    methods than these, of other servers than vLLM, and where places are not said.
     """
     places, read = cluster_places(values), micro_tokens(values, "logprob")
     share = values.get(f"{VLLM}.gpu_memory_utilization", SHARE)
     known = isinstance(share, int | float) and 0 < share <= 1
-    if algorithm_of(values) != "grpo" or values.get(f"{GENERATION}.backend", "vllm") != "vllm":
+    if algorithm_of(values) not in METHODS or values.get(f"{GENERATION}.backend", "vllm") != "vllm":
         return None
     if places is None or not read or not known:
         return None
@@ -77,15 +80,49 @@ def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Size
     served = ranks if together else places[1]
     if served % each:
         return None
-    roles = {
-        "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"},
-        "rollout": {"model": model, "plan": _vllm_plan(values)},
-    }
+    roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
+    placement = {"actor": [0, ranks], "rollout": [0 if together else ranks, served]}
+    for role, group in GROUPS.get(algorithm_of(values), {}).items():
+        beside = _role_of_group(values, role, group, model, ranks)
+        if beside is None:
+            return None
+        roles[role], placement[role] = beside, [0, ranks]
+    roles["rollout"] = {"model": model, "plan": _vllm_plan(values)}
     document = {
-        "schema": SCHEMA, "name": "nemo-rl", "roles": roles, "placement": {"actor": [0, ranks], "rollout": [0 if together else ranks, served]},
+        "schema": SCHEMA, "name": "nemo-rl", "roles": roles, "placement": placement,
         "phases": _policy_phases(values, read, sizes),
     }  # fmt: skip
     return Made(document, _unread_words(values), shorter_rows=True)
+
+
+METHODS = ("grpo", "ppo", "distillation")
+CRITIC, TEACHER = "critic", "teacher"
+GROUPS: Mapping[str, Mapping[str, str]] = {"ppo": {CRITIC: "value"}, "distillation": {TEACHER: "teacher"}}
+"""Of a method its further roles and the groups that they are written in (examples/configs/ppo_math_1B.yaml,
+distillation_math.yaml).
+"""
+
+
+def _role_of_group(values: Values, role: str, group: str, model: str, ranks: int) -> dict[str, Any] | None:
+    """A model of a group of its own, which is written as the policy is; None where it names none."""
+    own = {
+        f"{POLICY}.{at.removeprefix(f'{group}.')}": held
+        for at, held in values.items()
+        if at.startswith(f"{group}.")
+    }
+    read = read_format_values(find_format("nemo-rl"), own)
+    named = read.request.get("@model")
+    if named is None:
+        return None
+    asked = {at: held for at, held in read.request.items() if at[0] not in "@?"}
+    plan = on_cards(nest_dotted_keys(asked), ranks)
+    known = model if named == values.get(f"{POLICY}.model_name") else str(named)
+    if role == TEACHER:
+        return {
+            **planned_reference({at: held for at, held in plan.items() if at != "adapter"}, known),
+            "process": role,
+        }
+    return {"model": known, "plan": plan, "trained": True, "process": role, "head": "values"}
 
 
 def _engine_cards(values: Values) -> int:
@@ -129,24 +166,60 @@ def _policy_phases(values: Values, read: Mapping[str, int], sizes: Sizes) -> lis
             "residents": {"actor": "offloaded" if together else "whole", "rollout": "whole"},
         },
     ]
-    there = {"actor": "parameters" if reads_alone else "whole", "rollout": asleep}
+    others = dict.fromkeys(GROUPS.get(algorithm_of(values), {}), "offloaded")
+    for phase in found:
+        phase["residents"] |= others
+    there = {"actor": "parameters" if reads_alone else "whole", "rollout": asleep, **others}
+    if TEACHER in others:
+        each = {
+            "logits": {
+                "bytes": list(READ),
+                "why": "of all tokens, of which the likeliest are kept (algorithms/distillation.py:907)",
+            }
+        }
+        found.append(
+            {
+                "name": "teacher",
+                "active": TEACHER,
+                "work": "forward",
+                "residents": {**there, TEACHER: "whole"},
+                **each,
+            }
+        )
+    if CRITIC in others:
+        found.append(
+            {
+                "name": "values",
+                "active": CRITIC,
+                "work": "forward",
+                "residents": {**there, "actor": "offloaded", CRITIC: "parameters"},
+            }
+        )
     tokens = read["microbatch"] * -(-read["seq_len"] // degree_of(values, "context"))
     logits = _read_of_logits(values, tokens)
     passes = [
-        ("old_log_prob", not _skips(values, "prev")),
-        ("ref", _reads_kl(values) and not _skips(values, "reference_policy")),
+        ("old_log_prob", TEACHER not in others and not _skips(values, "prev")),
+        ("ref", TEACHER not in others and _reads_kl(values) and not _skips(values, "reference_policy")),
     ]
     found += [
         {"name": name, "active": "actor", "work": "forward", "plan": dict(read), "residents": there, **logits}
         for name, made in passes if made
     ]  # fmt: skip
+    if CRITIC in others:
+        found.append(
+            {
+                "name": "update_critic",
+                "active": CRITIC,
+                "residents": {**there, "actor": "offloaded", CRITIC: "whole"},
+            }
+        )
     learnt = _learnt_of_logits(values, sizes)
     return [
         *found,
         {
             "name": "update_actor",
             "active": "actor",
-            "residents": {"actor": "whole", "rollout": asleep},
+            "residents": {"actor": "whole", "rollout": asleep, **others},
             **learnt,
         },
     ]
@@ -183,7 +256,7 @@ def _reads_kl(values: Values) -> bool:
 
 
 def _skips(values: Values, what: str) -> bool:
-    return says_true(values, f"grpo.skip_{what}_logprobs_calculation")
+    return says_true(values, f"{algorithm_of(values)}.skip_{what}_logprobs_calculation")
 
 
 def _unread_words(values: Values) -> tuple[str, ...]:

@@ -16,17 +16,20 @@ class Sizes(NamedTuple):
 
     vocab: int
     hidden: int
+    layers: int = 0
 
 
 class Made(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
-    long as the longest, which shorter ones may be, and what else is counted that may not be there.
+    long as the longest, which shorter ones may be, what else is counted that may not be there, and further
+    keys of the file that it accounts.
     """
 
     document: dict[str, Any]
     open_words: tuple[str, ...] = ()
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
+    accounted: frozenset[str] = frozenset()
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -44,6 +47,23 @@ def planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
         still["zero"] = 0
         still["mesh"] = {**still.get("mesh", {}), "dp_replicate": ranks_of_data(still), "dp_shard": 1}
     return {"model": model, "plan": still, "trained": False, "process": "trainer"}
+
+
+WHOLE_ON_RANKS = ("fsdp1", "fsdp2")
+
+
+def planned_reward(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """A model that rewards, with a head of one value: whole on every rank where FSDP trains, for which
+    accelerate leaves it alone (huggingface/accelerate 1.15.0 accelerator.py, prepare_model: evaluation_mode).
+    """
+    still = planned_reference(actor, model)
+    plan = still["plan"]
+    if plan.get("engine") in WHOLE_ON_RANKS:
+        ranks = ranks_of_data(plan)
+        kept = ("task", "precision", "attention", "microbatch", "seq_len", "loss", "dropout")
+        plan = {at: plan[at] for at in kept if at in plan}
+        plan |= {"engine": "transformers", "mesh": {"dp_replicate": ranks}}
+    return {**still, "plan": plan, "head": "values"}
 
 
 def ranks_of_data(plan: Mapping[str, Any]) -> int:

@@ -3,8 +3,9 @@ that it is compared with, whichever program's words say the method.
 
 Bytes of a logit were counted of the programs' own loss functions with torch 2.13: huggingface/trl f2cd577
 trl/trainer/dpo_trainer.py:1320-1600, kto_trainer.py:1478-1640, experimental/{orpo/orpo,cpo/cpo}_trainer.py
-(concatenated_forward, get_batch_logps), which axolotl 067b021 trains by (core/builders/rl.py, of TRL 1.8);
-hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/train/{dpo,kto}/trainer.py, trainer_utils.py:593-612.
+(concatenated_forward, get_batch_logps), which axolotl 067b021 trains by (core/builders/rl.py, of TRL 1.8),
+tpo/tpo_trainer.py (_compute_loss); hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/train/{dpo,kto}/trainer.py,
+trainer_utils.py:593-612.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MARKED = Learnt((6, 14, 16), (4, 10, 16))
 """Logits, the reference's, copies of those of either mark, and of the answers among them."""
 OF_TRL: Mapping[str, Learnt] = {
     "DPO": PAIRS, "IPO": PAIRS, "KTO": MARKED, "BCO": MARKED,
-    "ORPO": MARGINS, "CPO": MARGINS, "SIMPO": MARGINS,
+    "ORPO": MARGINS, "CPO": MARGINS, "SIMPO": MARGINS, "TPO": MARGINS,
 }  # fmt: skip
 VALUES = Learnt((2, 6, 6), (2, 6, 6))
 """Its reward model has the vocabulary's head beside the one of values: logits that nothing is learnt from

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memsheet.exchange.shared.file_format import UNSET
 from memsheet.jobs.templates.option import option_refusal
-from memsheet.jobs.templates.planned import Made, planned_actor, planned_reference, ranks_of_data
+from memsheet.jobs.templates.planned import (
+    Made,
+    planned_actor,
+    planned_reference,
+    planned_reward,
+    ranks_of_data,
+)
 from memsheet.jobs.templates.trl import GRPO, PROMPT, grpo_notes, grpo_phases, has_reference, rollout_plan
 
 Values = Mapping[str, Any]
@@ -94,6 +101,12 @@ def generating_document(
             _generating(actor, options, token_elements),
             *({**one, "residents": {"rollout": "absent"}} for one in phases),
         ]
+    rewards = _reward_roles(values, actor)
+    if rewards:
+        beside: dict[str, Any] = {at: phases[-1][at] for at in ("residents", "items") if at in phases[-1]}
+        length = options["max_prompt_length"] + options["max_completion_length"]
+        phases[-1:-1] = _reward_phases(rewards, _generated_rows(options), length, beside)
+        roles |= rewards
     document = {
         "schema": "memsheet/job/1",
         "name": "trl-recipe",
@@ -101,7 +114,8 @@ def generating_document(
         "phases": phases,
         "notes": [] if own else grpo_notes(options),
     }
-    return Made(document, tuple(_open_words(values, served=served, said=said)))
+    words = (*_open_words(values, served=served, said=said), *_width_words(rewards, actor))
+    return Made(document, words, over_words=(OF_REWARDS,) if rewards else ())
 
 
 def _reads_first(method: str, values: Values) -> bool:
@@ -126,24 +140,62 @@ def _open_words(values: Values, *, served: bool, said: bool) -> list[str]:
     found = [] if said else [UNSAID_PROMPT]
     if served and values.get("vllm_mode") is None:
         found.append(UNSAID_MODE)
-    rewards = values.get("reward_funcs")
-    named = [
-        one
-        for one in (rewards if isinstance(rewards, list) else [rewards])
-        if isinstance(one, str) and "/" in one
-    ]
-    named += [
-        name
-        for at in ("reward_model_name_or_path", "reward_model_path", "reward_model")
-        if isinstance(name := values.get(at), str)
-    ]
-    if named:
-        found.append(f"the reward model {named[0]} shares the cards and is not counted")
+    if values.get("judge") is not None:
+        found.append(f"the judge {values['judge']} may have a model on the cards and is not counted")
     found += [
         f"{at} {values[at]} is not counted" for at, usual in (("entropy_coef", (0, 0.0)), ("cast_lm_head_to_fp32", (False,)), ("use_adaptive_entropy", (False,)))
         if values.get(at) is not None and values[at] not in usual
     ]  # fmt: skip
     return found
+
+
+REWARDS = ("reward_model_name_or_path", "reward_model_path", "reward_model")
+MOST_REWARDS = 8
+OF_REWARDS = "the model that rewards is counted in the width of the trained model's weights"
+
+
+def reward_names(values: Values) -> list[str]:
+    """Models that reward, by their names: functions have no slash in theirs (trainer/grpo_trainer.py:511-520,
+    scripts/grpo.py:90).
+    """
+    given = values.get("reward_funcs")
+    found = [
+        one
+        for one in (given if isinstance(given, list) else [given])
+        if isinstance(one, str) and "/" in one and " " not in one
+    ]
+    found += [
+        name
+        for at in REWARDS
+        if isinstance(name := values.get(at), str) and " " not in name and name != UNSET
+    ]
+    return list(dict.fromkeys(found))[:MOST_REWARDS]
+
+
+def _reward_roles(values: Values, actor: Mapping[str, Any]) -> dict[str, Any]:
+    """Those models as roles: the first is ``reward``, further ones are numbered."""
+    return {
+        f"reward_{number}" if number else "reward": planned_reward(actor, name)
+        for number, name in enumerate(reward_names(values))
+    }
+
+
+def _reward_phases(
+    roles: Mapping[str, Any], rows: int, length: int, beside: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Their passes over all rows of a generation at once (trainer/grpo_trainer.py:1638-1653). ``beside``:
+    what else the trainer's passes have.
+    """
+    return [
+        {"name": name, "active": name, "work": "forward", "plan": {"microbatch": rows, "seq_len": length}, **beside}
+        for name in roles
+    ]  # fmt: skip
+
+
+def _width_words(roles: Mapping[str, Any], actor: Mapping[str, Any]) -> tuple[str, ...]:
+    """What stays open of models that reward: whether their weights are wider than they are counted."""
+    wide = (actor.get("precision") or {}).get("parameters") == "fp32"
+    return (OF_REWARDS,) if roles and not wide else ()
 
 
 def _generated_rows(options: Mapping[str, Any]) -> int:
@@ -194,12 +246,38 @@ def _generating(actor: Mapping[str, Any], options: Mapping[str, Any], token_elem
     return phase
 
 
-def distilling_document(values: Values, plan: Mapping[str, Any], model: str, teacher: str) -> Made:
-    """The job of ``GKDTrainer``: a student, and a teacher whose logits stand beside its own. It generates
-    without a cache where layers are recomputed (experimental/gkd/gkd_trainer.py:185).
+OF_ANSWERS = "distillation"
+ANSWERS_OF: Mapping[str, tuple[str, int]] = {
+    "GKD": ("max_new_tokens", 128), "GOLD": ("max_completion_length", 128), OF_ANSWERS: ("max_completion_length", 512),
+}  # fmt: skip
+"""By the method what says the tokens of an answer, and how many there are by themselves
+(experimental/distillation/distillation_config.py:161, whose loss is of answers alone).
+"""
+APART = "vLLM has cards of its own, which are not counted here: `memsheet infer --engine vllm`"
+
+
+def _serves_beside_trainer(values: Values) -> bool:
+    """Whether vLLM may be on the trainer's cards, which these jobs do not account."""
+    return values.get("use_vllm") not in (None, False) and values.get("vllm_mode") != "server"
+
+
+def distilling_document(
+    method: str, values: Values, plan: Mapping[str, Any], model: str, teacher: str
+) -> Made | None:
+    """The job of ``GKDTrainer``, ``GOLDTrainer`` and ``DistillationTrainer``: a student, and a teacher whose
+    logits stand beside its own. It generates without a cache where layers are recomputed
+    (experimental/gkd/gkd_trainer.py:185; experimental/gold/gold_trainer.py:2249-2300, 2575-2600). None where
+    vLLM generates on its cards.
     """
+    if _serves_beside_trainer(values):
+        return None
     actor, _ = planned_actor(plan)
-    length, new = values.get("max_length") or OF_SFT, values.get("max_new_tokens", 128)
+    answer, usual = ANSWERS_OF[method]
+    new = values.get(answer, usual)
+    length = values.get("max_length") or OF_SFT
+    if method == OF_ANSWERS:
+        said = values.get("@seq_len")
+        length = said if isinstance(said, int) else PROMPT + new if isinstance(new, int) else None
     if isinstance(length, int):
         actor["seq_len"] = length
     roles = {
@@ -218,29 +296,49 @@ def distilling_document(values: Values, plan: Mapping[str, Any], model: str, tea
             "bytes": [ends // 2, each, more],
             "why": "of student and teacher, their logarithms and divergences",
         }
-    words = ("the teacher is counted in the width of the student's weights, and loaded in its own",)
-    document = {"schema": "memsheet/job/1", "name": "trl-gkd", "roles": roles, "phases": [phase]}
-    return Made(document, words if values.get("teacher_model_init_kwargs") is None else ())
+    words = []
+    if values.get("teacher_model_init_kwargs") is None:
+        words.append("the teacher is counted in the width of the student's weights, and loaded in its own")
+    if values.get("use_uld_loss") is True:
+        words.append("the loss over two vocabularies is counted as over the student's")
+    document = {
+        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": [phase], "notes": [APART] if values.get("use_vllm") is True else [],
+    }  # fmt: skip
+    if method == OF_ANSWERS and values.get("@seq_len") is None:
+        words.append(UNSAID_PROMPT)
+    return Made(document, tuple(words))
 
 
-def online_document(values: Values, plan: Mapping[str, Any], model: str) -> Made | None:
-    """The job of ``OnlineDPOTrainer``: two answers of every prompt are learnt from, beside a copy of the
-    model (experimental/online_dpo/online_dpo_trainer.py:321-328, 1059-1170). What it generates by itself has
-    fewer bytes a row than the step that follows.
+ONLINE: Mapping[str, tuple[str, int]] = {
+    "online DPO": ("trl-online", 2), "OnlineDPO": ("trl-online", 2), "XPO": ("trl-xpo", 2), "Nash-MD": ("trl-nash", 1), "NashMD": ("trl-nash", 1),
+}  # fmt: skip
+"""Methods that learn from answers of the moment: a job's name, and answers of a prompt that are learnt from,
+of the model and of the reference (experimental/xpo/xpo_trainer.py:273-303), or the model's alone beside a
+mixture of both (experimental/nash_md/nash_md_trainer.py:342-365).
+"""
+
+
+def online_document(method: str, values: Values, plan: Mapping[str, Any], model: str) -> Made | None:
+    """The job of ``OnlineDPOTrainer`` and of those that stand on it: answers of every prompt are learnt from,
+    beside a copy of the model (experimental/online_dpo/online_dpo_trainer.py:321-328, 1059-1170). What it
+    generates by itself has fewer bytes a row than the step that follows.
     """
-    if values.get("use_vllm") not in (None, False):
+    name, answers = ONLINE[method]
+    if _serves_beside_trainer(values):
         return None
     actor, _ = planned_actor(plan)
     sizes = [values.get("max_length", 512), values.get("max_new_tokens", 64), actor.get("microbatch")]
     length, new, rows = (one if isinstance(one, int) and one > 0 else 0 for one in sizes)
     if not (length and new and rows):
         return None
-    actor |= {"microbatch": 2 * rows, "seq_len": length}
+    actor |= {"microbatch": answers * rows, "seq_len": length}
     if isinstance(whole := actor.get("global_batch"), int):
-        actor["global_batch"] = 2 * whole
+        actor["global_batch"] = answers * whole
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     if not actor.get("adapter"):
         roles["reference"] = planned_reference(actor, model)
+    rewards = _reward_roles(values, actor)
+    roles |= rewards
     part = min(1.0, new / length)
     widened = int(max(6 + 4 * part, 4 + 8 * part)) + 1
     low, most = (2, 6 + int(8 * part) + 1)
@@ -250,10 +348,45 @@ def online_document(values: Values, plan: Mapping[str, Any], model: str) -> Made
         "why": "of whole rows, and logarithms of the answers' with their gradients",
     }
     phases = [{"name": "update_actor", "active": "actor", "logits": logits}]
-    return Made(
-        {"schema": "memsheet/job/1", "name": "trl-online", "roles": roles, "phases": phases},
-        tuple(_open_words(values, served=False, said=True)),
-    )
+    words = (*_open_words(values, served=False, said=True), *_width_words(rewards, actor))
+    notes = [APART] if values.get("use_vllm") is True else []
+    document = {"schema": "memsheet/job/1", "name": name, "roles": roles, "phases": phases, "notes": notes}
+    return Made(document, words, over_words=(OF_REWARDS,) if rewards else ())
+
+
+HEAD_WORDS, OF_HEAD = 8192, (0, 6, 16)
+"""Words that asynchronous GRPO's head multiplies at once, and bytes of each logit of that part of the
+vocabulary, in forward and with its gradients (experimental/async_grpo/async_grpo_trainer.py:688;
+trainer/utils.py:1291-1400).
+"""
+UNSAID_BUDGET = (
+    "nothing says token_budget, which is then the longest row that vLLM serves: counted as one row"
+)
+
+
+def asynchronous_document(values: Values, plan: Mapping[str, Any], model: str, vocab: int) -> Made | None:
+    """The job of ``AsyncGRPOTrainer``: a trainer of packed rows whose vLLM has cards of its own, without
+    whole logits and without a reference (experimental/async_grpo/async_grpo_config.py:258).
+    """
+    actor, _ = planned_actor(plan)
+    budget, answer = values.get("token_budget"), values.get("max_completion_length", 2048)
+    if not isinstance(answer, int) or not isinstance(budget, int | None):
+        return None
+    row = values["@seq_len"] if isinstance(values.get("@seq_len"), int) else PROMPT + answer
+    fixed = isinstance(budget, int) and budget <= 0
+    rows = actor.get("microbatch") if fixed else 1
+    actor |= {"microbatch": 1, "seq_len": rows * row if fixed and isinstance(rows, int) else budget or row}
+    elements = actor["seq_len"] * min(HEAD_WORDS, vocab)
+    low, value, high = (elements * each for each in OF_HEAD)
+    why = "logits of a part of the vocabulary (trainer/utils.py:1319)"
+    item = {"component": "temporaries", "path": "head", "bytes": [low, value, high], "why": why}
+    document = {
+        "schema": "memsheet/job/1", "name": "trl-async", "roles": {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}},
+        "phases": [{"name": "update_actor", "active": "actor", "items": [item]}],
+        "notes": [APART],
+    }  # fmt: skip
+    words = () if budget else (UNSAID_BUDGET,) if budget is None else ()
+    return Made(document, words, shorter_rows=True)
 
 
 POLICY, LEARNT_OF_POLICY = (8, 16, 20), (4, 8, 20)

@@ -33,7 +33,7 @@ from memsheet.exchange.formats.verl.strategies import (
 )
 from memsheet.exchange.shared.file_format import Values
 from memsheet.jobs.templates.option import logits_key
-from memsheet.jobs.templates.planned import Sizes
+from memsheet.jobs.templates.planned import Sizes, card_count, on_cards
 from memsheet.units import MIB
 
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
@@ -59,9 +59,7 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
 
     None where the launch is no such job, or has something of which nobody knows how it shares the cards.
     """
-    if not trains_actor(values) or not is_on(values, "actor_rollout_ref.hybrid_engine", usual=True):
-        return None
-    if any(_is_unknown(values)):
+    if not trains_actor(values) or any(_is_unknown(values)):
         return None
     actor = {key: held for key, held in plan.items() if key not in ("schema", "model", "gpus", "phase")}
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
@@ -72,25 +70,85 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     if has_critic(values):
         roles["critic"] = {"model": _critic_model(values, model), "plan": _critic_plan(values, actor), "trained": True, "process": "trainer", "head": "values"}  # fmt: skip
     roles["rollout"] = {"model": model, "plan": _rollout_plan(values)}
+    placed = _placed_apart(values, roles)
+    if placed is None:
+        return None
     return {
-        "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _verl_phases(values, sizes), "notes": _verl_notes(values),
+        "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _verl_phases(values, sizes), "notes": _verl_notes(values), **placed,
     }  # fmt: skip
+
+
+def _placed_apart(values: Values, roles: dict[str, Any]) -> dict[str, Any] | None:
+    """Where the roles are, where a server has cards of its own (experimental/fully_async_policy/
+    fully_async_trainer.py:171) or takes more than those that the actor's sheet is of; nothing where all share
+    them. None where it is said in no number.
+    """
+    ranks, each = card_count(roles["actor"]["plan"]), _server_cards(values)
+    if is_together(values) and ranks % each == 0:
+        return {}
+    own = rank_count(values)
+    served = own if is_together(values) else _apart_cards(values)
+    if own is None or served is None or served % each:
+        return None
+    if own != ranks:
+        for name, role in roles.items():
+            roles[name] = role if name == "rollout" else {**role, "plan": on_cards(role["plan"], own)}
+    places = {name: [0, own] for name in roles}
+    return {"placement": {**places, "rollout": [0 if is_together(values) else own, served]}}
+
+
+def is_together(values: Values) -> bool:
+    """Whether the server is on the trainer's cards (trainer/config/ppo_trainer.yaml, hybrid_engine)."""
+    return is_on(values, "actor_rollout_ref.hybrid_engine", usual=True)
+
+
+def _apart_cards(values: Values) -> int | None:
+    """Cards of servers apart: of ``rollout``, or of the server's own group (trainer/ppo/v1/
+    trainer_separate_async.py:366; experimental/fully_async_policy/config, nnodes 1 and n_gpus_per_node 8).
+    """
+    found = []
+    for name, usual in (("nnodes", 1), ("n_gpus_per_node", 8)):
+        own = whole_number(values, f"{ROLLOUT}.{name}", usual)
+        found.append(whole_number(values, f"rollout.{name}", own))
+    return found[0] * found[1] if found[0] and found[1] else None
+
+
+def _server_degrees(values: Values) -> tuple[int, int, int, int]:
+    """Tensor, pipeline and data parallelism of a server, and ranks that its experts are dealt to: those of
+    the first and the third together (workers/rollout/vllm_rollout/vllm_async_server.py).
+    """
+    tensor = whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2) or 1
+    stages = whole_number(values, f"{ROLLOUT}.pipeline_model_parallel_size", 1) or 1
+    groups = whole_number(values, f"{ROLLOUT}.data_parallel_size", 1) or 1
+    experts = whole_number(values, f"{ROLLOUT}.expert_parallel_size", 1) or 1
+    return tensor, stages, groups, tensor * groups if experts > 1 else 1
+
+
+def _server_cards(values: Values) -> int:
+    """Cards of one server: its copies without shared experts stand apart."""
+    tensor, stages, groups, experts = _server_degrees(values)
+    return tensor * stages * (groups if experts > 1 else 1)
 
 
 def _is_unknown(values: Values) -> list[bool]:
     """What keeps the job from being made: variables in the place of numbers, further copies of a server,
     parts of Megatron-Core's states alone on the host.
     """
-    name = held_value(values, f"{ROLLOUT}.name", None)
     share = held_value(values, f"{ROLLOUT}.gpu_memory_utilization", 0.5)
     several = [whole_number(values, f"{ROLLOUT}.{at}_parallel_size", 1) for at in ("data", "expert")]
     parts = _offloaded_parts(values, f"{ACTOR}.megatron")
+    of_critic = _offloaded_parts(values, f"{CRITIC}.megatron")
     return [
-        name not in ROLLOUTS, not isinstance(share, int | float) or not 0 < share <= 1, several != [1, 1],
+        _server_name(values) not in ROLLOUTS, not isinstance(share, int | float) or not 0 < share <= 1, None in several,
         whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2) is None, rank_count(values) is None,
-        not is_sharded(values) and (len(set(parts)) > 1 or has_critic(values)), row_length(values) is None,
+        not is_sharded(values) and len(set(parts)) > 1, not is_sharded(values) and has_critic(values) and len(set(of_critic)) > 1, row_length(values) is None,
         _log_prob_plan(values, ROLLOUT) is None, has_critic(values) and _critic_batch(values) is None,
     ]  # fmt: skip
+
+
+def _server_name(values: Values) -> str:
+    """The server; vLLM where nobody says which, as releases were before it had to be said."""
+    return str(held_value(values, f"{ROLLOUT}.name", ROLLOUTS[0]))
 
 
 def _has_reference(values: Values) -> bool:
@@ -112,9 +170,26 @@ def _critic_model(values: Values, model: str) -> str:
 def _critic_plan(values: Values, actor: Mapping[str, Any]) -> dict[str, Any]:
     """The critic as the actor is sharded, with batches of its own (trainer/config/critic/dp_critic.yaml)."""
     recompute = is_on(values, "critic.model.enable_gradient_checkpointing", usual=True)
-    own = {key: held for key, held in actor.items() if key != "adapter"}
-    batch = _critic_batch(values) or {}
-    return {**own, **batch, "global_batch": None, "recompute": {"mode": "full" if recompute else "none"}}
+    own = {key: held for key, held in actor.items() if key not in ("adapter", "vocab_multiple")}
+    batch = {**(_critic_batch(values) or {}), "global_batch": None}
+    if is_sharded(values):
+        return {**own, **batch, "recompute": {"mode": "full" if recompute else "none"}}
+    return on_cards(
+        {**own, **batch, "mesh": {**own.get("mesh", {}), **_critic_degrees(values)}}, card_count(own)
+    )
+
+
+def _critic_degrees(values: Values) -> dict[str, int]:
+    """Of a critic on Megatron-Core, one by one (trainer/config/critic/megatron_critic.yaml): its own, else
+    none.
+    """
+    names = {
+        "tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model", "etp": "expert_tensor",
+    }  # fmt: skip
+    return {
+        axis: whole_number(values, f"{CRITIC}.megatron.{name}_parallel_size", 1) or 1
+        for axis, name in names.items()
+    }
 
 
 def _critic_batch(values: Values) -> dict[str, int] | None:
@@ -145,10 +220,16 @@ def _values_plan(values: Values) -> dict[str, int]:
 def _rollout_plan(values: Values) -> dict[str, Any]:
     """The engine as verl starts it (workers/rollout/vllm_rollout/vllm_async_server.py:255-285)."""
     longest = whole_number(values, f"{ROLLOUT}.max_model_len", None)
-    stages = whole_number(values, f"{ROLLOUT}.pipeline_model_parallel_size", 1) or 1
-    mesh = {"tp": whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2)}
-    engine = held_value(values, f"{ROLLOUT}.name", None)
+    tensor, stages, groups, experts = _server_degrees(values)
+    engine = _server_name(values)
     paged = engine == ROLLOUTS[0]
+    mesh = {
+        "tp": tensor,
+        **({"pp": stages} if stages > 1 else {}),
+        **({"ep": experts} if experts > 1 else {}),
+    }
+    if experts > 1 and groups > 1:
+        mesh |= {"tp": tensor * groups, "attn_dp": groups}
     serving = {
         "memory_fraction": held_value(values, f"{ROLLOUT}.gpu_memory_utilization", 0.5),
         "max_sequences": whole_number(values, f"{ROLLOUT}.max_num_seqs", 256),
@@ -159,7 +240,7 @@ def _rollout_plan(values: Values) -> dict[str, Any]:
     held = ROLLOUT_DTYPES.get(str(held_value(values, f"{ROLLOUT}.dtype", "bfloat16")), "bf16")
     precision = {"precision": {"parameters": held, "compute": held}}
     return {
-        "task": "infer", "engine": engine, "mesh": {**mesh, **({"pp": stages} if stages > 1 else {})}, **precision, "serving": serving
+        "task": "infer", "engine": engine, "mesh": mesh, **precision, "serving": serving,
     }  # fmt: skip
 
 
@@ -184,6 +265,10 @@ def _actor_place(values: Values) -> str:
     return f"{ACTOR}.{'fsdp_config' if is_sharded(values) else 'megatron'}"
 
 
+def _critic_place(values: Values) -> str:
+    return "critic.model.fsdp_config" if is_sharded(values) else f"{CRITIC}.megatron"
+
+
 def _resting_roles(values: Values) -> dict[str, str]:
     """Where each role of the trainer is while another works. FSDP's reference is on the host always
     (workers/fsdp_workers.py:524-552).
@@ -193,14 +278,14 @@ def _resting_roles(values: Values) -> dict[str, str]:
         away = is_sharded(values) or is_on(values, f"{REF}.megatron.param_offload", usual=False)
         found["reference"] = "offloaded" if away else "whole"
     if has_critic(values):
-        found["critic"] = REST[_offloaded_parts(values, "critic.model.fsdp_config")]
+        found["critic"] = REST[_offloaded_parts(values, _critic_place(values))]
     return found
 
 
 def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     """The phases of a step, by the names that verl's own timers have (trainer/ppo/ray_trainer.py, fit)."""
     rests = _resting_roles(values)
-    sleeps = is_on(values, f"{ROLLOUT}.free_cache_engine", usual=True)
+    sleeps = is_on(values, f"{ROLLOUT}.free_cache_engine", usual=True) and is_together(values)
     asleep = ("asleep-1" if _trains_adapters(values) else "asleep-2") if sleeps else "whole"
     training = {**rests, "rollout": asleep}
     awake = {**rests, "rollout": "parameters" if sleeps else "whole"}
@@ -224,7 +309,7 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
             **_read_logits(values, own, READ),
         })  # fmt: skip
     if has_critic(values):
-        states_away = _offloaded_parts(values, "critic.model.fsdp_config")[1]
+        states_away = _offloaded_parts(values, _critic_place(values))[1]
         found += [
             {
                 "name": "values",
@@ -295,7 +380,7 @@ def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
 
 def _verl_notes(values: Values) -> list[str]:
     found = []
-    if held_value(values, f"{ROLLOUT}.name", None) != ROLLOUTS[0]:
+    if _server_name(values) != ROLLOUTS[0]:
         found.append("the server's share is counted of all of the card; it takes it of what is free")
     return found
 
@@ -328,7 +413,12 @@ def open_words(values: Values) -> tuple[str, ...]:
         values, "reward.reward_model.enable", usual=False
     ):
         found.append("the reward model shares the cards and is not counted")
-    if held_value(values, f"{ROLLOUT}.name", None) != ROLLOUTS[0]:
+    if held_value(values, f"{ROLLOUT}.name", None) is None:
+        found.append("which server runs is not said: counted as vLLM")
+    experts = whole_number(values, f"{ROLLOUT}.expert_parallel_size", 1) or 1
+    if experts not in (1, _server_degrees(values)[3]):
+        found.append("the server's experts are counted over all of its ranks")
+    if _server_name(values) != ROLLOUTS[0]:
         found.append("how much is free when the server starts is not known")
     return tuple(found)
 

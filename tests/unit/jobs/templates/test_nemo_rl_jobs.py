@@ -151,3 +151,39 @@ def test_other_servers_leave_the_policy_alone(backend: str, tmp_path: Path) -> N
     assert found.answer is not None
     assert found.answer.job is None
     assert found.doubt
+
+
+def with_group(method: str, group: str) -> str:
+    """The method of a child, and a group of a model of its own that is written as the policy is."""
+    own = BASE.partition("policy:\n")[2].partition("  generation:")[0]
+    model = own.replace("Qwen3-0.6B", "Qwen3-1.7B") if group == "teacher" else own
+    body = model.replace("policy.", f"{group}.")
+    return (
+        f"grpo: null\n{method}: {{num_prompts_per_step: 8, num_generations_per_prompt: 8}}\n{group}:\n{body}"
+    )
+
+
+def test_values_are_a_role_with_its_own_phases(tmp_path: Path) -> None:
+    found = checked(tmp_path, with_group("ppo", "value"))
+    assert list(job_of(found)["roles"]) == ["actor", "critic", "rollout"]
+    assert list(phases_of(found)) == [
+        "update_weights",
+        "gen",
+        "values",
+        "old_log_prob",
+        "ref",
+        "update_critic",
+        "update_actor",
+    ]
+    assert held(found, "gen/decode", "critic", "parameters") == 0
+    assert held(found, "update_critic/backward", "actor", "optimizer_states") == 0
+    assert held(found, "update_critic/backward", "critic", "optimizer_states") > 0
+
+
+def test_a_teacher_reads_while_the_student_s_states_are_away(tmp_path: Path) -> None:
+    found = checked(tmp_path, with_group("distillation", "teacher"))
+    assert str(job_of(found)["roles"]["teacher"]["model"]).lower().endswith("qwen3-1.7b")
+    assert list(phases_of(found)) == ["update_weights", "gen", "teacher", "update_actor"]
+    assert held(found, "teacher/loss", "actor", "optimizer_states") == 0
+    assert held(found, "teacher/loss", "teacher", "parameters") > 0
+    assert held(found, "update_actor/loss", "teacher", "parameters") == 0

@@ -149,3 +149,67 @@ DPOTrainer(model=model, args=args, train_dataset=data).train()
         checked(tmp_path, text.replace("model=model,", "model=model, ref_model=other,"), name="dpo.py")
     )
     assert not [item for item in given.sheets[0].items if item.path == "actor/reference_in_fp32"]
+
+
+FACTORY_PPO = f"""
+model_name_or_path: {MODEL}
+reward_model: {MODEL}
+stage: ppo
+do_train: true
+dataset: identity
+template: qwen
+cutoff_len: 512
+max_new_tokens: 256
+output_dir: out
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+bf16: true
+"""
+AXOLOTL_GRPO = f"""
+base_model: {MODEL}
+rl: grpo
+trl: {{beta: 0.01, use_vllm: true, vllm_mode: colocate, max_completion_length: 256, num_generations: 4}}
+vllm: {{gpu_memory_utilization: 0.3}}
+sequence_len: 1024
+micro_batch_size: 4
+gradient_accumulation_steps: 4
+optimizer: adamw_torch_fused
+bf16: true
+gradient_checkpointing: true
+datasets: [{{path: openai/gsm8k}}]
+"""
+
+
+def test_a_policy_with_values_its_reference_and_its_reward(tmp_path: Path) -> None:
+    full = told(
+        checked(
+            tmp_path, f"{FACTORY_PPO}finetuning_type: full\nreward_model_type: full\n", gpus="1xA100-80GB"
+        )
+    )
+    lora = checked(tmp_path, f"{FACTORY_PPO}finetuning_type: lora\nlora_target: all\n", gpus="1xA100-80GB")
+    assert full.job is not None
+    assert list(full.job["roles"]) == ["actor", "reference", "reward"]
+    assert [phase["name"] for phase in full.job["phases"]] == [
+        "gen",
+        "old_log_prob",
+        "ref",
+        "reward",
+        "update_actor",
+    ]
+    assert list((told(lora).job or {})["roles"]) == ["actor"]
+    assert "adapters that reward" in lora.doubt
+    assert full.job["roles"]["actor"]["plan"]["seq_len"] == 768
+
+
+def test_the_words_of_grpo_in_groups_of_their_own(tmp_path: Path) -> None:
+    found = told(checked(tmp_path, AXOLOTL_GRPO, name="grpo.yaml", gpus="1xA100-80GB"))
+    without = told(
+        checked(
+            tmp_path, AXOLOTL_GRPO.replace("beta: 0.01", "beta: 0.0"), name="grpo.yaml", gpus="1xA100-80GB"
+        )
+    )
+    assert found.job is not None
+    assert found.job["roles"]["rollout"]["plan"]["serving"]["memory_fraction"] == 0.3
+    assert list(found.job["roles"]) == ["actor", "reference", "rollout"]
+    assert list((without.job or {})["roles"]) == ["actor", "rollout"]
+    assert found.sheets[0].device.value >= without.sheets[0].device.value

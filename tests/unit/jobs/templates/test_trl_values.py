@@ -152,3 +152,83 @@ GRPOTrainer(model="{MODEL}", args=args, reward_funcs=score, train_dataset=data).
     assert found.answer is not None
     assert found.answer.plan.engine == "deepspeed"
     assert found.answer.plan.zero == 3
+
+
+@pytest.mark.parametrize(
+    ("script", "flag"), [("grpo", "--reward_model_name_or_path"), ("rloo", "--reward_model_name_or_path")]
+)
+def test_a_model_that_rewards_is_a_role_and_takes_nothing_from_the_others(
+    tmp_path: Path, script: str, flag: str
+) -> None:
+    without, _ = launched(tmp_path, script, LENGTHS)
+    rewarded, _ = launched(tmp_path, script, f"{LENGTHS} {flag} {MODEL}")
+    assert rewarded.job is not None
+    assert rewarded.job["roles"]["reward"]["trained"] is False
+    assert phases_of(rewarded)[-2:] == ["reward", "update_actor"]
+    own = {
+        (item.path, when): size for item in rewarded.sheets[0].items for when, size in item.at.items()
+        if when.phase != "reward" and not item.path.startswith("reward/") and item.component is not COMPONENT.ALLOCATOR_SLACK
+    }  # fmt: skip
+    plain = {
+        (item.path, when): size for item in without.sheets[0].items for when, size in item.at.items()
+        if item.component is not COMPONENT.ALLOCATOR_SLACK
+    }  # fmt: skip
+    assert own == plain
+    assert held(rewarded, "reward", COMPONENT.PARAMETERS) > 0
+    assert rewarded.sheets[0].device.value >= without.sheets[0].device.value
+
+
+def test_further_models_that_reward_are_further_roles(tmp_path: Path) -> None:
+    text = f"{SAID.replace(' --', chr(10)).replace('--', '')}"
+    recipe = "\n".join(line.replace(" ", ": ", 1) for line in text.split("\n"))
+    found = checked(
+        tmp_path, f"{recipe}\nuse_vllm: false\nnum_generations: 4\nmax_completion_length: 256\nmax_prompt_length: 512\n"
+        f"reward_funcs: [{MODEL}, my_module.length_reward, Qwen/Qwen3-1.7B]\n", name="recipe.yaml",
+    )  # fmt: skip
+    assert found.answer is not None
+    assert found.answer.job is not None
+    assert [name for name in found.answer.job["roles"] if name.startswith("reward")] == ["reward", "reward_1"]
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "roles", "rows"),
+    [
+        ("online_dpo", "", ["actor", "reference"], 8), ("xpo", f"--reward_model_path {MODEL}", ["actor", "reference", "reward"], 8),
+        ("nash_md", "", ["actor", "reference"], 4), ("tpo", "", ["actor"], 12), ("tpo", "--tpo_alpha 0.0", ["actor"], 8),
+        ("gold", f"--teacher_model_name_or_path {MODEL}", ["actor", "teacher"], 4),
+        ("async_grpo", "--token_budget 4096", ["actor"], 1), ("online_dpo", "--use_vllm --vllm_mode server", ["actor", "reference"], 8),
+        ("distillation", f"--teacher_model_name_or_path {MODEL}", ["actor", "teacher"], 4),
+    ],
+)  # fmt: skip
+def test_methods_and_how_many_rows_each_learns_from(
+    tmp_path: Path, script: str, flags: str, roles: list[str], rows: int
+) -> None:
+    answer, _ = launched(tmp_path, script, flags)
+    assert answer.job is not None
+    assert sorted(answer.job["roles"]) == sorted(roles)
+    assert answer.job["roles"]["actor"]["plan"]["microbatch"] == rows
+
+
+def test_a_trainer_apart_from_its_server_packs_as_many_tokens_as_it_says(tmp_path: Path) -> None:
+    answer, doubt = launched(tmp_path, "async_grpo", "--token_budget 4096")
+    assert answer.job is not None
+    assert answer.job["roles"]["actor"]["plan"]["seq_len"] == 4096
+    assert doubt == ""
+    _, open_budget = launched(tmp_path, "async_grpo", "")
+    assert "token_budget" in open_budget
+
+
+def test_a_trainer_that_is_grpo_s_but_for_its_loss_is_as_it(tmp_path: Path) -> None:
+    needs = []
+    for name in ("GRPO", "GMPO"):
+        home = "trl" if name == "GRPO" else "trl.experimental.gmpo"
+        text = (
+            f"from {home} import {name}Config, {name}Trainer\n"
+            f'args = {name}Config(output_dir="o", per_device_train_batch_size=4, max_completion_length=256)\n'
+            f'{name}Trainer(model="{MODEL}", args=args, reward_funcs=score, train_dataset=data).train()\n'
+        )
+        found = checked(tmp_path, text, name="train.py")
+        assert found.answer is not None
+        assert found.answer.job is not None
+        needs.append(int(found.answer.sheets[0].device.value))
+    assert needs[0] == needs[1]

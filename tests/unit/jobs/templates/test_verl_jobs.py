@@ -132,14 +132,80 @@ def test_tokens_bound_what_is_read_at_once(tmp_path: Path) -> None:
     assert phases["ref"]["plan"] == {"microbatch": 1, "seq_len": 8192}
 
 
-@pytest.mark.parametrize(
-    "more", ["actor_rollout_ref.hybrid_engine=False", f"{R}.data_parallel_size=2", f"{R}.name=hf"]
-)
+@pytest.mark.parametrize("more", [f"{R}.name=hf", f"{R}.data_parallel_size=many"])
 def test_what_is_no_such_job_is_the_actor_alone(more: str, tmp_path: Path) -> None:
     found = checked(tmp_path, more)
     assert found.answer is not None
     assert found.answer.job is None
     assert found.doubt
+
+
+def test_a_server_apart_has_cards_behind_the_trainer_s(tmp_path: Path) -> None:
+    apart = checked(
+        tmp_path,
+        "actor_rollout_ref.hybrid_engine=False rollout.nnodes=1 rollout.n_gpus_per_node=4 "
+        f"{R}.tensor_model_parallel_size=2",
+    )
+    assert job_of(apart)["placement"] == {"actor": [0, 2], "reference": [0, 2], "rollout": [2, 4]}
+    together = checked(tmp_path)
+    assert held(apart, "update_actor/loss", "rollout") == 0
+    assert held(apart, "update_actor/loss", "actor", "parameters") == held(
+        together, "update_actor/loss", "actor", "parameters"
+    )
+    assert together.answer is not None
+    assert apart.answer is not None
+    most = [
+        max(int(sheet.device.value) for sheet in one.answer.sheets) for one in (together, apart) if one.answer
+    ]
+    assert most[0] >= most[1]
+
+
+def test_a_server_that_takes_more_cards_than_are_asked_about_has_the_file_s(tmp_path: Path) -> None:
+    found = checked(tmp_path, f"trainer.n_gpus_per_node=8 trainer.nnodes=2 {R}.tensor_model_parallel_size=16")
+    assert job_of(found)["placement"] == {"actor": [0, 16], "reference": [0, 16], "rollout": [0, 16]}
+
+
+def test_experts_of_a_server_are_over_all_of_its_ranks(tmp_path: Path) -> None:
+    found = checked(
+        tmp_path, f"{M}.path=Qwen/Qwen3-30B-A3B {R}.data_parallel_size=2 {R}.expert_parallel_size=2"
+    )
+    assert job_of(found)["roles"]["rollout"]["plan"]["mesh"] == {"tp": 2, "ep": 2, "attn_dp": 2}
+    copies = checked(tmp_path, f"{R}.data_parallel_size=2")
+    assert job_of(copies)["roles"]["rollout"]["plan"]["mesh"] == {"tp": 1}
+
+
+def test_a_critic_on_megatron_has_degrees_of_its_own(tmp_path: Path) -> None:
+    megatron = (
+        "actor_rollout_ref.actor.strategy=megatron critic.strategy=megatron algorithm.adv_estimator=gae "
+        "critic.ppo_micro_batch_size_per_gpu=4"
+    )
+    found = checked(tmp_path, f"{megatron} critic.megatron.tensor_model_parallel_size=2")
+    roles = job_of(found)["roles"]
+    assert roles["critic"]["plan"]["mesh"]["tp"] == 2
+    assert roles["actor"]["plan"]["mesh"].get("tp", 1) == 1
+    away = checked(
+        tmp_path, f"{megatron} critic.megatron.param_offload=True critic.megatron.optimizer_offload=True"
+    )
+    assert held(away, "update_actor/loss", "critic", "optimizer_states") == 0
+    assert held(found, "update_actor/loss", "critic", "optimizer_states") > 0
+
+
+def test_which_server_runs_is_taken_for_vllm_and_told(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(SCRIPT.replace(f"{R}.name=vllm ", ""))
+    found = memsheet.check(file, gpus="2xA100-80GB")
+    assert job_of(found)["roles"]["rollout"]["plan"]["engine"] == "vllm"
+    assert "counted as vLLM" in found.doubt
+
+
+def test_a_choice_of_devices_is_of_gpus(tmp_path: Path) -> None:
+    head = 'case "${DEVICE}" in\n  gpu) TP=2 ;;\n  npu) TP=1 ;;\n  *) exit 1 ;;\nesac\n'
+    file = tmp_path / "run.sh"
+    file.write_text(
+        f"{head}{SCRIPT.replace('tensor_model_parallel_size=1', 'tensor_model_parallel_size=${TP}')}"
+    )
+    found = memsheet.check(file, gpus="2xA100-80GB")
+    assert job_of(found)["roles"]["rollout"]["plan"]["mesh"] == {"tp": 2}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from memsheet.exchange.formats.verl.strategies import (
     ENGINES,
     FSDP1,
     FSDP2,
+    TURBO,
     VEOMNI,
     is_sharded,
     rank_count,
@@ -84,7 +85,8 @@ def _read_tuned_ranks(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _beside_and_unmodelled(values: Values) -> Mapping[str, Any]:
     """What shares the cards, and a strategy that another stands for."""
-    other = {"$.strategy": f"{VEOMNI} (the sheet is of FSDP2)"} if strategy_of(values) == VEOMNI else {}
+    named = strategy_of(values)
+    other = {"$.strategy": f"{named} (the sheet is of FSDP2)"} if named in (VEOMNI, TURBO) else {}
     return {**roles_beside(values), **shared_sequences(values), **other}
 
 

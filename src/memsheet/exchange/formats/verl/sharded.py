@@ -76,9 +76,16 @@ def _read_fsdp_dtypes(value: Any, values: Values) -> Mapping[str, Any]:
         values, f"{mixed}.param_dtype", "bf16" if said else held_value(values, f"{place}.dtype", "bf16")
     )
     reduced = held_value(values, f"{mixed}.reduce_dtype", "fp32")
-    return {
+    found = {
         **uniform_precision_keys(_dtype_word(value)), "precision.compute": _dtype_word(computed), "precision.reduce": _dtype_word(reduced),
     }  # fmt: skip
+    if not trains_adapters(values):
+        return found
+    return {
+        **found,
+        "precision.gradients": "fp32",
+        "precision.moments": "fp32",
+    }  # adapters, as PEFT casts them
 
 
 def _read_fsdp_size(value: Any, values: Values) -> Mapping[str, Any]:

@@ -18,8 +18,8 @@ SUPERVISED, OF_ENGINES = "fsdp_sft_trainer", "sft_trainer"
 """Fine-tuning on FSDP alone (trainer/fsdp_sft_trainer.py), and on any of its engines
 (trainer/sft_trainer.py).
 """
-FSDP1, FSDP2, MEGATRON, VEOMNI = "fsdp", "fsdp2", "megatron", "veomni"
-ENGINES = {FSDP1: "fsdp1", FSDP2: "fsdp2", MEGATRON: "megatron", VEOMNI: "fsdp2"}
+FSDP1, FSDP2, MEGATRON, VEOMNI, TURBO = "fsdp", "fsdp2", "megatron", "veomni", "fsdp_turbo"
+ENGINES = {FSDP1: "fsdp1", FSDP2: "fsdp2", MEGATRON: "megatron", VEOMNI: "fsdp2", TURBO: "fsdp2"}
 """The engine of a plan by a strategy's word (trainer/main_ppo.py:153-159); VeOmni shards by FSDP2."""
 GROUPS = ("engine", "model_engine", f"actor@{ACTOR}")
 """Overrides that choose a group of defaults by its name."""
