@@ -1,71 +1,161 @@
-"""``dataclass``, frozen and slotted as the standard library makes them, for the modules that every start
-imports.
+"""``dataclass``, ``field``, ``fields`` and ``replace``: classes as the standard library makes them, for the
+modules that every start imports.
 
-A start defines a hundred classes, and the library compiles six methods for each, which takes half a
-millisecond. Here ``__init__`` is compiled at once; equality and hash when they are first asked for; text and
-frozenness are the same functions for all.
+A start defines two hundred classes and makes objects of some of them. The library reads ``inspect`` for that,
+makes each class's methods as source and compiles them, which takes longer than an answer. Here a method is
+compiled when it is first called; text and frozenness are the same functions for all; and the library is
+loaded where somebody asks for what it alone knows (``dataclasses.fields`` of a class, its signature).
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import MISSING, Field, FrozenInstanceError
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass
+    from dataclasses import dataclass, field, fields, replace
 else:
 
     def dataclass(
-        *, frozen: Literal[True], slots: Literal[True], eq: bool = True, kw_only: bool = False
+        *, frozen: bool = False, slots: bool = False, eq: bool = True, kw_only: bool = False
     ) -> Callable[[type], type]:
-        """As ``dataclasses.dataclass(frozen=True, slots=True, …)``; whatever reads fields (``replace``,
-        ``asdict``) takes them for that.
+        """As ``dataclasses.dataclass``; whatever reads fields (``asdict``, ``is_dataclass``) takes them for
+        that.
         """
-        del frozen, slots  # said for whoever reads
-        return lambda cls: _make_dataclass(cls, eq=eq, kw_only=kw_only)
+        return lambda cls: _make_dataclass(cls, Kind(frozen, slots, eq, kw_only))
+
+    def field(**about: Any) -> _Asked:
+        """As ``dataclasses.field``: ``default``, ``default_factory``, ``init``, ``repr``, ``compare``."""
+        return _Asked(about)
+
+    def fields(held: Any) -> tuple[Field, ...]:
+        """The fields of a class of these or of an object of it."""
+        return held.__own_fields__
+
+    def replace(held: Any, /, **changes: Any) -> Any:
+        """As ``dataclasses.replace``: another object, made with ``changes`` in place of what this one has."""
+        own = getattr(held, "__own_fields__", None)
+        if own is None:
+            import dataclasses
+
+            return dataclasses.replace(held, **changes)
+        for f in own:
+            if f.init and f.name not in changes:
+                changes[f.name] = getattr(held, f.name)
+        return held.__class__(**changes)
 
 
-__all__ = ["dataclass"]
+__all__ = ["dataclass", "field", "fields", "replace"]
+
+_MISSING: Any = object()
+"""Where nothing was said: of a default, None may be one."""
 
 
-def _make_dataclass(cls: type, *, eq: bool, kw_only: bool) -> type:
-    own = frozenset(vars(cls))
-    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-    fields: list[Field[Any]] = list(made.__dataclass_fields__.values())
-    methods = {
-        "__init__": _init_method(made, fields),
+class Field(NamedTuple):
+    """One field of a class: what the library's has that is asked for here. ``kw_only`` is of the class that
+    has it.
+    """
+
+    name: str
+    type: Any
+    kw_only: bool
+    default: Any = _MISSING
+    default_factory: Any = _MISSING
+    init: bool = True
+    repr: bool = True
+    compare: bool = True
+
+
+class _Asked(NamedTuple):
+    """What ``field`` was given, until the class has a name for it."""
+
+    about: dict[str, Any]
+
+
+class Kind(NamedTuple):
+    """What a class of fields is to be, by the words of ``dataclasses.dataclass``."""
+
+    frozen: bool
+    slots: bool
+    eq: bool
+    kw_only: bool
+
+
+def _make_dataclass(cls: type, kind: Kind) -> type:
+    own = [
+        _field_of(name, said, vars(cls).get(name, _MISSING), kw_only=kind.kw_only)
+        for name, said in vars(cls).get("__annotations__", {}).items()
+        if "ClassVar" not in str(said)
+    ]
+    held = {f.name: f for base in reversed(cls.__mro__[1:]) for f in vars(base).get("__own_fields__", ())}
+    made: Any = _slotted_class(cls, own, held) if kind.slots else cls
+    made.__own_fields__ = tuple({**held, **{f.name: f for f in own}}.values())
+    methods: dict[str, Any] = {
+        "__match_args__": tuple(f.name for f in made.__own_fields__ if f.init and not f.kw_only),
+        "__init__": _compiled_when_called(made, "__init__", lambda: _init_method(made, kind)),
         **SHARED,
-        **(_comparison_methods(made, fields) if eq else {}),
+        **(FROZEN if kind.frozen else {}),
+        **(_comparison_methods(made, hashed=kind.frozen) if kind.eq else {}),
     }
+    written = vars(cls)
     for name, method in methods.items():
-        if name not in own:
+        if name not in written or (name == "__hash__" and written[name] is None):
             setattr(made, name, method)
-    made.__dataclass_params__.frozen, made.__dataclass_params__.eq = True, eq
+    for name in ("__dataclass_fields__", "__dataclass_params__", "__signature__"):
+        setattr(made, name, _LibraryView(made, name, kind))
     return made  # type: ignore[no-any-return]
 
 
-def _init_method(made: Any, fields: list[Field[Any]]) -> Callable[..., None]:
-    """The method that sets every field through its slot."""
-    known: dict[str, Any] = {"_missing": MISSING}
+def _slotted_class(cls: type, own: Sequence[Field], held: Mapping[str, Field]) -> type:
+    """The class once more, with a slot for each field that no base has."""
+    left_out = {"__dict__", "__weakref__", *(f.name for f in own)}
+    namespace = {name: value for name, value in vars(cls).items() if name not in left_out}
+    namespace["__slots__"] = tuple(f.name for f in own if f.name not in held)
+    namespace["__qualname__"] = cls.__qualname__
+    return type(cls)(cls.__name__, cls.__bases__, namespace)
+
+
+def _field_of(name: str, said: Any, given: Any, *, kw_only: bool) -> Field:
+    if isinstance(given, _Asked):
+        return Field(name, said, kw_only, **given.about)
+    if hasattr(given, "default_factory"):
+        raise TypeError(f"the field {name!r} is of another library: use memsheet.frozen.field")
+    return Field(name, said, kw_only, given)
+
+
+def _compiled_when_called(made: Any, name: str, compiled: Callable[[], Any]) -> Callable[..., Any]:
+    """A method that takes its own place when it is first called."""
+
+    def first(self: Any, /, *values: Any, **named: Any) -> Any:
+        if vars(made)[name] is first:
+            setattr(made, name, compiled())
+        return vars(made)[name](self, *values, **named)
+
+    return first
+
+
+def _init_method(made: Any, kind: Kind) -> Callable[..., None]:
+    """The method that sets every field: past the class's own refusal where it is frozen."""
+    known: dict[str, Any] = {"_missing": _MISSING}
     words, lines = list[str](), list[str]()
-    for f in sorted((f for f in fields if f.init), key=lambda f: bool(f.kw_only)):
+    for f in sorted((f for f in made.__own_fields__ if f.init), key=lambda f: f.kw_only):
         if f.kw_only and "*" not in words:
             words.append("*")
-        default = MISSING if f.default_factory is MISSING else None
-        has = f.default is not MISSING or default is None
-        known[f"_default_{f.name}"] = MISSING if default is None else f.default
+        known[f"_default_{f.name}"] = f.default
+        has = f.default is not _MISSING or f.default_factory is not _MISSING
         words.append(f"{f.name}=_default_{f.name}" if has else f.name)
-    for f in fields:
-        known[f"_set_{f.name}"], known[f"_new_{f.name}"], value = (
-            getattr(made, f.name).__set__,
-            f.default_factory,
-            f.name,
-        )
-        if f.default_factory is not MISSING:
+    for f in made.__own_fields__:
+        value = f.name
+        if f.default_factory is not _MISSING:
+            known[f"_new_{f.name}"] = f.default_factory
             value = f"_new_{f.name}()" + (f" if {f.name} is _missing else {f.name}" if f.init else "")
-        lines.append(f" _set_{f.name}(self, {value})")
+        if not kind.frozen:
+            lines.append(f" self.{f.name} = {value}")
+        elif kind.slots:
+            known[f"_set_{f.name}"] = getattr(made, f.name).__set__
+            lines.append(f" _set_{f.name}(self, {value})")
+        else:
+            lines.append(f" self.__dict__[{f.name!r}] = {value}")
     lines += [" self.__post_init__()"] if hasattr(made, "__post_init__") else []
     init: Callable[..., None] = _compile_method(
         made, f"def __init__({', '.join(['self', *words])}):", lines, known
@@ -80,48 +170,88 @@ def _compile_method(made: Any, head: str, lines: list[str], known: dict[str, Any
     return found
 
 
-def _comparison_methods(made: Any, fields: list[Field[Any]]) -> dict[str, Any]:
-    """Equality and hash, which take their own place when they are first asked for."""
-    heads = {"__eq__": "def __eq__(self, other):", "__hash__": "def __hash__(self):"}
-    mine, theirs = ("".join(f"{one}.{f.name}, " for f in fields if f.compare) for one in ("self", "other"))
-    bodies = {
-        "__eq__": f" return ({mine}) == ({theirs}) if other.__class__ is self.__class__ else NotImplemented",
-        "__hash__": f" return hash(({mine}))",
+def _comparison_methods(made: Any, *, hashed: bool) -> dict[str, Any]:
+    """Equality, and a hash of what cannot change."""
+    return {
+        "__eq__": _compiled_when_called(made, "__eq__", lambda: _eq_method(made)),
+        "__hash__": _compiled_when_called(made, "__hash__", lambda: _hash_method(made)) if hashed else None,
     }
 
-    def later(name: str) -> Callable[..., Any]:
-        def first(self: Any, *others: Any) -> Any:
-            if vars(made)[name] is first:
-                setattr(made, name, _compile_method(made, heads[name], [bodies[name]], {}))
-            return vars(made)[name](self, *others)
 
-        return first
+def _eq_method(made: Any) -> Any:
+    mine, theirs = (_compared_values(made, one) for one in ("self", "other"))
+    same = f" return {mine} == {theirs} if other.__class__ is self.__class__ else NotImplemented"
+    return _compile_method(made, "def __eq__(self, other):", [same], {})
 
-    return {name: later(name) for name in heads}
+
+def _hash_method(made: Any) -> Any:
+    return _compile_method(
+        made, "def __hash__(self):", [f" return hash({_compared_values(made, 'self')})"], {}
+    )
+
+
+def _compared_values(made: Any, one: str) -> str:
+    return f"({''.join(f'{one}.{f.name}, ' for f in made.__own_fields__ if f.compare)})"
+
+
+class _LibraryView:
+    """What the standard library has of a class that it made itself, made when somebody first asks: of a class
+    of the same fields.
+    """
+
+    def __init__(self, made: type, name: str, kind: Kind) -> None:
+        self.made, self.name, self.kind = made, name, kind
+
+    def __get__(self, held: object, owner: type) -> Any:
+        import dataclasses
+        import inspect
+
+        made: Any = self.made
+        twin = dataclasses.make_dataclass(
+            made.__name__,
+            [(f.name, f.type, _library_field(f)) for f in made.__own_fields__],
+            frozen=self.kind.frozen,
+            eq=self.kind.eq,
+        )
+        views = {name: getattr(twin, name) for name in ("__dataclass_fields__", "__dataclass_params__")}
+        views["__signature__"] = inspect.signature(twin)
+        for name, view in views.items():
+            setattr(made, name, view)
+        return views[self.name]
+
+
+def _library_field(f: Field) -> Any:
+    import dataclasses
+
+    said = {"default": f.default, "default_factory": f.default_factory}
+    given = {key: value for key, value in said.items() if value is not _MISSING}
+    return dataclasses.field(**given, init=f.init, repr=f.repr, compare=f.compare, kw_only=f.kw_only)
 
 
 def _dataclass_repr(self: Any) -> str:
-    shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
+    shown = (f"{f.name}={getattr(self, f.name)!r}" for f in self.__own_fields__ if f.repr)
     return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
 def _refuse_assignment(self: Any, name: str, *_: object) -> None:
+    from dataclasses import FrozenInstanceError
+
     raise FrozenInstanceError(f"cannot change {name!r} of {self.__class__.__qualname__}")
 
 
 def _field_values(self: Any) -> list[Any]:
-    return [getattr(self, f.name) for f in dataclasses.fields(self)]
+    return [getattr(self, f.name) for f in self.__own_fields__]
 
 
 def _restore_field_values(self: Any, state: list[Any]) -> None:
-    for f, value in zip(dataclasses.fields(self), state, strict=True):
+    for f, value in zip(self.__own_fields__, state, strict=True):
         object.__setattr__(self, f.name, value)
 
 
 SHARED: dict[str, Any] = {
     "__repr__": _dataclass_repr,
-    "__setattr__": _refuse_assignment,
-    "__delattr__": _refuse_assignment,
     "__getstate__": _field_values,
     "__setstate__": _restore_field_values,
+    "__replace__": replace,
 }
+FROZEN: dict[str, Any] = {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}

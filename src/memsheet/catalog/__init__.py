@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from memsheet.catalog.cards import LARGE_GB, card_bandwidth, card_device, card_n
 from memsheet.catalog.instances import named_cards, rented_cards, rented_machines, similar_machines
 from memsheet.catalog.spellings import canonical_name, device_key, family_and_size, named_capacity
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import replace
 from memsheet.plan.device import Basis, Device, Links
 from memsheet.units import GIB, MIB
 
@@ -68,6 +68,16 @@ def spelling_index() -> Mapping[str, str]:
 def model_names() -> tuple[str, ...]:
     """The names of the bundled models, sorted."""
     return tuple(sorted(set(_model_index().values())))
+
+
+@cache
+def model_rows() -> Mapping[str, Mapping[str, Any]]:
+    """The bundled models by name, as ``memsheet models`` lists them: ``parameters`` and ``active_parameters``
+    (None where the family's layers are not written down), ``family``, ``aliases``, ``source``. A file made of
+    the models' own (``questions.catalogue.count_model``), as counting them all takes longer than a list may.
+    """
+    rows: dict[str, dict[str, Any]] = json.loads(_read_catalog_file("model_rows.json"))
+    return {name: {"name": name, **row} for name, row in rows.items()}
 
 
 def find_model(name: str) -> dict[str, Any] | None:

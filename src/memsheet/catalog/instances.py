@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -65,6 +64,8 @@ def similar_machines(name: str) -> list[str]:
     """Rented machines that are spelt alike, where a name is of their kind."""
     if not _LOOKS_RENTED.search(name.strip()):
         return []
+    import difflib
+
     return difflib.get_close_matches(_plain_name(name[:MOST_LETTERS]), rented_machines(), n=3, cutoff=0.6)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -30,7 +29,7 @@ from memsheet.catalog.tuned_names import (
     split_model,
     tuned_words,
 )
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 
 MIRRORS = frozenset((
     "unsloth", "nousresearch", "mlx-community", "lmstudio-community", "bartowski", "thebloke", "casperhansen", "redhatai", "neuralmagic", "nm-testing",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from memsheet.cli import question as jobs
@@ -14,6 +13,7 @@ from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import replace
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -24,6 +23,7 @@ from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS, unread_servers
 from memsheet.exchange.shared.trainer_script import UNSAID
+from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 
 NAMES = (

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
@@ -32,6 +31,7 @@ from memsheet.exchange.verdict_doubts import (
     stored_as,
 )
 from memsheet.formulas.states.params import parameter_count, tower_tensors
+from memsheet.frozen import replace
 from memsheet.jobs.shorter import MOST_HALVES
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from memsheet.errors import InputError
 from memsheet.exchange.joined_files import preferences_in
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.trainer_script import LABELS, LABELS_PLACE
+from memsheet.frozen import replace
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Head, ModelSpec
 from memsheet.questions.named_models import model_of

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 from memsheet.errors import Problem
 from memsheet.formulas.states.params import tower_tensors
+from memsheet.frozen import replace
 from memsheet.plan.model import Attention, Block, LinearAttention, ModelSpec, Stack
 
 TOWER, LAYERS = "vision tower is not modelled", re.compile(r"layers of \S+ are not modelled")

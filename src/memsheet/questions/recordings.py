@@ -1,20 +1,19 @@
-"""When a model's own code is put on record, and where records are kept."""
+"""When a model's own code is put on record, and where records are kept. What makes one is loaded where one has
+to be made.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from memsheet.errors import InputError
+from memsheet.frozen import replace
 from memsheet.guard import is_file, read_bytes, read_json
 from memsheet.handing import handing_from
 from memsheet.plan.packages import TRANSFORMERS
@@ -27,7 +26,6 @@ from memsheet.recording import (
     recording_from,
     run_from,
 )
-from memsheet.trace.recordings.process import ask_recorder
 
 VARIABLE = "MEMSHEET_CACHE"
 OFF = "off"
@@ -75,7 +73,7 @@ def serving_recording_of(config: Mapping[str, Any]) -> Recording:
     config = {key: value for key, value in config.items() if key not in NEVER_READ}
     name = config_key(config)
     asked = {"config": dict(config), "model": False, "ways": [], "caches": True}
-    found = ask_recorder(asked)
+    found = _recorder_answer(asked)
     _made[name] = replace(
         recording,
         caches=caches_from(found["caches"]),
@@ -91,13 +89,17 @@ def config_key(config: Mapping[str, Any]) -> str:
     """
     said = {key: value for key, value in config.items() if key not in NEVER_READ}
     text = json.dumps([said, installed_versions(), _recorder_digest()], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    from hashlib import sha256
+
+    return sha256(text.encode()).hexdigest()[:32]
 
 
 @cache
 def _recorder_digest() -> str:
     """Of the sources that run a model's code and cut it: a record of others is made anew."""
-    found = hashlib.sha256()
+    from hashlib import sha256
+
+    found = sha256()
     for folder in RECORDER:
         for path in sorted((PACKAGE / folder).rglob("*.py")):
             found.update(read_bytes(path, MAX_BYTES))
@@ -108,6 +110,8 @@ def installed_versions() -> dict[str, str]:
     """The libraries whose code is recorded, without importing them; those that are not installed are left
     out.
     """
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {}
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -124,12 +128,18 @@ def cache_folder() -> Path | None:
     return Path(home) / "recordings"
 
 
+def _recorder_answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    from memsheet.trace.recordings.process import ask_recorder
+
+    return ask_recorder(request)
+
+
 def _described(config: Mapping[str, Any]) -> Recording:
-    return recording_from(ask_recorder({"config": dict(config), "model": True, "ways": []})["recording"])
+    return recording_from(_recorder_answer({"config": dict(config), "model": True, "ways": []})["recording"])
 
 
 def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun | RecordedGeneration | None:
-    run = run_from(ask_recorder({"config": dict(config), "model": False, "ways": [key]})["runs"][key])
+    run = run_from(_recorder_answer({"config": dict(config), "model": False, "ways": [key]})["runs"][key])
     _made[name].runs[key] = run
     _keep(name)
     return run
@@ -151,6 +161,8 @@ def _keep(name: str) -> None:
     folder = cache_folder()
     if folder is None:
         return
+    from tempfile import NamedTemporaryFile
+
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.catalog import find_model
@@ -15,7 +14,7 @@ from memsheet.catalog.sized_names import NamedSize, nearest_plain_model, size_in
 from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
 from memsheet.errors import Problem
 from memsheet.formulas.states.params import parameter_count
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
 

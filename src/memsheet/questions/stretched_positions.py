@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from memsheet.exchange.shared.file_format import Read
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.named_models import model_of
 from memsheet.resolve.length import derived_max_length

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import Problem
@@ -16,6 +15,7 @@ from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Values
 from memsheet.exchange.shared.serve_charts import CHART
 from memsheet.exchange.shared.serve_drafts import collapse_speculative_config
+from memsheet.frozen import replace
 
 SERVER = find_format("vllm")
 IMAGE, TAG = "vllm/vllm-openai", f"v{SERVER.tested.rpartition(' ')[2]}"

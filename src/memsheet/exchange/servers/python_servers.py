@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -30,6 +29,7 @@ from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.python_module import attribute_path
 from memsheet.exchange.shared.serve_script import ENGINE_MODULE, LAUNCHES, OFFLINE_MODULE, UNTOLD
 from memsheet.exchange.shared.visible_cards import python_exports
+from memsheet.frozen import replace
 
 MOST_TEXT, MOST_NODES = 2**15, 20_000
 MOST_SERVERS, MOST_LAUNCH = 64, 4

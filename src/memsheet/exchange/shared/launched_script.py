@@ -8,7 +8,6 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from inspect import cleandoc
 from itertools import pairwise
 from typing import Any
@@ -33,7 +32,7 @@ from memsheet.exchange.shared.serve_script import (
     script_lines,
     split_line_commands,
 )
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 
 TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, TRL = "torchrun", "accelerate", "deepspeed", "python", "trl"
 FACTORY_NAMES = (FACTORY, "lmf")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format, flatten_tree
@@ -36,6 +35,7 @@ from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
 from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of, without_own_fields
+from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 
 NO_TEXTS: Mapping[str, str] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product
 from math import prod
@@ -61,7 +60,7 @@ from memsheet.exchange.shared.shell_values import (
     text_with_names,
     word_values,
 )
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.guard.budget import Budget, TooMuchError
 
 MOST_SCRIPT, MOST_COMBINATIONS, MOST_TOLD, MOST_MADE = 2**15, 24, 8, 2**16

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.shared.named_server import GPU, NamedServer
@@ -28,6 +27,7 @@ from memsheet.exchange.shared.serve_pods import (
     starts_a_server,
     tree_of,
 )
+from memsheet.frozen import replace
 
 CHART = "requestGPU"
 DOWNLOADED = "/data"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
 from typing import Any
 
 from memsheet.errors import Problem
@@ -17,7 +16,7 @@ from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER
 from memsheet.exchange.shared.file_format import UNSET, Key, Values
 from memsheet.exchange.shared.serve_script import ENDS
 from memsheet.exchange.shared.slurm_environment import slurm_variables
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 
 SWITCHES = tuple(
     f"--{name}-"

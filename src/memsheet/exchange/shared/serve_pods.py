@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import input_error
@@ -24,6 +23,7 @@ from memsheet.exchange.shared.serve_script import (
     split_line_commands,
 )
 from memsheet.exchange.shared.visible_cards import CARDS
+from memsheet.frozen import replace
 
 KINDS = frozenset(
     {

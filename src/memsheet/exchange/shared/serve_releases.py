@@ -5,9 +5,9 @@ are told.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from memsheet.exchange.shared.file_format import Format
+from memsheet.frozen import replace
 
 _WITHOUT_BYTES = """
 swap-space preemption-mode scheduler-delay-factor guided-decoding-backend guided-decoding-disable-fallback

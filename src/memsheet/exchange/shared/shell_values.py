@@ -7,14 +7,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import field
 from fnmatch import fnmatchcase
 from itertools import islice
 
 from memsheet.exchange.shared.shell_syntax import Body, Chain, Node, Simple
 from memsheet.exchange.shared.shell_text import COMPARED, sums_summed_up
 from memsheet.exchange.shared.shell_tokens import LIST, Token
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.guard.budget import CHARACTERS, Budget
 
 MOST_VALUES, MOST_SPENT = 64, 40_000

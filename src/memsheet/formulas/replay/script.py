@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from itertools import accumulate, islice
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
+from memsheet.frozen import dataclass, field
 
 DEFAULT, GATHERS, REDUCES, BESIDE, CASTS = range(5)
 """Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in,

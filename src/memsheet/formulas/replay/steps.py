@@ -5,7 +5,6 @@ rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
@@ -22,6 +21,7 @@ from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.partitioned import Partitioned
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.whole import WholeModel
+from memsheet.frozen import dataclass
 from memsheet.plan.engine import Sharding
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
