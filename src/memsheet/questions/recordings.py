@@ -1,5 +1,5 @@
-"""When a model's own code is put on record, and where records are kept. What makes one is loaded where one has
-to be made.
+"""When a model's own code is put on record, and where records are kept. What makes one is loaded where one
+has to be made.
 """
 
 from __future__ import annotations
