@@ -10,7 +10,7 @@ loaded where somebody asks for what it alone knows (``dataclasses.fields`` of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass, field, fields, replace
@@ -22,7 +22,7 @@ else:
         """As ``dataclasses.dataclass``; whatever reads fields (``asdict``, ``is_dataclass``) takes them for
         that.
         """
-        return lambda cls: _make_dataclass(cls, Kind(frozen, slots, eq, kw_only))
+        return lambda cls: _make_dataclass(cls, Kind(frozen=frozen, slots=slots, eq=eq, kw_only=kw_only))
 
     def field(**about: Any) -> _Asked:
         """As ``dataclasses.field``: ``default``, ``default_factory``, ``init``, ``repr``, ``compare``."""
@@ -51,34 +51,44 @@ _MISSING: Any = object()
 """Where nothing was said: of a default, None may be one."""
 
 
-class Field(NamedTuple):
+class Field:
     """One field of a class: what the library's has that is asked for here. ``kw_only`` is of the class that
     has it.
     """
 
-    name: str
-    type: Any
-    kw_only: bool
-    default: Any = _MISSING
-    default_factory: Any = _MISSING
-    init: bool = True
-    repr: bool = True
-    compare: bool = True
+    __slots__ = ("compare", "default", "default_factory", "init", "kw_only", "name", "repr", "type")
+
+    def __init__(
+        self,
+        name: str,
+        type: Any,  # noqa: A002 - as the library calls it
+        *,
+        kw_only: bool,
+        default: Any = _MISSING,
+        default_factory: Any = _MISSING,
+        init: bool = True,
+        repr: bool = True,  # noqa: A002
+        compare: bool = True,
+    ) -> None:
+        self.name, self.type, self.kw_only = name, type, kw_only
+        self.default, self.default_factory = default, default_factory
+        self.init, self.repr, self.compare = init, repr, compare
 
 
-class _Asked(NamedTuple):
+class _Asked:
     """What ``field`` was given, until the class has a name for it."""
 
-    about: dict[str, Any]
+    def __init__(self, about: dict[str, Any]) -> None:
+        self.about = about
 
 
-class Kind(NamedTuple):
+class Kind:
     """What a class of fields is to be, by the words of ``dataclasses.dataclass``."""
 
-    frozen: bool
-    slots: bool
-    eq: bool
-    kw_only: bool
+    __slots__ = ("eq", "frozen", "kw_only", "slots")
+
+    def __init__(self, *, frozen: bool, slots: bool, eq: bool, kw_only: bool) -> None:
+        self.frozen, self.slots, self.eq, self.kw_only = frozen, slots, eq, kw_only
 
 
 def _make_dataclass(cls: type, kind: Kind) -> type:
@@ -117,10 +127,10 @@ def _slotted_class(cls: type, own: Sequence[Field], held: Mapping[str, Field]) -
 
 def _field_of(name: str, said: Any, given: Any, *, kw_only: bool) -> Field:
     if isinstance(given, _Asked):
-        return Field(name, said, kw_only, **given.about)
+        return Field(name, said, kw_only=kw_only, **given.about)
     if hasattr(given, "default_factory"):
         raise TypeError(f"the field {name!r} is of another library: use memsheet.frozen.field")
-    return Field(name, said, kw_only, given)
+    return Field(name, said, kw_only=kw_only, default=given)
 
 
 def _compiled_when_called(made: Any, name: str, compiled: Callable[[], Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,14 @@ def glossary_terms() -> dict[str, Any]:
     return _parse_toml(_read_catalog_file("terms.toml"))
 
 
+def glossary_terms_about(written: Callable[[str], bool]) -> dict[str, Any]:
+    """Those of the words that stand on lines of which ``written`` is true: each has a line of its own, and
+    parsing all of them costs more than answering.
+    """
+    lines = _read_catalog_file("terms.toml").splitlines()
+    return _parse_toml("\n".join(line for line in lines if line.startswith("[") or written(line)))
+
+
 def _model_key(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
@@ -63,6 +71,13 @@ def _model_index() -> dict[str, str]:
 def spelling_index() -> Mapping[str, str]:
     """Every spelling of a bundled model in lower case with dashes → its name."""
     return _model_index()
+
+
+@cache
+def canonical_index() -> Mapping[str, str]:
+    """Names of bundled models without their publishers, in canonical spelling → the model's name."""
+    index: dict[str, str] = json.loads(_read_catalog_file("canonical_names.json"))
+    return index
 
 
 def model_names() -> tuple[str, ...]:
