@@ -30,6 +30,7 @@ from memsheet.plan.check import flatten_document
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec
+from memsheet.plan.options import InferOptions
 from memsheet.plan.plan import Mesh
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
@@ -90,7 +91,6 @@ from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
-    from memsheet.plan.options import InferOptions
     from memsheet.questions.job_of_files import JobOfFiles
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
