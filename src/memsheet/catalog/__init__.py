@@ -331,6 +331,8 @@ def find_device(name: str) -> Device:
 
     Raises InputError with the nearest names.
     """
+    if name and name in _device_sections():  # its own name, which is no other's spelling
+        return _catalog_device(name)
     if (capacity := named_capacity(name)) is not None:
         return _of_size(capacity[0], exact=capacity[1])
     key = device_key(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from memsheet.cli import question as jobs
 from memsheet.cli import screen
@@ -17,7 +18,6 @@ from memsheet.frozen import replace
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers
-from memsheet.report.screen.checked import render_against, render_checked, render_launches, render_servers
 from memsheet.report.shared.checked import WORST_FIRST, Checked, Launch
 from memsheet.report.shared.exit_codes import BAD_INPUT, checked_exit_code
 from memsheet.report.shared.look import Look
@@ -37,23 +37,37 @@ def check(asked: Given) -> int:
         check_form(SEVERAL, form)
         root = Path(asked.files[0])
         tree = check_launches(launches, root, jobs.job_arguments(asked), plan_flag_values(asked))
-        return _print_launches(tree, form, root.name, root, lambda: render_launches(tree, look))
+        return _print_launches(tree, form, root.name, root, lambda: _launches_screen(tree, look))
     if servers := started_servers(asked.files):
         check_form(SEVERAL, form)
         file = asked.files[0]
         started = check_servers(file, servers, jobs.job_arguments(asked), plan_flag_values(asked))
         left = servers[len(started) :]
-        return _print_launches(started, form, file, Path(), lambda: render_servers(started, left, look))
+        return _print_launches(started, form, file, Path(), lambda: _servers_screen(started, left, look))
     check_form("check", form)
     checked = _check_one_job(asked)
     if form is not None:
         write_form("check", form, checked)
     else:
+        from memsheet.report.screen.checked import render_checked
+
         screen.write_stdout(render_checked(checked, look))
     return checked_exit_code(checked)
 
 
 SEVERAL = "check of several"
+
+
+def _launches_screen(found: Sequence[Launch], look: Look) -> str:
+    from memsheet.report.screen.checked import render_launches
+
+    return render_launches(found, look)
+
+
+def _servers_screen(found: Sequence[Launch], left: Sequence[Any], look: Look) -> str:
+    from memsheet.report.screen.checked import render_servers
+
+    return render_servers(found, left, look)
 
 
 def _check_one_job(asked: Given) -> Checked:
@@ -77,6 +91,8 @@ def _check_against(asked: Given, form: str | None, look: Look) -> int:
     if form is not None:
         write_form("check --against", form, found)
     else:
+        from memsheet.report.screen.checked import render_against, render_checked
+
         after = render_checked(found.after.checked, look)
         screen.write_stdout(f"{render_against(found, look)}\n{after}")
     return checked_exit_code(found.after.checked)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
@@ -247,6 +246,8 @@ def _from_gguf_header(held: Any) -> ModelSpec:
     """A GGUF file that is elsewhere: its ``name``, how many ``bytes`` it has, and its ``header`` in base64,
     whose tokens may be bytes in place of texts.
     """
+    from base64 import b64decode
+
     from memsheet.readers.gguf_model import model_from_gguf
 
     held = held if isinstance(held, Mapping) else {}

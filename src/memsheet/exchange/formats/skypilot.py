@@ -8,8 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from memsheet.errors import Problem
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values
@@ -49,23 +47,22 @@ OWN = frozenset({
 SERVE = "set -euo pipefail\nbash {script}\n"
 
 
-class _Block(yaml.SafeDumper):
-    """Text of several lines as a block, as people write it."""
-
-
-_Block.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
-)
-
-
 def _compose_skypilot_task(values: Values, _: Values) -> str:
+    import yaml
+
     from memsheet.exchange import nest_dotted_keys
 
+    class Block(yaml.SafeDumper):
+        """Text of several lines as a block, as people write it."""
+
+    Block.add_representer(
+        str,
+        lambda dumper, text: dumper.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        ),
+    )
     tree = nest_dotted_keys(values)
-    return yaml.dump({key: tree[key] for key in ORDER if key in tree}, Dumper=_Block, sort_keys=False)
+    return yaml.dump({key: tree[key] for key in ORDER if key in tree}, Dumper=Block, sort_keys=False)
 
 
 def _skypilot_accelerators(asked: Values) -> str | None:

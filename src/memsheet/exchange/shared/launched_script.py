@@ -8,7 +8,6 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from inspect import cleandoc
 from itertools import pairwise
 from typing import Any
 
@@ -144,6 +143,8 @@ def described_launches(text: str, name: str) -> str:
 
 def _own_texts(module: ast.Module) -> Iterator[str]:
     """Texts that stand for themselves at the top of a module: its docstring, and those behind it."""
+    from inspect import cleandoc
+
     for statement in module.body:
         held = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(held, ast.Constant) and isinstance(held.value, str):
