@@ -139,14 +139,14 @@ def checked_markdown(checked: Checked) -> str:
 def summary_page(summary: Summary) -> str:
     """A word, the bars of the answer and tables, as a document of its own."""
     title = " ".join(filter(None, (*summary.question[:2], summary.word)))
-    return whole_page(title, summary_html(summary, _bars_of(summary.answer)))
+    return str(whole_page(title, summary_html(summary, _bars_of(summary.answer))))
 
 
 def checked_page(checked: Checked) -> str:
     """The sheet, if there is one, with what the files say beside it, as a document of its own."""
     beside = summary_html(checked_summary(checked))
     sheet = answer_html(answer_view(checked.answer)) if checked.answer else ""
-    return whole_page("check", f"{beside}{sheet}" if checked.stops else f"{sheet}{beside}")
+    return str(whole_page("check", f"{beside}{sheet}" if checked.stops else f"{sheet}{beside}"))
 
 
 def _bars_of(answer: Answer | None) -> str:
