@@ -59,12 +59,13 @@ def write_json(document: Mapping[str, Any]) -> None:
 
 
 def terminal_width() -> int:
-    """Columns as COLUMNS says, else as the terminal has (shutil's own rule, without the archives it loads)."""
+    """Columns as COLUMNS says, else as the terminal has: shutil's rule, without the archives that it loads."""
     said = os.environ.get("COLUMNS", "")
     columns = int(said) if said.isascii() and said.isdigit() else 0
     if columns <= 0:
         with suppress(AttributeError, ValueError, OSError):  # what a program reads has no width
-            columns = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+            terminal: Any = sys.__stdout__
+            columns = os.get_terminal_size(terminal.fileno()).columns
     return max(NARROWEST, min(WIDEST, columns or WITHOUT_TERMINAL))
 
 
