@@ -59,7 +59,7 @@ def write_json(document: Mapping[str, Any]) -> None:
 
 
 def terminal_width() -> int:
-    """Columns as COLUMNS says, else as the terminal has: shutil's rule, without the archives that it loads."""
+    """Columns as COLUMNS says, else as the terminal has: the rule of shutil, which loads archives."""
     said = os.environ.get("COLUMNS", "")
     columns = int(said) if said.isascii() and said.isdigit() else 0
     if columns <= 0:
