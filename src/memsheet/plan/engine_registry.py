@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -80,6 +79,8 @@ def _module_path(name: str, part: str) -> str:
 @cache
 def rules_of(engine: str) -> EngineRules:
     """The rules of the engine of that name, which one that needs none has no file for."""
+    from importlib.util import find_spec
+
     if find_spec(_module_path(engine, "defaults")) is None:
         from memsheet.plan.engine import EngineRules
 
