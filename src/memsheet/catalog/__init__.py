@@ -17,6 +17,7 @@ from memsheet.catalog.instances import named_cards, rented_cards, rented_machine
 from memsheet.catalog.spellings import canonical_name, device_key, family_and_size, named_capacity
 from memsheet.errors import InputError, input_error
 from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.device import Basis, Device, Links
 from memsheet.units import GIB, MIB
 
@@ -318,7 +319,7 @@ def catalog_devices() -> tuple[Device, ...]:
     return (*(_catalog_device(name) for name in _device_sections() if name), *map(card_device, card_names()))
 
 
-PLURAL = re.compile(r"(.*\dS?)s\s*")
+PLURAL = late_pattern(r"(.*\dS?)s\s*")
 """Cards of a name that ends in a number: ``8 H100s``."""
 
 

@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from memsheet.patterns import late_pattern
 from memsheet.plan.device import parse_gpus
 
 CLOUDS = ("aws", "gcp", "azure")
-_LOOKS_RENTED = re.compile(
+_LOOKS_RENTED = late_pattern(
     r"\.\d*x?(?:large|metal)\b|^(?:standard[_-])?n[cdv]\d+\w*_v\d|\d+g(?:-metal)?$|^g2-standard",
     re.IGNORECASE,
 )

@@ -30,6 +30,7 @@ from memsheet.catalog.tuned_names import (
     tuned_words,
 )
 from memsheet.frozen import dataclass, replace
+from memsheet.patterns import late_pattern
 
 MIRRORS = frozenset((
     "unsloth", "nousresearch", "mlx-community", "lmstudio-community", "bartowski", "thebloke", "casperhansen", "redhatai", "neuralmagic", "nm-testing",
@@ -164,7 +165,7 @@ def _assumption(found: NameMatch, asked: str) -> str:
     return f"model = {found.name} ({asked} by its name{stored}{hint})"
 
 
-TUNED_OF_DATE = re.compile(r"-(?:base|instruct)(?=-\d{4}$)")
+TUNED_OF_DATE = late_pattern(r"-(?:base|instruct)(?=-\d{4}$)")
 """Before a release's month, which people write without it (Mistral-Small-3.1-24B-2503)."""
 
 

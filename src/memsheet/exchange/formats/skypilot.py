@@ -12,6 +12,7 @@ from memsheet.errors import Problem
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
+from memsheet.patterns import late_pattern
 from memsheet.plan.device import parse_gpus
 
 VERSION = "SkyPilot 0.14.1"
@@ -23,8 +24,8 @@ ACCELERATORS = {
 }  # fmt: skip
 """SkyPilot's names of cards (docs.skypilot.co compute/gpus, ``sky show-gpus -a``)."""
 ORDER = ("name", "num_nodes", "resources", "workdir", "envs", "run")
-_PLAIN = re.compile(r"[^A-Za-z0-9-]+")
-_CARDS = re.compile(r"(?!tpu)[A-Za-z][A-Za-z0-9.-]*(?::(\d{1,6}))?", re.IGNORECASE)
+_PLAIN = late_pattern(r"[^A-Za-z0-9-]+")
+_CARDS = late_pattern(r"(?!tpu)[A-Za-z][A-Za-z0-9.-]*(?::(\d{1,6}))?", re.IGNORECASE)
 RUN = """set -euo pipefail
 first="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"
 torchrun \\

@@ -10,22 +10,23 @@ from typing import NamedTuple
 
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.shell_text import ShellScript
+from memsheet.patterns import late_pattern
 
-OF_SLURM = re.compile(
+OF_SLURM = late_pattern(
     r"^#SBATCH\s+(?:--(nodes|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?|-(N)\s+)(\d{1,6})\b", re.MULTILINE
 )
 SLURM_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
 }  # fmt: skip
 """What Slurm sets by its directives (slurm 25.05 sbatch, output environment variables)."""
-READ_INTO = re.compile(
+READ_INTO = late_pattern(
     r"^[ \t]*read(?:[ \t]+-[rd]+(?:[ \t]+(?:''|\"\"))?)*[ \t]+(\w{1,64})[ \t]*"
     r"<<-?[ \t]*['\"]?(\w{1,40})['\"]?[ \t]*\n"
     r"(.*?)^[ \t]*\2[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
 """``read -r -d '' name <<EOF``: the text up to its end is the variable's (bash(1), read)."""
-OUTPUT = re.compile(r"(\d?|&)>.*|<.*|\|")
+OUTPUT = late_pattern(r"(\d?|&)>.*|<.*|\|")
 """What ends the words of a command that its program is given."""
 MOST_SWITCHES = 4
 Finds = Callable[[Sequence[str]], int | None]
