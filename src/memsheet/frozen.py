@@ -9,7 +9,7 @@ loaded where somebody asks for what it alone knows (``dataclasses.fields`` of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -92,37 +92,32 @@ class Kind:
 
 
 def _make_dataclass(cls: type, kind: Kind) -> type:
-    own = [
-        _field_of(name, said, vars(cls).get(name, _MISSING), kw_only=kind.kw_only)
-        for name, said in vars(cls).get("__annotations__", {}).items()
+    written = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    own = {
+        name: _field_of(name, said, written.get(name, _MISSING), kw_only=kind.kw_only)
+        for name, said in written.get("__annotations__", {}).items()
         if "ClassVar" not in str(said)
-    ]
-    held = {f.name: f for base in reversed(cls.__mro__[1:]) for f in vars(base).get("__own_fields__", ())}
-    made: Any = _slotted_class(cls, own, held) if kind.slots else cls
-    made.__own_fields__ = tuple({**held, **{f.name: f for f in own}}.values())
-    methods: dict[str, Any] = {
-        "__match_args__": tuple(f.name for f in made.__own_fields__ if f.init and not f.kw_only),
-        "__init__": _compiled_when_called(made, "__init__", lambda: _init_method(made, kind)),
-        **SHARED,
-        **(FROZEN if kind.frozen else {}),
-        **(_comparison_methods(made, hashed=kind.frozen) if kind.eq else {}),
     }
-    written = vars(cls)
-    for name, method in methods.items():
-        if name not in written or (name == "__hash__" and written[name] is None):
-            setattr(made, name, method)
-    for name in ("__dataclass_fields__", "__dataclass_params__", "__signature__"):
-        setattr(made, name, _LibraryView(made, name, kind))
-    return made  # type: ignore[no-any-return]
-
-
-def _slotted_class(cls: type, own: Sequence[Field], held: Mapping[str, Field]) -> type:
-    """The class once more, with a slot for each field that no base has."""
-    left_out = {"__dict__", "__weakref__", *(f.name for f in own)}
-    namespace = {name: value for name, value in vars(cls).items() if name not in left_out}
-    namespace["__slots__"] = tuple(f.name for f in own if f.name not in held)
-    namespace["__qualname__"] = cls.__qualname__
-    return type(cls)(cls.__name__, cls.__bases__, namespace)
+    held = {f.name: f for base in reversed(cls.__mro__[1:]) for f in vars(base).get("__own_fields__", ())}
+    whole = tuple((held | own).values())
+    if written.get("__hash__", _MISSING) is None:  # as Python leaves it beside an equality of one's own
+        del written["__hash__"]
+    made = {
+        **METHODS[kind.frozen, kind.eq],
+        "__own_fields__": whole,
+        "__own_kind__": kind,
+        "__match_args__": tuple([f.name for f in whole if f.init and not f.kw_only]),
+    }
+    if not kind.slots:
+        for name, value in made.items():
+            if name not in written:
+                setattr(cls, name, value)
+        return cls
+    for name in own:
+        written.pop(name, None)
+    written["__slots__"] = tuple([name for name in own if name not in held])
+    written["__qualname__"] = cls.__qualname__
+    return type(cls)(cls.__name__, cls.__bases__, made | written)
 
 
 def _field_of(name: str, said: Any, given: Any, *, kw_only: bool) -> Field:
@@ -133,19 +128,29 @@ def _field_of(name: str, said: Any, given: Any, *, kw_only: bool) -> Field:
     return Field(name, said, kw_only=kw_only, default=given)
 
 
-def _compiled_when_called(made: Any, name: str, compiled: Callable[[], Any]) -> Callable[..., Any]:
-    """A method that takes its own place when it is first called."""
+def _compiled_when_called(name: str, compiled: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A method of every class that gives each its own when it is first called there."""
 
     def first(self: Any, /, *values: Any, **named: Any) -> Any:
-        if vars(made)[name] is first:
-            setattr(made, name, compiled())
+        made = _home_of(type(self), name, first)
+        if made is None:  # another thread was quicker
+            return getattr(type(self), name)(self, *values, **named)
+        setattr(made, name, compiled(made))
         return vars(made)[name](self, *values, **named)
 
     return first
 
 
-def _init_method(made: Any, kind: Kind) -> Callable[..., None]:
+def _home_of(cls: type, name: str, held: object) -> Any:
+    """The class of which ``held`` is the attribute of that name: one itself, or what it is made of; None where
+    there is another by now.
+    """
+    return next((each for each in cls.__mro__ if vars(each).get(name) is held), None)
+
+
+def _init_method(made: Any) -> Callable[..., None]:
     """The method that sets every field: past the class's own refusal where it is frozen."""
+    kind: Kind = made.__own_kind__
     known: dict[str, Any] = {"_missing": _MISSING}
     words, lines = list[str](), list[str]()
     for f in sorted((f for f in made.__own_fields__ if f.init), key=lambda f: f.kw_only):
@@ -180,14 +185,6 @@ def _compile_method(made: Any, head: str, lines: list[str], known: dict[str, Any
     return found
 
 
-def _comparison_methods(made: Any, *, hashed: bool) -> dict[str, Any]:
-    """Equality, and a hash of what cannot change."""
-    return {
-        "__eq__": _compiled_when_called(made, "__eq__", lambda: _eq_method(made)),
-        "__hash__": _compiled_when_called(made, "__hash__", lambda: _hash_method(made)) if hashed else None,
-    }
-
-
 def _eq_method(made: Any) -> Any:
     mine, theirs = (_compared_values(made, one) for one in ("self", "other"))
     same = f" return {mine} == {theirs} if other.__class__ is self.__class__ else NotImplemented"
@@ -209,25 +206,26 @@ class _LibraryView:
     of the same fields.
     """
 
-    def __init__(self, made: type, name: str, kind: Kind) -> None:
-        self.made, self.name, self.kind = made, name, kind
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def __get__(self, held: object, owner: type) -> Any:
         import dataclasses
         import inspect
 
-        made: Any = self.made
-        twin = dataclasses.make_dataclass(
+        made = _home_of(owner, self.name, self)
+        if made is None:
+            return getattr(owner, self.name)
+        twin: Any = dataclasses.make_dataclass(
             made.__name__,
             [(f.name, f.type, _library_field(f)) for f in made.__own_fields__],
-            frozen=self.kind.frozen,
-            eq=self.kind.eq,
+            frozen=made.__own_kind__.frozen,
+            eq=made.__own_kind__.eq,
         )
-        views = {name: getattr(twin, name) for name in ("__dataclass_fields__", "__dataclass_params__")}
-        views["__signature__"] = inspect.signature(twin)
-        for name, view in views.items():
-            setattr(made, name, view)
-        return views[self.name]
+        made.__dataclass_fields__ = twin.__dataclass_fields__
+        made.__dataclass_params__ = twin.__dataclass_params__
+        made.__signature__ = inspect.signature(twin)
+        return vars(made)[self.name]
 
 
 def _library_field(f: Field) -> Any:
@@ -258,10 +256,23 @@ def _restore_field_values(self: Any, state: list[Any]) -> None:
         object.__setattr__(self, f.name, value)
 
 
-SHARED: dict[str, Any] = {
+_SHARED: dict[str, Any] = {
+    "__init__": _compiled_when_called("__init__", _init_method),
     "__repr__": _dataclass_repr,
     "__getstate__": _field_values,
     "__setstate__": _restore_field_values,
     "__replace__": replace,
+    **{
+        name: _LibraryView(name) for name in ("__dataclass_fields__", "__dataclass_params__", "__signature__")
+    },
 }
-FROZEN: dict[str, Any] = {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
+_FROZEN = {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
+_EQUAL = {"__eq__": _compiled_when_called("__eq__", _eq_method), "__hash__": None}
+_HASHED = {**_EQUAL, "__hash__": _compiled_when_called("__hash__", _hash_method)}
+METHODS: dict[tuple[bool, bool], dict[str, Any]] = {
+    (True, True): _SHARED | _FROZEN | _HASHED,
+    (True, False): _SHARED | _FROZEN,
+    (False, True): _SHARED | _EQUAL,
+    (False, False): _SHARED,
+}
+"""What every class has, by whether it is frozen and whether it is compared: a hash is of what cannot change."""
