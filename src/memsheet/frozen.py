@@ -142,8 +142,8 @@ def _compiled_when_called(name: str, compiled: Callable[[Any], Any]) -> Callable
 
 
 def _home_of(cls: type, name: str, held: object) -> Any:
-    """The class of which ``held`` is the attribute of that name: one itself, or what it is made of; None where
-    there is another by now.
+    """The class of which ``held`` is the attribute of that name: one itself, or what it is made of; None
+    where there is another by now.
     """
     return next((each for each in cls.__mro__ if vars(each).get(name) is held), None)
 
@@ -275,4 +275,4 @@ METHODS: dict[tuple[bool, bool], dict[str, Any]] = {
     (False, True): _SHARED | _EQUAL,
     (False, False): _SHARED,
 }
-"""What every class has, by whether it is frozen and whether it is compared: a hash is of what cannot change."""
+"""What every class has, by whether it is frozen and whether it is compared; what may change has no hash."""
