@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 RUNS = 7
 DEMO = (
@@ -43,6 +43,49 @@ DEMO = (
 )
 PEER_PYTHON = "MEMSHEET_PEER"
 BUDGET = {"estimate_train": "≤ 1 ms", "cold": "≤ 0.2 s, ≤ 60 MB"}
+CARDS = ("--gpus", "8xH100-80GB", "--json")
+COMMANDS: dict[str, tuple[tuple[str, ...], float]] = {
+    "--help": (("--help",), 5),
+    "explain": (("explain", "zero"), 5),
+    "models": (("models",), 5),
+    "infer": (("infer", "llama3-8b", "--gpus", "1xH100-80GB", "--json"), 8),
+    "check": (("check", "{file}", "--gpus", "1xH100-80GB", "--json"), 8),
+    "train": (("train", "llama3-8b", "--seq-len", "2048", *CARDS), 10),
+    "train, of no length": (("train", "llama3-8b", *CARDS), 10),
+}
+"""Commands, and how many times a bare interpreter's CPU time each may take; ``{file}``: a launch of a
+server.
+"""
+SERVER = "vllm serve meta-llama/Meta-Llama-3-8B --max-model-len 8192\n"
+MEGATRON = {"task": "train", "engine": "megatron", "seq_len": 4096}
+CUT = {**MEGATRON, "mesh.tp": 8, "mesh.pp": 8, "global_batch": 64}
+DEEPSPEED = {"task": "train", "engine": "deepspeed", "zero": 3, "seq_len": 2048}
+WHOLE = {"task": "train", "engine": "fsdp2", "zero": 3, "seq_len": 8192, "recompute.mode": "full"}
+QUESTIONS: dict[str, tuple[str, str, dict[str, Any], str, float]] = {
+    "8B, replayed": ("llama-3-8b", "8xH100-80GB", DEEPSPEED, "replay", 20),
+    "70B in 8 stages, replayed": ("llama-3-70b", "64xH100-80GB", CUT, "replay", 60),
+    "405B, replayed": ("llama-3.1-405b", "512xH100-80GB", WHOLE, "replay", 60),
+    "8B, bounds": ("llama-3-8b", "8xH100-80GB", DEEPSPEED, "bounds", 0.5),
+    "70B in 8 stages, bounds": ("llama-3-70b", "64xH100-80GB", CUT, "bounds", 1),
+    "mixtral of 8 expert ranks, bounds": (
+        "mixtral-8x7b",
+        "8xH100-80GB",
+        {**MEGATRON, "mesh.ep": 8},
+        "bounds",
+        1.5,
+    ),
+    "8B that does not fit, and its cures": (
+        "llama-3-8b",
+        "1xRTX4090",
+        {"task": "train", "seq_len": 4096},
+        "cures",
+        20,
+    ),
+}
+"""Questions that are asked in one process: model, cards, request, how slack is found (``cures``: replayed,
+with changes looked for), and the milliseconds that are wanted. What is kept of steps that were played is
+forgotten before each; ``bounds`` that may fit are played, and kept.
+"""
 WARM, IN_PROCESS = 20, 20  # calls before the clock starts, and calls measured for each of --runs
 VERDICTS = (0, 10, 11)  # exit codes that are answers
 
@@ -162,6 +205,56 @@ def in_process(runs: int) -> list[Timing]:
     ]
 
 
+def questions(runs: int) -> list[tuple[str, float, float]]:
+    """CPU milliseconds of each of ``QUESTIONS``, the median, and what is wanted."""
+    from memsheet import account
+    from memsheet.catalog import find_gpus, find_model
+    from memsheet.formulas.replay import steps
+    from memsheet.plan.device import cluster_of
+    from memsheet.questions.accounted import answer_for_model
+    from memsheet.readers.hf_config import read_hf_config
+
+    rows = []
+    for name, (model, gpus, request, slack, wanted) in QUESTIONS.items():
+        entry = find_model(model)
+        assert entry is not None
+        spec, (count, device) = read_hf_config(entry["config"], name=model), find_gpus(gpus)
+        cluster, cures = cluster_of(device, count or 1), slack == "cures"
+        taken = []
+        for again in range(runs + 1):
+            if slack != "bounds":
+                account.replayed_rank_sheet.cache_clear()
+                steps._replayed.clear()  # noqa: SLF001 - a harness may
+            start = time.process_time()
+            answer_for_model(spec, request, cluster, fix=cures, slack="replay" if cures else slack)
+            if again:  # the first warms caches and the interpreter
+                taken.append(time.process_time() - start)
+        rows.append((name, 1e3 * statistics.median(taken), wanted))
+    return rows
+
+
+def commands(runs: int) -> list[tuple[str, float, float]]:
+    """CPU time of each of ``COMMANDS`` over that of a bare interpreter just before it, the median of pairs;
+    and what is wanted.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "serve.sh"
+        file.write_text(SERVER, encoding="utf-8")
+        bare = [sys.executable, "-c", "pass"]
+        for name, (words, wanted) in COMMANDS.items():
+            line = [sys.executable, "-m", "memsheet", *(word.format(file=file) for word in words)]
+            pairs = [(_spawn(bare, folder).cpu, _spawn(line, folder).cpu) for _ in range(runs + 1)]
+            rows.append((name, statistics.median(took / alone for alone, took in pairs[1:]), wanted))
+    return rows
+
+
+def bars(rows: Sequence[tuple[str, float, float]], title: str, unit: str) -> str:
+    """What was taken beside what is wanted."""
+    lines = [f"{name:<38}{taken:>10,.2f}{wanted:>10g}" for name, taken, wanted in rows]
+    return "\n".join(["", f"{title:<38}{unit:>10}{'wanted':>10}", *lines])
+
+
 def _timed(name: str, what: str, run: Callable[[], object], runs: int) -> Timing:
     try:
         for _ in range(WARM):
@@ -184,14 +277,23 @@ def process(name: str, what: str, command: Sequence[str], runs: int, answers: Se
     with tempfile.TemporaryDirectory() as compiled:
         _spawn(command, compiled)
         found = [_spawn(command, compiled) for _ in range(runs)]
-    failed = next((code for _, _, code in found if code not in answers), None)
+    failed = next((one.code for one in found if one.code not in answers), None)
     if failed is not None:
         return Timing(name=name, what=what, skipped=f"exits with {failed}")
-    return _of(name, what, [wall for wall, _, _ in found], max(peak for _, peak, _ in found))
+    return _of(name, what, [one.wall for one in found], max(one.peak for one in found))
 
 
-def _spawn(command: Sequence[str], compiled: str) -> tuple[float, int, int]:
-    """Seconds, peak resident bytes and exit code of one run; ``compiled``: where bytecode is."""
+class Spawned(NamedTuple):
+    """Seconds by the clock and of a processor, peak resident bytes and exit code of one run."""
+
+    wall: float
+    cpu: float
+    peak: int
+    code: int
+
+
+def _spawn(command: Sequence[str], compiled: str) -> Spawned:
+    """One run; ``compiled``: where bytecode is."""
     nowhere = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (1, 2)]
     around = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
@@ -203,8 +305,9 @@ def _spawn(command: Sequence[str], compiled: str) -> tuple[float, int, int]:
     )
     _, status, usage = os.wait4(child, 0)
     wall = time.perf_counter() - start
-    return (
+    return Spawned(
         wall,
+        usage.ru_utime + usage.ru_stime,
         usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         os.waitstatus_to_exitcode(status),
     )
@@ -375,6 +478,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fresh = cold(
         runs
     )  # first: on Linux a child's peak is never below what its parent held when it was started
+    ratio, taken = commands(runs), questions(runs)
     timings = [*in_process(runs), *fresh]
     searched = [*searches(), planner(chosen.peer)]
     if chosen.json:
@@ -382,12 +486,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "runs": runs,
             "timings": [asdict(timing) for timing in timings],
             "ratios": ratios(timings),
+            "commands": ratio,
+            "questions": taken,
             "searches": searched,
             "over peer": over_peer(searched),
         }
         print(json.dumps(answer, indent=1))
     else:
         print(screen(timings))
+        print(bars(ratio, "commands, CPU time", "x bare"))
+        print(bars(taken, "questions in one process, CPU time", "ms"))
         print(search_screen(searched))
     return 0
 

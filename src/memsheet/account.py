@@ -6,7 +6,6 @@ What only one engine or task needs is imported where it is needed, so that a col
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.model_code import engine_for, model_code
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states.open_storage import mixers_left_whole, with_high_end
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_of

@@ -1,71 +1,176 @@
-"""``dataclass``, frozen and slotted as the standard library makes them, for the modules that every start
-imports.
+"""``dataclass``, ``field``, ``fields`` and ``replace``: classes as the standard library makes them, for the
+modules that every start imports.
 
-A start defines a hundred classes, and the library compiles six methods for each, which takes half a
-millisecond. Here ``__init__`` is compiled at once; equality and hash when they are first asked for; text and
-frozenness are the same functions for all.
+A start defines two hundred classes and makes objects of some of them. The library reads ``inspect`` for that,
+makes each class's methods as source and compiles them, which takes longer than an answer. Here a method is
+compiled when it is first called; text and frozenness are the same functions for all; and the library is
+loaded where somebody asks for what it alone knows (``dataclasses.fields`` of a class, its signature).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import MISSING, Field, FrozenInstanceError
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass
+    from dataclasses import dataclass, field, fields, replace
 else:
 
     def dataclass(
-        *, frozen: Literal[True], slots: Literal[True], eq: bool = True, kw_only: bool = False
+        *, frozen: bool = False, slots: bool = False, eq: bool = True, kw_only: bool = False
     ) -> Callable[[type], type]:
-        """As ``dataclasses.dataclass(frozen=True, slots=True, …)``; whatever reads fields (``replace``,
-        ``asdict``) takes them for that.
+        """As ``dataclasses.dataclass``; whatever reads fields (``asdict``, ``is_dataclass``) takes them for
+        that.
         """
-        del frozen, slots  # said for whoever reads
-        return lambda cls: _make_dataclass(cls, eq=eq, kw_only=kw_only)
+        return lambda cls: _make_dataclass(cls, Kind(frozen=frozen, slots=slots, eq=eq, kw_only=kw_only))
+
+    def field(**about: Any) -> _Asked:
+        """As ``dataclasses.field``: ``default``, ``default_factory``, ``init``, ``repr``, ``compare``."""
+        return _Asked(about)
+
+    def fields(held: Any) -> tuple[Field, ...]:
+        """The fields of a class of these or of an object of it."""
+        return held.__own_fields__
+
+    def replace(held: Any, /, **changes: Any) -> Any:
+        """As ``dataclasses.replace``: another object, made with ``changes`` in place of what this one has."""
+        own = getattr(held, "__own_fields__", None)
+        if own is None:
+            import dataclasses
+
+            return dataclasses.replace(held, **changes)
+        for f in own:
+            if f.init and f.name not in changes:
+                changes[f.name] = getattr(held, f.name)
+        return held.__class__(**changes)
 
 
-__all__ = ["dataclass"]
+__all__ = ["dataclass", "field", "fields", "replace"]
+
+_MISSING: Any = object()
+"""Where nothing was said: of a default, None may be one."""
 
 
-def _make_dataclass(cls: type, *, eq: bool, kw_only: bool) -> type:
-    own = frozenset(vars(cls))
-    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-    fields: list[Field[Any]] = list(made.__dataclass_fields__.values())
-    methods = {
-        "__init__": _init_method(made, fields),
-        **SHARED,
-        **(_comparison_methods(made, fields) if eq else {}),
+class Field:
+    """One field of a class: what the library's has that is asked for here. ``kw_only`` is of the class that
+    has it.
+    """
+
+    __slots__ = ("compare", "default", "default_factory", "init", "kw_only", "name", "repr", "type")
+
+    def __init__(
+        self,
+        name: str,
+        type: Any,  # noqa: A002 - as the library calls it
+        *,
+        kw_only: bool,
+        default: Any = _MISSING,
+        default_factory: Any = _MISSING,
+        init: bool = True,
+        repr: bool = True,  # noqa: A002
+        compare: bool = True,
+    ) -> None:
+        self.name, self.type, self.kw_only = name, type, kw_only
+        self.default, self.default_factory = default, default_factory
+        self.init, self.repr, self.compare = init, repr, compare
+
+
+class _Asked:
+    """What ``field`` was given, until the class has a name for it."""
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        self.about = about
+
+
+class Kind:
+    """What a class of fields is to be, by the words of ``dataclasses.dataclass``."""
+
+    __slots__ = ("eq", "frozen", "kw_only", "slots")
+
+    def __init__(self, *, frozen: bool, slots: bool, eq: bool, kw_only: bool) -> None:
+        self.frozen, self.slots, self.eq, self.kw_only = frozen, slots, eq, kw_only
+
+
+def _make_dataclass(cls: type, kind: Kind) -> type:
+    written = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    own = {
+        name: _field_of(name, said, written.get(name, _MISSING), kw_only=kind.kw_only)
+        for name, said in written.get("__annotations__", {}).items()
+        if "ClassVar" not in str(said)
     }
-    for name, method in methods.items():
-        if name not in own:
-            setattr(made, name, method)
-    made.__dataclass_params__.frozen, made.__dataclass_params__.eq = True, eq
-    return made  # type: ignore[no-any-return]
+    held = {f.name: f for base in reversed(cls.__mro__[1:]) for f in vars(base).get("__own_fields__", ())}
+    whole = tuple((held | own).values())
+    if written.get("__hash__", _MISSING) is None:  # as Python leaves it beside an equality of one's own
+        del written["__hash__"]
+    made = {
+        **METHODS[kind.frozen, kind.eq],
+        "__own_fields__": whole,
+        "__own_kind__": kind,
+        "__match_args__": tuple([f.name for f in whole if f.init and not f.kw_only]),
+    }
+    if not kind.slots:
+        for name, value in made.items():
+            if name not in written:
+                setattr(cls, name, value)
+        return cls
+    for name in own:
+        written.pop(name, None)
+    written["__slots__"] = tuple([name for name in own if name not in held])
+    written["__qualname__"] = cls.__qualname__
+    return type(cls)(cls.__name__, cls.__bases__, made | written)
 
 
-def _init_method(made: Any, fields: list[Field[Any]]) -> Callable[..., None]:
-    """The method that sets every field through its slot."""
-    known: dict[str, Any] = {"_missing": MISSING}
+def _field_of(name: str, said: Any, given: Any, *, kw_only: bool) -> Field:
+    if isinstance(given, _Asked):
+        return Field(name, said, kw_only=kw_only, **given.about)
+    if hasattr(given, "default_factory"):
+        raise TypeError(f"the field {name!r} is of another library: use memsheet.frozen.field")
+    return Field(name, said, kw_only=kw_only, default=given)
+
+
+def _compiled_when_called(name: str, compiled: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A method of every class that gives each its own when it is first called there."""
+
+    def first(self: Any, /, *values: Any, **named: Any) -> Any:
+        made = _home_of(type(self), name, first)
+        if made is None:  # another thread was quicker
+            return getattr(type(self), name)(self, *values, **named)
+        setattr(made, name, compiled(made))
+        return vars(made)[name](self, *values, **named)
+
+    return first
+
+
+def _home_of(cls: type, name: str, held: object) -> Any:
+    """The class of which ``held`` is the attribute of that name: one itself, or what it is made of; None
+    where there is another by now.
+    """
+    return next((each for each in cls.__mro__ if vars(each).get(name) is held), None)
+
+
+def _init_method(made: Any) -> Callable[..., None]:
+    """The method that sets every field: past the class's own refusal where it is frozen."""
+    kind: Kind = made.__own_kind__
+    known: dict[str, Any] = {"_missing": _MISSING}
     words, lines = list[str](), list[str]()
-    for f in sorted((f for f in fields if f.init), key=lambda f: bool(f.kw_only)):
+    for f in sorted((f for f in made.__own_fields__ if f.init), key=lambda f: f.kw_only):
         if f.kw_only and "*" not in words:
             words.append("*")
-        default = MISSING if f.default_factory is MISSING else None
-        has = f.default is not MISSING or default is None
-        known[f"_default_{f.name}"] = MISSING if default is None else f.default
+        known[f"_default_{f.name}"] = f.default
+        has = f.default is not _MISSING or f.default_factory is not _MISSING
         words.append(f"{f.name}=_default_{f.name}" if has else f.name)
-    for f in fields:
-        known[f"_set_{f.name}"], known[f"_new_{f.name}"], value = (
-            getattr(made, f.name).__set__,
-            f.default_factory,
-            f.name,
-        )
-        if f.default_factory is not MISSING:
+    for f in made.__own_fields__:
+        value = f.name
+        if f.default_factory is not _MISSING:
+            known[f"_new_{f.name}"] = f.default_factory
             value = f"_new_{f.name}()" + (f" if {f.name} is _missing else {f.name}" if f.init else "")
-        lines.append(f" _set_{f.name}(self, {value})")
+        if not kind.frozen:
+            lines.append(f" self.{f.name} = {value}")
+        elif kind.slots:
+            known[f"_set_{f.name}"] = getattr(made, f.name).__set__
+            lines.append(f" _set_{f.name}(self, {value})")
+        else:
+            lines.append(f" self.__dict__[{f.name!r}] = {value}")
     lines += [" self.__post_init__()"] if hasattr(made, "__post_init__") else []
     init: Callable[..., None] = _compile_method(
         made, f"def __init__({', '.join(['self', *words])}):", lines, known
@@ -80,48 +185,94 @@ def _compile_method(made: Any, head: str, lines: list[str], known: dict[str, Any
     return found
 
 
-def _comparison_methods(made: Any, fields: list[Field[Any]]) -> dict[str, Any]:
-    """Equality and hash, which take their own place when they are first asked for."""
-    heads = {"__eq__": "def __eq__(self, other):", "__hash__": "def __hash__(self):"}
-    mine, theirs = ("".join(f"{one}.{f.name}, " for f in fields if f.compare) for one in ("self", "other"))
-    bodies = {
-        "__eq__": f" return ({mine}) == ({theirs}) if other.__class__ is self.__class__ else NotImplemented",
-        "__hash__": f" return hash(({mine}))",
-    }
+def _eq_method(made: Any) -> Any:
+    mine, theirs = (_compared_values(made, one) for one in ("self", "other"))
+    same = f" return {mine} == {theirs} if other.__class__ is self.__class__ else NotImplemented"
+    return _compile_method(made, "def __eq__(self, other):", [same], {})
 
-    def later(name: str) -> Callable[..., Any]:
-        def first(self: Any, *others: Any) -> Any:
-            if vars(made)[name] is first:
-                setattr(made, name, _compile_method(made, heads[name], [bodies[name]], {}))
-            return vars(made)[name](self, *others)
 
-        return first
+def _hash_method(made: Any) -> Any:
+    return _compile_method(
+        made, "def __hash__(self):", [f" return hash({_compared_values(made, 'self')})"], {}
+    )
 
-    return {name: later(name) for name in heads}
+
+def _compared_values(made: Any, one: str) -> str:
+    return f"({''.join(f'{one}.{f.name}, ' for f in made.__own_fields__ if f.compare)})"
+
+
+class _LibraryView:
+    """What the standard library has of a class that it made itself, made when somebody first asks: of a class
+    of the same fields.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, held: object, owner: type) -> Any:
+        import dataclasses
+        import inspect
+
+        made = _home_of(owner, self.name, self)
+        if made is None:
+            return getattr(owner, self.name)
+        twin: Any = dataclasses.make_dataclass(
+            made.__name__,
+            [(f.name, f.type, _library_field(f)) for f in made.__own_fields__],
+            frozen=made.__own_kind__.frozen,
+            eq=made.__own_kind__.eq,
+        )
+        made.__dataclass_fields__ = twin.__dataclass_fields__
+        made.__dataclass_params__ = twin.__dataclass_params__
+        made.__signature__ = inspect.signature(twin)
+        return vars(made)[self.name]
+
+
+def _library_field(f: Field) -> Any:
+    import dataclasses
+
+    said = {"default": f.default, "default_factory": f.default_factory}
+    given = {key: value for key, value in said.items() if value is not _MISSING}
+    return dataclasses.field(**given, init=f.init, repr=f.repr, compare=f.compare, kw_only=f.kw_only)
 
 
 def _dataclass_repr(self: Any) -> str:
-    shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
+    shown = (f"{f.name}={getattr(self, f.name)!r}" for f in self.__own_fields__ if f.repr)
     return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
 def _refuse_assignment(self: Any, name: str, *_: object) -> None:
+    from dataclasses import FrozenInstanceError
+
     raise FrozenInstanceError(f"cannot change {name!r} of {self.__class__.__qualname__}")
 
 
 def _field_values(self: Any) -> list[Any]:
-    return [getattr(self, f.name) for f in dataclasses.fields(self)]
+    return [getattr(self, f.name) for f in self.__own_fields__]
 
 
 def _restore_field_values(self: Any, state: list[Any]) -> None:
-    for f, value in zip(dataclasses.fields(self), state, strict=True):
+    for f, value in zip(self.__own_fields__, state, strict=True):
         object.__setattr__(self, f.name, value)
 
 
-SHARED: dict[str, Any] = {
+_SHARED: dict[str, Any] = {
+    "__init__": _compiled_when_called("__init__", _init_method),
     "__repr__": _dataclass_repr,
-    "__setattr__": _refuse_assignment,
-    "__delattr__": _refuse_assignment,
     "__getstate__": _field_values,
     "__setstate__": _restore_field_values,
+    "__replace__": replace,
+    **{
+        name: _LibraryView(name) for name in ("__dataclass_fields__", "__dataclass_params__", "__signature__")
+    },
 }
+_FROZEN = {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
+_EQUAL = {"__eq__": _compiled_when_called("__eq__", _eq_method), "__hash__": None}
+_HASHED = {**_EQUAL, "__hash__": _compiled_when_called("__hash__", _hash_method)}
+METHODS: dict[tuple[bool, bool], dict[str, Any]] = {
+    (True, True): _SHARED | _FROZEN | _HASHED,
+    (True, False): _SHARED | _FROZEN,
+    (False, True): _SHARED | _EQUAL,
+    (False, False): _SHARED,
+}
+"""What every class has, by whether it is frozen and whether it is compared; what may change has no hash."""

@@ -7,11 +7,10 @@ and tokens, in the order of events. Plain data; no torch here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
 from typing import Any
 
 from memsheet.errors import input_error
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.handing import Handing, handing_document, handing_from
 
 SCHEMA = "memsheet/recording/2"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from enum import Enum
 from typing import Any
 from weakref import WeakValueDictionary
 
 from memsheet.arith import Count, is_zero, maximum, minimum
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.references import Reference
 
 

@@ -7,11 +7,10 @@ marked at positions in the events; the sheet is read off each instant's high-wat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import input_error
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.sheet import Bytes, Component, Instant, Item, Sheet, Traced, Witness
 
 EVENTS_SCHEMA = "memsheet/events/1"

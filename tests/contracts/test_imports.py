@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,74 @@ def test_importing_the_package_loads_nothing_heavy():
 )
 def test_a_command_without_torch_loads_nothing_heavy():
     assert loaded_after(COMMAND) == []
+
+
+SLOW = (
+    "argparse",
+    "dataclasses",
+    "inspect",
+    "difflib",
+    "importlib.metadata",
+    "subprocess",
+    "tempfile",
+    "shutil",
+    "asyncio",
+)
+"""Modules of Python's own that take longer to load than what a start would use them for."""
+OTHERS_WORK = (
+    "memsheet.agents", "memsheet.diagnose", "memsheet.measure", "memsheet.report.chart", "memsheet.report.screen",
+    "memsheet.run", "memsheet.search", "memsheet.trace", "memsheet.web", "memsheet.readers.hub",
+)  # fmt: skip
+"""What an answer as JSON to a question that fits needs nothing of."""
+ANSWERS = (
+    "memsheet.account", "memsheet.budget", "memsheet.engines", "memsheet.exchange", "memsheet.formulas", "memsheet.plan.engine",
+    "memsheet.plan.model", "memsheet.plan.plan", "memsheet.readers", "memsheet.resolve", "memsheet.report", "memsheet.allocator",
+)  # fmt: skip
+"""What answers a question: nothing of it is read to list or to explain."""
+FITS = ("--gpus", "8xH100-80GB", "--json")
+LEFT_OUT = {
+    ("--help",): (*SLOW, *OTHERS_WORK, *ANSWERS, "json", "pathlib", "tomllib", "memsheet.catalog", "memsheet.guard", "memsheet.sheet"),
+    ("models",): (*SLOW, *OTHERS_WORK, *ANSWERS, "tomllib", "memsheet.catalog.names", "memsheet.questions"),
+    ("explain", "zero"): (*SLOW, *OTHERS_WORK, *ANSWERS, "pkgutil", "memsheet.textbook", "memsheet.catalog.names"),
+    ("infer", "llama-3-8b", *FITS): (
+        *SLOW, *OTHERS_WORK, "hashlib", "base64", "memsheet.allocator", "memsheet.catalog.names", "memsheet.exchange",
+        "memsheet.engines.megatron", "memsheet.formulas.replay", "memsheet.report.page", "memsheet.formulas.step_time",
+    ),
+    ("train", "llama-3-8b", "--seq-len", "512", *FITS): (
+        *SLOW, *OTHERS_WORK, "memsheet.catalog.names", "memsheet.exchange", "memsheet.engines.megatron", "memsheet.engines.vllm",
+        "memsheet.formulas.serving", "memsheet.report.page", "memsheet.formulas.step_time",
+    ),
+    ("check", "{file}", "--model", "llama-3-8b", "--seq-len", "512", *FITS): (
+        "argparse", "dataclasses", "inspect", "difflib", "importlib.metadata", "subprocess", "tempfile", "secrets", "yaml",
+        "memsheet.agents", "memsheet.measure", "memsheet.report.chart", "memsheet.report.screen", "memsheet.run", "memsheet.web",
+        "memsheet.report.json.plans", "memsheet.report.page.summaries", "memsheet.search", "memsheet.readers.hub", "memsheet.trace",
+    ),
+}  # fmt: skip
+"""A command → what it does not load, with all that is inside."""
+DEEPSPEED = {
+    "zero_optimization": {"stage": 3},
+    "bf16": {"enabled": True},
+    "train_micro_batch_size_per_gpu": 1,
+}
+
+
+@pytest.mark.parametrize("command", LEFT_OUT, ids=lambda command: command[0])
+def test_a_command_loads_nothing_of_what_others_do(command: tuple[str, ...], tmp_path: Path) -> None:
+    """By modules, not by time: what makes a start slow is what it loads."""
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(DEEPSPEED), encoding="utf-8")
+    words = [word.format(file=file) for word in command]
+    loaded = loaded_after(
+        "import sys; before = {*sys.modules}\n"
+        f"from memsheet.cli import main; code = main({words!r})\n"
+        "assert code in (0, 11), code\n"
+        "loaded = sorted({*sys.modules} - before)\n"
+        "import json; print(json.dumps(loaded), file=sys.stderr)"
+    )
+    left_out = LEFT_OUT[command]
+    assert [
+        name for name in loaded if name in left_out or name.startswith(tuple(f"{one}." for one in left_out))
+    ] == []
 
 
 def test_a_bundled_name_loads_no_tables_of_other_names():

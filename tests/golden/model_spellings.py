@@ -1,5 +1,5 @@
 """`aliases.json` of the bundled models, as their files say it: every spelling, and the ends of hubs' names
-that are one model's alone.
+that are one model's alone; and `canonical_names.json`, the names that are left of these in one spelling.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ import json
 from pathlib import Path
 
 import memsheet
+from memsheet import catalog
+from memsheet.catalog.names import canonical_names
 
 MODELS = Path(memsheet.__file__).parent / "catalog" / "models"
 INDEX = MODELS / "aliases.json"
+CANONICAL = MODELS.parent / "canonical_names.json"
 
 
 def spellings() -> dict[str, str]:
@@ -30,6 +33,12 @@ def spellings() -> dict[str, str]:
     return dict(sorted({**alone, **stated}.items()))
 
 
+def _rows(names: dict[str, str]) -> str:
+    rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(model)}" for name, model in names.items())
+    return f"{{\n{rows}\n}}\n"
+
+
 def write() -> None:
-    rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(model)}" for name, model in spellings().items())
-    INDEX.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
+    INDEX.write_text(_rows(spellings()), encoding="utf-8")
+    catalog._model_index.cache_clear()
+    CANONICAL.write_text(_rows(canonical_names()), encoding="utf-8")

@@ -8,13 +8,13 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memsheet.allocator.blocks import Block
 from memsheet.allocator.caching import allocate_block, free_block
 from memsheet.allocator.memory import release_all
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
+from memsheet.frozen import dataclass
 
 ALLOC, FREED, TAKEN, GIVEN = (
     "alloc",

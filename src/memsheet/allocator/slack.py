@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.allocator.replay import Replay, replay_timeline
 from memsheet.allocator.settings import Settings
+from memsheet.frozen import replace
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
 from memsheet.timeline import Timeline
 

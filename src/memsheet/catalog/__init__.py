@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from memsheet.catalog.cards import LARGE_GB, card_bandwidth, card_device, card_n
 from memsheet.catalog.instances import named_cards, rented_cards, rented_machines, similar_machines
 from memsheet.catalog.spellings import canonical_name, device_key, family_and_size, named_capacity
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.device import Basis, Device, Links
 from memsheet.units import GIB, MIB
 
@@ -49,6 +50,14 @@ def glossary_terms() -> dict[str, Any]:
     return _parse_toml(_read_catalog_file("terms.toml"))
 
 
+def glossary_terms_about(written: Callable[[str], bool]) -> dict[str, Any]:
+    """Those of the words that stand on lines of which ``written`` is true: each has a line of its own, and
+    parsing all of them costs more than answering.
+    """
+    lines = _read_catalog_file("terms.toml").splitlines()
+    return _parse_toml("\n".join(line for line in lines if line.startswith("[") or written(line)))
+
+
 def _model_key(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
@@ -65,9 +74,26 @@ def spelling_index() -> Mapping[str, str]:
     return _model_index()
 
 
+@cache
+def canonical_index() -> Mapping[str, str]:
+    """Names of bundled models without their publishers, in canonical spelling → the model's name."""
+    index: dict[str, str] = json.loads(_read_catalog_file("canonical_names.json"))
+    return index
+
+
 def model_names() -> tuple[str, ...]:
     """The names of the bundled models, sorted."""
     return tuple(sorted(set(_model_index().values())))
+
+
+@cache
+def model_rows() -> Mapping[str, Mapping[str, Any]]:
+    """The bundled models by name, as ``memsheet models`` lists them: ``parameters`` and ``active_parameters``
+    (None where the family's layers are not written down), ``family``, ``aliases``, ``source``. A file made of
+    the models' own (``questions.catalogue.count_model``), as counting them all takes longer than a list may.
+    """
+    rows: dict[str, dict[str, Any]] = json.loads(_read_catalog_file("model_rows.json"))
+    return {name: {"name": name, **row} for name, row in rows.items()}
 
 
 def find_model(name: str) -> dict[str, Any] | None:
@@ -293,7 +319,7 @@ def catalog_devices() -> tuple[Device, ...]:
     return (*(_catalog_device(name) for name in _device_sections() if name), *map(card_device, card_names()))
 
 
-PLURAL = re.compile(r"(.*\dS?)s\s*")
+PLURAL = late_pattern(r"(.*\dS?)s\s*")
 """Cards of a name that ends in a number: ``8 H100s``."""
 
 
@@ -306,6 +332,8 @@ def find_device(name: str) -> Device:
 
     Raises InputError with the nearest names.
     """
+    if name and name in _device_sections():  # its own name, which is no other's spelling
+        return _catalog_device(name)
     if (capacity := named_capacity(name)) is not None:
         return _of_size(capacity[0], exact=capacity[1])
     key = device_key(name)

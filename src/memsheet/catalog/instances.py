@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from memsheet.patterns import late_pattern
 from memsheet.plan.device import parse_gpus
 
 CLOUDS = ("aws", "gcp", "azure")
-_LOOKS_RENTED = re.compile(
+_LOOKS_RENTED = late_pattern(
     r"\.\d*x?(?:large|metal)\b|^(?:standard[_-])?n[cdv]\d+\w*_v\d|\d+g(?:-metal)?$|^g2-standard",
     re.IGNORECASE,
 )
@@ -65,6 +65,8 @@ def similar_machines(name: str) -> list[str]:
     """Rented machines that are spelt alike, where a name is of their kind."""
     if not _LOOKS_RENTED.search(name.strip()):
         return []
+    import difflib
+
     return difflib.get_close_matches(_plain_name(name[:MOST_LETTERS]), rented_machines(), n=3, cutoff=0.6)
 
 

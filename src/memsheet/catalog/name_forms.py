@@ -7,10 +7,11 @@ from urllib.parse import unquote
 
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
+from memsheet.patterns import late_pattern
 
 LONGEST_NAME = 512
 HUB_HOSTS = ("huggingface.co", "hf.co", "hf-mirror.com", "hub-ci.huggingface.co")
-_SCHEME = re.compile(
+_SCHEME = late_pattern(
     r"(?:https?://)?(?:www\.)?(?P<host>[a-z0-9.-]+(?::\d{1,5})?)/(?P<path>.+)", re.IGNORECASE
 )
 _OLLAMA_HOSTS = ("ollama.com", "registry.ollama.ai", "ollama.ai")
@@ -25,14 +26,14 @@ _OTHER_KINDS = {
 # huggingface_hub utils/_validators.py, validate_repo_id: word characters, '-' and '.', not at an end, at most
 # 96 a part
 _PART = r"[A-Za-z0-9_][\w.-]{0,95}"
-_ID = re.compile(
+_ID = late_pattern(
     rf"(?P<repo>(?:{_PART}/)?{_PART})(?:@(?P<revision>\w[\w./-]{{0,99}}))?(?::(?P<tag>[\w.-]{{1,64}}))?",
     re.ASCII,
 )
-_FILE = re.compile(
+_FILE = late_pattern(
     rf"(?P<repo>{_PART}/{_PART})/(?P<file>(?:{_PART}/){{0,3}}{_PART}\.(?:gguf|safetensors))", re.ASCII
 )
-_QUANT = re.compile(
+_QUANT = late_pattern(
     r"(?:ud-)?(?:i?q\d(?:_[a-z0-9]+){0,2}|tq\d_\d|mxfp4(?:_moe)?|bf16|fp?16|fp?32)", re.IGNORECASE
 )
 

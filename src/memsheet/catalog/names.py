@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from memsheet.catalog import as_released_under, find_model, model_names, spelling_index
+from memsheet.catalog import as_released_under, canonical_index, find_model, model_names, spelling_index
 from memsheet.catalog.name_forms import AskedName, is_quant_tag, parse_model_name
 from memsheet.catalog.ollama_names import LATEST, OTHER_FORMS, ollama_names
 from memsheet.catalog.pipelines import generator_error, generator_kind
@@ -30,7 +29,8 @@ from memsheet.catalog.tuned_names import (
     split_model,
     tuned_words,
 )
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
+from memsheet.patterns import late_pattern
 
 MIRRORS = frozenset((
     "unsloth", "nousresearch", "mlx-community", "lmstudio-community", "bartowski", "thebloke", "casperhansen", "redhatai", "neuralmagic", "nm-testing",
@@ -114,12 +114,12 @@ def held_name(text: str) -> str:
     """
     asked = parse_model_name(text)
     held = held_model(canonical_name(asked.repo.rpartition("/")[2]), _numbered_keys()) if asked else None
-    return _canonical_index()[held.key] if held else ""
+    return canonical_index()[held.key] if held else ""
 
 
 @cache
 def _numbered_keys() -> tuple[str, ...]:
-    return tuple(key for key in _canonical_index() if re.search(r"\d[bm]?\b", key))
+    return tuple(key for key in canonical_index() if re.search(r"\d[bm]?\b", key))
 
 
 def other_kind(text: str) -> tuple[str, str]:
@@ -138,10 +138,10 @@ def other_kind(text: str) -> tuple[str, str]:
 def _adapted_model(bare: str) -> str:
     """The bundled model, perhaps of no size, that an adapter's name holds beside the words of adapters."""
     rest = "-".join(word for word in bare.split("-") if not is_adapter_name(word))
-    held = held_model(rest, (*(key for key in _canonical_index() if "-" in key), *_stated_index()))
+    held = held_model(rest, (*(key for key in canonical_index() if "-" in key), *_stated_index()))
     if held is None:
         return ""
-    return _canonical_index().get(held.key) or _stated_index()[held.key][1].model
+    return canonical_index().get(held.key) or _stated_index()[held.key][1].model
 
 
 def matching_names(words: str) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def _assumption(found: NameMatch, asked: str) -> str:
     return f"model = {found.name} ({asked} by its name{stored}{hint})"
 
 
-TUNED_OF_DATE = re.compile(r"-(?:base|instruct)(?=-\d{4}$)")
+TUNED_OF_DATE = late_pattern(r"-(?:base|instruct)(?=-\d{4}$)")
 """Before a release's month, which people write without it (Mistral-Small-3.1-24B-2503)."""
 
 
@@ -173,9 +173,10 @@ def _spelling_key(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
-@cache
-def _canonical_index() -> dict[str, str]:
-    """Bare names in canonical spelling → the bundled name; a spelling of two models is none's."""
+def canonical_names() -> dict[str, str]:
+    """Bare names in canonical spelling → the bundled name; a spelling of two models is none's. ``catalog``
+    has them as a file (``canonical_index``), as finding them all takes longer than an answer.
+    """
     found: dict[str, set[str]] = {}
     for key, name in spelling_index().items():
         found.setdefault(canonical_name(key.rpartition("/")[2]), set()).add(name)
@@ -201,8 +202,8 @@ def _hub_match(asked: AskedName) -> NameMatch | None:
     rest, whole, own = _without_ends(_spelling_key(bare), owner)
     stored = storage or own
     told = stored.words if stored else ""
-    if rest in _canonical_index():
-        name = _canonical_index()[rest]
+    if rest in canonical_index():
+        name = canonical_index()[rest]
         sure = not owner or owner in MIRRORS or owner in _owners(name)
         return NameMatch(
             name=name, released=rest, positions_open=rest != whole, sure=sure, storage=stored, words=told
@@ -224,7 +225,7 @@ def _hub_match(asked: AskedName) -> NameMatch | None:
         return None
     words = ", ".join(filter(None, (tuned_words(held), told)))
     return NameMatch(
-        name=_canonical_index()[held.key],
+        name=canonical_index()[held.key],
         released=held.key,
         positions_open=True,
         sure=False,
@@ -240,7 +241,7 @@ def _without_ends(name: str, owner: str) -> tuple[str, str, Storage | None]:
     """
     storage, whole = None, name
     for _ in range(MOST_ENDS):
-        if (key := canonical_name(name)) in _canonical_index() or key in _stated_index():
+        if (key := canonical_name(name)) in canonical_index() or key in _stated_index():
             break
         if storage is None and (split := split_storage(name, owner)):
             name, storage = split
@@ -259,22 +260,22 @@ def _held_in(name: str, owner: str) -> HeldModel | None:
     held = held_model(name, _sized_keys())
     if held is None and owner and owner not in MIRRORS:
         held = split_model(name, _sized_keys())
-        if held and owner in _owners(_canonical_index()[held.key]):
+        if held and owner in _owners(canonical_index()[held.key]):
             return None  # a publisher's own words between are a series of its own
     if held is None:
         return None
-    own = owner in _owners(_canonical_index()[held.key])
+    own = owner in _owners(canonical_index()[held.key])
     return None if changed_shapes(held, _families(), own=own) else held
 
 
 @cache
 def _sized_keys() -> tuple[str, ...]:
-    return tuple(key for key in _canonical_index() if is_sized(key))
+    return tuple(key for key in canonical_index() if is_sized(key))
 
 
 @cache
 def _families() -> frozenset[str]:
-    return family_words(_canonical_index())
+    return family_words(canonical_index())
 
 
 @cache
@@ -298,7 +299,7 @@ def _ollama_match(asked: AskedName) -> NameMatch | None:
     for spelling in names:
         known = _without_ends(spelling, "")[0]
         _, base = _stated_index().get(known, ("", None))
-        name = _canonical_index().get(known) or (base.model if base else None)
+        name = canonical_index().get(known) or (base.model if base else None)
         if name is None:
             continue
         if not types and asked.repo.lower() in OTHER_FORMS:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from memsheet.patterns import late_pattern
+
 LATEST = {
     "llama2": "7b", "llama3": "8b", "llama3.1": "8b", "llama3.2": "3b", "llama3.2-vision": "11b", "llama3.3": "70b", "llama4": "scout",
     "qwen2": "7b", "qwen2.5": "7b", "qwen2.5-coder": "7b", "qwen2.5vl": "7b", "qwen3": "8b", "qwen3-coder": "30b", "qwen3-vl": "8b", "qwq": "32b",
@@ -36,8 +38,8 @@ CALLED = {
 OTHER_FORMS = {"gpt-oss": ""}
 """Families whose tags without types are stored as they were released."""
 _TUNED = ("instruct", "chat", "text", "it", "it-qat", "base", "thinking")
-_TYPES = re.compile(r"(?:^|-)((?:i?q\d(?:_[a-z0-9]+){0,2}|fp?16|bf16|mxfp4))$", re.IGNORECASE)
-_SIZE = re.compile(r"^(?:\d{1,3}x)?e?\d{1,4}(?:\.\d)?[bm]|^(?:mini|medium|scout|maverick)(?=-|$)")
+_TYPES = late_pattern(r"(?:^|-)((?:i?q\d(?:_[a-z0-9]+){0,2}|fp?16|bf16|mxfp4))$", re.IGNORECASE)
+_SIZE = late_pattern(r"^(?:\d{1,3}x)?e?\d{1,4}(?:\.\d)?[bm]|^(?:mini|medium|scout|maverick)(?=-|$)")
 
 
 def ollama_names(family: str, tag: str) -> tuple[tuple[str, ...], str]:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from memsheet.catalog.tuned_names import tells_shapes
+from memsheet.patterns import late_pattern
 
-SHORT = re.compile(r"^l(?=[23](?:\.\d)?[-_]\d)", re.IGNORECASE)
+SHORT = late_pattern(r"^l(?=[23](?:\.\d)?[-_]\d)", re.IGNORECASE)
 """Llama by its first letter, with its generation and a size behind it."""
-RUN_WORDS = re.compile(
+RUN_WORDS = late_pattern(
     r"(?<![^-_])(?:"
     r"(?:lr|seed|steps?|epoch|ep|iter|global_step|checkpoint|ckpt)[-_]?\d+(?:\.\d+)?(?:e-?\d+)?"
     r"|\d+(?:\.\d+)?e-\d+|\d+[-_]?(?:ep|epochs?|steps?)|source|src|fix(?:ed)?|final|new|local|copy"
@@ -23,10 +24,10 @@ RUN_WORDS = re.compile(
 """Rates, seeds, counts of steps and epochs, what somebody calls a copy, and the tasks that encoders are tuned
 to: nothing of shapes but a head of few classes.
 """
-TUNED_RELEASE = re.compile(r"([a-z][-_]?\d(?:\.\d)?[-_]\d+b)[-_]v\d+(?:\.\d+)*(?![^-_])", re.IGNORECASE)
+TUNED_RELEASE = late_pattern(r"([a-z][-_]?\d(?:\.\d)?[-_]\d+b)[-_]v\d+(?:\.\d+)*(?![^-_])", re.IGNORECASE)
 """Behind a size of a family that says its generation: the release of what was made of it."""
-SIZE = re.compile(r"^(\d+(?:\.\d+)?[bm])(?=$|[-_])", re.IGNORECASE)
-GENERATION = re.compile(r"^[a-z]{2,}[-_]?\d(?:\.\d)?$", re.IGNORECASE)
+SIZE = late_pattern(r"^(\d+(?:\.\d+)?[bm])(?=$|[-_])", re.IGNORECASE)
+GENERATION = late_pattern(r"^[a-z]{2,}[-_]?\d(?:\.\d)?$", re.IGNORECASE)
 MOST_WORDS = 12
 
 

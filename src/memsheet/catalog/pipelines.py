@@ -66,7 +66,6 @@ _SERIES = (
     ),
     (r"nvidia/audio-codec-.*", _CODEC, "NVIDIA/NeMo 8cfedd7 docs/source/tts"),
 )
-_NAMES = tuple((re.compile(pattern), what) for pattern, what, _ in _SERIES)
 
 
 def generator_kind(repository: str) -> str:
@@ -74,7 +73,9 @@ def generator_kind(repository: str) -> str:
     not known to be.
     """
     name = repository.strip().lower().replace("_", "-")
-    return next((what for pattern, what in _NAMES if pattern.fullmatch(name)), "")
+    if "/" not in name:  # each is told by who published it
+        return ""
+    return next((what for pattern, what, _ in _SERIES if re.fullmatch(pattern, name)), "")
 
 
 def generator_error(asked: str, kind: str) -> InputError:

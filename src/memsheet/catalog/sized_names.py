@@ -8,10 +8,11 @@ import math
 import re
 
 from memsheet.frozen import dataclass
+from memsheet.patterns import late_pattern
 
-SIZE = re.compile(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)(b|m)(?![a-z0-9])", re.IGNORECASE)
-ACTIVE = re.compile(r"(?<![a-z0-9])a(\d{1,3}(?:\.\d{1,2})?)b(?![a-z0-9])", re.IGNORECASE)
-EXPERTS = re.compile(r"(?<![a-z0-9])\d{1,3}e(?![a-z0-9])", re.IGNORECASE)
+SIZE = late_pattern(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)(b|m)(?![a-z0-9])", re.IGNORECASE)
+ACTIVE = late_pattern(r"(?<![a-z0-9])a(\d{1,3}(?:\.\d{1,2})?)b(?![a-z0-9])", re.IGNORECASE)
+EXPERTS = late_pattern(r"(?<![a-z0-9])\d{1,3}e(?![a-z0-9])", re.IGNORECASE)
 """Of names that say what a token passes and how many experts there are (17B-16E), and no sum."""
 BILLION = {"b": 1.0, "m": 1e-3}
 DENSE = {

@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import re
 
+from memsheet.patterns import late_pattern
+
 MAKERS = (
     "nvidia", "geforce", "quadro", "tesla", "rtx", "gtx", "amd", "radeon", "instinct", "rx", "intel", "arc", "google", "huawei", "apple",
 )  # fmt: skip
 """Words before a card's own name that a person may leave out."""
-LAPTOP = re.compile(r"(?:\b|(?<=_))(?:mobile|notebook|max[-_ ]?q|laptop)\b|(?<=\d)m\b")
-_NO_NAME = re.compile(
+LAPTOP = late_pattern(r"(?:\b|(?<=_))(?:mobile|notebook|max[-_ ]?q|laptop)\b|(?<=\d)m\b")
+_NO_NAME = late_pattern(
     r"\b(?:generation|workstation|edition|blackwell|imac"
     r"|macbook[\s_-]?(?:pro|air)|mac[\s_-]?(?:studio|mini|pro))\b"
 )
 """Words beside a card's name that tell no two cards apart."""
-_SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,4})[\s_-]*gi?b?(?![a-z0-9])")
-_CAPACITY = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(gi?b)\s*(?:gpu|card|vram)?s?\s*", re.IGNORECASE)
+_SIZE = late_pattern(r"(?<![a-z0-9.])(\d{1,4})[\s_-]*gi?b?(?![a-z0-9])")
+_CAPACITY = late_pattern(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(gi?b)\s*(?:gpu|card|vram)?s?\s*", re.IGNORECASE)
 
 
 def canonical_name(name: str) -> str:

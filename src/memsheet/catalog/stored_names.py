@@ -77,8 +77,8 @@ _FORMS: dict[str, Storage] = {
 }  # fmt: skip
 
 # the end of a name in lower case with dashes → a form; the longest end counts
-_ENDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(f"-(?:{pattern})$"), form)
+_ENDS: tuple[tuple[str, str], ...] = tuple(
+    (f"-(?:{pattern})$", form)
     for pattern, form in (
         (r"unsloth-bnb-4bit", "unsloth"), (r"bnb-4bit|bnb-nf4|nf4|4bit-nf4|bnb-nf4-bf16|qlora-4bit", "nf4"), (r"bnb-8bit|bnb-int8", "bnb8"),
         (r"gptq-(?:int8|8bit|w8a16)(?:-128g)?", "gptq8"), (r"gptq(?:-(?:int4|4bit|w4a16))?(?:-g?128g?)?(?:-actorder)?", "gptq4"),
@@ -94,16 +94,16 @@ _ENDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )  # fmt: skip
 _OWNERS_ENDS = {
     "mlx-community": (
-        (re.compile(r"-(?:mlx-)?(?:[234568]bit(?:-dwq(?:-\d+)?)?|mxfp4(?:-q\d)?)$"), "mlx-bits"),
-        (re.compile(r"-(?:mlx-)?(?:bf16|fp16|mlx)$"), "mlx"),
+        (r"-(?:mlx-)?(?:[234568]bit(?:-dwq(?:-\d+)?)?|mxfp4(?:-q\d)?)$", "mlx-bits"),
+        (r"-(?:mlx-)?(?:bf16|fp16|mlx)$", "mlx"),
     ),
-    "unsloth": ((re.compile(r"-4bit$"), "nf4"),),
+    "unsloth": ((r"-4bit$", "nf4"),),
     "nvidia": (
-        (re.compile(r"-fp8$"), "modelopt-fp8"),
-        (re.compile(r"-(?:nvfp4(?:-(?:qad|w4a4|w4a16|v\d))?|fp4)$"), "modelopt-nvfp4"),
+        (r"-fp8$", "modelopt-fp8"),
+        (r"-(?:nvfp4(?:-(?:qad|w4a4|w4a16|v\d))?|fp4)$", "modelopt-nvfp4"),
     ),
     "qwen": (
-        (re.compile(r"-fp8$"), "fp8-block"),
+        (r"-fp8$", "fp8-block"),
     ),  # "fine-grained fp8 quantization with block size of 128", as each card of theirs says
 }
 """Ends that mean something of one owner's copies."""
@@ -145,7 +145,7 @@ def split_storage(name: str, owner: str) -> tuple[str, Storage] | None:
         return _split_gguf(name.removesuffix("-gguf"))
     series = re.match(r"[a-z]*", name)
     patterns = (*_OWNERS_ENDS.get(owner or (series[0] if series else ""), ()), *_ENDS)
-    ends = [(end.start(), form) for pattern, form in patterns if (end := pattern.search(name))]
+    ends = [(end.start(), form) for pattern, form in patterns if (end := re.search(pattern, name))]
     start, form = min(ends, key=lambda end: end[0], default=(0, ""))
     return (name[:start], _FORMS[form]) if start else None
 

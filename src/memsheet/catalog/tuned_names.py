@@ -5,36 +5,37 @@ that may stand for other shapes make it no match; the rest are told, not passed 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-TUNED = re.compile(
+from memsheet.patterns import late_pattern
+
+TUNED = late_pattern(
     r"-(?:instruct|base|it|pt|chat|hf|text|qat|sft|dpo|think|thinking|ft|finetuned?|merged|linearized"
     r"|rl|rlhf|rlvr|grpo|ppo|orpo|kto|simpo|cpo)$"
 )
 """Ends that say what weights were tuned for, and by which method, and nothing of their shapes."""
-DRAFTS = re.compile(
+DRAFTS = late_pattern(
     r"(?:^|[-.])(?P<kind>eagle-?\d?(?:\.\d)?|dflash|dspark|speculator|medusa|draft(?:er)?)(?=[-.]|$)"
 )
 """Words of heads and small models that draft tokens for another."""
-_ASSISTANT = re.compile(r"^(?P<of>(?:gemma-4|muse-glimmer)-.+)-assistant$")
+_ASSISTANT = late_pattern(r"^(?P<of>(?:gemma-4|muse-glimmer)-.+)-assistant$")
 """Models whose publisher calls their drafts so (transformers: gemma4_assistant, muse_glimmer_assistant)."""
 ADAPTERS = frozenset(("lora", "qlora", "dora", "adapter", "adapters", "peft"))
-_RANKED = re.compile(r"q?lora(?:-?r)?\d+")
+_RANKED = late_pattern(r"q?lora(?:-?r)?\d+")
 """An adapter's word with its rank."""
 REWARDS = frozenset(("reward", "rewards", "rm", "prm", "orm"))
-_SIZED = re.compile(r"(?:^|-)(?:\d+x)?e?\d+(?:\.\d+)?[bm](?:-|$)")
-_NUMBERS = re.compile(r"\d[\d.]*[a-z][\w.]*|[aexqw]\d[\w.]*")
+_SIZED = late_pattern(r"(?:^|-)(?:\d+x)?e?\d+(?:\.\d+)?[bm](?:-|$)")
+_NUMBERS = late_pattern(r"\d[\d.]*[a-z][\w.]*|[aexqw]\d[\w.]*")
 """Another size, a length, a count of experts, bits: words of shapes and of storage."""
-_RELEASES = re.compile(r"v?\d+(?:\.\d+)*|preview")
+_RELEASES = late_pattern(r"v?\d+(?:\.\d+)*|preview")
 """Behind a model's own name: another release of it, whose shapes are its own."""
-_OWN_RELEASES = re.compile(r"v\d+(?:\.\d+)*")
+_OWN_RELEASES = late_pattern(r"v\d+(?:\.\d+)*")
 """Behind words of a tuner's own and the name of a model whose family has a number of its own: a release of
 what the tuner made.
 """
-_VERSIONED = re.compile(r"(?P<family>[a-z]+-?\d+(?:\.\d+)?)-(?P<size>\d+(?:\.\d+)?b(?:-a\d+(?:\.\d+)?b)?)")
-_OWN_WORD = re.compile(r"[a-z]{3,}")
+_VERSIONED = late_pattern(r"(?P<family>[a-z]+-?\d+(?:\.\d+)?)-(?P<size>\d+(?:\.\d+)?b(?:-a\d+(?:\.\d+)?b)?)")
+_OWN_WORD = late_pattern(r"[a-z]{3,}")
 _SERIES = frozenset((
     "code", "coder", "math", "next", "guard", "pro", "plus", "turbo", "flash", "max", "ultra", "edge", "air", "super", "mobile", "research", "scope",
 ))  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from memsheet.cli import question as jobs
 from memsheet.cli import screen
@@ -14,10 +14,10 @@ from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import replace
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers
-from memsheet.report.screen.checked import render_against, render_checked, render_launches, render_servers
 from memsheet.report.shared.checked import WORST_FIRST, Checked, Launch
 from memsheet.report.shared.exit_codes import BAD_INPUT, checked_exit_code
 from memsheet.report.shared.look import Look
@@ -37,24 +37,38 @@ def check(asked: Given) -> int:
         check_form(SEVERAL, form)
         root = Path(asked.files[0])
         tree = check_launches(launches, root, jobs.job_arguments(asked), plan_flag_values(asked))
-        return _print_launches(tree, form, root.name, root, lambda: render_launches(tree, look))
+        return _print_launches(tree, form, root.name, root, lambda: _launches_screen(tree, look))
     as_run = getattr(asked, "as_run", None)
     if servers := started_servers(asked.files, as_run):
         check_form(SEVERAL, form)
         file = asked.files[0]
         started = check_servers(file, servers, jobs.job_arguments(asked), plan_flag_values(asked), as_run)
         left = servers[len(started) :]
-        return _print_launches(started, form, file, Path(), lambda: render_servers(started, left, look))
+        return _print_launches(started, form, file, Path(), lambda: _servers_screen(started, left, look))
     check_form("check", form)
     checked = _check_one_job(asked)
     if form is not None:
         write_form("check", form, checked)
     else:
+        from memsheet.report.screen.checked import render_checked
+
         screen.write_stdout(render_checked(checked, look))
     return checked_exit_code(checked)
 
 
 SEVERAL = "check of several"
+
+
+def _launches_screen(found: Sequence[Launch], look: Look) -> str:
+    from memsheet.report.screen.checked import render_launches
+
+    return render_launches(found, look)
+
+
+def _servers_screen(found: Sequence[Launch], left: Sequence[Any], look: Look) -> str:
+    from memsheet.report.screen.checked import render_servers
+
+    return render_servers(found, left, look)
 
 
 def _check_one_job(asked: Given) -> Checked:
@@ -82,6 +96,8 @@ def _check_against(asked: Given, form: str | None, look: Look) -> int:
     if form is not None:
         write_form("check --against", form, found)
     else:
+        from memsheet.report.screen.checked import render_against, render_checked
+
         after = render_checked(found.after.checked, look)
         screen.write_stdout(f"{render_against(found, look)}\n{after}")
     return checked_exit_code(found.after.checked)

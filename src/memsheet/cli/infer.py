@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from memsheet.budget import Answer
 from memsheet.cli.line import Given
 from memsheet.cli.question import run_job
+from memsheet.frozen import replace
 from memsheet.questions import accounted
 
 

@@ -7,9 +7,8 @@ unknown   what a flag may have been meant as
 from __future__ import annotations
 
 import re
-from argparse import SUPPRESS, ArgumentParser
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,16 +46,12 @@ def parse_command_line(command: Command, words: Sequence[str]) -> Given:
     """
     spelled = {name: (flag, on) for flag in command.flags for name, on in flag_spellings(flag)}
     end = words.index("--") if "--" in words else len(words)
-    line = list(_normalize_flag_words(words[:end], spelled))
-    namespace, extras = _flag_parser(line, spelled).parse_known_args(line)
-    found, problems = (
-        vars(namespace),
-        [
-            unknown_flag_problem(word.partition("=")[0], spelled, command.program)
-            for word in extras
-            if is_flag(word)
-        ],
-    )
+    found, extras = _read_flags(_normalize_flag_words(words[:end], spelled), spelled)
+    problems = [
+        unknown_flag_problem(word.partition("=")[0], spelled, command.program)
+        for word in extras
+        if is_flag(word)
+    ]
     given_flags = {flag.field: flag for flag in command.flags if flag.field in found}
     raise_if_problems(
         [
@@ -80,21 +75,23 @@ def parse_command_line(command: Command, words: Sequence[str]) -> Given:
     return Given(**{**{flag.field: flag.default for flag in command.flags}, **arguments, **kept})
 
 
-def _flag_parser(line: Sequence[str], spelled: Spelled) -> ArgumentParser:
-    """A parser of the flags that a line has: every value of each, so that all that is wrong can be told at
-    once.
+def _read_flags(line: Iterable[str], spelled: Spelled) -> tuple[dict[str, list[Any]], list[str]]:
+    """Every value that a line gives each flag, so that all that is wrong can be told at once, and the words
+    that are of no flag. None where a value is missing.
     """
-    parser = ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS
-    )
-    for name in dict.fromkeys(word.partition("=")[0] for word in line):
-        if name in spelled:
-            flag, on = spelled[name]
-            if flag.metavar:
-                parser.add_argument(name, dest=flag.field, action="append", nargs="?")
-            else:
-                parser.add_argument(name, dest=flag.field, action="append_const", const=on)
-    return parser
+    found, extras, rest = dict[str, list[Any]](), list[str](), deque(line)
+    while rest:
+        word = rest.popleft()
+        name, equals, value = word.partition("=")
+        if not is_flag(word) or name not in spelled:
+            extras.append(word)
+            continue
+        flag, on = spelled[name]
+        said: Any = on
+        if flag.metavar:
+            said = value if equals else rest.popleft() if rest and not is_flag(rest[0]) else None
+        found.setdefault(flag.field, []).append(said)
+    return found, extras
 
 
 def _normalize_flag_words(words: Sequence[str], spelled: Spelled) -> Iterator[str]:

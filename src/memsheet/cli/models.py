@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memsheet import catalog
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import input_error, printable_line
-from memsheet.questions.catalogue import model_row
 from memsheet.units import format_count
 
 
@@ -17,14 +17,9 @@ def models(asked: Given) -> int:
     """The bundled models with exact parameter counts, where the family's layers are written down. WORD: only
     those of which each word is in a name or the family, else the one that a name in any form is of.
     """
-    from memsheet.catalog.names import bundled_entry, matching_names
-
     words = " ".join(asked.words or ())
-    names = set(matching_names(words))
-    if words:
-        families = (row for name in catalog.model_names() if (row := _family_row(name)))
-        names |= {name for name, family in families if all(word in family for word in words.lower().split())}
-    found = [model_row(name) for name in sorted(names)]
+    rows = catalog.model_rows()
+    found = [rows[name] for name in (sorted(_names_of(words)) if words else rows)]
     if not found:
         raise input_error(
             "words",
@@ -36,10 +31,21 @@ def models(asked: Given) -> int:
         screen.write_json({"schema": "memsheet/models/1", "models": found})
         return 0
     screen.write_stdout(_model_table(found))
-    entry = bundled_entry(words) if len(found) == 1 and words else None
-    for line in entry.get("assumed", ()) if entry else ():
-        screen.write_stdout(f"{printable_line(line)}\n")
+    if len(found) == 1 and words:
+        from memsheet.catalog.names import bundled_entry
+
+        for line in (bundled_entry(words) or {}).get("assumed", ()):
+            screen.write_stdout(f"{printable_line(line)}\n")
     return 0
+
+
+def _names_of(words: str) -> set[str]:
+    """Bundled models of which each word is in a name or the family, else the one that a name is of."""
+    from memsheet.catalog.names import matching_names
+
+    families = (row for name in catalog.model_names() if (row := _family_row(name)))
+    of_family = {name for name, family in families if all(word in family for word in words.lower().split())}
+    return {*matching_names(words), *of_family}
 
 
 def _family_row(name: str) -> tuple[str, str]:
@@ -47,7 +53,7 @@ def _family_row(name: str) -> tuple[str, str]:
     return name, str(entry["config"]["model_type"]) if entry else ""
 
 
-def _model_table(rows: list[dict[str, Any]]) -> str:
+def _model_table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [("model", "parameters", "active", "family", "configuration of")]
     for row in rows:
         whole, active = row["parameters"], row["active_parameters"]

@@ -32,7 +32,7 @@ def run_job(ask: Callable[..., Answer], asked: Given) -> int:
         full=asked.full,
         decimal=decimal,
         form=asked.output,
-        typed=typed_options(asked, ask.__name__),
+        typed=() if asked.json or asked.output else typed_options(asked, ask.__name__),
     )
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import input_error, without_control_characters
@@ -58,9 +59,14 @@ def write_json(document: Mapping[str, Any]) -> None:
 
 
 def terminal_width() -> int:
-    import shutil  # what a program reads has no width
-
-    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns))
+    """Columns as COLUMNS says, else as the terminal has: the rule of shutil, which loads archives."""
+    said = os.environ.get("COLUMNS", "")
+    columns = int(said) if said.isascii() and said.isdigit() else 0
+    if columns <= 0:
+        with suppress(AttributeError, ValueError, OSError):  # what a program reads has no width
+            terminal: Any = sys.__stdout__
+            columns = os.get_terminal_size(terminal.fileno()).columns
+    return max(NARROWEST, min(WIDEST, columns or WITHOUT_TERMINAL))
 
 
 def supports_colour() -> bool:

@@ -5,11 +5,11 @@ claimed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import NOTHING, Interval, more_than, size_words, sum_intervals
 from memsheet.diagnose.message import Judgement, Message
+from memsheet.frozen import replace
 
 
 def contradictions_of(message: Message, figures: Figures) -> Iterator[str]:

@@ -5,7 +5,6 @@ program.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memsheet.diagnose.cure_tables import (
     EVALUATION_BATCH,
@@ -43,6 +42,7 @@ from memsheet.diagnose.signs import (
     SERVING,
     Signs,
 )
+from memsheet.frozen import replace
 
 MOST = 4
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 
 from memsheet.diagnose.interval import NOTHING, Interval, sum_intervals
 from memsheet.diagnose.message import Message
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.units import GIB
 
 PAGE = 2 * 2**20

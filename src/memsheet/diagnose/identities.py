@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from memsheet.diagnose.figures import PAGE
@@ -17,6 +16,7 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.named_models import model_axes, weight_shapes
 from memsheet.diagnose.signs import LOGITS, SCORES, SERVERS, Frame, Signs
+from memsheet.frozen import replace
 from memsheet.units import MIB
 
 OF_SHEET, BOTH_KNOWN = 5, 4

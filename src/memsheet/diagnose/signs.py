@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from memsheet.diagnose.cleaned import Log
@@ -13,7 +12,7 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.messages import step_lines
 from memsheet.diagnose.messages.deepspeed import grows_steadily
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 
 
 class Frame(NamedTuple):

@@ -5,7 +5,6 @@ its echo.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from memsheet.diagnose.cleaned import Log, cleaned_log
@@ -41,7 +40,7 @@ from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memsheet.diagnose.figures import figure_facts
@@ -13,6 +12,7 @@ from memsheet.diagnose.message import Cause, Term
 from memsheet.diagnose.snapshot.findings import Held, RankState
 from memsheet.diagnose.snapshot.judged import figures_of, growth_words, judge_held, leak_cure, replay_counts
 from memsheet.diagnose.verdict import Diagnosis, predicted_bytes
+from memsheet.frozen import replace
 from memsheet.plan.plan import RecomputeMode
 from memsheet.sheet import Component
 

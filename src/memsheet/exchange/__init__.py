@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +23,9 @@ from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS, unread_servers
 from memsheet.exchange.shared.trainer_script import UNSAID
+from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
+from memsheet.patterns import late_pattern
 
 NAMES = (
     "deepspeed",
@@ -105,7 +106,7 @@ MOST_SCRIPT = 2**15
 """Characters of a script that are read; a longer one is refused, for what stands at its end counts as well.
 """
 MOST_COMMENT = 300
-TRAINING = re.compile(
+TRAINING = late_pattern(
     r"^[^#\n]*\b(?:swift\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)|accelerate\s+launch)\s",
     re.MULTILINE,
 )

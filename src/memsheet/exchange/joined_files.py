@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -19,6 +18,7 @@ from memsheet.exchange.shared.script_defaults import (
     of_the_script,
 )
 from memsheet.exchange.shared.trainers import with_master
+from memsheet.frozen import replace
 from memsheet.plan.check import flatten_document
 from memsheet.plan.overriding import without_overridden
 

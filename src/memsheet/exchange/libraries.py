@@ -5,12 +5,12 @@ name one, and of its files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Answer, Change, Fix
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Moved
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Loss, Plan

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
@@ -17,7 +16,8 @@ from memsheet.exchange.shared.row_lengths import TOKENIZERS
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.visible_cards import CARDS
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.aliases import OWN_FP16
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.library_defaults import own_default
@@ -41,7 +41,7 @@ AUTO_LENGTH = "--max-model-len"
 v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is sure.
 """
 
-LESSENING = re.compile(
+LESSENING = late_pattern(
     r"activation_offloading$|enable_liger_kernel\b|freeze_language_model$|script\.(?:labels|frozen)$"
     r"|--(?:task|runner|convert)$"
 )

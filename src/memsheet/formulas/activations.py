@@ -6,8 +6,6 @@ chooses what a plan runs of them and gives their axes values.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import agreed, at_least
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.model_code import model_code
@@ -17,7 +15,7 @@ from memsheet.formulas.states.params import stack_prefix
 from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, evaluate_tape, select_part
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.formulas.whole_products import WHOLE
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec

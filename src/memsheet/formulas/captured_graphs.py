@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from memsheet.arith import Count, maximum
 from memsheet.formulas.graph_captures import Captured
@@ -11,6 +10,7 @@ from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.operators.blocks import block_operators, summed_widths
 from memsheet.formulas.sharding.resident_state import ResidentState, with_added_states
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.references import CUDA_GRAPH_NODES, formula
 from memsheet.sheet import Bytes, Component, Instant

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 
 from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.formulas.pipeline import in_flight
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import MEGATRON, formula

@@ -5,7 +5,6 @@ through.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from memsheet.arith import Count, agreed, is_array, not_alike
@@ -16,6 +15,7 @@ from memsheet.formulas.states.held import Held, module_of, tensors_on_rank
 from memsheet.formulas.states.params import JOIN, START, fold_path_indices, stack_prefix
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
 from memsheet.formulas.tapes.evaluate import Part, Release
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec, Norm, Role, Stack, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode

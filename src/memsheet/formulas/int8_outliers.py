@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import StageLayers
@@ -11,6 +10,7 @@ from memsheet.formulas.int8 import OUTLIERS
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.bytes_by_path import Key
+from memsheet.frozen import replace
 from memsheet.plan.defaults import OUTLIER_COLUMNS
 from memsheet.plan.dtypes import INT8
 from memsheet.plan.model import ModelSpec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.formulas.whole_products import WHOLE, whole_factors
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import BF16, FP32, DType
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Mixer, Role, Weight

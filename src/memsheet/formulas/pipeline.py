@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 from memsheet.arith import Count, minimum
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
 from memsheet.plan.plan import Plan, Schedule
 from memsheet.references import PIPELINE_1F1B, formula

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, agreed
 from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment
 from memsheet.formulas.training_step import Step
+from memsheet.frozen import replace
 from memsheet.plan.plan import AdapterKind
 from memsheet.sheet import Component
 

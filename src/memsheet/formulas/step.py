@@ -5,7 +5,6 @@ each instant holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 
@@ -36,7 +35,7 @@ from memsheet.formulas.tapes.bytes_by_path import (
 )
 from memsheet.formulas.training import peak_candidates
 from memsheet.formulas.training_step import Step
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, Spread

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass, field
 from memsheet.guard.budget import Budget, TooMuchError
 
 MOST_BYTES = 64 * 2**20

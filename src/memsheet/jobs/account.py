@@ -7,11 +7,11 @@ Rows begin with the role (``actor/model.layers.*…``); an instant is one of a p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 
 from memsheet.account import account_rank
 from memsheet.arith import maximum
 from memsheet.formulas.runtime import outside_tensors
+from memsheet.frozen import dataclass, field, replace
 from memsheet.jobs.forward import forward_items
 from memsheet.jobs.logits import logits_item, step_items
 from memsheet.jobs.resident import OF_PROCESS, host_bytes, resident_items

@@ -8,8 +8,8 @@ framework makes them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from memsheet.frozen import replace
 from memsheet.jobs.resident import is_gradient_bucket
 from memsheet.plan.job import Residency, Role
 from memsheet.sheet import STATES, Bytes, Component, Derived, Instant, Item, Sheet

@@ -8,8 +8,8 @@ without them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from memsheet.frozen import replace
 from memsheet.jobs.forward import CAST, cast_output_matrix
 from memsheet.plan.job import Logits, Role
 from memsheet.plan.plan import Plan

@@ -8,10 +8,10 @@ the model's buffers (v1/worker/gpu_worker.py, sleep).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from memsheet.arith import maximum
 from memsheet.formulas.runtime import outside_tensors
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.job import Residency, Role
 from memsheet.sheet import (

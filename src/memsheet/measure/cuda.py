@@ -5,11 +5,11 @@ step says it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from memsheet.frozen import dataclass
 from memsheet.measure.environment import process_bytes
 from memsheet.sheet import Instant
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from memsheet.allocator import Settings
 from memsheet.allocator.settings import LARGE_SEGMENT
 from memsheet.allocator.steps import Step, replay_steps
+from memsheet.frozen import dataclass
 from memsheet.measure.died import NO_MEMORY
 from memsheet.plan.plan import Plan
 from memsheet.run.data import SEED, microbatch_stream, random_sequence_lengths

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from memsheet.frozen import dataclass
 from memsheet.sheet import Instant
 
 SILENT = "6"

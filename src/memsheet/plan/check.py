@@ -12,7 +12,6 @@ from typing import Any
 from memsheet.errors import MOST_SHOWN, Problem, nearest_words, printable_line
 from memsheet.frozen import dataclass
 from memsheet.plan import packages
-from memsheet.plan.dtypes import dtype_named
 from memsheet.plan.engine_registry import KNOWN_NAMES
 
 Request = Mapping[str, Any]
@@ -216,6 +215,12 @@ def _number_reason(rule: Rule, value: Any) -> str | None:
     return None if number and rule.low < value <= rule.high else f"is not a number above {rule.low}"
 
 
+def _names_dtype(text: str) -> bool:
+    from memsheet.plan.dtypes import dtype_named
+
+    return dtype_named(text) is not None
+
+
 _REASONS: dict[str, Any] = {
     "number": _number_reason,
     "count": _count_reason,
@@ -230,6 +235,6 @@ _REASONS: dict[str, Any] = {
         if len(v) > LONGEST
         else None
     ),
-    "dtype": lambda _, v: None if isinstance(v, str) and dtype_named(v) else "is not a known dtype",
+    "dtype": lambda _, v: None if isinstance(v, str) and _names_dtype(v) else "is not a known dtype",
     "choice": lambda r, v: None if v in r.choices else f"is none of {', '.join(r.choices)}",
 }

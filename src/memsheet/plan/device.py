@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from enum import Enum
 
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass, replace
 
 MAX_DEVICES = 2**20
 """More than any cluster built so far; a larger count is a typing error."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from typing import Any
 
+from memsheet.frozen import fields
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.plan.engine_options import option_keys

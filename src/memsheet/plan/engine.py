@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from enum import Enum
 from typing import Any
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.plan.defaults import CACHE_DTYPES
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_options import EngineOptions

@@ -5,10 +5,9 @@ where an engine has no such option; an engine with more has a class of its own
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, Self
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, fields
 from memsheet.plan.dtypes import DType
 
 

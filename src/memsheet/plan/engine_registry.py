@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from memsheet.plan.engine import Engine, EngineRules
-from memsheet.plan.plan import Plan
+if TYPE_CHECKING:
+    from memsheet.plan.engine import Engine, EngineRules
+    from memsheet.plan.plan import Plan
 
 MODELLED = (
     "transformers",
@@ -75,14 +76,15 @@ def _module_path(name: str, part: str) -> str:
     return f"memsheet.engines.{name.replace('-', '_').replace('.', '_')}.{part}"
 
 
-NO_RULES = EngineRules()
-
-
 @cache
 def rules_of(engine: str) -> EngineRules:
     """The rules of the engine of that name, which one that needs none has no file for."""
+    from importlib.util import find_spec
+
     if find_spec(_module_path(engine, "defaults")) is None:
-        return NO_RULES
+        from memsheet.plan.engine import EngineRules
+
+        return EngineRules()
     rules: EngineRules = engine_module(engine, "defaults").RULES
     return rules
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
 from memsheet.errors import Problem
+from memsheet.frozen import dataclass, field
 
 E = TypeVar("E", bound=Enum)
 

@@ -4,16 +4,19 @@ phase.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from memsheet.frozen import dataclass
-from memsheet.plan.device import Cluster
-from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Plan
+from memsheet.frozen import dataclass, field
 from memsheet.plan.workload import Serving
-from memsheet.sheet import Bytes, Component
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memsheet.plan.device import Cluster
+    from memsheet.plan.model import ModelSpec
+    from memsheet.plan.plan import Plan
+    from memsheet.sheet import Bytes, Component
 
 
 class Residency(Enum):

@@ -6,11 +6,10 @@ A reader writes a ModelSpec; formulas only read it. Shapes are those of the mode
 
 from __future__ import annotations
 
-from dataclasses import field
 from enum import Enum
 from math import prod
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.recording import RecordedCache, RecordedPart, Recording
 
 

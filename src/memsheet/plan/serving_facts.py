@@ -5,9 +5,8 @@ its passes run. An engine's file says what differs from the usual (``memsheet/en
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.plan.dtypes import DType
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Unpack
 
 from memsheet.account import account_rank
@@ -22,6 +21,7 @@ from memsheet.budget import (
 )
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error, raise_if_problems
+from memsheet.frozen import replace
 from memsheet.plan.aliases import engine_word
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import ONE_GPU, engine_of
@@ -362,6 +362,8 @@ def with_draft_model(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:
 
 def library_use(library: str | None) -> LibraryUse | None:
     """The library of that name with what it holds beside the sheet of a plan; None where none is named."""
+    if not library:
+        return None
     from memsheet.exchange.libraries import bytes_beside
 
-    return LibraryUse(library, lambda model, plan: bytes_beside(library, model, plan)) if library else None
+    return LibraryUse(library, lambda model, plan: bytes_beside(library, model, plan))

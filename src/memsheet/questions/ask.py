@@ -8,13 +8,13 @@ every option of a plan by its short name or in any tool's words, as texts if nee
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from memsheet.budget import Answer
 from memsheet.errors import InputError, Problem, input_error, missing_package, raise_if_problems
+from memsheet.frozen import replace
 from memsheet.guard.confined import confined_to
 from memsheet.guard.spending import of_one_command
 from memsheet.plan.values import option_problems, parse_token_count, parse_whole_number
@@ -311,11 +311,9 @@ def _ask_read(asked: dict[str, Any], _: Path) -> Said:
 
 
 def _ask_models(_: dict[str, Any], __: Path) -> Said:
-    from memsheet.catalog import model_names
-    from memsheet.questions.catalogue import model_row
+    from memsheet.catalog import model_rows
 
-    rows = [model_row(name) for name in sorted(model_names())]
-    return Said(0, {"schema": "memsheet/models/1", "models": rows})
+    return Said(0, {"schema": "memsheet/models/1", "models": list(model_rows().values())})
 
 
 def _ask_gpus(_: dict[str, Any], __: Path) -> Said:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.account import account_bare
 from memsheet.budget import Answer, Result, judge_on
 from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import ONE_GPU
 from memsheet.plan.model import Embeddings, Head, ModelSpec

@@ -6,14 +6,15 @@ from typing import Any
 
 from memsheet import catalog
 from memsheet.catalog.kinds import device_kind
-from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.plan.device import Device
-from memsheet.readers.hf_config import read_hf_config
-from memsheet.readers.registry import FAMILIES
 
 
-def model_row(name: str) -> dict[str, Any]:
-    """A bundled model: its name, parameters, family, other names, and where its configuration is from."""
+def count_model(name: str) -> dict[str, Any]:
+    """The row of a bundled model (``catalog.model_rows``), counted of its configuration."""
+    from memsheet.formulas.states.params import active_parameter_count, parameter_count
+    from memsheet.readers.hf_config import read_hf_config
+    from memsheet.readers.registry import FAMILIES
+
     entry = catalog.find_model(name)
     assert entry is not None
     family = str(entry["config"]["model_type"])

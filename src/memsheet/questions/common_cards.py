@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from math import lcm, prod
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from memsheet.catalog import named_cards
 from memsheet.errors import InputError
 from memsheet.exchange.shared.device_labels import named_card
 from memsheet.exchange.shared.file_format import Read
+from memsheet.frozen import replace
 from memsheet.report.shared.checked import Checked, OnCards
 
 COMMON_CARDS = ("RTX4090", "L40S", "H100-80GB")

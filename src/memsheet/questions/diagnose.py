@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,6 +20,7 @@ from memsheet.diagnose.snapshot.history import is_snapshot, read_history
 from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
 from memsheet.diagnose.with_snapshots import diagnose_held, recompute_notes
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import replace
 from memsheet.guard import read_bytes, read_stdin
 from memsheet.guard.pickled import read_pickle
 from memsheet.guard.spending import of_one_command

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
@@ -32,7 +31,9 @@ from memsheet.exchange.verdict_doubts import (
     stored_as,
 )
 from memsheet.formulas.states.params import parameter_count, tower_tensors
+from memsheet.frozen import replace
 from memsheet.jobs.shorter import MOST_HALVES
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
@@ -49,7 +50,7 @@ from memsheet.questions.sized_models import BY_SIZE, sized_model
 from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
 
-TOWER = re.compile(r"visual|vision|audio|projector", re.IGNORECASE)
+TOWER = late_pattern(r"visual|vision|audio|projector", re.IGNORECASE)
 """In the path of what belongs to a tower, in the library's classes of models that see or hear."""
 LEFT_OUT = "the sheet leaves out"
 PEFT_OPTIONS = frozenset(f"script.{name}" for name in (*READ, *OTHERS))

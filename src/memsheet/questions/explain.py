@@ -4,16 +4,13 @@ own docstring.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from inspect import getdoc
-from pkgutil import walk_packages
 from typing import Any
 
 from memsheet import references
-from memsheet.catalog import glossary_terms
+from memsheet.catalog import glossary_terms, glossary_terms_about
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.plan.engine_registry import MODELLED, find_engine
@@ -44,12 +41,14 @@ def explain(name: str) -> Term:
     if not isinstance(name, str):
         raise input_error("term", name, "is not text", "`memsheet explain` lists the terms")
     key = _term_key(name)
-    found = _index_terms(_catalog_terms()).get(key) or _terms_by_word().get(key) or _formula_terms().get(key)
+    found = _catalog_term(key) or _terms_by_word().get(key) or _formula_terms().get(key)
     if found is not None:
         return found
     alike = [formula for formula in _formula_terms() if formula.endswith(f".{key}")]
     if alike:
         raise input_error("term", name, "names several formulas", f"one of {', '.join(alike)}")
+    import difflib
+
     near = difflib.get_close_matches(key, [*_terms_by_word(), *_formula_terms()], n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise input_error("term", name, "is not explained here", f"{hint}`memsheet explain` lists the terms")
@@ -84,8 +83,14 @@ def _index_terms(terms: Iterable[Term]) -> dict[str, Term]:
     }
 
 
-def _catalog_terms() -> Iterator[Term]:
-    for kind, group, name, entry in _flatten_term_tables(glossary_terms()):
+def _catalog_term(key: str) -> Term | None:
+    """The catalogue's own term of that name, read alone."""
+    tables = glossary_terms_about(lambda line: key in _term_key(line))
+    return _index_terms(_catalog_terms(tables)).get(key)
+
+
+def _catalog_terms(tables: dict[str, Any] | None = None) -> Iterator[Term]:
+    for kind, group, name, entry in _flatten_term_tables(glossary_terms() if tables is None else tables):
         source = _citation_text(getattr(references, entry["cites"])) if "cites" in entry else ""
         yield Term(name, kind, group, entry["text"], source, tuple(entry.get("also", ())))
 
@@ -125,6 +130,8 @@ def _evidence_text(evidence: Evidence) -> str:
 
 def _formula_terms() -> dict[str, Term]:
     """Every formula by the shortest dotted end of its name that no word and no other formula has."""
+    from inspect import getdoc
+
     functions = dict(_formula_functions())
     ends = _shortest_ends(list(functions), taken=set(_terms_by_word()))
     return {
@@ -150,6 +157,8 @@ def _formula_text(name: str, doc: str) -> str:
 
 def formula_modules() -> Iterator[str]:
     """Modules that may hold formulas: what is published, what is generic, and each engine's own."""
+    from pkgutil import walk_packages
+
     yield "memsheet.textbook"
     for package in ("memsheet.formulas", "memsheet.engines"):
         yield from (found.name for found in walk_packages(import_module(package).__path__, f"{package}."))

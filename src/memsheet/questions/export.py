@@ -23,7 +23,6 @@ from memsheet.questions.question_parts import plan_document_of
 from memsheet.report.json.sheet import sheet_document
 from memsheet.report.shared.files import check_folder, write_all
 from memsheet.report.shared.json_text import dump_json_line
-from memsheet.report.shared.plans.words import format_seconds
 from memsheet.units import format_bytes
 
 PLAN, SHEET = "plan.json", "sheet.json"
@@ -203,6 +202,8 @@ def _substitute_plan_note(plans: Any, taken: Mapping[str, Any]) -> str:
     """What is said where the best plan is of an engine that these files are not for: another was taken, and
     what that costs.
     """
+    from memsheet.report.shared.plans.words import format_seconds
+
     best = plans[0] if isinstance(plans, list) and plans and isinstance(plans[0], Mapping) else taken
     if _plan_engine_name(best) == _plan_engine_name(taken):
         return ""

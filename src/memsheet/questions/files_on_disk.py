@@ -25,6 +25,7 @@ from memsheet.exchange.shared.settings_files import loads_settings, settings_nam
 from memsheet.exchange.shared.shell_calls import with_started_scripts
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, parse_yaml, read_bytes, read_json
 from memsheet.guard.budget import TooMuchError
+from memsheet.patterns import late_pattern
 from memsheet.questions.export import PLAN, SHEET, pick_plan
 
 MAX_FILES = 64
@@ -37,7 +38,7 @@ ENDINGS = (*DATA, ".sh", ".sbatch", ".slurm")
 NAMED = ("Modelfile",)
 GIT, MOST_UP = ".git", 8
 CODE = ".py"
-SOURCED = re.compile(
+SOURCED = late_pattern(
     r"^[ \t]*(?:\[+[^\n]*\]+[ \t]*&&[ \t]*)?(?:set -a[ \t]*(?:;|&&)[ \t]*)?"
     r"(?:(?:source|\.)[ \t]+(?:(?P<quote>[\"'])(?P<quoted>[^\"'\n]+)(?P=quote)|(?P<file>[^\s\"';]+))"
     r"|export[ \t]+\"?\$\((?:cat|grep)[^\n)]*?[ \t](?P<read>[\w./-]*\.env)\b[^\n)]*\)\"?)[^\n]*$",
@@ -46,8 +47,8 @@ SOURCED = re.compile(
 """A line of a shell's that takes in the variables of another file: ``source env.sh``, ``. ./.env``, ``export
 $(cat .env | xargs)``.
 """
-_OPENS_LIST = re.compile(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*\+?=\(")
-_ASSIGNMENT = re.compile(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=")
+_OPENS_LIST = late_pattern(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*\+?=\(")
+_ASSIGNMENT = late_pattern(r"[ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=")
 
 
 def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
@@ -12,6 +11,7 @@ from memsheet.account import account_rank
 from memsheet.budget import Answer, answer_of, judge_on, verdict_on_start
 from memsheet.catalog.tuned_names import REWARD_HEAD
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
+from memsheet.frozen import replace
 from memsheet.guard import read_json
 from memsheet.jobs.account import account_job
 from memsheet.jobs.document import SCHEMA, VALUES, WrittenJob, WrittenPhase, WrittenRole, read_job

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from memsheet.errors import InputError
 from memsheet.exchange.joined_files import preferences_in
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.trainer_script import LABELS, LABELS_PLACE
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Head, ModelSpec
 from memsheet.questions.named_models import model_of
 
-OTHER_HEAD = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
+OTHER_HEAD = late_pattern(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
 """Behind a family's name in the library's classes: what is put on the model."""
 CLASSIFIES = "classification"
 EXAMPLES = {

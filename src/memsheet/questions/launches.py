@@ -17,6 +17,7 @@ from memsheet.exchange.shared.named_server import MOST_SERVERS
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.plain_shell import plain_scripts
 from memsheet.guard import is_folder, parse_json, parse_yaml, read_bytes
+from memsheet.patterns import late_pattern
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.common_cards import cards_of_launch
 from memsheet.questions.export import PLAN, SHEET
@@ -32,7 +33,7 @@ MOST_BESIDE = 64
 """Files of one folder of which is looked whether some train and some serve."""
 MOST_CANDIDATES, MOST_TEXT = 2_000, 2**23
 """Of a tree: files that may be launches, and the letters of all of them, which are parsed."""
-DESCRIBES = re.compile(
+DESCRIBES = late_pattern(
     r"model_name_or_path|\bbase_model\b|--model[ =]|model_path|--num-layers|--num_layers|model_id\b"
     r"|from_pretrained|--model-path|^model:\s*\S|^\s*_component_: torchtune\.models|pretrained_model"
     r"|[\"']?hf_model|\bMODEL(_PATH|_NAME)?=|model\.path|checkpoint_dir: checkpoints/|^model_name: \S"
@@ -41,7 +42,7 @@ DESCRIBES = re.compile(
     r"|^model: *[\"']?\w",
     re.MULTILINE,
 )
-STARTS = re.compile(
+STARTS = late_pattern(
     r"torchrun|accelerate launch|deepspeed\b|python3? .*\.py|python3?(?: -\S+)* -m"
     r"|(swift|megatron) (sft|pt|rlhf|infer|deploy|rollout|sample|eval)"
     r"|llamafactory-cli|axolotl|tune run|trl (sft|dpo|grpo|kto|reward)|vllm serve|srun"
@@ -50,17 +51,17 @@ STARTS = re.compile(
     r"|model_loading_config|kv_cache_config"
 )
 """What a shell's script, or an object of a cluster, holds that starts anything of ours."""
-SERVES = re.compile(
+SERVES = late_pattern(
     r"LLMConfig\(|[\"'](vllm|sglang)[\"'],\s*[\"']serve[\"']|sglang\.launch_server|[\"']trtllm-serve[\"']"
     r"|\b(sgl|sglang)\.Engine\("
 )
 """What a Python script holds that starts a server, wherever in it that stands."""
-TRAINS = re.compile(
+TRAINS = late_pattern(
     r"Trainer\(|SFTConfig|DPOConfig|GRPOConfig|TrainingArguments|FastLanguageModel|\.backward\(|LLM\(|swift_"
     r"|(pretrain|finetune)_recipe\("
 )
 """What a Python script or a notebook holds that trains or serves."""
-SERVER = re.compile(
+SERVER = late_pattern(
     r"vllm serve|vllm\.entrypoints|sglang\.launch_server|llama-server|modelURL|text-generation-launcher"
     r"|trtllm-serve|vllm/vllm-openai"
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +15,7 @@ from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
+from memsheet.frozen import dataclass, replace
 from memsheet.measure.categories import ALWAYS, profiler_category_bytes
 from memsheet.plan.document import plan_document
 from memsheet.plan.engine import Runner

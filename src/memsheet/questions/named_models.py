@@ -5,7 +5,6 @@ opened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memsheet.errors import InputError
@@ -14,6 +13,7 @@ from memsheet.exchange.shared.file_format import AUTO, Read, runs_alone
 from memsheet.exchange.shared.serve_script import PRINTED, UNTOLD, unset_variables
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.sized_models import SizedModel, sized_model
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET, Read, Together
+from memsheet.frozen import replace
 from memsheet.resolve.mesh import mesh_product
 
 DEGREES = ("mesh.tp", "mesh.pp", "mesh.dp_replicate", "mesh.attn_dp", "mesh.ep")

@@ -14,12 +14,13 @@ from urllib.parse import parse_qsl
 
 from memsheet.errors import InputError, input_error
 from memsheet.guard import MAX_JSON_BYTES, parse_json
+from memsheet.patterns import late_pattern
 
-LINK = re.compile(r"^(?:\S*#)?q=(train|infer)&(\S+)$")
+LINK = late_pattern(r"^(?:\S*#)?q=(train|infer)&(\S+)$")
 """The part of a link behind its mark: what is asked, and every option that was given."""
-NAME = re.compile(r"^(?:https?://huggingface\.co/)?[\w.-]+(?:/[\w.-]+)*(?:@[\w.-]+)?/?$")
+NAME = late_pattern(r"^(?:https?://huggingface\.co/)?[\w.-]+(?:/[\w.-]+)*(?:@[\w.-]+)?/?$")
 """A model's name on one line, bundled or a hub's, or the address of its page."""
-DIED = re.compile(r"out of memory|OutOfMemoryError|Tried to allocate", re.IGNORECASE)
+DIED = late_pattern(r"out of memory|OutOfMemoryError|Tried to allocate", re.IGNORECASE)
 
 
 def read_pasted(text: Any) -> dict[str, Any]:

@@ -5,15 +5,15 @@ but for the towers'; what stands in is told, and no verdict is sure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 from memsheet.errors import Problem
 from memsheet.formulas.states.params import tower_tensors
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import Attention, Block, LinearAttention, ModelSpec, Stack
 
-TOWER, LAYERS = "vision tower is not modelled", re.compile(r"layers of \S+ are not modelled")
+TOWER, LAYERS = "vision tower is not modelled", late_pattern(r"layers of \S+ are not modelled")
 
 
 def plainer_model(spec: ModelSpec, problems: Iterable[Problem]) -> tuple[ModelSpec, str] | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from memsheet.errors import Problem, input_error, missing_package, raise_if_problems
+from memsheet.frozen import replace
 from memsheet.plan.engine_registry import searched_engines
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.options import InferOptions, Method, Model, Seconds, TrainOptions

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.stand_in_server import WHOLE_TEXTS
+from memsheet.frozen import replace
 from memsheet.plan.model import Head, ModelSpec
 from memsheet.questions.named_models import model_of
 

@@ -1,13 +1,15 @@
-"""When a model's own code is put on record, and where records are kept."""
+"""When a model's own code is put on record, and where records are kept. What makes one is loaded where one
+has to be made.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from memsheet.errors import InputError
+from memsheet.frozen import replace
 from memsheet.handing import handing_from
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.questions.user_cache import keep_document, key_of, read_kept
@@ -20,7 +22,6 @@ from memsheet.recording import (
     recording_from,
     run_from,
 )
-from memsheet.trace.recordings.process import ask_recorder
 
 KIND = "recordings"
 LIBRARIES = ("torch", TRANSFORMERS)
@@ -65,7 +66,7 @@ def serving_recording_of(config: Mapping[str, Any]) -> Recording:
     config = {key: value for key, value in config.items() if key not in NEVER_READ}
     name = config_key(config)
     asked = {"config": dict(config), "model": False, "ways": [], "caches": True}
-    found = ask_recorder(asked)
+    found = _recorder_answer(asked)
     _made[name] = replace(
         recording,
         caches=caches_from(found["caches"]),
@@ -83,12 +84,18 @@ def config_key(config: Mapping[str, Any]) -> str:
     return key_of(said, LIBRARIES, RECORDER)
 
 
+def _recorder_answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    from memsheet.trace.recordings.process import ask_recorder
+
+    return ask_recorder(request)
+
+
 def _described(config: Mapping[str, Any]) -> Recording:
-    return recording_from(ask_recorder({"config": dict(config), "model": True, "ways": []})["recording"])
+    return recording_from(_recorder_answer({"config": dict(config), "model": True, "ways": []})["recording"])
 
 
 def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun | RecordedGeneration | None:
-    run = run_from(ask_recorder({"config": dict(config), "model": False, "ways": [key]})["runs"][key])
+    run = run_from(_recorder_answer({"config": dict(config), "model": False, "ways": [key]})["runs"][key])
     _made[name].runs[key] = run
     _keep(name)
     return run

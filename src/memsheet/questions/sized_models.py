@@ -4,9 +4,7 @@ layers of the nearest plain model as come to its parameters. It is told, and no 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.catalog import find_model
@@ -15,11 +13,12 @@ from memsheet.catalog.sized_names import NamedSize, nearest_plain_model, size_in
 from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
 from memsheet.errors import Problem
 from memsheet.formulas.states.params import parameter_count
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
 
-OF_MODEL = re.compile(
+OF_MODEL = late_pattern(
     r"has model code of its own|is of routed experts, and \S+ has none|and \S+ has none that is padded"
 )
 BY_SIZE = ", by its size"

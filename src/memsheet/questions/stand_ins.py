@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from memsheet.errors import Problem
+from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES, PART
 from memsheet.questions.sized_models import BY_SIZE
 
 Request = Mapping[str, Any]
-OVER_STAGES = re.compile(r"does not divide (\d{1,4}) layers over (\d{1,4}) stages")
+OVER_STAGES = late_pattern(r"does not divide (\d{1,4}) layers over (\d{1,4}) stages")
 USUAL_RANK = 8
 """Of peft's LoRA where nobody says one (tuners/lora/config.py)."""
 Changes = Callable[[Request, Problem], Request | None]

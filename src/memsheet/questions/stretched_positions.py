@@ -4,11 +4,11 @@ nobody says what length it was made for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from memsheet.exchange.shared.file_format import Read
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.named_models import model_of
 from memsheet.resolve.length import derived_max_length
@@ -16,7 +16,7 @@ from memsheet.resolve.length import derived_max_length
 LENGTH = "serving.max_model_len"
 STRETCHES = ("--rope-scaling", "--rope-theta", "--hf-overrides", "--json-model-override-args")
 """Flags that change a model's positions (vLLM engine/arg_utils.py; SGLang server_args.py)."""
-GOES_BEYOND = re.compile(
+GOES_BEYOND = late_pattern(
     r"(?:VLLM_ALLOW_LONG_MAX_MODEL_LEN|SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)\W{1,4}(?:1|[Tt]rue)\b"
 )
 

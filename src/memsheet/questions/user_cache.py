@@ -1,18 +1,15 @@
 """What is kept for the user from one command to the next: where, by which name, and written whole or not at
-all.
+all. What writes is loaded where something is written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from memsheet.errors import InputError
@@ -40,11 +37,15 @@ def key_of(said: Any, libraries: Sequence[str], folders: tuple[str, ...]) -> str
     text = json.dumps(
         [said, installed_versions(libraries), source_digest(folders)], sort_keys=True, default=str
     )
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    from hashlib import sha256
+
+    return sha256(text.encode()).hexdigest()[:32]
 
 
 def installed_versions(libraries: Sequence[str]) -> dict[str, str]:
     """Versions of libraries, without importing them; those that are not installed are left out."""
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {}
     for name in libraries:
         with suppress(PackageNotFoundError):
@@ -55,7 +56,9 @@ def installed_versions(libraries: Sequence[str]) -> dict[str, str]:
 @cache
 def source_digest(folders: tuple[str, ...]) -> str:
     """Of our own sources, by folder or file: what others made is made anew."""
-    found = hashlib.sha256()
+    from hashlib import sha256
+
+    found = sha256()
     for folder in folders:
         own = PACKAGE / folder
         for path in [own] if own.suffix else sorted(own.rglob("*.py")):
@@ -81,6 +84,8 @@ def keep_document(kind: str, name: str, document: Mapping[str, Any], *, most: in
     folder = cache_folder(kind)
     if folder is None:
         return
+    from tempfile import NamedTemporaryFile
+
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:

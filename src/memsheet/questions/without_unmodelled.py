@@ -4,22 +4,22 @@ refusal is for what flags ask for; what somebody's file says is run, whatever is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from memsheet.budget import Answer
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt, least_of
+from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets
 from memsheet.plan.engine_registry import find_engine
 from memsheet.questions.sized_models import BY_SIZE
 from memsheet.questions.stand_ins import stood_in
 
-UNACCOUNTED = re.compile(r"\bnot (?:modelled|recorded)\b|the host one by one")
+UNACCOUNTED = late_pattern(r"\bnot (?:modelled|recorded)\b|the host one by one")
 """What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""
 TARGETS, FULL = "adapter.targets", "adapter.full_modules"
-ABSENT = re.compile(f"names no linear layer|{OUTSIDE}")
+ABSENT = late_pattern(f"names no linear layer|{OUTSIDE}")
 """What peft passes over where other names match, and what it adapts that is not accounted."""
 OTHER_TARGETS = "the sheet is of the other targets"
 TABLES = ("lm_head", "embed_tokens", "wte", "word_embeddings")

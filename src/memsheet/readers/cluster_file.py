@@ -9,12 +9,12 @@ the catalogue's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memsheet.catalog import find_device
 from memsheet.errors import InputError, Problem, input_error, nearest_words, raise_if_problems
+from memsheet.frozen import dataclass, replace
 from memsheet.guard import is_file, parse_yaml, read_bytes, read_json
 from memsheet.guard.toml import read_toml
 from memsheet.plan.device import (

@@ -4,10 +4,9 @@ leave out.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

@@ -5,10 +5,10 @@ looks like a model's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import input_error
+from memsheet.frozen import replace
 from memsheet.plan.model import Attention, Block, Head, ModelSpec, Role, Run, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.hf_config import read_hf_config

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from typing import BinaryIO
 
 from memsheet.arith import round_up
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import dataclass
 from memsheet.guard import Opener, open_regular, read_exact_bytes
 from memsheet.guard.spending import spend_values
 from memsheet.plan.dtypes import GGUF, DType

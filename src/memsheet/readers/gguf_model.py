@@ -10,11 +10,11 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memsheet.errors import input_error, printable_line
+from memsheet.frozen import dataclass, replace
 from memsheet.guard import Opener, is_file, open_regular
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.readers.fields import MAX_LAYERS, Fields

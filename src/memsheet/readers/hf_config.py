@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from memsheet.errors import InputError, input_error, nearest_words
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization

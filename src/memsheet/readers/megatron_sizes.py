@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
@@ -88,17 +87,18 @@ def _from_hub_name(text: str, entry: Mapping[str, Any] | None, lookup: Lookup) -
     """The model of a hub's name: as the local cache has it, as its name says where that is sure, as the hub
     has it, or as its name says where nobody can be asked.
     """
+    asked = _parts_of_name(text)
+    if asked is None or "/" not in asked.repo:
+        if entry is not None:
+            return _from_entry(entry, text)
+        raise _unknown_name_error(text, lookup.names)
     from memsheet.readers.hub.lookup import cached_model, model_on_hub
     from memsheet.readers.hub.refusals import HubError
 
-    asked = _parts_of_name(text)
-    on_hub = asked is not None and "/" in asked.repo
-    if asked is not None and on_hub and (cached := cached_model(text, asked, lookup.base_of)) is not None:
+    if (cached := cached_model(text, asked, lookup.base_of)) is not None:
         return cached
-    if entry is not None and (entry.get("sure", True) or not on_hub):
+    if entry is not None and entry.get("sure", True):
         return _from_entry(entry, text)
-    if asked is None or not on_hub:
-        raise _unknown_name_error(text, lookup.names)
     try:
         return model_on_hub(text, asked, lookup.base_of)
     except HubError as error:
@@ -246,6 +246,8 @@ def _from_gguf_header(held: Any) -> ModelSpec:
     """A GGUF file that is elsewhere: its ``name``, how many ``bytes`` it has, and its ``header`` in base64,
     whose tokens may be bytes in place of texts.
     """
+    from base64 import b64decode
+
     from memsheet.readers.gguf_model import model_from_gguf
 
     held = held if isinstance(held, Mapping) else {}

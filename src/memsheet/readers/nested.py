@@ -5,9 +5,9 @@ its new path.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 
+from memsheet.frozen import replace
 from memsheet.plan.model import Embeddings, Head, ModelSpec, Norm, Role, Run, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import vocabulary_head

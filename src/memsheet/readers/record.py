@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memsheet.errors import input_error, printable_line
+from memsheet.frozen import dataclass
 from memsheet.guard import MAX_JSON_BYTES, MAX_VALUES, parse_json, read_bytes
 from memsheet.guard.spending import spend_bytes
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Block,

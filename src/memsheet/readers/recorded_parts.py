@@ -5,9 +5,8 @@ each matrix cut as the family's tensor-parallel plan says.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.handing import HandedAttention, Handing
 from memsheet.plan.model import Attention, Dense, Mixer, Moe, RecordedMixer, Role, Weight
 from memsheet.recording import RecordedCache, Recording

@@ -8,13 +8,13 @@ data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass
 from memsheet.guard import Opener, is_file, is_folder, open_regular, parse_json, read_exact_bytes, read_json
 
 FORMAT = "safetensors README, Format; safetensors 0.8 tensor.rs, validate"

@@ -8,12 +8,12 @@ add up to its totals is refused, because a comparison of its rows would explain 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from memsheet.errors import Problem, input_error, printable_line, raise_if_problems
+from memsheet.frozen import dataclass
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_bytes, read_stdin
 from memsheet.readers.fields import Fields
 from memsheet.readers.record import parse_packed, sheet_within

@@ -7,8 +7,7 @@ width, not one less.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Role, StateSpace, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import linear_weights

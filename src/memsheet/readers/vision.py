@@ -5,9 +5,9 @@ several share, and those of Idefics3 and InternVL.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import Arrangement, Block, Norm, Role, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import bare_parameter, height_and_width, patch_size_and_count

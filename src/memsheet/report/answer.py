@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 from memsheet import budget
+from memsheet.frozen import fields
 from memsheet.report.json.document import value_writer
 from memsheet.report.json.sheet import Evidence, sheet_document
 from memsheet.report.shared.frames import frame_of

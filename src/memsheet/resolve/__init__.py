@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import InputError, Problem, raise_if_problems
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.check import Request, check_request, flatten_document
 from memsheet.plan.contradictions import contradiction_problems
 from memsheet.plan.defaults import OTHER_TASK, UNMODELLED

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.adapter_targets import norms_of, targets_of
 from memsheet.plan.defaults import RANKLESS
 from memsheet.plan.dtypes import FP32, DType, dtype_named

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from memsheet.frozen import replace
 from memsheet.plan import dtypes
 from memsheet.plan.defaults import (
     ADAPTER_PRECISION,

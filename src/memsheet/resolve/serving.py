@@ -5,9 +5,9 @@ lengths, old cards.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_options import EngineOptions

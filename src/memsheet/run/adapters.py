@@ -5,7 +5,6 @@ real weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers.pytorch_utils import Conv1D
 
 from memsheet.errors import input_error
+from memsheet.frozen import replace
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import AdapterKind, Plan, Quantization, RecomputeMode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from memsheet.errors import input_error
+from memsheet.frozen import replace
 from memsheet.plan.plan import Plan
 from memsheet.run.model import text_config_of
 from memsheet.run.step import random_token_batch

@@ -11,7 +11,6 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import input_error
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP16, FP32
 from memsheet.plan.packages import DEEPSPEED
 from memsheet.plan.plan import Implementation, OptimizerName, Plan

@@ -7,7 +7,6 @@ The same for a rank that is traced and for one that runs; a trace listens by a `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.engine import Runner
 from memsheet.plan.engine_registry import engine_of

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass, field
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.run.dtypes import torch_dtype

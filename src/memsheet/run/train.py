@@ -5,12 +5,12 @@ them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from memsheet.frozen import dataclass
 from memsheet.plan.engine_registry import runs_on_ranks
 from memsheet.plan.plan import Plan
 from memsheet.run.accumulate import Batch

@@ -5,12 +5,12 @@ else would do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Exchanged, data_parallel_traffic
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
 from memsheet.plan.model import ModelSpec

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Result
 from memsheet.errors import InputError
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.search.advice import METHODS, Advice, training_advice

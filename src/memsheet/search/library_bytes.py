@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.budget import LibraryUse, Result, verdict_with_extra_bytes
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.search.advice import Advice
 from memsheet.search.train.rank import Ranking

@@ -5,7 +5,6 @@ train` does, and the edge between those that fit and those that do not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memsheet.account import account_rank, deciding_stages
@@ -21,6 +20,7 @@ from memsheet.budget import (
     verdict_with_extra_bytes,
 )
 from memsheet.errors import InputError, Problem, raise_if_problems
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import unsupported_choices

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from memsheet.frozen import replace
 from memsheet.plan.engine import Runner
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from itertools import groupby
 
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import Stack
 from memsheet.timeline import Mark, Storage, Timeline
 

@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NoReturn
 
 from memsheet.errors import InputError, Problem, input_error
+from memsheet.frozen import dataclass
 from memsheet.timeline import Timeline, timeline_from
 from memsheet.units import GIB
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, _meta_registrations
 
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass
 from memsheet.trace.attention import scaled_dot_product_attention
 
 ANY_TESTED = "tested: torch 2.13, transformers 5.23"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -19,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from memsheet.frozen import dataclass
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark
 from memsheet.trace.dispatch_cache import UNSEEN

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from memsheet.frozen import replace
 from memsheet.plan.engine import Runner
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan

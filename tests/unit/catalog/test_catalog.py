@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from memsheet import catalog
-from memsheet.catalog.names import bundled_entry
+from memsheet.catalog.names import bundled_entry, canonical_names
 from memsheet.catalog.spellings import device_key, family_and_size
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import MAX_DEVICES, Basis, cluster_of, parse_gpus
+from memsheet.questions.catalogue import count_model
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.registry import FAMILIES
 from memsheet.units import GIB
@@ -121,6 +122,16 @@ def test_index_says_what_the_files_say():
     assert stated.items() <= index.items()
     hubs = {spelling.split("/")[1]: name for spelling, name in stated.items() if "/" in spelling}
     assert index.items() <= (hubs | stated).items(), "the index holds a name that no file states"
+
+
+def test_canonical_spellings_are_those_of_the_index():
+    """`make regold` writes them again."""
+    assert list(catalog.canonical_index().items()) == list(canonical_names().items())
+
+
+def test_rows_say_what_the_configurations_come_to():
+    """`make regold` writes them again."""
+    assert list(catalog.model_rows().values()) == [count_model(name) for name in catalog.model_names()]
 
 
 def test_hub_ids_and_any_case_find_a_model():

@@ -13,7 +13,15 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.engine_registry import MODELLED
 from memsheet.plan.names import SHORT
-from memsheet.questions.explain import WHOLE_NUMBERS, _shortest_ends, all_terms, explain
+from memsheet.questions.explain import (
+    WHOLE_NUMBERS,
+    _catalog_term,
+    _catalog_terms,
+    _index_terms,
+    _shortest_ends,
+    all_terms,
+    explain,
+)
 from memsheet.references import FORMULAS
 from memsheet.sheet import Component, Instant
 
@@ -23,6 +31,11 @@ paged_attention gradient_accumulation loss_scaling expandable_segments vram acti
 pipeline_parallelism context_length cpu_offload awq gptq qlora dora dpo ppo sft liger torch_compile nccl gqa mla speculative_decoding
 prefix_caching chunked_prefill gpu_memory_utilization max_num_seqs n_gpu_layers empty_cache nvidia-smi GiB 8bit fp8 max_memory_allocated
 """.split()  # noqa: SIM905
+
+
+def test_a_word_that_is_read_alone_is_that_of_the_whole_table() -> None:
+    for key, term in _index_terms(_catalog_terms()).items():
+        assert _catalog_term(key) == term
 
 
 @pytest.mark.parametrize(

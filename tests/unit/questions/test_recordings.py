@@ -42,7 +42,7 @@ def asked(monkeypatch, tmp_path):
         runs = {way: GENERATION if "generates" in way else RUN for way in request["ways"]}
         return {"recording": MODEL, "runs": runs, "caches": [[8, None, 0, 0]], "handing": HANDING}
 
-    monkeypatch.setattr(recordings, "ask_recorder", answer)
+    monkeypatch.setattr(recordings, "_recorder_answer", answer)
     monkeypatch.setenv("MEMSHEET_CACHE", str(tmp_path))
     monkeypatch.setattr(recordings, "_made", {})
     return requests

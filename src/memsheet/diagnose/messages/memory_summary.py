@@ -7,11 +7,11 @@ Its sizes are whole units, rounded down (torch/cuda/memory.py, memory_summary's 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import BINARY, Interval, at_least
 from memsheet.diagnose.message import Message
+from memsheet.frozen import replace
 
 SIGNS = (b"PyTorch CUDA memory summary",)
 _FAILED = re.compile(r"CUDAOOMs:(\d{1,9})")

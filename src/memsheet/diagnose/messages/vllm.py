@@ -8,7 +8,6 @@ The sentences are those of vllm/v1/worker/utils.py (request_memory), vllm/v1/cor
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from decimal import Decimal
 
 from memsheet.diagnose.cleaned import Log
@@ -22,6 +21,7 @@ from memsheet.diagnose.messages.stated import (
     stated_number,
     stated_share,
 )
+from memsheet.frozen import replace
 from memsheet.units import GIB
 
 SIGNS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memsheet.diagnose.snapshot.categories import Meaning, stack_meaning
@@ -17,6 +16,7 @@ from memsheet.diagnose.snapshot.history import (
     SHRINKS,
     History,
 )
+from memsheet.frozen import dataclass
 from memsheet.sheet import Component, Instant
 
 UNKNOWN = Component.UNEXPLAINED.value

@@ -10,11 +10,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from memsheet.allocator import Settings, settings_from
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import dataclass, field
 from memsheet.guard import parse_json
 from memsheet.guard.pickled import is_pickle, parse_pickle
 from memsheet.readers.record import GZIP, parse_packed

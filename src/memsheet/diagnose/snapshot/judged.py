@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memsheet.diagnose.cure_tables import KEEP_NOTHING
 from memsheet.diagnose.cures import alloc_conf, cures_of
@@ -13,6 +12,7 @@ from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Judgement, Te
 from memsheet.diagnose.rules import judge_figures, short_bytes
 from memsheet.diagnose.signs import Signs, signs_of_names
 from memsheet.diagnose.snapshot.findings import EXPANDABLE, Held
+from memsheet.frozen import replace
 from memsheet.sheet import Component
 
 MOST = 4

@@ -7,7 +7,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ from memsheet.diagnose.snapshot.history import (
     SEGMENT_FREE,
     SHRINKS,
 )
+from memsheet.frozen import dataclass, replace
 from memsheet.units import MIB
 
 SPLITS = (512 * MIB, 128 * MIB, 32 * MIB)

@@ -8,7 +8,6 @@ joined from are still there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, given_or, maximum
@@ -16,6 +15,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import AWQ_INT4, FP16, FP32, DType
 from memsheet.plan.engine import Engine

@@ -7,8 +7,6 @@ of fp32 copies.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
@@ -17,6 +15,7 @@ from memsheet.formulas.numerics import RunConfig, record_parameter
 from memsheet.formulas.tapes.graph import Grad, Joined, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32, INT64, DType
 from memsheet.plan.model import (
     Arrangement,

@@ -8,9 +8,8 @@ input to fp32 (6178c7c).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
+from memsheet.frozen import replace
 from memsheet.plan.engine import Engine, FlatWrapping, PlanArrays, Sharding, UnitWrapping
 from memsheet.plan.plan import (
     AdapterKind,

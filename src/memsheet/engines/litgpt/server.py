@@ -8,7 +8,6 @@ unpacked whole for a prompt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -18,6 +17,7 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.quantized_ends import linear_ends
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import BOOL, FP16, FP32, INT8
 from memsheet.plan.engine import Engine

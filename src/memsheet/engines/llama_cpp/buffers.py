@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 
 from memsheet.arith import Count, given_or, minimum, round_up
@@ -20,7 +19,7 @@ from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.engines.llama_cpp.splits import device_at, split_points
 from memsheet.engines.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.errors import input_error
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP16, DType
 from memsheet.plan.engine_registry import pool_servers
 from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Run

@@ -4,9 +4,8 @@ the cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from memsheet.engines.llama_cpp.ggml import Graph, Tensor
+from memsheet.frozen import dataclass, field
 
 WORDS = {"f32": 4, "i32": 4, "i64": 8, "f16": 2}
 

@@ -5,7 +5,6 @@ buffers of its own.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from memsheet.engines.llama_cpp.buffers import (
     CELLS,
@@ -18,7 +17,7 @@ from memsheet.engines.llama_cpp.buffers import (
     ubatch_of,
 )
 from memsheet.engines.llama_cpp.options import llama_cpp_options
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from memsheet.arith import round_up
+from memsheet.frozen import dataclass, field
 from memsheet.references import GGML, formula
 
 ALIGNMENT = 128

@@ -8,9 +8,9 @@ gets a copy of the weight.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from memsheet.engines.llama_cpp.ggml import VIEWS, Graph, Tensor, buffer_sizes
+from memsheet.frozen import dataclass, field
 from memsheet.references import GGML, formula
 
 COPIES = 4

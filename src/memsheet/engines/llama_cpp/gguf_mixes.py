@@ -8,9 +8,8 @@ without a user's own rules. Published files may follow rules of their own; the f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import GGUF, DType
 
 SUPER_BLOCK = 256

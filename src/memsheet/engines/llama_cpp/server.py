@@ -7,7 +7,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -37,6 +36,7 @@ from memsheet.engines.llama_cpp.latent_fork import cell_bytes
 from memsheet.engines.llama_cpp.lora import lora_file_host_bytes, lora_file_items
 from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.formulas.serving.drafts import draft_facts, prefix_draft_items
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP16, FP32
 from memsheet.plan.engine import Engine

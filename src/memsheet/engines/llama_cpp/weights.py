@@ -5,7 +5,6 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 from memsheet.arith import round_up
 from memsheet.engines.llama_cpp.facts import is_fork
@@ -21,7 +20,7 @@ from memsheet.engines.llama_cpp.gguf_mixes import (
 )
 from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.errors import input_error
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP32, GGUF, DType
 from memsheet.plan.model import (
     Attention,

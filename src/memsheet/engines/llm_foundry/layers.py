@@ -8,8 +8,6 @@ small beside the matrices.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
@@ -19,6 +17,7 @@ from memsheet.formulas.numerics import RunConfig, record_parameter
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32, INT64, DType
 from memsheet.plan.model import (
     Attention,

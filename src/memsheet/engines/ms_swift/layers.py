@@ -4,10 +4,9 @@ raised to fp32.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.formulas.model_code.transformers import code as transformers
 from memsheet.formulas.model_code.transformers.first_qwen import SHIFTED
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum
@@ -16,6 +15,7 @@ from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.widest_layer import block_bytes
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.params import parameter_tensors
+from memsheet.frozen import replace
 from memsheet.plan.model import Block, ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula

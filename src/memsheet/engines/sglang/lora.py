@@ -8,7 +8,6 @@ that the cache has that much less.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
@@ -17,7 +16,7 @@ from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.held_shapes import held_shape
 from memsheet.formulas.states.params import distinct_blocks, parameter_tensors, stack_prefix, tower_tensors
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import INT32
 from memsheet.plan.model import ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Mesh, Plan, ServedAdapters

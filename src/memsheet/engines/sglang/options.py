@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Self
 
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine_options import EngineOptions
 from memsheet.plan.plan import Plan
 

@@ -5,9 +5,8 @@ rank.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.formulas.serving.loaded import with_blocks, with_own_projections
+from memsheet.frozen import replace
 from memsheet.plan.model import Attention, Block, Mixer, ModelSpec, Tower, Weight
 from memsheet.references import SGLANG, formula
 

@@ -4,8 +4,6 @@ window, of the model and of a draft.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, is_zero, rounded_down
 from memsheet.engines.sglang.facts import WINDOW_SHARE, Release
 from memsheet.engines.sglang.speculative import counted_layers
@@ -13,7 +11,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.serving.drafts import draft_of
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.sparse_index import index_token_bytes, served_token_bytes
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import INT32
 from memsheet.plan.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
 from memsheet.plan.plan import Plan

@@ -4,11 +4,10 @@ heads, for so many tokens at once.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, ceil_div, given_or, maximum, minimum
 from memsheet.engines.sglang.facts import GROUPS_SINCE, Release
 from memsheet.formulas.serving.widest_layer import block_bytes
+from memsheet.frozen import replace
 from memsheet.plan.model import LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula

@@ -5,7 +5,6 @@ lives in the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import given_or, minimum, rounded_down
@@ -62,6 +61,7 @@ from memsheet.formulas.serving.loaded import loaded_items
 from memsheet.formulas.serving.recorded_serving import recorded_serving_notes
 from memsheet.formulas.serving.sparse_index import served_bytes_per_token
 from memsheet.formulas.serving.stages import every_stage, same_again
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec

@@ -4,10 +4,10 @@ read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine, Sharding, UnitWrapping
 from memsheet.plan.plan import (
     AttentionKind,

@@ -4,9 +4,8 @@ policy.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
+from memsheet.frozen import replace
 from memsheet.plan.engine import Engine, PlanArrays, Sharding, UnitWrapping
 from memsheet.plan.plan import AttentionKind, GradientSync, Implementation, Loss, OptimizerName
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TORCHTUNE_MODEL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
@@ -25,6 +24,7 @@ from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, 
 from memsheet.formulas.serving.drafts import verified_tokens, with_draft
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine

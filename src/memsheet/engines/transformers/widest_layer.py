@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, is_zero, maximum, where
@@ -18,6 +17,7 @@ from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_
 from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import evaluate_tape
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import BOOL, FP32, DType
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import (

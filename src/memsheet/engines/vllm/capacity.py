@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count
@@ -11,7 +10,7 @@ from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, seque
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.capacity import concurrency_facts, lengths_of
 from memsheet.formulas.serving.sparse_index import served_bytes_per_token
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan
 from memsheet.references import PAGED_SERVER_CODE, formula

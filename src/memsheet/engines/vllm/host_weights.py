@@ -9,10 +9,10 @@ themselves; where there is none to be pinned, a layer's weights are copied to th
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from memsheet.arith import Count, maximum
 from memsheet.engines.vllm.options import vllm_options
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula

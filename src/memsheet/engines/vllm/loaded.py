@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.engines.vllm.cut_blocks import refined_experts
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.loaded import Ways, with_blocks, with_own_projections
 from memsheet.formulas.states.held import Held
+from memsheet.frozen import replace
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe, Role, Tower, Weight
 from memsheet.plan.plan import Plan
 from memsheet.sheet import FromCode

@@ -8,7 +8,6 @@ there whether any is loaded or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, ceil_div, given_or, minimum, round_up
@@ -21,7 +20,7 @@ from memsheet.formulas.serving.loaded import PADDED_TO, VOCABULARY
 from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.held_shapes import held_shape
 from memsheet.formulas.states.params import distinct_blocks, parameter_tensors, stack_prefix, tower_tensors
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import INT32, INT64, MXFP4
 from memsheet.plan.model import ModelSpec, Moe, Role, Weight
 from memsheet.plan.plan import Mesh, Plan, ServedAdapters

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memsheet.frozen import dataclass
 from memsheet.plan.engine_options import EngineOptions
 from memsheet.plan.plan import Plan
 

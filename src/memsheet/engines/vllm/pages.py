@@ -9,7 +9,6 @@ every layer of one group, and each group has blocks of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from enum import Enum
 from functools import reduce
 from math import lcm
@@ -20,7 +19,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements, state_elements
 from memsheet.formulas.serving.sparse_index import index_token_bytes, served_token_bytes
 from memsheet.formulas.serving.states import convolution_elements, served_state
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import (
     Attention,

@@ -5,7 +5,6 @@ drafted is verified at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, given_or, maximum, minimum
@@ -28,6 +27,7 @@ from memsheet.formulas.serving.drafts import (
     verified_tokens,
 )
 from memsheet.formulas.serving.kv_cache import bytes_per_token
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32, INT32, INT64, DType
 from memsheet.plan.model import ModelSpec

@@ -6,9 +6,7 @@ Keys of vllm-project/production-stack a6c01db0 helm/templates/deployment-vllm-mu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import Problem
@@ -16,6 +14,8 @@ from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Values
 from memsheet.exchange.shared.serve_charts import CHART
 from memsheet.exchange.shared.serve_drafts import collapse_speculative_config
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 
 SERVER = find_format("vllm")
 IMAGE, TAG = "vllm/vllm-openai", f"v{SERVER.tested.rpartition(' ')[2]}"
@@ -28,7 +28,7 @@ EXPONENT = 10**6
 """Numbers from here on the chart prints with an exponent, as Helm reads them for floats."""
 HOST = {"requestCPU": 8, "requestMemory": "64Gi"}
 """Of the pod's host, which a plan says nothing of: stand-ins."""
-_PLAIN = re.compile(r"[^a-z0-9-]+")
+_PLAIN = late_pattern(r"[^a-z0-9-]+")
 
 
 def _deployment_name(asked: Values) -> str:

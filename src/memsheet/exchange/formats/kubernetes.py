@@ -8,12 +8,12 @@ pod: the first the Master, the others Workers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, read_allocator_conf
 from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.patterns import late_pattern
 
 VERSION = "PyTorchJob kubeflow.org/v1 (Kubeflow's training operator since its pull request 1840)"
 COMMIT = (
@@ -25,7 +25,7 @@ MASTER, WORKER = f"{SPECS}.Master", f"{SPECS}.Worker"
 PODS = "template.spec.containers"
 GPU = "nvidia.com/gpu"
 IMAGE = "registry.example/your-image-with-torch:tag"
-_PLAIN = re.compile(r"[^a-z0-9-]+")
+_PLAIN = late_pattern(r"[^a-z0-9-]+")
 
 
 def _pytorchjob_name(asked: Values) -> str:

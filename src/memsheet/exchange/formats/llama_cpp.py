@@ -14,6 +14,7 @@ from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_file_types, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import Command
+from memsheet.patterns import late_pattern
 
 VERSION = "llama.cpp 00dc8057"
 TABLE = "tools/server/README.md, Common params"
@@ -107,8 +108,8 @@ def _parse_llama_command(text: str) -> Mapping[str, Any]:
     return found
 
 
-_ANY_LAYER = re.compile(r"\(?(?:\[0-9\]|\\d)[+*]\)?")
-_EXPERTS = re.compile(r"(?:blk)?(?:ffn_(?:\((?P<which>[a-z_|]+)\))?)?_?exps(?:weight)?")
+_ANY_LAYER = late_pattern(r"\(?(?:\[0-9\]|\\d)[+*]\)?")
+_EXPERTS = late_pattern(r"(?:blk)?(?:ffn_(?:\((?P<which>[a-z_|]+)\))?)?_?exps(?:weight)?")
 _MATRICES = frozenset({"up", "down", "gate"})
 
 

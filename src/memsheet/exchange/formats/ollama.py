@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import BESIDE, parse_human_number
+from memsheet.patterns import late_pattern
 from memsheet.units import GIB
 
 VERSION = "Ollama fb307609"
@@ -21,11 +22,11 @@ LENGTHS = ((47 * GIB, 262_144), (23 * GIB, 32_768), (0, 4_096))
 """From so many bytes on: one GiB less than the documentation says, for what cards have less than their names
 (server/routes.go, Serve: defaultNumCtx).
 """
-_INSTRUCTION = re.compile(
+_INSTRUCTION = late_pattern(
     r"(?P<word>FROM|PARAMETER|TEMPLATE|SYSTEM|ADAPTER|MESSAGE|LICENSE|REQUIRES)\s+(?P<rest>\S.*)",
     re.IGNORECASE,
 )
-_OF_IMAGES = re.compile(r"^(?:RUN|CMD|COPY|ENTRYPOINT|WORKDIR|ENV|ARG|EXPOSE)\s", re.MULTILINE)
+_OF_IMAGES = late_pattern(r"^(?:RUN|CMD|COPY|ENTRYPOINT|WORKDIR|ENV|ARG|EXPOSE)\s", re.MULTILINE)
 _MARKS = frozenset({"PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER"})
 
 

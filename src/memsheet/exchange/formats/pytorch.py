@@ -6,7 +6,6 @@ some script with flags that no format has: those are read by their names (``shar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
@@ -23,6 +22,7 @@ from memsheet.exchange.shared.python_module import argument_remarks
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainer_script import ASKS_CARD, BITS, SCRIPT, UNSAID
 from memsheet.exchange.shared.trainers import inside_moves, inside_names, inside_rows, row_of, with_master
+from memsheet.frozen import replace
 
 TRANSFORMERS, DEEPSPEED = find_format("transformers"), find_format("deepspeed")
 VERSION = "PyTorch 2.13"

@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from memsheet.errors import Problem
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
+from memsheet.patterns import late_pattern
 from memsheet.plan.device import parse_gpus
 
 VERSION = "SkyPilot 0.14.1"
@@ -25,8 +24,8 @@ ACCELERATORS = {
 }  # fmt: skip
 """SkyPilot's names of cards (docs.skypilot.co compute/gpus, ``sky show-gpus -a``)."""
 ORDER = ("name", "num_nodes", "resources", "workdir", "envs", "run")
-_PLAIN = re.compile(r"[^A-Za-z0-9-]+")
-_CARDS = re.compile(r"(?!tpu)[A-Za-z][A-Za-z0-9.-]*(?::(\d{1,6}))?", re.IGNORECASE)
+_PLAIN = late_pattern(r"[^A-Za-z0-9-]+")
+_CARDS = late_pattern(r"(?!tpu)[A-Za-z][A-Za-z0-9.-]*(?::(\d{1,6}))?", re.IGNORECASE)
 RUN = """set -euo pipefail
 first="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"
 torchrun \\
@@ -49,23 +48,22 @@ OWN = frozenset({
 SERVE = "set -euo pipefail\nbash {script}\n"
 
 
-class _Block(yaml.SafeDumper):
-    """Text of several lines as a block, as people write it."""
-
-
-_Block.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-    ),
-)
-
-
 def _compose_skypilot_task(values: Values, _: Values) -> str:
+    import yaml
+
     from memsheet.exchange import nest_dotted_keys
 
+    class Block(yaml.SafeDumper):
+        """Text of several lines as a block, as people write it."""
+
+    Block.add_representer(
+        str,
+        lambda dumper, text: dumper.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        ),
+    )
     tree = nest_dotted_keys(values)
-    return yaml.dump({key: tree[key] for key in ORDER if key in tree}, Dumper=_Block, sort_keys=False)
+    return yaml.dump({key: tree[key] for key in ORDER if key in tree}, Dumper=Block, sort_keys=False)
 
 
 def _skypilot_accelerators(asked: Values) -> str | None:

@@ -4,7 +4,6 @@ beside it: ``sbatch slurm.sh``.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +13,13 @@ from memsheet.exchange.shared.file_format import UNSET, Format, Key, Values
 from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
 from memsheet.exchange.shared.serve_script import has_unset_placeholder
 from memsheet.exchange.shared.slurm_environment import DIRECTIVE, LONG, sbatch_options
+from memsheet.patterns import late_pattern
 
 VERSION = "sbatch as its manual says (Slurm)"
 RUNS, TORCHRUN = "$runs", "torchrun"
-_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
-_RANGE = re.compile(r"\d{1,7}-\d{1,7}")
-_GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
+_PLAIN = late_pattern(r"[^A-Za-z0-9._-]+")
+_RANGE = late_pattern(r"\d{1,7}-\d{1,7}")
+_GPUS = late_pattern(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
 
 
 def _compose_slurm_script(values: Values, _: Values) -> str:

@@ -8,12 +8,12 @@ the job.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, read_allocator_conf
 from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.patterns import late_pattern
 
 VERSION = "TrainJob trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 8c0f505)"
 SOURCE = (
@@ -23,7 +23,7 @@ SOURCE = (
 T, GPU = "spec.trainer", "nvidia.com/gpu"
 IMAGE = "registry.example/your-image-with-torch:tag"
 RUNTIME = "torch-distributed"  # manifests/base/runtimes/torch_distributed.yaml
-_PLAIN = re.compile(r"[^a-z0-9-]+")
+_PLAIN = late_pattern(r"[^a-z0-9-]+")
 
 
 def _trainjob_name(asked: Values) -> str:

@@ -8,7 +8,6 @@ supervised fine-tuning keeps further models or several sequences, and is told by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
@@ -24,6 +23,7 @@ from memsheet.exchange.shared.row_lengths import both_parts
 from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_script import SCRIPT, SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
+from memsheet.frozen import replace
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, own_default
 
 TRANSFORMERS = find_format("transformers")

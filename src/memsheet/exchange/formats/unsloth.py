@@ -7,7 +7,6 @@ Lines are of unslothai/unsloth at 015bdef, under unsloth/models.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import Problem
@@ -16,6 +15,7 @@ from memsheet.exchange.shared.allocator_env import ALLOCATOR, allocator_conf_tex
 from memsheet.exchange.shared.file_format import Format, Values
 from memsheet.exchange.shared.trainer_script import OWN_LAYERS, SCRIPT
 from memsheet.exchange.shared.trainers import plain_recompute, uniform_precision_keys
+from memsheet.frozen import replace
 from memsheet.plan.library_defaults import WORTH_OFFLOADING
 
 TRAINER = find_format("transformers")

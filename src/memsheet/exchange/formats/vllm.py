@@ -4,7 +4,6 @@ vllm/.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from memsheet.exchange.shared.serve_releases import vllm_of
 from memsheet.exchange.shared.serve_script import ENGINE_MODULE, OFFLINE_MODULE
 from memsheet.exchange.shared.serve_script import VERSION as RELEASE
 from memsheet.guard import parse_yaml
+from memsheet.patterns import late_pattern
 
 VERSION = "vLLM 0.33.0"
 CONFIG = "--config"
@@ -42,8 +42,8 @@ BACKEND, ESTIMATE = "VLLM_ATTENTION_BACKEND", "VLLM_MEMORY_PROFILER_ESTIMATE_CUD
 until v0.11 (v0.8.5 envs.py); variables of the attention's backend (v0.11.0 envs.py) and of what is left for
 CUDA graphs (v0.20.2 envs.py:1736).
 """
-_PROGRAM = re.compile(r"\bvllm serve\b|\bvllm\.(?:entrypoints|v1\.engine)\.[\w.]+")
-_RELEASE = re.compile(r"(\d+)\.(\d+)")
+_PROGRAM = late_pattern(r"\bvllm serve\b|\bvllm\.(?:entrypoints|v1\.engine)\.[\w.]+")
+_RELEASE = late_pattern(r"(\d+)\.(\d+)")
 ENGINE_SINCE, ENGINE_DEFAULTS = (0, 8), {"?serving.max_sequences": 128, "?serving.max_batched_tokens": 2048}
 """What an engine that a script makes itself takes on every card, as its context is none of those that have
 defaults of their own (v0.33.0 v1/engine/async_llm.py:283 ENGINE_CONTEXT, engine/arg_utils.py:3171,

@@ -6,8 +6,6 @@ told by accounting the plan with it. ``stops``: the engine refuses the file, so 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.exchange.mistakes.batch_scripts import BATCH_SCRIPTS
 from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
 from memsheet.exchange.mistakes.files import FILES
@@ -23,6 +21,7 @@ from memsheet.exchange.mistakes.trainer import TRAINER
 from memsheet.exchange.mistakes.values import VALUES
 from memsheet.exchange.mistakes.zero import ZERO
 from memsheet.exchange.shared.script_defaults import absent_files
+from memsheet.frozen import replace
 
 TRAINING = (*FILES, *BATCH_SCRIPTS, *VALUES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS, *LOOPS)
 RULES = (*TRAINING, *SERVING, *STORED)

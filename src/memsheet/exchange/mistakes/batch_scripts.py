@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from memsheet.exchange.mistakes.case import Case, Found, Rule
 from memsheet.exchange.shared.file_format import Read, Values
 from memsheet.exchange.shared.slurm_environment import DIRECTIVE, LONG, sbatch_options
+from memsheet.patterns import late_pattern
 from memsheet.units import format_bytes
 
 SLURM = "slurm"
@@ -22,9 +23,9 @@ MORE = {
     "@nodes": "more than it is given",
     "@gpus": "more than it is given",
 }
-_OF_STEP = re.compile(r"[ \t](?:-[NnGw](?=[\s\d])|--(?:nodes|ntasks|gpus|nodelist)[a-z-]*\b)")
+_OF_STEP = late_pattern(r"[ \t](?:-[NnGw](?=[\s\d])|--(?:nodes|ntasks|gpus|nodelist)[a-z-]*\b)")
 """Options by which a step takes another part of a job than the whole (srun(1))."""
-_SIZE = re.compile(r"(\d{1,12})([KMGT]?)B?", re.IGNORECASE)
+_SIZE = late_pattern(r"(\d{1,12})([KMGT]?)B?", re.IGNORECASE)
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """Of sizes of memory: megabytes where none is said (sbatch(1), --mem)."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
 from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.shared.file_format import Read, Together
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Training

@@ -11,6 +11,7 @@ from memsheet.exchange.mistakes.batch_scripts import COUNTED, differing_counts
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
 from memsheet.exchange.shared.file_format import EVERYWHERE, Read
 from memsheet.exchange.shared.program_releases import is_key_typo, keys_known
+from memsheet.patterns import late_pattern
 
 
 def _batch_size_mismatches(case: Case) -> Iterator[Found]:
@@ -213,7 +214,7 @@ def _second_bucket(case: Case) -> Iterator[Found]:
             )
 
 
-_YAML_WORDS = re.compile(
+_YAML_WORDS = late_pattern(
     (
         r"^\s*(?:- )?([A-Za-z_]\w*):\s+"
         r"(?:(yes|no|on|off|y|n)|(\d+(?:\.\d*)?[eE]\d+|\d+[eE]-\d+)|(0\d+)|(\d+(?::[0-5]\d)+))\s*(?:#.*)?$"

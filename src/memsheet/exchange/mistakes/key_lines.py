@@ -14,16 +14,17 @@ from pathlib import PurePath
 from memsheet.errors import InputError
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.patterns import late_pattern
 
 KeyLine = tuple[str, int]
 """A key's whole path (``zero_optimization.stage``) and its line, from 1."""
 IN_LIST = "[]"
 """The part of a path that stands for an element of a list."""
-_JSON_TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
-_TOML_TABLE = re.compile(r"\s*\[([\w.\"' -]+)\]\s*(?:#.*)?")
-_TOML_KEY = re.compile(r"\s*([\w.\"'-]+)\s*=(?!=)")
-_NUMBERED = re.compile(r"(?P<line>\d{1,7}): (?P<key>.+)", re.DOTALL)
-_COMMENT = re.compile(r"\s*#(?!SBATCH\b)")
+_JSON_TOKEN = late_pattern(r'"(?:[^"\\\n]|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]++')
+_TOML_TABLE = late_pattern(r"\s*\[([\w.\"' -]+)\]\s*(?:#.*)?")
+_TOML_KEY = late_pattern(r"\s*([\w.\"'-]+)\s*=(?!=)")
+_NUMBERED = late_pattern(r"(?P<line>\d{1,7}): (?P<key>.+)", re.DOTALL)
+_COMMENT = late_pattern(r"\s*#(?!SBATCH\b)")
 
 
 def named_key(where: str) -> tuple[int | None, str]:

@@ -17,6 +17,7 @@ from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, rea
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 from memsheet.exchange.shared.python_values import CLASS
 from memsheet.exchange.shared.role_names import ROLES
+from memsheet.patterns import late_pattern
 
 SCALERS = ("GradScaler", "ShardedGradScaler")
 DRIVERS = ("Accelerator", "Fabric", "initialize", "LightningModule", "Trainer")
@@ -24,7 +25,7 @@ DRIVERS = ("Accelerator", "Fabric", "initialize", "LightningModule", "Trainer")
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 WRAPS = ("FSDP", "FullyShardedDataParallel")
 POLICIES = ("auto_wrap_policy", "wrap", "enable_wrap", "auto_wrap")
-SUMS = re.compile(r"(total|running|epoch|train|tr|accum\w*|sum|avg|mean)_?loss(es)?$", re.IGNORECASE)
+SUMS = late_pattern(r"(total|running|epoch|train|tr|accum\w*|sum|avg|mean)_?loss(es)?$", re.IGNORECASE)
 Look = Callable[[Module, Case], Iterator[tuple[int, str, str, str]]]
 
 

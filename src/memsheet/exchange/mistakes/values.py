@@ -4,7 +4,6 @@ refuse.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
@@ -15,6 +14,7 @@ from memsheet.exchange.mistakes.taken_values import REFUSED, TAKEN, Taken, is_sa
 from memsheet.exchange.shared.file_format import UNSET, Key, Read
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.program_releases import is_key_typo, is_word_slip, keys_known
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import Attention
 
 
@@ -39,7 +39,7 @@ _COUNTED = (
     "mesh.cp",
 )
 """Keys of a plan that are numbers in whatever file says them."""
-_NUMBER = re.compile(r"[+-]?[\d._]+(?:[eE][+-]?\d+)?[kKmMgG]?")
+_NUMBER = late_pattern(r"[+-]?[\d._]+(?:[eE][+-]?\d+)?[kKmMgG]?")
 
 
 def _words_for_numbers(case: Case) -> Iterator[Found]:

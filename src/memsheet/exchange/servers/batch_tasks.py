@@ -16,19 +16,20 @@ from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
 from memsheet.exchange.shared.slurm_environment import submitted_variables
 from memsheet.exchange.shared.visible_cards import DIRECTIVES, EACH_NODE, ELSEWHERE
+from memsheet.patterns import late_pattern
 
 ACCELERATORS, COUNT = "resources.accelerators", "SKYPILOT_NUM_GPUS_PER_NODE"
-_DIRECTIVE = re.compile(r"^#SBATCH.*\n", re.MULTILINE)
-_TRAINS = re.compile(
+_DIRECTIVE = late_pattern(r"^#SBATCH.*\n", re.MULTILINE)
+_TRAINS = late_pattern(
     r"train|tune|sft|dpo|ppo|rlhf|(?<![a-z])(?:grpo|rl|lora|distill)(?![a-z])", re.IGNORECASE
 )
-_SEVERAL_NODES = re.compile(
+_SEVERAL_NODES = late_pattern(
     r"--(?:nnodes|dist-init-addr|headless|data-parallel-address|master-addr|pipeline-parallel-size|pp-size)\b"
     r"| -pp\b"
 )
 """Flags of servers by which processes on several nodes are one, or layers lie on several."""
-_RUN = re.compile(r"^run:", re.MULTILINE)
-_CARDS = re.compile(r"[A-Za-z][\w.-]*:(\d{1,4})")
+_RUN = late_pattern(r"^run:", re.MULTILINE)
+_CARDS = late_pattern(r"[A-Za-z][\w.-]*:(\d{1,4})")
 
 
 def batch_servers(_: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:

@@ -6,11 +6,11 @@ template).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import DOCUMENT_BREAK, MOST, command_line, starts_a_server, tree_of
+from memsheet.frozen import replace
 
 KIND = "DynamoGraphDeployment"
 GPU_AT = "resources.limits.gpu"

@@ -4,7 +4,6 @@ flags. Read as text, never run.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,9 +15,10 @@ from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.serve_pods import starts_a_server
 from memsheet.frozen import dataclass
+from memsheet.patterns import late_pattern
 
 MOST_TEXT, MOST_STARTED = 2**15, 16
-_STARTS = re.compile(r"bench|lm[_-]eval|lighteval")
+_STARTS = late_pattern(r"bench|lm[_-]eval|lighteval")
 OF_SERVER = (
     "the sheet is of a server's defaults: vLLM's LLM class takes twice the tokens a step, or more, unasked"
 )

@@ -12,12 +12,13 @@ from typing import Any
 
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import command_line, starts_a_server
+from memsheet.patterns import late_pattern
 
 MOST_LINES = 2000
-_FROM = re.compile(r"^FROM[ \t]+(?:--\S+[ \t]+)*(\S+)", re.MULTILINE | re.IGNORECASE)
-_STARTS = re.compile(r"^(?:CMD|ENTRYPOINT)[ \t]", re.MULTILINE | re.IGNORECASE)
-_INSTRUCTION = re.compile(r"(ARG|ENV|RUN|ENTRYPOINT|CMD|FROM)[ \t]+(.+)", re.IGNORECASE | re.DOTALL)
-_INSTALLS = re.compile(r"\b(?:pip3?|uv)\b[^\n]{0,80}\binstall\b")
+_FROM = late_pattern(r"^FROM[ \t]+(?:--\S+[ \t]+)*(\S+)", re.MULTILINE | re.IGNORECASE)
+_STARTS = late_pattern(r"^(?:CMD|ENTRYPOINT)[ \t]", re.MULTILINE | re.IGNORECASE)
+_INSTRUCTION = late_pattern(r"(ARG|ENV|RUN|ENTRYPOINT|CMD|FROM)[ \t]+(.+)", re.IGNORECASE | re.DOTALL)
+_INSTALLS = late_pattern(r"\b(?:pip3?|uv)\b[^\n]{0,80}\binstall\b")
 _SHELL = ("/bin/sh", "-c")
 
 
@@ -84,7 +85,7 @@ def _env_pairs(rest: str) -> Iterator[tuple[str, str]]:
             yield at, held
 
 
-_VARIABLE = re.compile(r"(\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
+_VARIABLE = late_pattern(r"(\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
 
 
 def _word_with_variables(word: str) -> str:

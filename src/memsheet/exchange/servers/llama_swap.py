@@ -12,12 +12,13 @@ from memsheet.errors import input_error
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
 from memsheet.guard.budget import Budget
+from memsheet.patterns import late_pattern
 
 DEEPEST = 4
 """Macros that stand in one another."""
 MOST_MACROS, MOST_MODELS, MOST_NAMED = 64, 128, 8
 MOST_COMMAND, MOST_EXPANDED = 2**14, 2**20
-_MODELS = re.compile(r"^[\"']?models[\"']?\s*:", re.MULTILINE)
+_MODELS = late_pattern(r"^[\"']?models[\"']?\s*:", re.MULTILINE)
 
 
 def swapped_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -30,15 +28,17 @@ from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.python_module import attribute_path
 from memsheet.exchange.shared.serve_script import ENGINE_MODULE, LAUNCHES, OFFLINE_MODULE, UNTOLD
 from memsheet.exchange.shared.visible_cards import python_exports
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 
 MOST_TEXT, MOST_NODES = 2**15, 20_000
 MOST_SERVERS, MOST_LAUNCH = 64, 4
-_SERVES = re.compile(
+_SERVES = late_pattern(
     r"LLMConfig\(|\bLLM\(|EngineArgs\(|\b(?:Engine|Runtime)\("
     r"|lmdeploy|[\"']serve[\"']|vllm serve|launch_server|trtllm-serve"
 )
-_TRAINS = re.compile(r"Trainer\b|\.backward\(|GRPOConfig|SFTConfig|optimizer\.step")
-_PINNED = re.compile(r"\b(?:vllm|sglang)==\d[\w.]{1,24}")
+_TRAINS = late_pattern(r"Trainer\b|\.backward\(|GRPOConfig|SFTConfig|optimizer\.step")
+_PINNED = late_pattern(r"\b(?:vllm|sglang)==\d[\w.]{1,24}")
 OFFLINE_CLASS = "LLM"
 LMDEPLOY = "lmdeploy"
 OF_VLLM = (OFFLINE_CLASS, "AsyncEngineArgs", "EngineArgs")

@@ -13,9 +13,10 @@ from typing import Any
 
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import DOCUMENT_BREAK, MOST, tree_of
+from memsheet.patterns import late_pattern
 
 LOADING, ENGINE = "model_loading_config", "engine_kwargs"
-_WORDS = re.compile(r"^ *(?:- *)?[\"']?model_loading_config[\"']?\s*:", re.MULTILINE)
+_WORDS = late_pattern(r"^ *(?:- *)?[\"']?model_loading_config[\"']?\s*:", re.MULTILINE)
 DEEPEST = 12
 
 

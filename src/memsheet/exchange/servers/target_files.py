@@ -12,17 +12,20 @@ from typing import Any
 
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server
+from memsheet.patterns import late_pattern
 
 MAKE, JUST, POWERSHELL = (
-    re.compile(r"(?:GNUm|[Mm])akefile(?:\.\w+)?|.*\.mk"),
-    re.compile(r"\.?[Jj]ustfile|.*\.just"),
-    re.compile(r".*\.ps1", re.IGNORECASE),
+    late_pattern(r"(?:GNUm|[Mm])akefile(?:\.\w+)?|.*\.mk"),
+    late_pattern(r"\.?[Jj]ustfile|.*\.just"),
+    late_pattern(r".*\.ps1", re.IGNORECASE),
 )
 MOST_LINES = 2000
-_OF_MAKE = re.compile(r"(?:export[ \t]+)?(?P<name>[A-Za-z_]\w*)[ \t]*(?P<how>\?=|::?=|=)[ \t]*(?P<value>.*)")
-_OF_JUST = re.compile(r"(?:export[ \t]+)?(?P<name>[A-Za-z_][\w-]*)[ \t]*:=[ \t]*(?P<value>.*)")
-_TARGET = re.compile(r"@?(?P<name>[A-Za-z_][\w./-]*)[^=:\n]*:(?!=)")
-_USED = re.compile(r"\$\((?P<make>[A-Za-z_]\w*)\)|\{\{[ \t]*(?P<just>[A-Za-z_][\w-]*)[ \t]*\}\}")
+_OF_MAKE = late_pattern(
+    r"(?:export[ \t]+)?(?P<name>[A-Za-z_]\w*)[ \t]*(?P<how>\?=|::?=|=)[ \t]*(?P<value>.*)"
+)
+_OF_JUST = late_pattern(r"(?:export[ \t]+)?(?P<name>[A-Za-z_][\w-]*)[ \t]*:=[ \t]*(?P<value>.*)")
+_TARGET = late_pattern(r"@?(?P<name>[A-Za-z_][\w./-]*)[^=:\n]*:(?!=)")
+_USED = late_pattern(r"\$\((?P<make>[A-Za-z_]\w*)\)|\{\{[ \t]*(?P<just>[A-Za-z_][\w-]*)[ \t]*\}\}")
 
 
 def target_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:

@@ -13,11 +13,12 @@ from typing import Any
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_command import ALL_CARDS
 from memsheet.exchange.shared.serve_pods import scalar_list, tree_of
+from memsheet.patterns import late_pattern
 
 CARDS = ("hopper", "blackwell")
 """Hardware whose arguments are of another command, of those with GPUs of NVIDIA."""
 DEFAULT = "default"
-_MARKS = re.compile(r"^variants:", re.MULTILINE), re.compile(r"^  model_id:", re.MULTILINE)
+_MARKS = late_pattern(r"^variants:", re.MULTILINE), late_pattern(r"^  model_id:", re.MULTILINE)
 
 
 def recipe_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:

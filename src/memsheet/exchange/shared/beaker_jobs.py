@@ -4,16 +4,16 @@ first task runs, as allenai/open-instruct e6c3044 configs/beaker_configs/default
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from memsheet.errors import InputError
+from memsheet.patterns import late_pattern
 
 SHELL = ("-c", "-lc")
 """What makes the next word a script of its own."""
-UNCOUNTED = re.compile(r"(^|\s)deepspeed\s+(?!.*--num_gpus)")
+UNCOUNTED = late_pattern(r"(^|\s)deepspeed\s+(?!.*--num_gpus)")
 """DeepSpeed's launcher without a count, which takes every card of the machine (launcher/runner.py)."""
 
 

@@ -8,7 +8,6 @@ examples/pytorch/language-modeling/run_clm.py, ModelArguments: model_type, confi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,10 +16,13 @@ from memsheet.exchange.shared.plain_values import LONGEST
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import CLASS, CONFIG_LOADS
+from memsheet.patterns import late_pattern
 
 BUILT, BASE, TYPE, OPEN_SIZES = "built", "base", "model_type", "open_sizes"
 """Under ``script``: the configuration, and sizes in it that the text does not say."""
-BUILDS = re.compile(r"^(?:GPT|[A-Z]\w*(?:LMHeadModel|For(?:CausalLM|MaskedLM|ConditionalGeneration)|Model))$")
+BUILDS = late_pattern(
+    r"^(?:GPT|[A-Z]\w*(?:LMHeadModel|For(?:CausalLM|MaskedLM|ConditionalGeneration)|Model))$"
+)
 NANO, NANO_SIZES = (
     "GPTConfig",
     {

@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 
 from memsheet.exchange.shared.serve_compose import holds_services
+from memsheet.patterns import late_pattern
 
 DOTENV = ".env"
-_PLAIN_VALUE = re.compile(r"[\w./~-](?:[\w./:@+,=~-]{0,199}[\w./@+,=~-])?")
+_PLAIN_VALUE = late_pattern(r"[\w./~-](?:[\w./:@+,=~-]{0,199}[\w./@+,=~-])?")
 """Values that are one plain text wherever they stand in YAML; others stay variables."""
-_PLACE = re.compile(r"(\$\$)|\$(?:\{(\w+)(?::?[-=?][^{}\n]*)?\}|([A-Za-z_]\w*))")
+_PLACE = late_pattern(r"(\$\$)|\$(?:\{(\w+)(?::?[-=?][^{}\n]*)?\}|([A-Za-z_]\w*))")
 
 
 def dotenv_values(text: str) -> dict[str, str]:

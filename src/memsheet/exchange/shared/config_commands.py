@@ -4,11 +4,11 @@ accelerate's configurations that TRL brings along.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memsheet.exchange.shared.flag_words import flags_of, plain_value
+from memsheet.patterns import late_pattern
 
 FACTORY, FACTORY_FILE = "llamafactory-cli", "llamafactory-cli train"
 """LLaMA-Factory's command, and where the YAML stands that it is given (hiyouga/LLaMA-Factory ff6d4d1
@@ -31,7 +31,7 @@ other tool's has.
 """
 OF_FILES: Mapping[str, str] = {FACTORY_FILE: "llamafactory", AXOLOTL_FILE: "axolotl", TUNE_FILE: "torchtune"}
 """By where such a command has its file, the format of both."""
-STARTS = re.compile(
+STARTS = late_pattern(
     r"(?:^|[\s/])(?:axolotl\s+train|tune\s+run|llamafactory-cli\s+train)\s|-m\s+axolotl\.cli\.train\s"
 )
 """Whether a text starts one, whose flags may be called as others' are."""

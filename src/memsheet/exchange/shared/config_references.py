@@ -6,12 +6,13 @@ resolver or stands inside of a text is left as it is.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,100})\}")
-CALLED = re.compile(
+from memsheet.patterns import late_pattern
+
+REFERENCE = late_pattern(r"\$\{(\.?)([\w.]{1,100})\}")
+CALLED = late_pattern(
     r"\$\{(add|mul|div|max):\s*([^{},]{1,100}|\$\{[\w.]{1,100}\}),\s*([^{},]{1,100}|\$\{[\w.]{1,100}\})\}"
 )
 SUMS: Mapping[str, Callable[[float, float], float]] = {

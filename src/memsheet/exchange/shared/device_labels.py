@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from memsheet.catalog import find_device, rented_cards
 from memsheet.errors import InputError
+from memsheet.patterns import late_pattern
 
 LABELS = (
     "nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator", "node.kubernetes.io/instance-type",
@@ -27,8 +28,8 @@ CALLED = {
     "NVIDIA-GH200-480GB": "GH200-96GB", "AMD_Instinct_MI300X_OAM": "MI300X", "A100-40G": "A100-40GB", "A100-80G": "A100-80GB",
 }  # fmt: skip
 """Values of labels that are no spelling of a card's own name, by the device."""
-PART = re.compile(r"-mig-|\bmig-\d", re.IGNORECASE)
-SHARED = re.compile(r"-shared$", re.IGNORECASE)
+PART = late_pattern(r"-mig-|\bmig-\d", re.IGNORECASE)
+SHARED = late_pattern(r"-shared$", re.IGNORECASE)
 """A part of a card, of which nothing is said here, and cards that several containers share in time, each of
 which sees all of the memory."""
 _VALUE = r"[\"']?([\w.][\w.+ -]*?)[\"']?"
@@ -48,9 +49,9 @@ PLACES = (
 """Where files name a card, each with its name as the group."""
 
 
-CHOICE = re.compile(r"^[ \t]*accelerators:[ \t]*[\[{]([^\]}\n]{1,400})[\]}]", re.MULTILINE)
+CHOICE = late_pattern(r"^[ \t]*accelerators:[ \t]*[\[{]([^\]}\n]{1,400})[\]}]", re.MULTILINE)
 """Several kinds of cards, of which SkyPilot takes one (docs.skypilot.co yaml-spec, accelerators)."""
-_CHOSEN = re.compile(r"[\"']?(?P<card>[A-Za-z][\w.-]*)[ \t]*(?::[ \t]*(?P<count>\d{1,4}))?[\"']?")
+_CHOSEN = late_pattern(r"[\"']?(?P<card>[A-Za-z][\w.-]*)[ \t]*(?::[ \t]*(?P<count>\d{1,4}))?[\"']?")
 
 
 class NamedCard(NamedTuple):

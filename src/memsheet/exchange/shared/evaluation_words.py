@@ -10,12 +10,13 @@ from typing import Any
 
 from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.frozen import dataclass
+from memsheet.patterns import late_pattern
 
 HARNESS, LIGHT = "lm_eval", "lighteval"
 ENGINES_OF_LIGHT = ("vllm", "sglang", "accelerate")
 PLAIN = "hf"
 NAMES = ("pretrained", "model_name", "model", "model_path")
-_PARTS = re.compile(r"(\w+)=((?:\{[^{}]*\}|\[[^\[\]]*\]|[^,{}\[\]])*)")
+_PARTS = late_pattern(r"(\w+)=((?:\{[^{}]*\}|\[[^\[\]]*\]|[^,{}\[\]])*)")
 MOST_PARTS = 64
 FLAGS = {"--model": "model", "-M": "model", "--model_args": "args", "-a": "args", "--batch_size": "batch_size", "-b": "batch_size", "--max_batch_size": "max_batch_size"}  # fmt: skip
 """EleutherAI/lm-evaluation-harness 4e7e0d4 lm_eval/_cli/run.py:78-146."""

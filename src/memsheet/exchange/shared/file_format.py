@@ -10,12 +10,11 @@ else says the key. *Values* are what stands in a file, by dotted places (``zero_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
 from typing import Any
 
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
 from memsheet.exchange.shared.preference_methods import Preferences
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.sheet import Instant
 
 Values = Mapping[str, Any]

@@ -12,17 +12,18 @@ from typing import Any
 from memsheet.exchange.shared.file_format import UNSET, Moved, Values
 from memsheet.exchange.shared.python_config import LINE, SCOPE, WHOLE, call_node, named_calls
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
+from memsheet.patterns import late_pattern
 
 FURTHER, WEIGHTS, OWN_LOSS = "further_models", "further_weights", "own_loss"
 FROZEN, SWITCH = "frozen", "requires_grad"
 """Under ``script``: further models in words, ``[name, bytes of a parameter at most]`` of each, and the loss
 that is no plain cross-entropy.
 """
-STEPPERS = re.compile(r"^(?:\w*Adam\w*|SGD|Lion\w*|Adafactor|LAMB|Muon|Adagrad|RMSprop|Shampoo|SOAP)$")
-LOADS = re.compile(r"(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
-WRAPS = re.compile(r"(?:^|\.)(?:Peft|Fast)\w*Model\w*\.from_pretrained$")
+STEPPERS = late_pattern(r"^(?:\w*Adam\w*|SGD|Lion\w*|Adafactor|LAMB|Muon|Adagrad|RMSprop|Shampoo|SOAP)$")
+LOADS = late_pattern(r"(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
+WRAPS = late_pattern(r"(?:^|\.)(?:Peft|Fast)\w*Model\w*\.from_pretrained$")
 """What loads adapters, or Unsloth's one model."""
-BESIDE = re.compile(r"teacher|ref(?:erence)?(?:_|$)|reward|critic|judge|guide|assistant", re.IGNORECASE)
+BESIDE = late_pattern(r"teacher|ref(?:erence)?(?:_|$)|reward|critic|judge|guide|assistant", re.IGNORECASE)
 ENDS = ("train", "backward")
 DIVERGES = ("kl_div", "KLDivLoss")
 HALF, WHOLE_WIDTH, TRAINED = 2, 4, 4 + 4 + 8

@@ -15,15 +15,16 @@ from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 from memsheet.exchange.shared.python_values import evaluate_expression
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import Told
+from memsheet.patterns import late_pattern
 
 NO_PROMPT = "not said: the sheet is of a prompt of one token, and longer ones need more"
 TASKS = ("text-generation", "image-text-to-text", "text2text-generation", "summarization", "translation")
 """Tasks whose pipelines generate (transformers v5 pipelines/__init__.py, SUPPORTED_TASKS)."""
 MOST_STEPS_BACK = 8
 """Names and slices that are followed to where a list is made."""
-_PIPELINE = re.compile(rf"\bpipeline\(\s*(?:task\s*=\s*)?[\"'](?:{'|'.join(TASKS)})[\"']")
-_PIPES = re.compile(r"^[ \t]*(?:self\.)?(\w+)(?:\s*:[^=\n]+)?\s*=\s*(?:\w+\.)?pipeline\(", re.MULTILINE)
-_TOKENIZERS = re.compile(
+_PIPELINE = late_pattern(rf"\bpipeline\(\s*(?:task\s*=\s*)?[\"'](?:{'|'.join(TASKS)})[\"']")
+_PIPES = late_pattern(r"^[ \t]*(?:self\.)?(\w+)(?:\s*:[^=\n]+)?\s*=\s*(?:\w+\.)?pipeline\(", re.MULTILINE)
+_TOKENIZERS = late_pattern(
     r"^[ \t]*(?:self\.)?(\w+)(?:\s*:[^=\n]+)?\s*="
     r"\s*(?:\w+\.)?\w*(?:Tokenizer|Processor)\w*\.from_pretrained\(",
     re.MULTILINE,

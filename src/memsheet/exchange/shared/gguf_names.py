@@ -6,16 +6,17 @@ import re
 
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.serve_command import SIXTEEN_OF
+from memsheet.patterns import late_pattern
 
 _WHOLE = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 _PUBLISHERS = ("Qwen", "google", "openai", "microsoft", "mistralai", "nvidia", "meta-llama", "zai-org")
-_OWNED = re.compile("|".join(f"(?<=^{name})_" for name in _PUBLISHERS))
+_OWNED = late_pattern("|".join(f"(?<=^{name})_" for name in _PUBLISHERS))
 """What stands between a publisher and a model in files of repositories that keep both (bartowski's)."""
 OF_THE_FILE = frozenset(
     {"quantization.weights", "quantization.group_size", "quantization.skip", "precision.name"}
 ) | {f"precision.{name}" for name in (*SIXTEEN_OF, "master_weights")}
 """Keys of a plan that the file itself says."""
-_GGUF = re.compile(
+_GGUF = late_pattern(
     r"(?P<stem>.+?)[-._](?P<types>(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))"
     r"(?:[-.]\d{5}-of-\d{5})?\.gguf",
     re.IGNORECASE,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
-_OPENS = re.compile(r"<<-?\s*(?P<quote>[\"']?)(?P<end>\w{1,40})(?P=quote)")
-_WRITES = re.compile(r">{1,2}\s*([^\s<>|&;]{1,200})|\btee\s+(?:-a\s+)?([^\s<>|&;]{1,200})")
+from memsheet.patterns import late_pattern
+
+_OPENS = late_pattern(r"<<-?\s*(?P<quote>[\"']?)(?P<end>\w{1,40})(?P=quote)")
+_WRITES = late_pattern(r">{1,2}\s*([^\s<>|&;]{1,200})|\btee\s+(?:-a\s+)?([^\s<>|&;]{1,200})")
 MOST_FILES, MOST_LINES = 16, 400
 
 

@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-INHERITS, PARENTS, REPLACED = re.compile(r"^defaults:", re.MULTILINE), "defaults", "_override_"
+from memsheet.patterns import late_pattern
+
+INHERITS, PARENTS, REPLACED = late_pattern(r"^defaults:", re.MULTILINE), "defaults", "_override_"
 ENDINGS = (".yaml", ".yml")
 DEEPEST, MOST_PARENTS = 8, 4
 Tree = Mapping[str, Any]

@@ -8,8 +8,6 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from inspect import cleandoc
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +31,8 @@ from memsheet.exchange.shared.serve_script import (
     script_lines,
     split_line_commands,
 )
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
+from memsheet.patterns import late_pattern
 
 TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, TRL = "torchrun", "accelerate", "deepspeed", "python", "trl"
 FACTORY_NAMES = (FACTORY, "lmf")
@@ -57,17 +56,17 @@ WRAPPER, WRAPPED = "mason.py", "--"
 """A script that starts what stands behind the dashes on a cluster (allenai/open-instruct e6c3044
 mason.py:122-126, 533-545: it multiplies accelerate's processes by its nodes).
 """
-COMMAND_LINE = re.compile(
+COMMAND_LINE = late_pattern(
     r"^\s*(?:\$ +|# +)?(?P<command>(?:\w+=\S* +)*"
     r"(?:python3?|accelerate launch|torchrun|deepspeed|uv run|trl|llamafactory-cli|axolotl train|tune run)"
     r"\s)",
     re.MULTILINE,
 )
 """How a line of prose begins that is a command."""
-VISIBLE = re.compile(r"(?:CUDA|HIP)_VISIBLE_DEVICES=([\w-]+(?:,[\w-]+)*),?")
+VISIBLE = late_pattern(r"(?:CUDA|HIP)_VISIBLE_DEVICES=([\w-]+(?:,[\w-]+)*),?")
 PARALLEL, COUNTS = ("mpirun", "mpiexec", "horovodrun"), ("-np", "-n", "--np", "--n")
 """Programs that start as many processes as a flag of theirs says (mpirun(1), horovod/runner/launch.py)."""
-TORCHX, JOB = "torchx", re.compile(r"(\d{1,4})x(\d{1,4})")
+TORCHX, JOB = "torchx", late_pattern(r"(\d{1,4})x(\d{1,4})")
 """``torchx run dist.ddp -j {nodes}x{ranks} --script train.py -- …`` (pytorch/torchx components/dist.py)."""
 NO_JOBS = frozenset(
     [
@@ -145,6 +144,8 @@ def described_launches(text: str, name: str) -> str:
 
 def _own_texts(module: ast.Module) -> Iterator[str]:
     """Texts that stand for themselves at the top of a module: its docstring, and those behind it."""
+    from inspect import cleandoc
+
     for statement in module.body:
         held = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(held, ast.Constant) and isinstance(held.value, str):
@@ -197,7 +198,7 @@ def filled_commands(text: str) -> Iterator[list[str]]:
         yield list(_unpacked_words(known.filled(words, defaults=True)))[:MOST]
 
 
-ASSIGNED = re.compile(r"^\s*(?:[A-Z_][A-Z0-9_]{0,63}=[^\s'\"]{0,200}\s+){1,8}")
+ASSIGNED = late_pattern(r"^\s*(?:[A-Z_][A-Z0-9_]{0,63}=[^\s'\"]{0,200}\s+){1,8}")
 """Variables that stand before a command."""
 
 

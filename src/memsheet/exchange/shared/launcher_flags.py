@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format, flatten_tree
@@ -36,15 +35,17 @@ from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
 from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of, without_own_fields
+from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
+from memsheet.patterns import late_pattern
 
 NO_TEXTS: Mapping[str, str] = {}
 SHELLS = ("torchrun", "slurm", "skypilot")
 """Formats that a script's start stands in, and that leave its flags to it."""
-FACTORY_SCRIPT = re.compile(r"llama-?factory[^/]*/src/(train|llamafactory/launcher)\.py$", re.IGNORECASE)
-RUNS_FACTORY = re.compile(r"^from llamafactory\.train\.tuner import\b.*\brun_exp\b", re.MULTILINE)
+FACTORY_SCRIPT = late_pattern(r"llama-?factory[^/]*/src/(train|llamafactory/launcher)\.py$", re.IGNORECASE)
+RUNS_FACTORY = late_pattern(r"^from llamafactory\.train\.tuner import\b.*\brun_exp\b", re.MULTILINE)
 """How the script's path ends, and a line of its text."""
-UNDER_LAUNCHER = re.compile(r"(^|/)swift/cli/\w+\.py$")
+UNDER_LAUNCHER = late_pattern(r"(^|/)swift/cli/\w+\.py$")
 """Scripts whose flags a format reads in the shell's own text, with what starts them beside."""
 COUNTED = ("nproc_per_node", "nnodes")
 LEAST = 2
@@ -63,23 +64,23 @@ OF_ZERO = (
 
 OWN_FLAGS = ("open-instruct", "deepspeed-chat", "llamafactory")
 """Formats that are the flags of some project's scripts."""
-OTHERS = re.compile(r"(^|/)open_instruct/\w+\.py$")
+OTHERS = late_pattern(r"(^|/)open_instruct/\w+\.py$")
 """Scripts beside those that are read, whose flags are called alike."""
-OF_TRAINER = re.compile(r"(^|/)open_instruct/finetune_trainer\.py$")
+OF_TRAINER = late_pattern(r"(^|/)open_instruct/finetune_trainer\.py$")
 """Of them the one whose flags are the Trainer's."""
-COUNTS_RANKS = re.compile(r"(^|/)open_instruct/grpo(_fast)?\.py$")
+COUNTS_RANKS = late_pattern(r"(^|/)open_instruct/grpo(_fast)?\.py$")
 """Scripts that say themselves which of the GPUs train."""
-EXAMPLE = re.compile(
+EXAMPLE = late_pattern(
     r"(^|/)run_(clm|mlm|plm|fim|glue|classification|xnli|qa|ner|swag|summarization|translation)\.py$"
 )
 """Example scripts of transformers, whose flags are the Trainer's and their own."""
-WITHOUT_TRAINER = re.compile(r"(^|/)run_\w+_no_trainer\.py$")
+WITHOUT_TRAINER = late_pattern(r"(^|/)run_\w+_no_trainer\.py$")
 """Those with a loop of their own, whose flags are called as the Trainer's, with other defaults."""
 PREPARE = ("cache_dataset_only",)
 """Switches with which a script ends before it loads a model (open_instruct/olmo_core_finetune.py:154)."""
-OF_TRL = re.compile(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)/\w+\.py$")
+OF_TRL = late_pattern(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)/\w+\.py$")
 """TRL's own, each with the dataclasses of its trainer (huggingface/trl f2cd577)."""
-LOADED_BARE = re.compile(r"(^|/)examples/scripts/(bco|cpo|kto|orpo)\.py$")
+LOADED_BARE = late_pattern(r"(^|/)examples/scripts/(bco|cpo|kto|orpo)\.py$")
 """Of them those that load the model as it is stored, whatever ``--dtype`` says
 (examples/scripts/{bco.py:114, cpo.py:74, kto.py:71, orpo.py:74}).
 """

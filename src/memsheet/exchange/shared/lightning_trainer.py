@@ -5,7 +5,6 @@ the precision, the devices, and how many micro-batches a step has. Lines are of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +14,14 @@ from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import BASE, CLASS
 from memsheet.exchange.shared.read_only_rows import positive_count
+from memsheet.patterns import late_pattern
 
-DRIVES, MODULES = re.compile(r"\bLightningModule\b"), "LightningModule"
+DRIVES, MODULES = late_pattern(r"\bLightningModule\b"), "LightningModule"
 ARGUMENTS = frozenset({"accelerator", "devices", "gpus", "strategy", "precision", "max_epochs", "max_steps", "accumulate_grad_batches", "num_nodes"})  # fmt: skip
 """Of which Lightning's Trainer has one at least, and transformers' has none."""
 OLDER = ("distributed_backend", "accelerator")
 """What names the strategy before 1.5, beside ``gpus`` in the place of devices."""
-STAGE = re.compile(r"deepspeed(?:_stage_([123]))?(_offload(?:_nvme)?)?$")
+STAGE = late_pattern(r"deepspeed(?:_stage_([123]))?(_offload(?:_nvme)?)?$")
 BUCKETS = {
     "allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "contiguous_gradients": True, "overlap_comm": True,
 }  # fmt: skip

@@ -5,7 +5,6 @@ which dtypes it computes, what it steps with, and how long and how many its rows
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -46,13 +45,14 @@ from memsheet.exchange.shared.trainer_script import (
     bitsandbytes_keys,
     from_pretrained_keys,
 )
+from memsheet.patterns import late_pattern
 
 LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
 FED, SEQUENCE = "rows_of_engine", "sequence"
 """Where DeepSpeed makes the loader, its rows are the configuration's (deepspeed/__init__.py, initialize)."""
-STEPS = re.compile(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
-GENERATES = re.compile(r"\.generate\(")
-OTHER_MODELS = re.compile(
+STEPS = late_pattern(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
+GENERATES = late_pattern(r"\.generate\(")
+OTHER_MODELS = late_pattern(
     r"(?:Peft|Reward|Value|Critic|Ref\w*|Teacher|Vision|CLIP|Embedding)Model\.from_pretrained$"
 )
 WRAPPERS = {

@@ -7,12 +7,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-PASSING = re.compile(
+from memsheet.patterns import late_pattern
+
+PASSING = late_pattern(
     r"kernel|fuse|flash|attn|attention|liger|cross_entropy|loss|compile|graph|nois|smoothing|round_robin|contiguous|bucket|find_unused"
     r"|recompute|activation|checkpointing|converters|fp8$|empty_cache|gc_steps|tiled|chunk|stage$|block_size$|batch|seq|len|tokens|cache|kv|packing",
     re.IGNORECASE,
 )  # fmt: skip
-STORING = re.compile(
+STORING = late_pattern(
     r"offload|quant|cpu|disk|nvme|host|dtype|layers|expert|tensor|pipeline|shard|optim(?!ization)",
     re.IGNORECASE,
 )
@@ -89,7 +91,7 @@ one that runs off them.
 """
 
 
-FREEZING = re.compile(r"peft|lora|adapter|freeze|frozen|trainable", re.IGNORECASE)
+FREEZING = late_pattern(r"peft|lora|adapter|freeze|frozen|trainable", re.IGNORECASE)
 """In keys that may let fewer weights train: those that are there stay on the card."""
 
 
@@ -99,7 +101,7 @@ def freezes_weights(keys: Iterable[str]) -> bool:
     return bool(moving) and all(FREEZING.search(key) and not STORING.search(key) for key in moving)
 
 
-CAPPING = re.compile(r"cache|block|pool|mem|page|token|prefix|slots", re.IGNORECASE)
+CAPPING = late_pattern(r"cache|block|pool|mem|page|token|prefix|slots", re.IGNORECASE)
 """In keys that may say how large a server's cache is, in place of what its share of the card leaves."""
 
 

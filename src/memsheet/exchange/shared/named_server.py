@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 
 GPU = "nvidia.com/gpu"
 MOST_SERVERS = 8

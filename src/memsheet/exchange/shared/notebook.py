@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-MAGIC = re.compile(r"^(\s*)[%!?]", re.MULTILINE)
+from memsheet.patterns import late_pattern
+
+MAGIC = late_pattern(r"^(\s*)[%!?]", re.MULTILINE)
 OF_PYTHON = ("%%capture", "%%time", "%%timeit", "%%prun")
 """Magics of a cell whose rest is Python; another's is of another language, or is written to a file."""
 NOTEBOOK = ".ipynb"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product
 from math import prod
@@ -63,20 +62,21 @@ from memsheet.exchange.shared.shell_values import (
     word_values,
 )
 from memsheet.exchange.shared.slurm_environment import with_submitted_variables
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.guard.budget import Budget, TooMuchError
+from memsheet.patterns import late_pattern
 
 MOST_SCRIPT, MOST_COMBINATIONS, MOST_TOLD, MOST_MADE = 2**15, 24, 8, 2**16
 """Characters of a script, rounds of its loops that are made, values that are named in words, and characters
 of all that is made.
 """
-_BUILT = re.compile(
+_BUILT = late_pattern(
     r"\$|=\(|\b(?:eval|ssh|tmux|screen|pdsh|su)\b|--wrap"
     r"|\b(?:for|case|if|while|until)\b|\+=|\]\]? *&&"
 )
 _LEADS = ("export", "declare", "local", "readonly", "typeset")
-_PLAIN_VALUE = re.compile(r"[\w./:=+,@%-]{1,200}")
-_LISTED = re.compile(r"\$\{(\w+)\[(?:[@*]|\d{1,4})\]\}|\$\{#(\w+)\[[@*]\]\}|\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
+_PLAIN_VALUE = late_pattern(r"[\w./:=+,@%-]{1,200}")
+_LISTED = late_pattern(r"\$\{(\w+)\[(?:[@*]|\d{1,4})\]\}|\$\{#(\w+)\[[@*]\]\}|\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,10 +18,11 @@ from memsheet.exchange.shared.serve_pods import (
     tree_of,
 )
 from memsheet.guard.budget import TooMuchError
+from memsheet.patterns import late_pattern
 
 COMMAND = "command"
 """Behind a file's name, the script of its container."""
-OF_OTHERS = re.compile(
+OF_OTHERS = late_pattern(
     r"\b(?:swift|megatron) (?:sft|pt|rlhf)\b|\bverl\.trainer\.|\blitgpt (?:finetune|pretrain)"
 )
 """Trainings that are no start of a script."""
@@ -30,10 +30,10 @@ COUNTED_JOBS = ("PyTorchJob", "TrainJob")
 """Kinds that give torchrun its nodes and processes as PET_* (formats/kubernetes.py, formats/trainjob.py)."""
 TASKS = frozenset({"resources", "num_nodes", "setup", "workdir", "file_mounts"})
 """Of which a task of SkyPilot that runs something has one."""
-LAUNCHER = re.compile(
+LAUNCHER = late_pattern(
     rf"\btorchrun(?=\s)|\bpython3?{SWITCHES}[ ]+-m torch\.distributed\.(?:run|launch)(?=\s)"
 )
-UNCOUNTED_MPI = re.compile(r"\bmpirun\b(?!.*\s--?np?\s)")
+UNCOUNTED_MPI = late_pattern(r"\bmpirun\b(?!.*\s--?np?\s)")
 
 
 def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> str | None:

@@ -8,10 +8,9 @@ Lines are of huggingface/trl 016013e, under trl.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 import re
 
 from memsheet.exchange.shared.file_format import Format, Read, Values, is_key, nearest_known_key
+from memsheet.patterns import late_pattern
 
 PACKAGES = {"llamafactory": "llamafactory", "megatron": "megatron-core", "torchtitan-toml": "torchtitan"}
 """By format, the package that its program is installed as, where that is not the first word of what was read
 of it.
 """
 _RELEASE = r"\s{0,4}==\s{0,4}v?(\d{1,4}(?:\.\d{1,6}){1,3})"
-_NUMBER = re.compile(r"(\d+)\.(\d+)")
+_NUMBER = late_pattern(r"(\d+)\.(\d+)")
 
 
 def stated_release(form: Format, text: str) -> str:
@@ -103,6 +104,6 @@ def _is_letter_slip(one: str, other: str) -> bool:
     return longer[1:] == shorter and longer[0].isalpha()
 
 
-_WORD, _SIGN = re.compile(r"[._-]"), re.compile(r"[_-]")
-_JOINED = re.compile(r"[_-](size|steps|length|rank)(?![a-z])")
+_WORD, _SIGN = late_pattern(r"[._-]"), late_pattern(r"[_-]")
+_JOINED = late_pattern(r"[_-](size|steps|length|rank)(?![a-z])")
 SHORTEST_KEY, SHORTEST_WORD = 6, 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
@@ -26,6 +25,7 @@ from memsheet.exchange.shared.python_values import (
     given_parameters,
 )
 from memsheet.exchange.shared.settings_files import held_settings
+from memsheet.frozen import replace
 from memsheet.guard.budget import Budget, TooMuchError
 
 LINE, WHOLE, SCOPE = "lambda", "import", "def"  # no argument can be called by a word of the language

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.guard.budget import Budget
 
 Tree = dict[str, Any]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-PYTHON_NAME = re.compile(r"python[\d.]*")
-_VALUED = re.compile(r"-[bBdEhiIOPqRsSuvVx?]*[WX]|--check-hash-based-pycs")
-_ALONE = re.compile(r"-[bBdEhiIOPqRsSuvVx?]+|-[bBdEhiIOPqRsSuvVx?]*[WX].+")
+from memsheet.patterns import late_pattern
+
+PYTHON_NAME = late_pattern(r"python[\d.]*")
+_VALUED = late_pattern(r"-[bBdEhiIOPqRsSuvVx?]*[WX]|--check-hash-based-pycs")
+_ALONE = late_pattern(r"-[bBdEhiIOPqRsSuvVx?]+|-[bBdEhiIOPqRsSuvVx?]*[WX].+")
 """Its own switches: letters together, and those of a value with it beside or attached (docs.python.org
 using/cmdline.html#command-line).
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -19,12 +18,13 @@ from memsheet.exchange.shared.python_module import Module, Tree, asks_command_li
 from memsheet.exchange.shared.script_flags import PARSES, known_flags
 from memsheet.exchange.shared.settings_files import KEPT, LOADERS, OPEN, OPENED, settings_of
 from memsheet.guard.budget import TooMuchError
+from memsheet.patterns import late_pattern
 
 CLASS, BASE, PARSED = "class", "base", "parse_args"
 CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
 FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
-CONFIG_LOADS = re.compile(r"Config\.from_pretrained$")
+CONFIG_LOADS = late_pattern(r"Config\.from_pretrained$")
 """What loads a model's configuration alone, which is read as a constructor of it."""
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 """What reads a variable of the environment, with what it is where nobody set it."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_module import Module
 from memsheet.exchange.shared.script_flags import known_flags
+from memsheet.patterns import late_pattern
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "model": (
@@ -48,10 +49,10 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "tensor": ("tp_size", "tensor_parallel_size", "tensor_parallel", "autotp_size", "tp"),
 }  # fmt: skip
 """Of each role the names that mean it, the surest first."""
-TRAINING = re.compile(
+TRAINING = late_pattern(
     r"train|finetun|fine_tun|(^|_)sft|(^|_)dpo|pretrain|run_clm|run_mlm|run_glue|distil|lora", re.IGNORECASE
 )
-GENERATION = re.compile(
+GENERATION = late_pattern(
     r"eval|infer|generat|predict|chat|serve|bench|demo|test|prompt|sample|flex|run_model", re.IGNORECASE
 )
 STEPS = frozenset({

@@ -4,12 +4,12 @@ nothing else says it, no verdict that a job fits is sure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.config_commands import OF_FILES, SWIFT_FILE, SWIFT_MEGATRON_FILE
 from memsheet.exchange.shared.file_format import AUTO, Read
+from memsheet.patterns import late_pattern
 
 LAUNCHED = ("deepspeed", "accelerate", "torchrun", "slurm", "kubernetes", "trainjob", "skypilot")
 """Formats that a training script stands beside; the others say their engine's whole batch, or its defaults
@@ -47,11 +47,11 @@ KINDS = {
 """Which format a file is of that a key names; of DeepSpeed's for every other."""
 
 
-MOVED = re.compile(r"(?<!no_)(?<!no-)(?<!without_)offload")
-STAGE = re.compile(
+MOVED = late_pattern(r"(?<!no_)(?<!no-)(?<!without_)offload")
+STAGE = late_pattern(
     r"(?<![a-z])(?:zero|stage|ds|z)[-_]?(?:stage[-_]?)?([0-3])(?![0-9])|zero[-_]?([0-3])(?![0-9])"
 )
-SHARDED = re.compile(r"fsdp[-_]?(?:v)?([12])?(?![0-9])")
+SHARDED = late_pattern(r"fsdp[-_]?(?:v)?([12])?(?![0-9])")
 
 
 def named_config_values(kind: str, name: str) -> dict[str, Any]:

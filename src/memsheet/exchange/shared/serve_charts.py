@@ -12,10 +12,8 @@ python/huggingfaceserver/huggingfaceserver/__main__.py:87,172 (arguments that ar
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.shared.named_server import GPU, NamedServer
@@ -28,12 +26,14 @@ from memsheet.exchange.shared.serve_pods import (
     starts_a_server,
     tree_of,
 )
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 
 CHART = "requestGPU"
 DOWNLOADED = "/data"
 """Where vLLM's own chart mounts what ``extraInit.s3modelpath`` names."""
 _MARKS = ("servingEngineSpec", "repository", "LLMInferenceService", "InferenceService")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CAMEL = late_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
 CHART_OPTIONS = (
     "enableChunkedPrefill", "enablePrefixCaching", "maxModelLen", "dtype", "tensorParallelSize", "maxNumSeqs", "gpuMemoryUtilization", "maxLoras",
     "runner", "convert",
@@ -46,7 +46,7 @@ PARALLEL_OPTIONS = {
 """Keys of a service's ``parallelism`` by the server's flags."""
 RUNTIMES = frozenset({"ServingRuntime", "ClusterServingRuntime"})
 SERVED = "kserve-container"
-_MOUNTED = re.compile(r"(?<=^)/mnt/models(?=$)|(?<==)/mnt/models(?=$)")
+_MOUNTED = late_pattern(r"(?<=^)/mnt/models(?=$)|(?<==)/mnt/models(?=$)")
 """Where KServe puts the model that ``storageUri`` names (kserve/kserve aaac4e29 pkg/constants/constants.go,
 DefaultModelLocalMountPath)."""
 MORE_ARGS = "VLLM_ADDITIONAL_ARGS"
@@ -139,7 +139,7 @@ def _runtime_container(
     own = next((one for one in containers if one.get("name") == SERVED), containers[0] if containers else {})
     uri = str(held.get("storageUri") or "").removeprefix("hf://")
     args = [*scalar_list(own.get("args")), *scalar_list(held.get("args"))]
-    put = {word: re.sub(_MOUNTED, uri, str(word)) if uri else str(word) for word in args}
+    put = {word: _MOUNTED.sub(uri, str(word)) if uri else str(word) for word in args}
     return {
         **own, "args": [put[word].replace("{{.Name}}", service) for word in args],
         "env": [*_sequence(own.get("env")), *_sequence(held.get("env"))], "resources": held.get("resources") or own.get("resources"),

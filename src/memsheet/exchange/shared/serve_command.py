@@ -4,10 +4,8 @@ split as a shell does, and never run.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
 from typing import Any
 
 from memsheet.errors import Problem
@@ -17,7 +15,8 @@ from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER
 from memsheet.exchange.shared.file_format import UNSET, Key, Values
 from memsheet.exchange.shared.serve_script import ENDS
 from memsheet.exchange.shared.slurm_environment import slurm_variables
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
+from memsheet.patterns import late_pattern
 
 SWITCHES = tuple(
     f"--{name}-"
@@ -31,11 +30,11 @@ boolean options).
 """
 ALL_CARDS = "all"
 """Ranks of tensor parallelism where a command is made for as many cards as there are."""
-_CACHED = re.compile(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
-_ATTACHED = re.compile(r"-O=?(\w+)")
+_CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
+_ATTACHED = late_pattern(r"-O=?(\w+)")
 """A level without a space (vLLM utils/argparse_utils.py: "-O" and what follows it, in parse_args)."""
-_HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgGtT])")
-_WHOLE, _PART = re.compile(r"-?\d{1,12}"), re.compile(r"\d{0,6}\.\d{1,12}")
+_HUMAN = late_pattern(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgGtT])")
+_WHOLE, _PART = late_pattern(r"-?\d{1,12}"), late_pattern(r"\d{0,6}\.\d{1,12}")
 _STEPS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SPELLED = {"half": "fp16", "float": "fp32", **{name: dtype for dtype, name in DTYPES.items()}}

@@ -13,10 +13,11 @@ from typing import Any
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import command_line, starts_a_server, tree_of
 from memsheet.guard import parse_yaml
+from memsheet.patterns import late_pattern
 
 DEVICES = "deploy.resources.reservations.devices"
-_SERVICES = re.compile(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
-_VARIABLE = re.compile(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
+_SERVICES = late_pattern(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
+_VARIABLE = late_pattern(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
 
 
 def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import input_error
@@ -24,6 +23,8 @@ from memsheet.exchange.shared.serve_script import (
     split_line_commands,
 )
 from memsheet.exchange.shared.visible_cards import CARDS
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 
 KINDS = frozenset(
     {
@@ -44,8 +45,8 @@ JOBS = frozenset({"PyTorchJob", "TrainJob"})
 """Kinds that have formats of their own."""
 MOST, MOST_NAMED, MOST_GROUP = 16, 120, 10_000
 FOREIGN, NO_SERVER = "a kind that is not read", "in which no server's command stands"
-DOCUMENT_BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
-_VALUE = re.compile(r"(\$\(\w+\))")
+DOCUMENT_BREAK = late_pattern(r"^---[ \t]*$", re.MULTILINE)
+_VALUE = late_pattern(r"(\$\(\w+\))")
 
 
 def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:

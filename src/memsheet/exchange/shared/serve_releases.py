@@ -5,9 +5,10 @@ are told.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from memsheet.exchange.shared.file_format import Format
+from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 
 _WITHOUT_BYTES = """
 swap-space preemption-mode scheduler-delay-factor guided-decoding-backend guided-decoding-disable-fallback
@@ -18,7 +19,7 @@ tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config device
 """Removed flags of vLLM that moved no byte of a GPU: of logs, of who is served first, of the host
 (v0.6.4.post1 and v0.8.5 engine/arg_utils.py).
 """
-_NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_NUMBER = late_pattern(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 CHUNKED, ALWAYS_CHUNKED = "--enable-chunked-prefill", ((0, 8, 0), (0, 12, 0))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from memsheet.exchange.shared.python_switches import last_switch_index
 from memsheet.exchange.shared.shell_text import NAMED_SUM, squeeze_sums, sums_summed_up, with_numbers_named
 from memsheet.guard.budget import Budget, TooMuchError
+from memsheet.patterns import late_pattern
 
 ENDS = ("&&", "||", "|", "&", ";", ">", ">>", "2>&1")
 BETWEEN = ENDS[:5]
@@ -38,7 +39,7 @@ LAUNCHES = (
     ("text-embeddings-router",), ("lmdeploy", "serve", "api_server"), ("lmdeploy", "chat"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
-_BUILD = re.compile(r"(?:-[0-9a-z]+)?(?:\.exe)?")
+_BUILD = late_pattern(r"(?:-[0-9a-z]+)?(?:\.exe)?")
 MOST_ARGUMENTS = 256
 MOST_SHOWN = 4
 """Servers that are not read and are named."""
@@ -55,20 +56,20 @@ IMAGES = {
 }  # fmt: skip
 ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"], IMAGES["tei"])
 """Images that take the flags alone."""
-COPIED = re.compile(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
+COPIED = late_pattern(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
 """Copies of images that clouds keep under names of their own."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*))?\}|(\w+))")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ADDED = re.compile(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
-_OF_MAKE = re.compile(r"\$\(([A-Z][A-Z0-9_]*)\)")
+_VARIABLE = late_pattern(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*))?\}|(\w+))")
+_ASSIGNED = late_pattern(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ADDED = late_pattern(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
+_OF_MAKE = late_pattern(r"\$\(([A-Z][A-Z0-9_]*)\)")
 """A variable of make, by how such are written: no program's name is all in capitals."""
 UNTOLD = "open"
 """The variable that stands for a value which the text of a script in another language does not tell."""
 PRINTED = "printed"
 """The variable that stands for what a command would print."""
-_COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
-_SPECIAL = re.compile(r"['\"\\#]")
+_COMMAND = late_pattern(r"\$\([^()]*\)|`[^`]*`")
+_SPECIAL = late_pattern(r"['\"\\#]")
 _SHIELDS = {"$": "\ue000", "`": "\ue001", "#": "\ue002"}
 _BARE = {ord(shield): letter for letter, shield in _SHIELDS.items()}
 _LEADS = ("export", "readonly", "declare", "local", "-x", "-r", "then", "do", "else", "env", "exec", "nohup")
@@ -209,7 +210,7 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
     return sums_summed_up(made)
 
 
-_PLACE = re.compile(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")
+_PLACE = late_pattern(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")
 
 
 def unset_variables(text: str) -> list[tuple[str, str]]:

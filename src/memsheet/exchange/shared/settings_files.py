@@ -6,9 +6,10 @@ where the readers of scripts find it. Nothing is run.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from memsheet.patterns import late_pattern
 
 HELD = "__settings_beside__"
 OPENED, OPEN = "open", ("open", "io.open", "codecs.open")
@@ -18,8 +19,8 @@ LOADERS = frozenset({
 })  # fmt: skip
 KEPT = frozenset({"EasyDict", "edict", "DotDict", "AttrDict", "Box", "Munch", "OmegaConf.create", "OmegaConf.to_container", "DictConfig"})  # fmt: skip
 """What hands the settings on as they are, under other access."""
-LOADS = re.compile(r"\byaml\.\w*load\b|\bOmegaConf\b|\bjson\.loads?\b")
-NAMED = re.compile(r"[\w./-]{1,120}\.(?:ya?ml|json)\b")
+LOADS = late_pattern(r"\byaml\.\w*load\b|\bOmegaConf\b|\bjson\.loads?\b")
+NAMED = late_pattern(r"[\w./-]{1,120}\.(?:ya?ml|json)\b")
 MOST_FILES = 8
 REFERENCE = "${"
 """In a text of OmegaConf's, with which a value begins that stands elsewhere."""

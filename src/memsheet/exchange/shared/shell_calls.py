@@ -12,16 +12,17 @@ from memsheet.exchange.shared.shell_loops import is_assignment, nodes_below, sta
 from memsheet.exchange.shared.shell_syntax import Body, Group, Simple
 from memsheet.exchange.shared.shell_tokens import LIST, Token
 from memsheet.exchange.shared.shell_values import MOST_VALUES, WHOLE_LIST, Names, word_values
+from memsheet.patterns import late_pattern
 
 MOST_CALLS, DEEPEST_CALL = 24, 4
 """Calls of functions that are followed, and of those inside one another."""
 MOST_STARTED_TEXT, MOST_STARTED = 2**15, 8
 """Characters of a script with those that it starts in it, and how many of these."""
 GIVEN = "given"
-_ALL = re.compile(r"\"\$(?:\{[@*]\}|[@*])\"|\$(?:\{[@*]\}|[@*])")
-_COUNT = re.compile(r"\$(?:\{#\}|#(?!\w))")
-_ONE = re.compile(r"\$(?:(?P<bare>[1-9])|\{(?P<name>[1-9]\d?)(?P<rest>[^\w{}][^{}]*)?\})")
-_STARTED = re.compile(
+_ALL = late_pattern(r"\"\$(?:\{[@*]\}|[@*])\"|\$(?:\{[@*]\}|[@*])")
+_COUNT = late_pattern(r"\$(?:\{#\}|#(?!\w))")
+_ONE = late_pattern(r"\$(?:(?P<bare>[1-9])|\{(?P<name>[1-9]\d?)(?P<rest>[^\w{}][^{}]*)?\})")
+_STARTED = late_pattern(
     r"(?:^|(?<=[;&|({])|(?<=\bdo)|(?<=\b(?:then|else)))"
     r"(?P<before>[ \t]*(?:(?:\w+=[^\s\"'`$();&|]*|exec|time|nohup)[ \t]+)*)"
     r"(?:(?:bash|sh|zsh)[ \t]+(?:-[a-z]+[ \t]+)*)?"
@@ -29,7 +30,7 @@ _STARTED = re.compile(
     r"(?P<words>(?:[ \t](?:[^\n\\;&|]|>&|&>|\\.|\\\n)*)?)(?=$|[;&|])",
     re.MULTILINE,
 )
-_FOLDER = re.compile(r"^(?:\$\{?\w+\}?|\$\(dirname [^)]*\))?/?(?:\./)?")
+_FOLDER = late_pattern(r"^(?:\$\{?\w+\}?|\$\(dirname [^)]*\))?/?(?:\./)?")
 
 
 def takes_arguments(text: str) -> bool:

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 
 from memsheet.exchange.shared.shell_syntax import Body, Branch, Chain, Choice, Group, Loop, Node, Simple
 from memsheet.exchange.shared.shell_tokens import LIST, WORD, Token
+from memsheet.patterns import late_pattern
 
-ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_ARGUMENTS = re.compile(r"\$(?:#|[@*]|\d|\{\d)|\bgetopts?\b")
+ASSIGNED = late_pattern(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_ARGUMENTS = late_pattern(r"\$(?:#|[@*]|\d|\{\d)|\bgetopts?\b")
 _QUIET = """
     echo printf mkdir export local declare readonly typeset set unset sleep wait kill rm cp mv cd pushd popd touch cat tee shift return
     continue break exit true false : [ [[ test let read source . trap date hostname ls grep sed awk tr cut head tail wc find chmod ln module
     conda pip pip3 ulimit nvidia-smi which command git wget curl tar unzip scontrol rsync dirname basename realpath jq
 """
-ALONE_NAME = re.compile(r"\$(?:\{(?=\w+\}))?([A-Za-z_]\w*)\}?")
+ALONE_NAME = late_pattern(r"\$(?:\{(?=\w+\}))?([A-Za-z_]\w*)\}?")
 RUNS_TEXTS = frozenset({"eval", "ssh", "tmux", "screen", "pdsh", "su", "sbatch", "script", "gcloud"})
 """Programs that are given commands as texts, beside shells (``bash -c``), which every reader knows."""
 SHELLS = frozenset({"bash", "sh", "zsh"})

@@ -12,14 +12,15 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from memsheet.guard.budget import CHARACTERS, Budget
+from memsheet.patterns import late_pattern
 
-NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
-USED = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*(?:\$\{\w+\}[^{}]*)*))?\}|([A-Za-z_]\w*|\d))")
-SUM = re.compile(r"\$\(\(([\d\s+*/%()-]{1,200})\)\)")
-NAMED_SUM = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
-BARE_NAME = re.compile(r"[A-Za-z_]\w{0,63}")
-SPACED_SUM = re.compile(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
-EXPRESSION = re.compile(r"[$`]\(?expr ([^()`\n]+)[)`]")
+NAMED = late_pattern(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
+USED = late_pattern(r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*(?:\$\{\w+\}[^{}]*)*))?\}|([A-Za-z_]\w*|\d))")
+SUM = late_pattern(r"\$\(\(([\d\s+*/%()-]{1,200})\)\)")
+NAMED_SUM = late_pattern(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
+BARE_NAME = late_pattern(r"[A-Za-z_]\w{0,63}")
+SPACED_SUM = late_pattern(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
+EXPRESSION = late_pattern(r"[$`]\(?expr ([^()`\n]+)[)`]")
 ENDS = (";", "&&", "||", "|", "&")
 LEADS = ("export", "then", "do", "else", "local", "readonly", "declare", "time", "set")
 MOST_EXPANDED, MOST_HELD, MOST_TEXT = 40_000, 20_000, 2**14

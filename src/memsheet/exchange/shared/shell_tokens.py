@@ -8,16 +8,18 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from memsheet.patterns import late_pattern
+
 DEEPEST = 12
 """Levels that quotes, commands and loops stand in one another."""
-_OPERATOR = re.compile(r"&>>|&>|>&|<&|>>|>\||<<<|<<-|<<|<>|<|>|&&|\|\||\|&|;;&|;;|;&|;|&|\||\(|\)|\n")
-_PLAIN = re.compile(r"[^\s;&|()<>'\"\\$`]++")
-_IN_QUOTES = re.compile(r"[^\"\\$`]++")
-_IN_BACKTICKS = re.compile(r"[^`\\]++")
-_IN_NESTED = re.compile(r"[^'\"\\$`(){}]++")
-_LIST = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\(")
-_SPACE = re.compile(r"(?:[ \t\r]|\\\n)++")
-_COMMENT = re.compile(r"#[^\n]*+")
+_OPERATOR = late_pattern(r"&>>|&>|>&|<&|>>|>\||<<<|<<-|<<|<>|<|>|&&|\|\||\|&|;;&|;;|;&|;|&|\||\(|\)|\n")
+_PLAIN = late_pattern(r"[^\s;&|()<>'\"\\$`]++")
+_IN_QUOTES = late_pattern(r"[^\"\\$`]++")
+_IN_BACKTICKS = late_pattern(r"[^`\\]++")
+_IN_NESTED = late_pattern(r"[^'\"\\$`(){}]++")
+_LIST = late_pattern(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\(")
+_SPACE = late_pattern(r"(?:[ \t\r]|\\\n)++")
+_COMMENT = late_pattern(r"#[^\n]*+")
 WORD, OPERATOR, LIST = "word", "operator", "list"
 
 

@@ -7,34 +7,34 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import field
 from fnmatch import fnmatchcase
 from itertools import islice
 
 from memsheet.exchange.shared.shell_syntax import Body, Chain, Node, Simple
 from memsheet.exchange.shared.shell_text import COMPARED, sums_summed_up
 from memsheet.exchange.shared.shell_tokens import LIST, Token
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.guard.budget import CHARACTERS, Budget
+from memsheet.patterns import late_pattern
 
 MOST_VALUES, MOST_SPENT = 64, 40_000
 """Values that one word comes to, and words that a script's come to in all."""
 DEEPEST, MOST_TESTED, MOST_TEXT = 3, 24, 2**12
 """Defaults that stand in one another, words of one test, and characters of one value."""
-WHOLE_LIST = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
-COUNTED = re.compile(r"\$\{#(\w+)\[[@*]\]\}")
-_USED = re.compile(
+WHOLE_LIST = late_pattern(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
+COUNTED = late_pattern(r"\$\{#(\w+)\[[@*]\]\}")
+_USED = late_pattern(
     r"\$(?:\{(?P<name>\w+)(?:\[(?P<index>\d{1,4})\])?(?::?[-=](?P<default>[^{}]*))?\}|(?P<bare>[A-Za-z_]\w*))"
 )
-_PRINTED = re.compile(
+_PRINTED = late_pattern(
     r"\"?(?:\$\(\s*(?P<how>seq|echo)\s+(?P<a>[^()`]*)\)|`\s*(?P<too>seq|echo)\s+(?P<b>[^()`]*)`)\"?"
 )
-_BRACES = re.compile(r"([\w./-]*)\{([\w.,/-]+)\}([\w./-]*)")
-_RANGE = re.compile(r"(\d{1,6})\.\.(\d{1,6})")
-_SUM_NAME = re.compile(r"\$?\b([A-Za-z_]\w{0,63})")
-_ARITHMETIC = re.compile(r"\(\(\s*(\$?\w+|\$\{\w+\})\s*(==|!=|>=|<=|>|<)\s*(\$?\w+|\$\{\w+\})\s*\)\)")
+_BRACES = late_pattern(r"([\w./-]*)\{([\w.,/-]+)\}([\w./-]*)")
+_RANGE = late_pattern(r"(\d{1,6})\.\.(\d{1,6})")
+_SUM_NAME = late_pattern(r"\$?\b([A-Za-z_]\w{0,63})")
+_ARITHMETIC = late_pattern(r"\(\(\s*(\$?\w+|\$\{\w+\})\s*(==|!=|>=|<=|>|<)\s*(\$?\w+|\$\{\w+\})\s*\)\)")
 _SIGNS = {"==": "-eq", "!=": "-ne", ">": "-gt", ">=": "-ge", "<": "-lt", "<=": "-le"}
-_POSITIONAL = re.compile(r"\"?\$(?:\d|\{\d(?::?[-=])?\}|[@*])\"?")
+_POSITIONAL = late_pattern(r"\"?\$(?:\d|\{\d(?::?[-=])?\}|[@*])\"?")
 
 
 @dataclass(frozen=True, slots=True)

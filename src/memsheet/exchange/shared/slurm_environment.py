@@ -4,10 +4,11 @@ OUTPUT ENVIRONMENT VARIABLES).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
-_CARDS_OF_NODE = re.compile(
+from memsheet.patterns import late_pattern
+
+_CARDS_OF_NODE = late_pattern(
     r"--(?:gres|gpus-per-node)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(?P<count>\d{1,4})(?![\w.])"
 )
 _COUNT = {
@@ -19,13 +20,13 @@ _COUNT = {
     "gpus-per-task": r"--gpus-per-task[= ]+(?:[a-zA-Z]\w*:)?",
 }
 _OPTIONS = {
-    name: re.compile(rf"(?<!\S){words}(?P<count>\d{{1,6}})(?:-(?P<most>\d{{1,6}}))?(?![\w.:])")
+    name: late_pattern(rf"(?<!\S){words}(?P<count>\d{{1,6}})(?:-(?P<most>\d{{1,6}}))?(?![\w.:])")
     for name, words in _COUNT.items()
 }
 
-DIRECTIVE = re.compile(r"#SBATCH(?=\s)")  # nothing is gone back to: lines may be long
-_OPTION = re.compile(r"\s*+(?:--([a-z-]++)[=\s]*+|-([A-Za-z])\s*+)")
-_VALUE = re.compile(r"""<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}|"[^"]*+"|'[^']*+'|(?!-\D|\#)\S++""")
+DIRECTIVE = late_pattern(r"#SBATCH(?=\s)")  # nothing is gone back to: lines may be long
+_OPTION = late_pattern(r"\s*+(?:--([a-z-]++)[=\s]*+|-([A-Za-z])\s*+)")
+_VALUE = late_pattern(r"""<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}|"[^"]*+"|'[^']*+'|(?!-\D|\#)\S++""")
 LONG = {
     "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency",
     "e": "error", "F": "nodefile", "G": "gpus", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",

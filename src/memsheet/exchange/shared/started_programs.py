@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.shell_text import ShellScript
+from memsheet.patterns import late_pattern
 
-READ_INTO = re.compile(
+READ_INTO = late_pattern(
     r"^[ \t]*read(?:[ \t]+-[rd]+(?:[ \t]+(?:''|\"\"))?)*[ \t]+(\w{1,64})[ \t]*"
     r"<<-?[ \t]*['\"]?(\w{1,40})['\"]?[ \t]*\n"
     r"(.*?)^[ \t]*\2[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
 """``read -r -d '' name <<EOF``: the text up to its end is the variable's (bash(1), read)."""
-OUTPUT = re.compile(r"(\d?|&)>.*|<.*|\|")
+OUTPUT = late_pattern(r"(\d?|&)>.*|<.*|\|")
 """What ends the words of a command that its program is given."""
 MOST_SWITCHES = 4
 Finds = Callable[[Sequence[str]], int | None]

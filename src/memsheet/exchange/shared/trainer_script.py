@@ -8,7 +8,6 @@ attention) is read from the calls.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,6 +36,7 @@ from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
+from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 
@@ -137,11 +137,11 @@ UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 _OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
 UNSLOTH_LOADS, UNSLOTH_ADAPTS = (
-    re.compile(f"{_OF_UNSLOTH}from_pretrained$"),
-    re.compile(f"{_OF_UNSLOTH}get_peft_model$"),
+    late_pattern(f"{_OF_UNSLOTH}from_pretrained$"),
+    late_pattern(f"{_OF_UNSLOTH}get_peft_model$"),
 )
-OF_LAYERS = re.compile(r"(?:^|\.)Fast(?:Language|Llama|Mistral|Qwen\d?|Gemma\d?)Model\.")
-LOADS = re.compile(rf"^(?!.*{_OF_UNSLOTH}).*(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
+OF_LAYERS = late_pattern(r"(?:^|\.)Fast(?:Language|Llama|Mistral|Qwen\d?|Gemma\d?)Model\.")
+LOADS = late_pattern(rf"^(?!.*{_OF_UNSLOTH}).*(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
 """Classes of models, as transformers calls them; tokenizers, processors and configurations are called
 otherwise.
 """
@@ -279,7 +279,7 @@ def _arguments_named(*nodes: ast.AST) -> str | None:
     return next((one[0] for one in named if one and one[0] in ARGUMENTS), None)
 
 
-LABELS = re.compile(
+LABELS = late_pattern(
     r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b"
 )
 LABELS_PLACE = f"{SCRIPT}.labels"

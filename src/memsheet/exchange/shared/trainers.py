@@ -5,11 +5,11 @@ where it stands inside one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.frozen import replace
 
 INSIDE = "deepspeed."
 DTYPES = ("parameters", "compute", "gradients", "reduce", "moments")

@@ -7,19 +7,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from memsheet.patterns import late_pattern
+
 CARDS = "cards that it is given"
 """The place of how many there are, and where that is said, among the values of a server's command."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DOCKER = "docker --gpus"
 DIRECTIVES, EACH_NODE = "#SBATCH", "#SBATCH on each node"
 """Where a batch script says its cards: of a job on one node, and of one of several nodes."""
-ELSEWHERE = re.compile(r"\bray\b|\bRAY_ADDRESS\b", re.IGNORECASE)
+ELSEWHERE = late_pattern(r"\bray\b|\bRAY_ADDRESS\b", re.IGNORECASE)
 """What may give a server cards beside those of its process."""
 BLOCKS = frozenset({"if", "case", "for", "while", "until", "function", "{"})
-_SEEN = re.compile(r"(?:CUDA|NVIDIA)_VISIBLE_DEVICES=(?P<ids>[\w-]+(?:,[\w-]+)*),?")
-_DEVICES = re.compile(r"\"?device=(?P<ids>[\w-]+(?:,[\w-]+)*)\"?")
+_SEEN = late_pattern(r"(?:CUDA|NVIDIA)_VISIBLE_DEVICES=(?P<ids>[\w-]+(?:,[\w-]+)*),?")
+_DEVICES = late_pattern(r"\"?device=(?P<ids>[\w-]+(?:,[\w-]+)*)\"?")
 _WORDS = frozenset({"all", "none", "void", "-1"})
-_IN_PYTHON = re.compile(
+_IN_PYTHON = late_pattern(
     rf"^os\.environ(?:\[[\"']{VISIBLE}[\"']\] *= *|\.setdefault\([\"']{VISIBLE}[\"'], *)"
     r"[\"'](?P<ids>[\d,]+)[\"']",
     re.MULTILINE,

@@ -15,10 +15,11 @@ from memsheet.exchange.shared.serve_script import (
     split_line_commands,
 )
 from memsheet.guard.budget import Budget, TooMuchError
+from memsheet.patterns import late_pattern
 
 _TAG = r"<<-?[ \t]*(?P<quote{n}>['\"]?)(?P<tag{n}>\w+)(?P=quote{n})"
 _FILE = r">{{1,2}}[ \t]*(?P<file{n}>\"[^\"\n]+\"|'[^'\n]+'|[^\s<>|;&]+)"
-_OPENS = re.compile(
+_OPENS = late_pattern(
     rf"^[ \t]*(?:cat|tee)\b[ \t]*(?:{_FILE.format(n=1)}[ \t]*{_TAG.format(n=1)}"
     rf"|{_TAG.format(n=2)}[ \t]*{_FILE.format(n=2)})[^\n]*\n",
     re.MULTILINE,

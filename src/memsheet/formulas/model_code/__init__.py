@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 from memsheet.arith import Count
@@ -20,7 +19,7 @@ from memsheet.formulas.tapes.evaluate import NOTHING, Beside
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_module, engine_of, find_engine

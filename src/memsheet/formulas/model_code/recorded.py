@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from memsheet.arith import Count, agreed
@@ -18,6 +17,7 @@ from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.evaluate import terms_bytes
 from memsheet.formulas.tapes.recorded import layer_tape, tape_of_pass
 from memsheet.formulas.tapes.tape import Shape, Tape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 from memsheet.arith import Count, ceil_div
@@ -16,6 +15,7 @@ from memsheet.formulas.operators.operator import (
     memory_operator,
     product_operator,
 )
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

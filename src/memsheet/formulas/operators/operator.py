@@ -10,12 +10,12 @@ here have none, and one decoded token reads a cache and eight-bit matrices that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from types import MappingProxyType
 
 from memsheet.arith import Count
+from memsheet.frozen import dataclass
 from memsheet.plan.model import FeedForward, Mixer, Norm, Weight
 from memsheet.references import TRANSFORMER, formula
 

@@ -5,7 +5,6 @@ its place and goes; stages of a pipeline run micro-batches forward ahead of back
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import repeat
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from memsheet.formulas.replay.order import Run, Told
 from memsheet.formulas.replay.script import Played, play_backward
 from memsheet.formulas.sharding.distributed_optimizer import state_ranks
 from memsheet.formulas.tapes.tape import Event
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from memsheet.formulas.groups import Group
@@ -15,6 +14,7 @@ from memsheet.formulas.replay.partitioned import Partitioned
 from memsheet.formulas.replay.script import GATHERS, REDUCES
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.partitioned_overhead import bucket_bytes
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.dtypes import FP16, FP32
 from memsheet.plan.plan import Plan
 

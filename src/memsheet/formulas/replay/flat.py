@@ -5,13 +5,13 @@ gradient. Line numbers are of torch 2.13 distributed/fsdp/_runtime_utils.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run, Told
 from memsheet.formulas.replay.script import CASTS, GATHERS, REDUCES, Played
 from memsheet.formulas.sharding.flat_sizes import flat_elements
 from memsheet.formulas.states.held import Held
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan

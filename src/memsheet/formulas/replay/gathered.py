@@ -5,7 +5,6 @@ theirs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group
@@ -19,6 +18,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     tables_in_two_groups,
 )
 from memsheet.formulas.states.held import Held
+from memsheet.frozen import dataclass, field
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 
 TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)

@@ -4,7 +4,6 @@ and the optimizer steps a partition in fp32. Line numbers are of DeepSpeed edaa7
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from memsheet.formulas.replay.order import Run, Told, stays_on_device
@@ -17,6 +16,7 @@ from memsheet.formulas.sharding.partitioned_states import (
     optimizer_scratch,
     zero_of,
 )
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.plan import Plan
 

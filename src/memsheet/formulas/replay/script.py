@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from itertools import accumulate, islice
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
+from memsheet.frozen import dataclass, field
 
 DEFAULT, GATHERS, REDUCES, BESIDE, CASTS = range(5)
 """Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in,
@@ -66,8 +66,9 @@ class Script:
     def digest(self, *beside: object) -> bytes:
         """What tells this script, with what goes ``beside`` it, from all others."""
         found = blake2b(repr(beside).encode(), digest_size=16)
-        for numbers in (self.sizes, self.streams, self.events):
-            found.update(array("q", numbers).tobytes())
+        found.update(bytes(self.streams))
+        for numbers in (self.sizes, self.events):
+            found.update(array("q", numbers))
         return found.digest()
 
     def largest(self, start: int) -> int:
@@ -176,6 +177,8 @@ class Pass(Enum):
     AGAIN = "again"  # the forward, as far as recompute runs it
     BACKWARD = "backward"
 
+    __hash__ = object.__hash__  # see sheet.Component
+
 
 class Pattern(NamedTuple):
     """What a part of a log does, whatever was made before it: what it makes is numbered from 0, what was
@@ -222,8 +225,7 @@ def _play_log(
         events[place] = ~there[~pattern.events[place] - THERE]
     script.events += events
     held.clear()
-    for index, number in pattern.left:
-        held[index] = number + base if number < THERE else there[number - THERE]
+    held.update([(index, at + base if at < THERE else there[at - THERE]) for index, at in pattern.left])
 
 
 def _pattern_of(

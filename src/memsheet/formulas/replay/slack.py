@@ -12,7 +12,6 @@ from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import layers_of_stage, stage_model
 from memsheet.formulas.replay import steps as alike
-from memsheet.formulas.replay import varied as lengths
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
 from memsheet.formulas.sharding.distributed_optimizer import DUMMY_WGRAD, layer_matrix_shapes
@@ -55,8 +54,7 @@ def items_with_replayed_slack(
         found = _equal_steps_reserved(items, model, plan, engine, cluster, stage)
     if found is None:
         return items, ()
-    evenly = alike.REPLAYED if engine.sharding.leaves_tensors else alike.REPLAYED_SHARES
-    evidence = lengths.REPLAYED if plan.training.varied else evenly
+    evidence = _slack_evidence(plan, engine)
     # no more than the range has room for: what is reserved holds them already
     rests = min(found.rests, int(found.bytes.high) - int(found.bytes.value))
     row = replayed_slack_item(found.bytes, allocated, evidence, rests)
@@ -65,6 +63,14 @@ def items_with_replayed_slack(
         *([_block_rests(rests, allocated)] if rests > 0 else []),
         row,
     ], FLUSHES if found.flushes else ()
+
+
+def _slack_evidence(plan: Plan, engine: Engine) -> Evidence:
+    if plan.training.varied:
+        from memsheet.formulas.replay import varied
+
+        return varied.REPLAYED
+    return alike.REPLAYED if engine.sharding.leaves_tensors else alike.REPLAYED_SHARES
 
 
 BLOCK_RESTS = "blocks"
@@ -217,6 +223,8 @@ def _varied_lengths_reserved(
     allocated: Mapping[Instant, Count],
 ) -> Bytes | None:
     """Reserved bytes of steps whose lengths differ."""
+    from memsheet.formulas.replay import varied as lengths
+
     stage = walk_stage_layers(model, plan, engine, release=True)
     if not lengths.is_varied_step_replayable(stage, plan):
         return None

@@ -5,7 +5,6 @@ rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
@@ -22,6 +21,7 @@ from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.partitioned import Partitioned
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.whole import WholeModel
+from memsheet.frozen import dataclass
 from memsheet.plan.engine import Sharding
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
@@ -169,8 +169,8 @@ def steady_reserved_bytes(
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     settings = Settings(expandable_segments=plan.expandable_segments)
     script, start = script_of_steps(walk, plan, expected, told, sharding)
-    beside = THREADS * told.workspace + sum(told.kept.values())
-    peak, apart = script.live_peak(start) - beside, APART * int(tensors.value)
+    beside, live = THREADS * told.workspace + sum(told.kept.values()), script.live_peak(start)
+    peak, apart = live - beside, APART * int(tensors.value)
     if not tensors.low - apart <= peak <= tensors.high + apart:
         return None
     value, flushes, in_blocks, _ = replay_within_room(script, start, settings, rooms[1])
@@ -189,7 +189,7 @@ def steady_reserved_bytes(
         room and high <= room.low
     ):  # what stays within the least room does so whatever it could have cached in more
         low, value = min(low, int(room.low)), min(value, int(room.low))
-    rests = in_blocks - script.live_peak(start)
+    rests = in_blocks - live
     return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes, rests)
 
 

@@ -7,10 +7,9 @@ every feed-forward layer, and cut the output matrix over all ranks too.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, maximum
 from memsheet.formulas.serving.stages import same_again
+from memsheet.frozen import replace
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Block, Moe
 from memsheet.plan.plan import Plan

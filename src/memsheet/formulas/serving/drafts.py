@@ -5,12 +5,11 @@ for, and in which formats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.errors import input_error
 from memsheet.formulas.serving.loaded import Ways, loaded_items, loaded_tensors
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.defaults import QUANTIZED
 from memsheet.plan.dtypes import INT64, dtype_named
 from memsheet.plan.engine_registry import engine_of

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, at_least, maximum, minimum, round_up, where
 from memsheet.formulas.operators.blocks import block_operators, summed_widths
 from memsheet.formulas.runtime import MIDDLE_SEGMENT, ROUNDING, SMALL_SEGMENT
 from memsheet.formulas.serving.widest_layer import layer_bytes
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import CUDA_GRAPH_NODES, PAGED_SERVER_CODE, formula

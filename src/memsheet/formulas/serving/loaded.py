@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, kept_rest_bytes, loading_slack
 from memsheet.formulas.serving.recorded_serving import uncut_ranges, unread_table_items
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
 from memsheet.plan.model import Attention, Block, LatentAttention, Mixer, ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan

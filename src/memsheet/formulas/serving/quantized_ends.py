@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from memsheet.formulas.states.held import Held
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan

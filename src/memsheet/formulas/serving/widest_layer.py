@@ -4,13 +4,13 @@ the residual and its own input.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
 from memsheet.formulas.operators.blocks import activation_elements, channels
 from memsheet.formulas.serving.dp_attention import SENT, gathered_groups
 from memsheet.formulas.serving.recorded_serving import unread_highs
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Attention,
     Block,

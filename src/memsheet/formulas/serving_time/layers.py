@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memsheet.formulas.operators.blocks import INPUTS, LATENTS, NOTHING_JOINED, block_operators, summed_widths
 from memsheet.formulas.operators.operator import Cut, Kind, Operator
@@ -13,6 +12,7 @@ from memsheet.formulas.states.held import Held, tensors_on_rank
 from memsheet.formulas.states.params import fold_path_indices, stack_prefix
 from memsheet.formulas.step_time.kernels import operator_passes
 from memsheet.formulas.step_time.operators import BF16_BYTES
+from memsheet.frozen import dataclass
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan

@@ -4,8 +4,6 @@ rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memsheet.arith import ceil_div, maximum
 from memsheet.formulas.operators.attention import decoding_head_width, head_width, mean_attended_keys
 from memsheet.formulas.operators.blocks import chunk_flops, goes_by_chunks
@@ -21,6 +19,7 @@ from memsheet.formulas.serving_time.layers import Experts, Layer, Product, Short
 from memsheet.formulas.serving_time.speeds import End, Speeds
 from memsheet.formulas.step_time.numbers import Real, larger, logarithm, root, smaller
 from memsheet.formulas.step_time.operators import GROUPED, scan_flops_per_s
+from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Attention, LatentAttention, LinearAttention, Recurrent, StateSpace

@@ -5,7 +5,6 @@ slowest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -22,6 +21,7 @@ from memsheet.formulas.step_time.rates import (
 )
 from memsheet.formulas.step_time.replicas import Overlap
 from memsheet.formulas.step_time.training_step import CALL_S, UNCALIBRATED
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster, Device
 from memsheet.plan.dtypes import DType
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memsheet.errors import input_error
 from memsheet.formulas.operators.blocks import head_operator
@@ -13,6 +12,7 @@ from memsheet.formulas.serving_time.layers import Layer, decoder_layers
 from memsheet.formulas.serving_time.operators import Pass, ServeTiming, flops_per_s, seconds_of
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
 from memsheet.formulas.step_time.numbers import Real, larger
+from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import CrossAttention, ModelSpec, Role

@@ -5,7 +5,6 @@ its gradient and optimizer states.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 from memsheet.arith import Count
@@ -36,6 +35,7 @@ from memsheet.formulas.states.optimizers import (
     step_temporaries,
 )
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.frozen import replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Implementation, OptimizerName, Plan

@@ -6,7 +6,6 @@ distributed optimizer's shards, and the placeholders and buffers that stay once 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
@@ -30,6 +29,7 @@ from memsheet.formulas.sharding.whole_matrices import (
 )
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_of

@@ -9,8 +9,6 @@ _accumulate_sharded_grad; _flat_param.py, prepare_gradient_for_optim).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import agreed, ceil_div
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.groups import StageLayers
@@ -20,6 +18,7 @@ from memsheet.formulas.states.gradients import unreduced_gradients
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
+from memsheet.frozen import replace
 from memsheet.plan.plan import GradientSync, Plan
 from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component

@@ -15,7 +15,6 @@ allocated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 from memsheet.arith import Count, ceil_div
@@ -35,6 +34,7 @@ from memsheet.formulas.sharding.flat_sizes import (
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.frozen import dataclass
 from memsheet.plan.engine import FlatWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Plan

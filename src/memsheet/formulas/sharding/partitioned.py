@@ -4,8 +4,6 @@ keeps.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, agreed, minimum
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.inputs import microbatch_inputs
@@ -39,6 +37,7 @@ from memsheet.formulas.sharding.resident_state import (
 )
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
+from memsheet.frozen import replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

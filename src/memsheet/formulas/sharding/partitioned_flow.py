@@ -5,12 +5,12 @@ parameters gathered ahead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memsheet.arith import Count, ceil_div, maximum, minimum, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.partitioned_buckets import Buckets
 from memsheet.formulas.states.held import Held
+from memsheet.frozen import dataclass
 from memsheet.references import DEEPSPEED, formula
 
 Place = tuple[int, int]

@@ -5,7 +5,6 @@ gathered ahead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from memsheet.arith import Count, at_least, maximum, minimum, where
 from memsheet.formulas.groups import Group, StageLayers
@@ -30,6 +29,7 @@ from memsheet.formulas.sharding.partitioned_states import (
     whole_gradients,
 )
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32
 from memsheet.references import DEEPSPEED, formula
 from memsheet.sheet import Component

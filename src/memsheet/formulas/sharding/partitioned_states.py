@@ -8,14 +8,13 @@ name DeepSpeed's own buffers where a partition follows no module's borders. Line
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memsheet.arith import Count, agreed, at_least, maximum, minimum, round_up, where
 from memsheet.formulas.sharding.partitioned_buckets import ALIGNMENT, BUCKETS, Buckets
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.resident_state import Host
 from memsheet.formulas.states.held import Held, module_of, row_scales
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
+from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP16, FP32
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula

@@ -8,8 +8,6 @@ there (:714-743). Neither is ever there at a high-water mark.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count
 from memsheet.errors import input_error
 from memsheet.formulas.sharding.per_parameter_sizes import dim0_shard
@@ -18,6 +16,7 @@ from memsheet.formulas.states.gradients import unreduced_gradients
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
+from memsheet.frozen import replace
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component

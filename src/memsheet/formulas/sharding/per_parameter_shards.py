@@ -9,7 +9,6 @@ backward (accelerate fsdp_utils.py:857-885).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from posixpath import commonpath
 
@@ -37,6 +36,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
 from memsheet.formulas.sharding.resident_state import ResidentState, with_hosted_activations
 from memsheet.formulas.states.held import Held, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine, UnitWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec

@@ -5,7 +5,6 @@ together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
@@ -14,6 +13,7 @@ from memsheet.formulas.states.held import Held, gradient_dtype, module_of, tenso
 from memsheet.formulas.states.held_shapes import elements_of
 from memsheet.formulas.states.params import fold_path_indices, tower_tensors
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field, replace
 from memsheet.units import format_bytes
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from memsheet.arith import Count, at_least, where
@@ -15,6 +14,7 @@ from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
 from memsheet.formulas.whole_products import WHOLE as WHOLE_PRODUCTS
 from memsheet.formulas.whole_products import whole_factors
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import (
     BF16,
@@ -72,7 +72,10 @@ class Keeping:
     latent_attention: bool = False
 
 
-def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = Keeping()) -> Iterator[Held]:
+NOTHING_WHOLE = Keeping()
+
+
+def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = NOTHING_WHOLE) -> Iterator[Held]:
     """Every parameter tensor of a stage as a tensor-parallel rank holds it, adapters included."""
     whole = _latent_paths(spec) if keeping.latent_attention else frozenset()
     idle = {path for path, _, _ in tower_tensors(spec)}

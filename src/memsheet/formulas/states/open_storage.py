@@ -11,10 +11,10 @@ the projections into and out of its experts' width too, while its experts are in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.formulas.states.held import is_quantized, module_of
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import NOTHING, Bytes, Item, Sheet

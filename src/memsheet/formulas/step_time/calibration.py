@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from memsheet.formulas.step_time.rates import Efficiency
 from memsheet.formulas.step_time.training_step import step_time
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan

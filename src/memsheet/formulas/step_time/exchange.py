@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memsheet.formulas.operators.blocks import branch_count
 from memsheet.formulas.step_time.collectives import across_s, collective_s, send_s
 from memsheet.formulas.step_time.numbers import Real, exposed_seconds, larger
 from memsheet.formulas.step_time.operators import BF16_BYTES, OperatorTime, TrainTiming
 from memsheet.formulas.step_time.rates import SLOWED, Rates
+from memsheet.frozen import dataclass
 from memsheet.plan.model import Attention, Block, LatentAttention, Moe
 from memsheet.plan.plan import ContextParallel
 from memsheet.references import DEEPEP, MEGATRON_SP, MEGATRON_TP, TORCH_SYMMETRIC, formula

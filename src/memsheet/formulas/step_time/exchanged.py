@@ -5,13 +5,13 @@ sharding is slower.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.step_time.parts import Part, parts_of
 from memsheet.formulas.step_time.rates import Efficiency, rates_of
 from memsheet.formulas.step_time.replicas import Overlap, gathered_size, gathers_units
 from memsheet.formulas.step_time.training_step import shop_of, step_time
+from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec

@@ -12,11 +12,11 @@ _context_parallel/_attention.py, _SDPAMerger: 38; gradients a cast and a sum: 18
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from memsheet.formulas.operators.operator import TRAFFIC, Kind, Operator
 from memsheet.formulas.operators.taped import taped_activation_passes, taped_norm_passes
+from memsheet.frozen import dataclass
 from memsheet.plan.engine import Engine, LayerKernels
 from memsheet.plan.model import Dense, Moe, Norm
 from memsheet.plan.plan import AttentionKind, Loss, Plan

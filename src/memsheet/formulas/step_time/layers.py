@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memsheet.formulas.operators.blocks import INPUTS, NOTHING_JOINED, block_operators, head_operator
 from memsheet.formulas.operators.operator import Cut, Kind, Operator
@@ -18,6 +17,7 @@ from memsheet.formulas.step_time.operators import (
     memory_pass,
     scan_of,
 )
+from memsheet.frozen import replace
 from memsheet.plan.model import Block, Head, Moe, Role, Weight
 from memsheet.plan.plan import Plan
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from memsheet.arith import Term, is_array, is_symbol, maximum, minimum, symbolic
+from memsheet.frozen import dataclass
 
 Real = Any
 """A float for one plan, a float64 array for a stratum of plans."""

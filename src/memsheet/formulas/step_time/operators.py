@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.operators.attention import mean_attended_keys
@@ -12,6 +11,7 @@ from memsheet.formulas.operators.operator import Operator
 from memsheet.formulas.step_time.kernels import Kernels
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
 from memsheet.formulas.step_time.rates import Rates
+from memsheet.frozen import dataclass
 from memsheet.plan.model import CrossAttention, LinearAttention, Recurrent, StateSpace
 from memsheet.plan.plan import ContextParallel, Plan
 from memsheet.references import FLASH, MAMBA, TRANSFORMER, formula

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 from memsheet.formulas.pipeline import layers_of_stage
 from memsheet.formulas.states.params import tower_tensors
@@ -16,6 +15,7 @@ from memsheet.formulas.step_time.layers import has_adapter, head_operators, laye
 from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.formulas.step_time.operators import OperatorTime, TrainTiming
 from memsheet.formulas.step_time.pictures import layers_of_towers
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import Block, ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode
 from memsheet.references import LORA, formula

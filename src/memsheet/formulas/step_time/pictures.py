@@ -9,11 +9,11 @@ batch of text alone passes no tower.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 from memsheet.errors import input_error
 from memsheet.formulas.step_time.operators import TrainTiming
+from memsheet.frozen import replace
 from memsheet.plan.model import Block, ModelSpec
 
 Timed = TypeVar("Timed")

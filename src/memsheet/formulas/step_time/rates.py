@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memsheet.arith import given_or
 from memsheet.catalog import hardware_rates
 from memsheet.errors import input_error
 from memsheet.formulas.step_time.numbers import Curve, Real, smaller
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.device import Cluster, Device
 
 MEASURED_ALIKE = {

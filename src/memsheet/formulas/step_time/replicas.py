@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memsheet.formulas.sharding.algorithm import algorithm_of
@@ -10,6 +9,7 @@ from memsheet.formulas.step_time.collectives import broadcasts_s, collective_s
 from memsheet.formulas.step_time.numbers import Real, exposed_seconds, larger
 from memsheet.formulas.step_time.parts import Part, Unit
 from memsheet.formulas.step_time.rates import SLOWED, Rates
+from memsheet.frozen import dataclass
 from memsheet.plan.engine import Sharding
 from memsheet.plan.plan import Plan
 from memsheet.references import INTERNEVO, TORCH_FSDP2, ZERO, formula

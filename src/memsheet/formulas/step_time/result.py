@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memsheet.formulas.step_time.numbers import Real
+from memsheet.frozen import dataclass
 
 CONVENTION = (
     "model flops: 3 x the forward products (2 x of a frozen model), attention counted causally (masked "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from memsheet.arith import maximum
@@ -25,6 +24,7 @@ from memsheet.formulas.step_time.updates import (
     update_s,
     updated_elements,
 )
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_of

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from memsheet.formulas.tapes.bytes_by_path import (
     merge_moment,
 )
 from memsheet.formulas.tapes.tape import Entry, Log, Shape, Tape, gradient_arrivals, high_points
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 from memsheet.recording import Terms
 from memsheet.sheet import Component

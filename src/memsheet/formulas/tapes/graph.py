@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from memsheet.formulas.tapes.tape import Axis, Entry, Event, Meta, Operation, Shape, Tape
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 
 

@@ -6,12 +6,14 @@ One file a framework. A template's functions take options by the framework's own
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.jobs.templates.option import Option, Template
 from memsheet.jobs.templates.trl import TEMPLATES as OF_TRL
-from memsheet.plan.job import Residency
+
+if TYPE_CHECKING:
+    from memsheet.plan.job import Residency
 
 OF_TRAINER = "per_device_train_batch_size: {rows}, gradient_accumulation_steps: {rounds}"
 DIVIDED = "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward true"
@@ -61,6 +63,8 @@ def words_of_cures(name: str) -> Mapping[str, str]:
 
 def offloaded_by(name: str) -> Residency:
     """How what trains is while it is away by the framework's own offloading."""
+    from memsheet.plan.job import Residency
+
     return Residency.PARAMETERS if name in STATES_ALONE else Residency.OFFLOADED
 
 

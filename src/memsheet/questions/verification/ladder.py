@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from memsheet.account import account_rank
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, Problem, input_error
 from memsheet.formulas.states.params import parameter_count
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, RecomputeMode

@@ -5,9 +5,9 @@ as it was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from memsheet.frozen import replace
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Mesh, Plan
 

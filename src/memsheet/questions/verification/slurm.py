@@ -9,11 +9,11 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass
 from memsheet.guard import read_json
 from memsheet.trace.parent import PYTHON
 from memsheet.units import GIB

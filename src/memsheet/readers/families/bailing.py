@@ -7,8 +7,7 @@ three parts, which ranks cut each for itself. Layers for further tokens are not 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Attention, Block, ModelSpec, Moe, Role, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import gated_mlp, repeating_layer_runs, rms_norm, separate_qkv_attention

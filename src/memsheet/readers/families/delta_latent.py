@@ -5,8 +5,7 @@ Defaults and tensor names are those of the configuration and modeling classes in
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Block,

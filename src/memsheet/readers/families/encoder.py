@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Block,

@@ -4,8 +4,7 @@ class of their modeling files.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, Embeddings, Head, ModelSpec, Norm, Role, Stack, Weight
 from memsheet.readers.families.encoder import (
     bert_encoder_block,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.families.qwen_vl import qwen2_5_vision_tower
 from memsheet.readers.fields import Fields

@@ -6,8 +6,7 @@ Defaults and tensor names are those of the configuration and modeling classes in
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, ModelSpec, NormKind
 from memsheet.readers.dense import Ask, QkNorm, Recipe, Sizes, read_dense
 from memsheet.readers.fields import Fields

@@ -8,8 +8,8 @@ those of timm 1.0.31 (timm/models/mobilenetv5.py, mobilenetv5_300m_enc), which t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, NormKind, Role, Run, Stack, Tower, Weight
 from memsheet.readers.families.gemma4_towers import uncut
 from memsheet.readers.fields import Fields

@@ -9,9 +9,9 @@ configuration_gemma4_unified.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

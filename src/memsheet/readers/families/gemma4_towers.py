@@ -8,8 +8,8 @@ may run the library's own towers, whole on every rank (``READ_IN``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, NormKind, Role, Run, Stack, Tower, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import bare_parameter

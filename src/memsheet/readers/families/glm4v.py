@@ -7,9 +7,9 @@ configuration_glm4v_moe.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, ModelSpec, Run, Stack, Tower, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import (

@@ -6,8 +6,7 @@ Defaults and tensor names are those of the configuration and modeling classes in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

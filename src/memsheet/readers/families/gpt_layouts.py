@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from memsheet.frozen import dataclass
 from memsheet.plan.model import Arrangement
 
 

@@ -7,8 +7,7 @@ transformers 5.23.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, ModelSpec, Run, Stack, Tower
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import (

@@ -6,8 +6,7 @@ checkpoint are not part of the model that transformers builds, and are not count
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, Dense, LatentAttention, ModelSpec, Moe, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import (

@@ -4,8 +4,7 @@ without, and its vision tower.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

@@ -7,8 +7,7 @@ nothing reads, which are not counted.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, LatentAttention, ModelSpec, Moe, Weight
 from memsheet.readers.families.latent import latent_attention
 from memsheet.readers.fields import MAX_LAYERS, Fields

@@ -6,8 +6,7 @@ Defaults and tensor names are those of MiniMaxM3VLTextConfig and modeling_minima
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Attention, Block, FeedForward, ModelSpec, NormKind
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import (

@@ -7,8 +7,7 @@ of transformers 5.23. vLLM cuts the tower as it does the text (``READ_IN``).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, ModelSpec, Role, Run, Stack, Tower, Weight
 from memsheet.readers.families.minimax_m3 import read as text_spec
 from memsheet.readers.fields import Fields

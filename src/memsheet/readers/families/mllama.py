@@ -4,8 +4,7 @@ others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memsheet.frozen import dataclass
 from memsheet.plan.model import (
     Arrangement,
     Attention,

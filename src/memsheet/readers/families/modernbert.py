@@ -5,8 +5,8 @@ class of its modeling file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

@@ -7,8 +7,7 @@ with the expert first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

@@ -6,10 +6,10 @@ config's class.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import ceil_div
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec, NormKind, Picture, Role, Tower, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import (

@@ -7,9 +7,9 @@ not written down. Defaults are those of transformers 5.23 (configuration_qwen2_5
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Attention, Block, ModelSpec, Role, Run, Stack, Tower, Weight
 from memsheet.readers.families.qwen_vl import qwen2_5_vision_tower
 from memsheet.readers.fields import Fields

@@ -7,8 +7,7 @@ configuration_qwen3_5_moe.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import Arrangement, Block, FeedForward, Mixer, ModelSpec, NormKind
 from memsheet.readers.families.hybrid import gated_delta_net, gated_query_attention, gated_shared_experts
 from memsheet.readers.families.qwen3_vl import qwen3_vision_tower, seeing_qwen

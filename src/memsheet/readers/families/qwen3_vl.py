@@ -8,10 +8,9 @@ configuration_qwen3_vl_moe.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Block,

@@ -4,8 +4,7 @@ Qwen2 decoder.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

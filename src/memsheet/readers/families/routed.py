@@ -6,9 +6,7 @@ Defaults and tensor names are those of the configuration and modeling classes in
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

@@ -4,9 +4,9 @@ files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

@@ -8,8 +8,7 @@ of the released configs are those that servers read.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

@@ -7,8 +7,7 @@ and the Mamba mixer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec, Run, StateSpace, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import linear_weights, rms_norm

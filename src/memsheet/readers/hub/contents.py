@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memsheet.catalog.name_forms import AskedName, parse_model_name
 from memsheet.errors import InputError, input_error, printable_line
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers import safetensors
 from memsheet.readers.hf_config import Config, read_hf_config

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memsheet.frozen import dataclass
 from memsheet.timeline import Timeline
 from memsheet.units import GIB
 

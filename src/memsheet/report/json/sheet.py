@@ -1,10 +1,10 @@
 """An answer as JSON: ``memsheet/sheet/1``, with the plan in the vocabulary of ``memsheet/plan/1``."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from memsheet import budget
+from memsheet.frozen import replace
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.report.json.document import ByteRange, Document, Natural, Plan, Result, optional_key, read_from
 from memsheet.sheet import Component, Instant, Witness

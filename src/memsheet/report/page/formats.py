@@ -5,23 +5,51 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memsheet.budget import Answer
 from memsheet.errors import input_error
-from memsheet.report.json.change import change_document
-from memsheet.report.json.checked import checked_document, launches_document
-from memsheet.report.json.plans import plans_document
-from memsheet.report.json.serve_plans import serving_document
-from memsheet.report.json.sheet import sheet_document
-from memsheet.report.json.solution import solution_document
-from memsheet.report.page.annotations import annotation_lines
-from memsheet.report.page.html import answer_html, bars_svg, html_page, summary_html, whole_page
-from memsheet.report.page.sarif import sarif_document
-from memsheet.report.page.sheet import answer_view, evidence_words
-from memsheet.report.page.summaries import (
-    Summary,
+from memsheet.report.shared.json_text import dump_json_line
+
+if TYPE_CHECKING:
+    from memsheet.budget import Answer
+    from memsheet.report.page.summaries import Summary
+    from memsheet.report.shared.against import Against
+    from memsheet.report.shared.checked import Checked, Launch
+    from memsheet.report.shared.comparison import Comparison
+    from memsheet.search.advice import Advice
+    from memsheet.search.serve.cuts import Deployment
+    from memsheet.search.solve.targets import Solution
+
+
+def _when_called(home: str, name: str) -> Callable[..., Any]:
+    """A function of the report, whose module is loaded when it is called: one form of one command is asked
+    for, and those of searches stand on numpy.
+    """
+
+    def call(*given: Any, **named: Any) -> Any:
+        return getattr(import_module(f"memsheet.report.{home}"), name)(*given, **named)
+
+    return call
+
+
+change_document = _when_called("json.change", "change_document")
+checked_document = _when_called("json.checked", "checked_document")
+launches_document = _when_called("json.checked", "launches_document")
+plans_document = _when_called("json.plans", "plans_document")
+serving_document = _when_called("json.serve_plans", "serving_document")
+sheet_document = _when_called("json.sheet", "sheet_document")
+solution_document = _when_called("json.solution", "solution_document")
+comparison_document = _when_called("shared.comparison", "comparison_document")
+annotation_lines = _when_called("page.annotations", "annotation_lines")
+sarif_document = _when_called("page.sarif", "sarif_document")
+answer_html, bars_svg, html_page, summary_html, whole_page = (
+    _when_called("page.html", name)
+    for name in ("answer_html", "bars_svg", "html_page", "summary_html", "whole_page")
+)
+answer_view, evidence_words = (_when_called("page.sheet", name) for name in ("answer_view", "evidence_words"))
+(
     change_summary,
     checked_summary,
     comparison_summary,
@@ -29,16 +57,10 @@ from memsheet.report.page.summaries import (
     plans_summary,
     serving_summary,
     solution_summary,
+) = (
+    _when_called("page.summaries", f"{what}_summary")
+    for what in ("change", "checked", "comparison", "launches", "plans", "serving", "solution")
 )
-from memsheet.report.shared.against import Against
-from memsheet.report.shared.checked import Checked, Launch
-from memsheet.report.shared.comparison import Comparison, comparison_document
-from memsheet.report.shared.json_text import dump_json_line
-
-if TYPE_CHECKING:
-    from memsheet.search.advice import Advice
-    from memsheet.search.serve.cuts import Deployment
-    from memsheet.search.solve.targets import Solution
 
 # ---- markdown ----------------------------------------------------------------------------------------------
 
@@ -117,14 +139,14 @@ def checked_markdown(checked: Checked) -> str:
 def summary_page(summary: Summary) -> str:
     """A word, the bars of the answer and tables, as a document of its own."""
     title = " ".join(filter(None, (*summary.question[:2], summary.word)))
-    return whole_page(title, summary_html(summary, _bars_of(summary.answer)))
+    return str(whole_page(title, summary_html(summary, _bars_of(summary.answer))))
 
 
 def checked_page(checked: Checked) -> str:
     """The sheet, if there is one, with what the files say beside it, as a document of its own."""
     beside = summary_html(checked_summary(checked))
     sheet = answer_html(answer_view(checked.answer)) if checked.answer else ""
-    return whole_page("check", f"{beside}{sheet}" if checked.stops else f"{sheet}{beside}")
+    return str(whole_page("check", f"{beside}{sheet}" if checked.stops else f"{sheet}{beside}"))
 
 
 def _bars_of(answer: Answer | None) -> str:
@@ -232,6 +254,14 @@ def _launch_records(folder: str, launches: Sequence[Launch]) -> Iterator[dict[st
 # ---- the table ---------------------------------------------------------------------------------------------
 
 Writer = Callable[..., str]
+
+
+def _launched_alone(checked: Checked) -> list[Launch]:
+    from memsheet.report.shared.checked import Launch
+
+    return [Launch(file="", checked=checked)]
+
+
 ANSWER: Mapping[str, Writer] = {
     "json": lambda answer: dump_json_line(sheet_document(answer)), "markdown": markdown_text, "html": lambda answer: html_page(answer_view(answer)),
     "svg": lambda answer: f"{_bars_of(answer)}\n", "csv": csv_text,
@@ -256,8 +286,8 @@ FORMATS: Mapping[str, Mapping[str, Writer]] = {
     },
     "check": {
         "json": lambda checked: dump_json_line(checked_document(checked)), "markdown": checked_markdown, "html": checked_page,
-        "svg": lambda checked: _picture_of(checked_summary(checked)), "csv": _checked_csv, "sarif": lambda checked: dump_json_line(sarif_document([Launch(file="", checked=checked)])),
-        "github": lambda checked: annotation_lines([Launch(file="", checked=checked)]),
+        "svg": lambda checked: _picture_of(checked_summary(checked)), "csv": _checked_csv, "sarif": lambda checked: dump_json_line(sarif_document(_launched_alone(checked))),
+        "github": lambda checked: annotation_lines(_launched_alone(checked)),
     },
     "check --against": {
         "json": lambda found: dump_json_line(change_document(found)), "markdown": lambda found: summary_markdown(change_summary(found)),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer, Result, budget_of
@@ -14,6 +13,7 @@ from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.mistakes import Found
 from memsheet.exchange.shared.file_format import EVERYTHING
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
+from memsheet.frozen import replace
 from memsheet.report.screen.comparison_table import signed_difference
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.screen.plans.story import plain_table

@@ -4,11 +4,10 @@ verdict.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.account import account_rank
 from memsheet.budget import Answer, Result, Verdict, judge_on
 from memsheet.errors import InputError
+from memsheet.frozen import replace
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.plan import Recompute, RecomputeMode
 from memsheet.report.shared.look import Look

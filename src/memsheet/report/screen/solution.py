@@ -5,11 +5,11 @@ ends and what decides there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result, WayToFit
+from memsheet.frozen import replace
 from memsheet.plan.device import parse_gpus
 from memsheet.plan.model import Attention, Dense, ModelSpec
 from memsheet.report.json.solution import UNITS, value_of

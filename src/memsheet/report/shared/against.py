@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from memsheet.budget import Answer, worst_sheet
 from memsheet.exchange.mistakes import Found, Rule
+from memsheet.frozen import dataclass
 from memsheet.plan.check import flatten_document
 from memsheet.plan.document import plan_document
 from memsheet.report.shared.checked import Checked, Launch

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import NamedTuple
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes import Found, Rule
 from memsheet.exchange.mistakes.key_lines import line_of_key, named_key
 from memsheet.exchange.shared.file_format import Moved, Read
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field
 from memsheet.sheet import Bytes
 
 

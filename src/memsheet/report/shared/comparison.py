@@ -9,10 +9,10 @@ tensors are compared: what an allocator and a driver add is no witness's busines
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass, replace
 from memsheet.readers.sheet_json import Document
 from memsheet.sheet import NOTHING, Component, Difference, Instant, Sheet, bytes_by_module
 

@@ -5,10 +5,10 @@ its largest event.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Timeline
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.shared.checked import Checked
 
 if TYPE_CHECKING:
     from memsheet.diagnose.verdict import Diagnosis
+    from memsheet.report.shared.checked import Checked
 
 BAD_INPUT, BROKEN = 2, 70
 """BROKEN: an error that is memsheet's own (EX_SOFTWARE of sysexits.h)."""

@@ -5,7 +5,6 @@ for.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -154,6 +153,8 @@ def _replace_file(target: Path, data: bytes, mode: int | None) -> None:
 
 def _write_temporary_file(target: Path, data: bytes, mode: int | None) -> Path:
     """``data`` in a new file of the same folder."""
+    import secrets
+
     beside = target.with_name(
         f".{secrets.token_hex(8)}.part"
     )  # not the name itself and more: that may be too long

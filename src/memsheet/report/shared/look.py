@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+from memsheet.frozen import dataclass, replace
 from memsheet.units import GIB, format_bytes, format_giga
 
 

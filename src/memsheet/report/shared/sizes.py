@@ -4,9 +4,8 @@ looks as if it did.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.budget import Verdict
+from memsheet.frozen import replace
 from memsheet.plan.device import Basis, Cluster, Device
 from memsheet.report.shared.look import Look
 from memsheet.sheet import Bytes

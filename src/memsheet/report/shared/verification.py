@@ -5,9 +5,9 @@ term is farthest off.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from memsheet.frozen import dataclass, field
 from memsheet.plan.plan import Plan
 from memsheet.sheet import NOTHING, Bytes, Component, Instant, Sheet, Witness, bytes_by_module
 

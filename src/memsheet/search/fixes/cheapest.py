@@ -5,13 +5,12 @@ accounted again.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.account import account_rank
 from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan, verdict_with_extra_bytes
 from memsheet.errors import InputError, raise_if_problems
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster
 from memsheet.plan.engine_registry import SEVERAL_GPUS, find_engine
 from memsheet.plan.hardware import unsupported_choices

@@ -5,11 +5,11 @@ the plan of its answer, and other choices have others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Change, LibraryUse
 from memsheet.errors import InputError
+from memsheet.frozen import replace
 from memsheet.plan.check import flatten_document
 from memsheet.plan.device import Cluster, cluster_of, parse_gpus
 from memsheet.plan.document import plan_document

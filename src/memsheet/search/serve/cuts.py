@@ -5,7 +5,6 @@ infer`` asks, and ranked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.account import account_rank
@@ -14,6 +13,7 @@ from memsheet.errors import InputError, input_error, printable_line, raise_if_pr
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.servers import server_facts
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
+from memsheet.frozen import dataclass, field
 from memsheet.plan.aliases import engine_word
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import engine_of

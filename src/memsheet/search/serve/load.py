@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -14,6 +13,7 @@ from memsheet.budget import Result, Verdict
 from memsheet.errors import input_error
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time import Seconds
+from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Sheet

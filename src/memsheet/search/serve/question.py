@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
+from memsheet.frozen import replace
 from memsheet.plan.check import check_request
 from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.engine_registry import ONE_GPU, PAGED_SERVER, modelled_engines

@@ -13,12 +13,12 @@ ModelArgs.multiple_of).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
 from memsheet.arith import round_up
 from memsheet.errors import input_error
+from memsheet.frozen import dataclass
 
 USUAL = "llama-2-7b"
 """Whose family is scaled when nobody names one: its heads share no keys and values, so that it grows in the

@@ -5,11 +5,11 @@ model's own length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Answer, LadderStep, Result, worst_sheet
 from memsheet.errors import InputError
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import RecomputeMode
 

@@ -5,11 +5,11 @@ ZeRO.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import ONE_NODE, Cluster, resize_cluster
 from memsheet.plan.engine_registry import STAGE_ENGINES, find_engine
 from memsheet.plan.model import ModelSpec

@@ -7,11 +7,11 @@ nothing is solved backwards, and what is shown of a value is what an answer to i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from memsheet.budget import Fix, LibraryUse, Result, WayToFit
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links, resize_cluster
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.library_defaults import implied_library_keys

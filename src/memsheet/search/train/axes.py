@@ -5,10 +5,10 @@ itself (a length, the GPUs).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.errors import InputError, Problem, input_error, nearest_words, raise_if_problems
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, resize_cluster
 from memsheet.plan.names import SHORT
 from memsheet.search.train.space import OFFLOAD

@@ -5,7 +5,6 @@ not the ones to take.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from memsheet.account import account_rank
 from memsheet.budget import budget_of
 from memsheet.formulas.step_time import step_time
+from memsheet.frozen import dataclass
 from memsheet.plan.device import Cluster
 from memsheet.search.train.grid import one_plan
 from memsheet.search.train.space import OFFLOAD, Request

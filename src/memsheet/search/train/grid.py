@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from memsheet.account import Totals, check_accounted, rank_of, step_totals, totals_of
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute, Schedule
 from memsheet.search.train.lattice import Array, Tally, select_rows
 from memsheet.search.train.pipelines import (

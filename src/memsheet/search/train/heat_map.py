@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.search.train.axes import (

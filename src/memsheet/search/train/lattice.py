@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from memsheet.frozen import dataclass, field
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Moe
 from memsheet.search.train.space import AXES, Request, Space, counts_of
 

@@ -5,7 +5,6 @@ chunks differ, those numbers become arrays, and plans that differ in their pipel
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from memsheet.account import deciding_stages, rank_of
 from memsheet.formulas.groups import FEW
 from memsheet.formulas.step import Rank
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan
 from memsheet.search.train.lattice import Array

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from memsheet.budget import Result
 from memsheet.errors import InputError
+from memsheet.frozen import dataclass, field
 from memsheet.plan.device import Cluster
 from memsheet.plan.hardware import emulated_bf16
 from memsheet.plan.model import ModelSpec

@@ -9,12 +9,12 @@ all its data-parallel ranks, and the difference that its own division makes of a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from memsheet.account import Sums, divided_states, sums_of
+from memsheet.frozen import dataclass, replace
 from memsheet.search.train.lattice import Array, Rows
 from memsheet.search.train.pipelines import Placed, merge_strata
 from memsheet.search.train.strata import Stratum, with_counts

@@ -4,10 +4,9 @@ published imbalance, and at the worst.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.account import account_rank
 from memsheet.budget import Result, Verdict, judge_on
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import MAX_VIOLATION, Plan, Spread

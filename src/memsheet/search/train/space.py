@@ -9,11 +9,11 @@ that do not divide are counted by reason, never lost.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from memsheet.errors import input_error, raise_if_problems
+from memsheet.frozen import dataclass
 from memsheet.plan.check import check_request
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine

@@ -5,12 +5,12 @@ that it stands for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from memsheet.arith import ceil_div
 from memsheet.errors import InputError
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import Plan

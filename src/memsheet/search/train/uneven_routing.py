@@ -5,13 +5,13 @@ where it is as uneven as was published.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 import numpy as np
 
 from memsheet.account import account_rank, deciding_stages
 from memsheet.budget import Result, budget_of, judge_on
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Spread
 from memsheet.search.train.grid import result_masks

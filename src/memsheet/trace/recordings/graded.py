@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 
 from torch import nn
 
+from memsheet.frozen import replace
 from memsheet.plan.plan import Plan
 from memsheet.recording import EMBEDDINGS, FROZEN, HEAD, IDLE, TRAINED
 from memsheet.run.fsdp2 import embeddings_group_modules, head_group_modules

@@ -8,8 +8,8 @@ under what name, and where it goes. A part is only put so if its largest moments
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
+from memsheet.frozen import dataclass, field
 from memsheet.recording import ALLOCATED, MADE_GRADIENT, PLACES, RELEASED
 from memsheet.trace.recordings.parts import Found, FoundPass
 

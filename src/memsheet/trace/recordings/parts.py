@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
+from memsheet.frozen import dataclass, field
 from memsheet.recording import ALLOCATED, MADE_GRADIENT, RELEASED
 from memsheet.sheet import Component
 from memsheet.trace.modules import fold_layer_indices

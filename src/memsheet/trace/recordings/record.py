@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from memsheet.errors import InputError
+from memsheet.frozen import dataclass, replace
 from memsheet.handing import Handing, handing_document
 from memsheet.plan.engine_registry import ONE_GPU
 from memsheet.plan.packages import TRANSFORMERS

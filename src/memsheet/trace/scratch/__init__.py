@@ -14,7 +14,6 @@ branch a few weeks around the release and may be some lines off; the functions n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memsheet.frozen import dataclass
 from memsheet.sheet import FromCode
 from memsheet.trace.scratch import attention, blas, indices, lists, reductions
 from memsheet.trace.scratch.blas import Workspace, cublas_workspace

@@ -5,11 +5,11 @@ gradients in.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from memsheet.arith import ceil_div, round_up
+from memsheet.frozen import dataclass, replace
 from memsheet.trace.scratch.call import (
     FLOAT,
     HALF,

@@ -11,12 +11,12 @@ a thread, and backward runs in the engine's own: so training keeps two a stream
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from memsheet.frozen import dataclass
 from memsheet.sheet import FromCode
 from memsheet.trace.scratch.call import Call, Scratch, aten_source_line, is_contiguous_layout, tensor_bytes
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from memsheet.frozen import dataclass
 from memsheet.sheet import FromCode
 
 RELEASE = "cf30153c4c131c8164ee7798e5022d810682e2cb"  # torch 2.13.0

@@ -9,7 +9,6 @@ a block once more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from memsheet.arith import ceil_div
+from memsheet.frozen import dataclass
 from memsheet.trace.scratch.call import (
     HALF,
     INT,

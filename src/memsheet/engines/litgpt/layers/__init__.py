@@ -9,8 +9,6 @@ finetuning runs the longest sample first, and others are shorter.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.engines.litgpt.layers.block import litgpt_block_forward
 from memsheet.engines.litgpt.layers.built import is_built, litgpt_spec, unbuildable_reasons
@@ -29,6 +27,7 @@ from memsheet.formulas.model_code.transformers.ends import input_embeddings
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.formulas.tapes.evaluate import with_products
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Attention, Block, Dense, ModelSpec
 from memsheet.plan.plan import AdapterKind, Loss, Plan

@@ -7,9 +7,9 @@ Lightning-AI/litgpt 0f021f3a: lit_gpt/model.py, lora.py, adapter.py, adapter_v2.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import groupby
 
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

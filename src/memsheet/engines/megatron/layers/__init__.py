@@ -12,8 +12,6 @@ values, ``f`` feed-forward width, each a rank's share.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.engines.megatron.layers.attention import (
     GATHERED,
@@ -39,6 +37,7 @@ from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.formulas.tapes.graph import Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT64, DType
 from memsheet.plan.model import (
     Attention,

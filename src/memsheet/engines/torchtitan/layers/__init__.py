@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.engines.torchtitan.facts import Rotations, Ties, Version, version_of
@@ -19,6 +18,7 @@ from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.formulas.tapes.graph import Chosen
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP8, FP32, DType
 from memsheet.plan.model import (
     Attention,

@@ -7,13 +7,12 @@ Axes besides those of the layers: ``e`` experts, ``t`` experts of a token, ``i``
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.engines.torchtitan.layers.switches import NORMED_SHARES
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Chosen, Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BOOL, FP32, INT32, INT64
 from memsheet.plan.model import Dense, Moe, Role, Weight
 

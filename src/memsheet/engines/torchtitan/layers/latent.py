@@ -6,13 +6,12 @@ Axes besides those of the layers: ``n`` and ``p`` a head's elements without and 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.engines.torchtitan.layers.rotations import table_rows, turned_by
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Chosen, Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32, INT64
 from memsheet.plan.model import LatentAttention
 

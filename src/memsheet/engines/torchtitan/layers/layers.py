@@ -8,8 +8,6 @@ are one kernel each and keep nothing of their own.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.engines.torchtitan.layers.experts import routed_feed_forward
 from memsheet.engines.torchtitan.layers.latent import latent_attention_forward
 from memsheet.engines.torchtitan.layers.rotations import apply_rotary_emb
@@ -29,6 +27,7 @@ from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Chosen, Grad, Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BOOL, FP8, FP32, INT64, DType
 from memsheet.plan.model import Attention, Block, Dense, Embeddings, Head, LatentAttention, Moe, Norm
 from memsheet.plan.plan import Loss

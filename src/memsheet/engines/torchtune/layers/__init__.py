@@ -6,8 +6,6 @@ Layers are in ``layers.py``, compiled ones in ``compiled.py``, the losses in ``l
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, agreed, ceil_div
 from memsheet.engines.torchtune.layers import compiled as torchtune_compiled
 from memsheet.engines.torchtune.layers import layers as torchtune_layers
@@ -26,6 +24,7 @@ from memsheet.formulas.model_code.transformers import ends
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.frozen import replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

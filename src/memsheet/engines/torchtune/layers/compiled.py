@@ -13,12 +13,12 @@ dequantized, whole. Every gradient is handed over when the whole backward is don
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Leaf, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.frozen import dataclass, field
 from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.model import Attention, Block, Dense, Norm, Role, Weight
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
@@ -21,6 +20,7 @@ from memsheet.exchange.shared.trainers import (
     uniform_precision_keys,
     with_master,
 )
+from memsheet.frozen import replace
 from memsheet.plan.library_defaults import own_default
 
 VERSION = "LLaMA-Factory 0.9.6.dev0"  # of its commit ff6d4d1

@@ -13,10 +13,11 @@ from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.flag_words import plain_value
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.guard import parse_yaml
+from memsheet.patterns import late_pattern
 
 FILE, PROCESSES = "$.parameters", "$.compute.gpus"
 """Where the values have the file that a command names, and the GPUs that an object of MosaicML's asks for."""
-OVERRIDE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+OVERRIDE = late_pattern(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 NEEDED = frozenset({"model", "max_seq_len", "train_loader", "optimizer"})
 MOUNTED = "parameters.yaml"
 """The file that an object's own parameters are mounted as (mcli/mcli-llama3-finetune.yaml)."""

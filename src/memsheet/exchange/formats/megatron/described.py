@@ -7,13 +7,13 @@ pieces, Llama 2's pieces (NVIDIA/Megatron-LM 23e00ed megatron/training/tokenizer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.formats.megatron.multimodal import language_sizes, sees
 from memsheet.exchange.shared.file_format import AUTO, UNSET, Values
 from memsheet.exchange.shared.megatron_flags import PROGRAM
+from memsheet.patterns import late_pattern
 
 SIZES = (
     "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-query-groups", "kv-channels", "num-key-value-heads",
@@ -38,7 +38,7 @@ ELSEWHERE = ("--heterogeneous-layers-config-path",)
 """Flags by which the sizes are those of a file that is not here. A checkpoint's arguments replace those of
 the command line, and who says sizes beside them says the same ones.
 """
-OTHER_PROGRAMS = re.compile(
+OTHER_PROGRAMS = late_pattern(
     r"generat|inference|server|eval|convert|preprocess|prune|quantize|export|t5|mamba|hybrid"
 )
 """Programs that train no decoder, by their names."""

@@ -6,7 +6,6 @@ at d98e8a6.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,11 +21,12 @@ from memsheet.exchange.formats.megatron.described import (
 from memsheet.exchange.shared import stand_in_server as beside
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.megatron_flags import LAUNCHER, PROGRAM, SWITCHES, VALUED, flags_of
+from memsheet.patterns import late_pattern
 
 VERSION = "Megatron-LM core 0.14"
 ARGS = "megatron/training/arguments.py"
 STAND_IN = "transformers"
-GENERATES = re.compile(r"generat|inference|_server\.py")
+GENERATES = late_pattern(r"generat|inference|_server\.py")
 """Programs that serve or generate, by their names."""
 TP, PP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 MARKS = frozenset({"--num-layers", TP})

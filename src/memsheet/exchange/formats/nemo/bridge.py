@@ -8,16 +8,16 @@ batches where a recipe says none of recipes/common.py:66-67, precision and optim
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from memsheet.exchange.shared.file_format import UNSET, Format, Values
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
+from memsheet.patterns import late_pattern
 
 VERSION = "Megatron-Bridge"  # of its recipes at commit 067f987d
 RECIPE, SEVERAL = "$.bridge_recipe", "$.bridge_recipes"
-_CALLED = re.compile(r"\b(\w+?)_pretrain(?:_\d+gpu_h100_bf16)?(?:_(\d+k))?_config\b")
+_CALLED = late_pattern(r"\b(\w+?)_pretrain(?:_\d+gpu_h100_bf16)?(?:_(\d+k))?_config\b")
 MODEL, TRAIN = "model", "train"
 DEGREES = {
     "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "vpp": "virtual_pipeline_model_parallel_size", "cp": "context_parallel_size",

@@ -20,12 +20,13 @@ from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.python_config import WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
+from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import LINEAR_MODULES
 
 VERSION = "NeMo 2"  # of its recipes at commit 8cfedd7
 RECIPE, GOAL, SEVERAL, PASSED = "$.recipe", "$.goal", "$.recipes", "$.changed_by"
 GOALS = {"pretrain_recipe": "pretrain", "finetune_recipe": "finetune"}
-FACTORY = re.compile(r"(?:llm\.)?(\w+)(?:\((.*)\))?", re.DOTALL)
+FACTORY = late_pattern(r"(?:llm\.)?(\w+)(?:\((.*)\))?", re.DOTALL)
 S, D, C = "trainer.strategy", "data", "model.config"
 OVER = {
     "tp": f"{S}.tensor_model_parallel_size", "pp": f"{S}.pipeline_model_parallel_size", "vpp": f"{S}.virtual_pipeline_model_parallel_size",

@@ -6,12 +6,12 @@ megatron_base_model.py: build_transformer_config, _validate_and_override_config.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Values
+from memsheet.patterns import late_pattern
 
 MEGATRON = find_format("megatron")
 FLAGS = {
@@ -38,7 +38,7 @@ SWITCHED: Mapping[str, tuple[Any, str]] = {
     "share_embeddings_and_output_weights": (False, "--untie-embeddings-and-output-weights"),
 }  # fmt: skip
 """Keys by the value that a switch stands for."""
-OTHER_KINDS = re.compile(r"t5|t0|bart|ul2|retro|griffin|hyena|mamba|jamba|distill|nmt")
+OTHER_KINDS = late_pattern(r"t5|t0|bart|ul2|retro|griffin|hyena|mamba|jamba|distill|nmt")
 """Models that are no stack of alike decoder layers, by the name of a configuration."""
 TOKENIZERS = {"GPT2BPETokenizer": "GPT2BPETokenizer", "gpt2": "GPT2BPETokenizer", "BertWordPieceLowerCase": "BertWordPieceLowerCase"}  # fmt: skip
 

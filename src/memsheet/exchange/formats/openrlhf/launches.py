@@ -6,7 +6,6 @@ Lines are of OpenRLHF/OpenRLHF at 3c3be62, under openrlhf. A flag's dots are pla
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +13,13 @@ from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.started_programs import Started, module_index, started_programs
+from memsheet.patterns import late_pattern
 
 RL, SFT, DPO, REWARD, KTO = "train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kto"
 PROGRAMS = (RL, SFT, DPO, REWARD, KTO)
 """Programs that train (cli); the last is of releases before 0.10 (0366071 cli/train_kto.py)."""
-MODULE = re.compile(r"openrlhf\.cli\.\w+")
-FILE = re.compile(rf"(?:.*/)?(?:{'|'.join(PROGRAMS)})\.py")
+MODULE = late_pattern(r"openrlhf\.cli\.\w+")
+FILE = late_pattern(rf"(?:.*/)?(?:{'|'.join(PROGRAMS)})\.py")
 COUNTS = {"nproc_per_node": "--nproc-per-node", "nnodes": "--nnodes", "num_gpus": "--nproc-per-node", "num_nodes": "--nnodes"}  # fmt: skip
 LAUNCHES = "$.launches"
 OLDER: Mapping[str, str] = {

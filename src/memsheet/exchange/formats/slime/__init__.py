@@ -8,7 +8,6 @@ at 624b824, under slime.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
@@ -31,6 +30,7 @@ from memsheet.exchange.formats.slime.roles import (
 from memsheet.exchange.shared.file_format import Format, Moved, Values
 from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.exchange.shared.read_only_rows import read_only_row
+from memsheet.frozen import replace
 from memsheet.sheet import Instant
 
 MEGATRON = find_format("megatron")

@@ -6,7 +6,6 @@ Of THUDM/slime at 624b824, slime/utils/arguments.py.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,14 @@ from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.flag_words import plain_value
 from memsheet.exchange.shared.megatron_flags import parse_flags
 from memsheet.exchange.shared.started_programs import module_index, started_programs
+from memsheet.patterns import late_pattern
 
-FILE, MODULE = re.compile(r"(?:.*/)?train(?:_async)?\.py"), re.compile(r"(?!)")
+FILE, MODULE = late_pattern(r"(?:.*/)?train(?:_async)?\.py"), late_pattern(r"(?!)")
 MODEL = "--hf-checkpoint"
 OWN = frozenset({"--rollout-batch-size", "--actor-num-gpus-per-node"})
 """Flags that no other program of that name has."""
 LAUNCHES = "$.launches"
-UNSET_LIST = re.compile(r"\$\{\w+\[[@*]\]\}")
+UNSET_LIST = late_pattern(r"\$\{\w+\[[@*]\]\}")
 """A list that nobody gave anything."""
 OF_SERVER, SERVER = "--sglang-", "sglang."
 """How flags of the servers begin, and the group that they stand in here."""

@@ -12,8 +12,9 @@ from memsheet.exchange.formats.swift.commands import METHOD, NODES, PROCESSES, V
 from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import Values
 from memsheet.guard import parse_yaml
+from memsheet.patterns import late_pattern
 
-OWN_KEY = re.compile(rf'(?:^|[{{,])[ \t]*"?(?:{"|".join(sorted(OF_SWIFT))})"?:', re.MULTILINE)
+OWN_KEY = late_pattern(rf'(?:^|[{{,])[ \t]*"?(?:{"|".join(sorted(OF_SWIFT))})"?:', re.MULTILINE)
 """A key of ms-swift's that no other tool's file has, at its place in YAML or JSON."""
 OF_MEGATRON = frozenset({
     "micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
@@ -23,7 +24,7 @@ OF_MEGATRON = frozenset({
 (swift/megatron/arguments/megatron_args.py:482-665).
 """
 ENV, GROUPS, WORKERS, TRAIN, CARDS = "ENV", "device_groups", "default", "train", "gpus"
-RANGE = re.compile(r"list\(range\((\d{1,4}), *(\d{1,4})\)\)")
+RANGE = late_pattern(r"list\(range\((\d{1,4}), *(\d{1,4})\)\)")
 MOST_RANKS = 2**14
 
 

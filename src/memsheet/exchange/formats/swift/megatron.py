@@ -7,7 +7,6 @@ Lines are of modelscope/ms-swift at 3602360, swift/megatron/arguments/megatron_a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
@@ -28,6 +27,7 @@ from memsheet.exchange.shared.config_commands import SWIFT_MEGATRON_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.fused_modules import layers_of_modules
 from memsheet.exchange.shared.trainers import comma_separated_names
+from memsheet.frozen import replace
 
 MEGATRON = find_format("megatron")
 PROGRAM = "$.program"

@@ -8,7 +8,6 @@ that is told. Lines are of pytorch/torchtune at bd2a0fc.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,14 +34,15 @@ from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import read_elsewhere
 from memsheet.exchange.shared.trainers import uniform_precision_keys
+from memsheet.patterns import late_pattern
 
 VERSION = "torchtune 0.7"  # of its commit bd2a0fc
 ACTIVATIONS, RECIPE, ANSWER = "activations", "$.recipe", "max_generated_tokens"
 RESHARDS = "fsdp_reshard_after_forward"
 IN_BACKWARD = "optimizer_in_bwd (on several ranks)"
 LENGTH, DATA = "tokenizer.max_seq_len", "lengths of samples"
-ADAPTED = re.compile(r"\.q?lora_\w+$")
-WRITTEN = re.compile(
+ADAPTED = late_pattern(r"\.q?lora_\w+$")
+WRITTEN = late_pattern(
     r"torchtune\.models\.(?:llama2|llama3|llama3_1|llama3_2|llama3_3|code_llama2|qwen2|qwen2_5)\.\w+"
 )
 """Builders of models whose layers are written down (memsheet/engines/torchtune/layers)."""

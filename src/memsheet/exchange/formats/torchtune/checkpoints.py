@@ -4,24 +4,26 @@ else the builder of its layers. Lines are of pytorch/torchtune at bd2a0fc.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from memsheet.catalog.names import bundled_match
 from memsheet.errors import InputError
 from memsheet.exchange.shared.file_format import Key, Values
+from memsheet.patterns import late_pattern
 
 FULL = "recipes/full_finetune_distributed.py"
 MODEL, FOLDER = "model._component_", "checkpointer.checkpoint_dir"
-ALONE = re.compile(r"\$\{(\w+)\}")
+ALONE = late_pattern(r"\$\{(\w+)\}")
 """OmegaConf's name of another key of the top, alone."""
 OF_META = "original"
 """The folder of a repository that holds Meta's own files."""
-BUILDER = re.compile(r"torchtune\.models\.\w+\.(?:q?lora_)?(?P<family>[a-z]+\d*(?:_\d(?=_))?)_(?P<rest>\w+)")
+BUILDER = late_pattern(
+    r"torchtune\.models\.\w+\.(?:q?lora_)?(?P<family>[a-z]+\d*(?:_\d(?=_))?)_(?P<rest>\w+)"
+)
 """A builder's name: the family with its version, whose point is an underline, and the size."""
-POINT = re.compile(r"(?<![\d_])(\d)_(\d+b)\b")
-WORDS = re.compile(r"_(?:\d+e|base)\b")
+POINT = late_pattern(r"(?<![\d_])(\d)_(\d+b)\b")
+WORDS = late_pattern(r"_(?:\d+e|base)\b")
 
 
 def read_only_key(at: str, back: Any, source: str = FULL, **more: Any) -> Key:

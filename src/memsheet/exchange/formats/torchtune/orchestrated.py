@@ -5,13 +5,13 @@ of their own, and the sheet is of one of them. Lines are of pytorch/torchtune at
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.formats.torchtune import FORMAT as TRAINED
 from memsheet.exchange.formats.torchtune import RECIPE
 from memsheet.exchange.formats.torchtune.checkpoints import read_only_key
 from memsheet.exchange.shared.file_format import Format, Values
+from memsheet.frozen import replace
 
 GROUP = "training."
 WORKERS = "orchestration.num_training_workers"

@@ -5,13 +5,13 @@ is of the policy while it is updated, and the others are told. Lines are of pyto
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange.formats.torchtune import FORMAT as TRAINED
 from memsheet.exchange.formats.torchtune import RECIPE
 from memsheet.exchange.formats.torchtune.checkpoints import MODEL, read_only_key
 from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.frozen import replace
 
 PPO = "recipes/ppo_full_finetune_single_device.py"
 POLICY, BATCH, STEP_BATCH, ROUNDS = (

@@ -10,7 +10,6 @@ Lines are of volcengine/verl at b178a3cd5, under verl.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import Problem
@@ -51,6 +50,7 @@ from memsheet.exchange.formats.verl.written import (
 )
 from memsheet.exchange.shared.file_format import EVERYWHERE, Format, Values, read_format_values
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.frozen import replace
 
 VERSION = "verl b178a3cd5"
 STRATEGIES = (f"{ACTOR}.strategy", "model.strategy", "engine.strategy")

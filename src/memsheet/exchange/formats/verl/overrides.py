@@ -16,16 +16,17 @@ from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.flag_words import flags_of, plain_value
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.started_programs import module_index, started_programs
+from memsheet.patterns import late_pattern
 
 CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
 """Where the values have the name of a configuration of somebody's own, and of one of verl's."""
 STOCK_CONFIGS = frozenset({"ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine"})
 """Configurations of verl itself, whose defaults are known here (verl/trainer/config)."""
-MODULE = re.compile(r"(verl|recipe)(\.\w+)+")
-SCRIPT_FILE = re.compile(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
-OVERRIDE = re.compile(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
-REMOVED = re.compile(r"~([A-Za-z_][\w.]*)(=.*)?")
-FLOAT = re.compile(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
+MODULE = late_pattern(r"(verl|recipe)(\.\w+)+")
+SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
+OVERRIDE = late_pattern(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
+REMOVED = late_pattern(r"~([A-Za-z_][\w.]*)(=.*)?")
+FLOAT = late_pattern(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
 ROOTS = ("actor_rollout_ref.", "model.")
 """Groups that name the trained model: of reinforcement learning, and of fine-tuning."""
 PATHS = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")

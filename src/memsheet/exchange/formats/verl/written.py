@@ -22,6 +22,7 @@ from memsheet.exchange.shared.fused_modules import HELD
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.serve_command import DTYPES
 from memsheet.exchange.shared.trainers import plain_recompute
+from memsheet.patterns import late_pattern
 
 Out = Callable[[Values], Any]
 FSDP, MCORE = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
@@ -29,7 +30,7 @@ KERNELS = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 BACKENDS = {"flash": "flash", "cudnn": "fused", "eager": "unfused"}
 WRITTEN_ENGINES = ("fsdp1", "fsdp2", "megatron")
 MOST_ANSWERS = 8
-SAFE_NAME = re.compile(r"[\w./:@+-]+", re.ASCII)
+SAFE_NAME = late_pattern(r"[\w./:@+-]+", re.ASCII)
 """Texts that Hydra's grammar takes as they stand (hydra/grammar/OverrideLexer.g4)."""
 APPENDED = (f"{MODEL}.override_config.", f"{FSDP}.mixed_precision.", f"{MCORE}.{OVERRIDES}.moe_", f"{OPTIMIZER_OVERRIDES[0]}.")  # fmt: skip
 """Places that verl's own configurations have not, which Hydra adds (trainer/config/engine/*.yaml)."""

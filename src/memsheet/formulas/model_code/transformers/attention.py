@@ -6,7 +6,6 @@ Local variables stand for those of the library's own functions: what one of them
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from memsheet.formulas.model_code.transformers.bloom import bloom_attention
 from memsheet.formulas.model_code.transformers.falcon import falcon_qkv_heads
@@ -22,6 +21,7 @@ from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BOOL, FP16, FP32, INT64, DType
 from memsheet.plan.model import Attention, Norm, Weight
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import agreed
 from memsheet.errors import input_error
 from memsheet.formulas.model_code.transformers.cross_attention import is_t5
@@ -11,6 +9,7 @@ from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
 from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
 from memsheet.formulas.model_code.transformers.picture_towers import of_tower, tower_numerics
 from memsheet.formulas.numerics import AttentionKernel, RunConfig
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention
 from memsheet.plan.plan import AttentionKind, Plan

@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.transformers.blocks import decoder_block_forward
@@ -64,6 +62,7 @@ from memsheet.formulas.model_code.transformers.shared_tables import (
 from memsheet.formulas.numerics import RunConfig, casts_arguments
 from memsheet.formulas.packed_linear import awq_axes
 from memsheet.formulas.tapes.evaluate import with_products
+from memsheet.frozen import replace
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.plan.torch_versions import softmax_keeps_input

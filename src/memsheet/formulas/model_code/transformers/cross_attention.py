@@ -6,8 +6,6 @@ Axes as in ``blocks.py``; as many tokens on either side. ``f`` between the stack
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count
 from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
@@ -17,6 +15,7 @@ from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Grad, Leaf, Node, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BOOL, FP32, INT64, DType
 from memsheet.plan.model import (
     Attention,

@@ -6,7 +6,6 @@ Axes besides those of ``blocks.py``: ``V0`` vocabulary, ``V`` a rank's share of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from memsheet.formulas.model_code.transformers.encoders import class_loss, classification_logits, masked_words
 from memsheet.formulas.model_code.transformers.first_qwen import (
@@ -29,6 +28,7 @@ from memsheet.formulas.numerics import RunConfig, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BOOL, FP32, INT64, DType
 from memsheet.plan.model import Embeddings, Head
 from memsheet.plan.plan import Loss

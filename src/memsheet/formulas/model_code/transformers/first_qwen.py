@@ -7,11 +7,10 @@ one projection (attn.c_attn).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.frozen import replace
 from memsheet.plan.defaults import FUSED_TARGETS
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine_registry import engine_of

@@ -6,7 +6,6 @@ modelled of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
@@ -30,6 +29,7 @@ from memsheet.formulas.model_code.transformers.state_space import state_space_ax
 from memsheet.formulas.numerics import RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import (

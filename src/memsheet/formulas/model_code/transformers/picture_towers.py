@@ -9,7 +9,6 @@ Axes: ``b``, ``s``, ``h`` are the tower's own (one row of patches); ``p`` patche
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from memsheet.arith import Count
@@ -25,6 +24,7 @@ from memsheet.formulas.tapes.evaluate import NOTHING, Beside, with_products
 from memsheet.formulas.tapes.graph import Grad, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.model import (
     Arrangement,

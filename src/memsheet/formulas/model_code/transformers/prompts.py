@@ -6,13 +6,13 @@ PeftModelForCausalLM.forward, PeftModel.get_prompt).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import INT64, DType
 from memsheet.plan.model import ModelSpec, Norm, Role, Weight
 from memsheet.plan.plan import AdapterKind, Plan

@@ -6,14 +6,13 @@ Every rank has two pieces of each sequence, of which the k-th from the front and
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memsheet.arith import Count, agreed, ceil_div
 from memsheet.errors import Problem
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP16, FP32, INT64, DType
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Loss, Plan

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
+from memsheet.frozen import dataclass
 from memsheet.report.shared.plans.words import plan_summary, request_words
 
 if TYPE_CHECKING:

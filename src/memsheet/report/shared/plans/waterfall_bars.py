@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
+from memsheet.frozen import dataclass
 from memsheet.report.shared.plans.words import format_seconds, plan_summary
 from memsheet.sheet import Bytes
 from memsheet.units import format_giga
