@@ -59,7 +59,7 @@ def test_what_is_no_notebook_is_refused_or_empty(text: str) -> None:
     assert made.strip() in ("", "None")
 
 
-@pytest.mark.parametrize("method", ["GRPO", "DPO", "KTO", "Reward", "ORPO", "XPO", "NashMD"])
+@pytest.mark.parametrize("method", ["GRPO", "DPO", "KTO", "Reward", "ORPO", "NashMD", "MiniLLM", "SDPO"])
 def test_another_method_of_trl_is_read_and_told(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +74,6 @@ def test_another_method_of_trl_is_read_and_told(
     main(["check", str(tmp_path / "a.py"), "--gpus", "1xH100-80GB", "--json"])
     found = json.loads(capsys.readouterr().out)
     left_out = f"script.method {method}" in (found["doubt"] or "")
-    assert left_out == (method in ("XPO", "NashMD"))
+    assert left_out == (method in ("MiniLLM", "SDPO"))
     assert found["result"] == "does_not_fit"
     assert found["starts"]
