@@ -37,6 +37,7 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _MOST_PREFIXES = 8
+_ENDS_OF_LINES, _DIGITS = bytes.maketrans(b"\r", b"\n"), b"0123456789"
 
 
 class Log:
@@ -92,7 +93,7 @@ def _decoded_text(text: bytes | str, signs: tuple[bytes, ...]) -> str:
 def _parts_that_matter(raw: bytes, signs: tuple[bytes, ...]) -> bytes:
     if len(raw) <= WHOLE:
         return raw
-    found = (place for sign in signs if (place := raw.find(sign)) >= 0)
+    found = (place for sign in _signs_that_may_stand(raw, signs) if (place := raw.find(sign)) >= 0)
     spans = sorted(
         [(0, ENDS), (len(raw) - ENDS, len(raw)), *((max(0, at - BEFORE), at + AFTER) for at in found)]
     )
@@ -103,6 +104,17 @@ def _parts_that_matter(raw: bytes, signs: tuple[bytes, ...]) -> bytes:
         else:
             merged.append((start, end))
     return b"\n".join(raw[start:end] for start, end in merged)
+
+
+def _signs_that_may_stand(raw: bytes, signs: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Signs that a text can hold, by its lines without their digits: steps and progress bars are then a few
+    lines, each looked through once.
+    """
+    different = set(raw.translate(_ENDS_OF_LINES, _DIGITS).split(b"\n"))
+    bare = b"\n" + b"\n".join(different)
+    if len(bare) * 2 > len(raw):
+        return signs
+    return tuple(sign for sign in signs if sign.translate(_ENDS_OF_LINES, _DIGITS) in bare)
 
 
 def _cleaned_lines(text: str) -> Iterable[str]:

@@ -34,6 +34,7 @@ from memsheet.diagnose.interval import (
     size_words,
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
+from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
 from memsheet.diagnose.signs import (
     EVALUATION,
@@ -110,6 +111,8 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield from _without_others(figures)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.OUTSIDE_ALLOCATOR:
+            if shares_a_card(signs.text):
+                yield from cures_of_colocated(signs.text, signs.sleep_freed)
             yield Cure(
                 change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured",
                 helps=MAYBE,
@@ -129,7 +132,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield Cure(
                 change="a smaller share of the card for the server",
                 helps=MAYBE,
-                where=SERVER_SHARE.get(signs.program, "gpu_memory_utilization"),
+                where=place_of_share(signs.text, SERVER_SHARE.get(signs.program, SHARE)),
             )
         case Cause.ENGINE_OVERCOMMIT:
             yield from _in_server(figures, signs, term)

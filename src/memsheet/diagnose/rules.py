@@ -21,6 +21,7 @@ from memsheet.diagnose.interval import (
     size_words,
 )
 from memsheet.diagnose.message import Cause, Judgement
+from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
 from memsheet.units import GIB
 
@@ -273,12 +274,13 @@ def _says_unseen(of: Figures, _: Signs) -> str:
     )
 
 
-def _says_outside(of: Figures, _: Signs) -> str:
+def _says_outside(of: Figures, signs: Signs) -> str:
+    server = "; a server in the same process counts in" if shares_a_card(signs.text) else ""
     return (
         f"{size_words(of.process or NOTHING)} of this process - {size_words(of.reserved or NOTHING)} of "
         f"the allocator = "
         f"{size_words(of.outside or NOTHING)} outside it, where a usual process has less than "
-        f"{size_words(Interval(OUTSIDE_MOST, OUTSIDE_MOST))}"
+        f"{size_words(Interval(OUTSIDE_MOST, OUTSIDE_MOST))}{server}"
     )
 
 

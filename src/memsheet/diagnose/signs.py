@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
-from memsheet.diagnose.messages import step_lines
+from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
 from memsheet.frozen import dataclass
 
@@ -54,7 +54,8 @@ _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, writte
 
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
-                     "vocab_parallel_cross_entropy", "fused_linear_cross_entropy"), LOGITS),
+                     "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "calculate_logits_max", "calculate_predicted_logits",
+                     "calculate_cross_entropy_loss"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
                      "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
                      "logprobs_from_logits_v2", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
@@ -193,6 +194,8 @@ class Signs:
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
     """What was reserved, likewise."""
+    sleep_freed: Interval | None = None
+    """What a server said that it gave back when it was put to sleep."""
     text: str = ""
 
 
@@ -251,7 +254,8 @@ def read_signs(log: Log, line: int) -> Signs:
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
-        changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log), text=text,
+        changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log),
+        sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=text,
     )  # fmt: skip
 
 

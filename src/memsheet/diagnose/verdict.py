@@ -65,7 +65,7 @@ EMITTERS = (
     vllm,
 )
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
-SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS)
+SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS, *other_servers.OWN_FORMS)
 FORMS = (
     *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.FORMS,
 )  # fmt: skip
@@ -305,6 +305,8 @@ def _without_message(
                 f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
             ),
         )
+    if host.LISTED_BY_RAY in log.squeezed and not failed:
+        return replace(nothing, notes=(host.RAY_LISTS,))
     if failed:
         because = (
             f"a table counts {_request_words(failed)} that failed; what was asked for and what was free "

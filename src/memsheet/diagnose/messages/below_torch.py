@@ -10,6 +10,7 @@ from memsheet.diagnose.figures import OUTSIDE_LEAST
 from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
+from memsheet.diagnose.messages.colocated import place_of_share
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
 from memsheet.diagnose.survived import goes_on
 
@@ -45,7 +46,7 @@ def _wake_up(_: Message, log: Log) -> Judgement:
              why="what the trainer keeps without tensors is what the server lacks"),
         Cure(change="wake the weights first and the cache after the trainer's are off the card", helps=MAYBE,
              where='wake_up(tags=["weights"])'),
-        Cure(change=LOWER_FRACTION, helps=MAYBE, where="gpu_memory_utilization (mem_fraction_static)"),
+        Cure(change=LOWER_FRACTION, helps=MAYBE, where=place_of_share(log.text, "gpu_memory_utilization (mem_fraction_static)")),
     )  # fmt: skip
     return Judgement(
         causes=(Cause.WAKE_UP_RACE,), cures=cures,

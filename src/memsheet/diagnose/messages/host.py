@@ -143,6 +143,11 @@ def _short_system(message: Message, _: Log) -> Judgement:
     )
 
 
+LISTED_BY_RAY = "SIGKILLbyOOMkillerduetohighmemoryusage"
+RAY_LISTS = (
+    "Ray says that a worker died and lists what may have ended it, the host's memory among others, whatever it was: "
+    "the worker's own log and `dmesg` on its node tell"
+)  # fmt: skip
 # A launcher that ends the other ranks itself says so ("forcefully exiting via", "closing signal": torch's
 # elastic/multiprocessing/api.py), and Ray lists what may have ended a worker ("The process is killed by
 # SIGKILL by OOM killer"), whatever did.

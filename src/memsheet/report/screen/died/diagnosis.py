@@ -29,7 +29,7 @@ TITLES = {
     Cause.NOT_GPU_MEMORY: "not the GPU's memory: the host's, or another limit",
     Cause.LEAK: "a leak: what is held grows with every step",
     Cause.REGIME_CHANGE: "a step that is another one than those before",
-    Cause.ENGINE_OVERCOMMIT: "a server that took too much for its cache",
+    Cause.ENGINE_OVERCOMMIT: "a server whose share of the card is too large",
     Cause.ENGINE_UNDERPROVISION: "a server whose share is too small",
     Cause.WAKE_UP_RACE: "a wake-up while somebody else holds the card",
     Cause.FOLLOW_UP_ERROR: "an earlier error: this is its echo, no shortage",
