@@ -22,6 +22,7 @@ TRAINERS: dict[str, dict[str, str]] = {
     "accelerate": {"batch": "per_device_train_batch_size", "recompute": "fsdp_activation_checkpointing: true", "loss": ""},
     "verl": {"batch": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)", "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing=True", "loss": "actor_rollout_ref.model.use_fused_kernels=True", "tokens": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu, and actor_rollout_ref.actor.ppo_max_token_len_per_gpu"},
     "torchtitan trainer": {"batch": "--training.local_batch_size", "recompute": "--activation_checkpoint.mode full", "loss": ""},
+    "Lightning": {"batch": "batch_size of train_dataloader()", "recompute": "torch.utils.checkpoint", "loss": ""},
     "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
 }  # fmt: skip
 """Where each program is told of a change."""
@@ -86,8 +87,34 @@ OF_TASK: dict[str, tuple[Cure, ...]] = {
 """By what runs that is no training."""
 EVALUATION_BATCH = {
     "TRL": "per_device_eval_batch_size", "Trainer": "per_device_eval_batch_size", "LLaMA-Factory": "per_device_eval_batch_size:",
-    "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:",
+    "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:", "Lightning": "batch_size of val_dataloader()",
 }  # fmt: skip
+GATHERS = ("TRL", "Trainer", "LLaMA-Factory", "unsloth", "axolotl")
+"""Programs whose evaluation puts the predictions of all samples together."""
+ONE_BY_ONE = Cure(
+    change="an optimizer whose step is one kernel, or goes weight by weight", helps=MAYBE, where="fused=True (or foreach=False)",
+    why="the tensor asked for is not made then",
+)  # fmt: skip
+STEPS = {
+    **dict.fromkeys(("TRL", "Trainer", "unsloth"), 'optim="adamw_torch_fused"'), "axolotl": "optimizer: adamw_torch_fused", "LLaMA-Factory": "optim: adamw_torch_fused",
+}  # fmt: skip
+SMALLER_UNITS = Cure(
+    change="smaller units of weights gathered at a time", helps=MAYBE, where="fully_shard(layer) of every layer (or an auto_wrap_policy)"
+)  # fmt: skip
+UNITS = {
+    "accelerate": "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "DeepSpeed": '"stage3_prefetch_bucket_size", "stage3_max_live_parameters"',
+}  # fmt: skip
+OF_PROMPTS = {
+    "vLLM": (
+        Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-num-batched-tokens N", why="it is as long as the pieces of a prompt"),
+        Cure(change="no log-probabilities of prompts", helps=MAYBE, where="prompt_logprobs=None", why="the tensor asked for is not made then"),
+    ),
+    "SGLang": (
+        Cure(change="shorter pieces of a prompt", helps=MAYBE, where="--chunked-prefill-size N", why="it is as long as the pieces of a prompt"),
+        Cure(change="no log-probabilities of prompts", helps=MAYBE, where="logprob_start_len=-1", why="the tensor asked for is not made then"),
+    ),
+}  # fmt: skip
+"""Of a server that was asked for log-probabilities of a prompt."""
 SMALL_STATES, SPREAD_STATES = (
     "an optimizer with smaller states",
     "states over more GPUs (ZeRO, FSDP), or on the host",

@@ -10,21 +10,27 @@ from dataclasses import replace
 from memsheet.diagnose.cure_tables import (
     EVALUATION_BATCH,
     FUSED_LOSS,
+    GATHERS,
     KEEP_NOTHING,
     OF_COMPONENT,
     OF_PHASE,
+    OF_PROMPTS,
     OF_TASK,
+    ONE_BY_ONE,
     PROFILED,
     RECOMPUTE,
     RUNNERS,
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
+    SMALLER_UNITS,
     SPREAD_STATES,
     STATED_SHARDS,
     STATES,
+    STEPS,
     SUM_NUMBERS,
     TRAINERS,
+    UNITS,
 )
 from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
 from memsheet.diagnose.interval import (
@@ -38,10 +44,13 @@ from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, plac
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
 from memsheet.diagnose.signs import (
     EVALUATION,
+    GATHER,
     GATHERED,
     LOADING,
     PICTURES,
+    PROMPT_PROBS,
     SERVING,
+    STEP_SIZES,
     Signs,
 )
 
@@ -275,7 +284,9 @@ def _in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cu
         change=f"a share of the card that is smaller by 0.{max(1, hundredths):02d} or more" if hundredths < 100 else "a smaller share of the card",
         helps=MAYBE, saves_bytes=lacking.high, where=share, why=f"{at_most_words(lacking)} are short beside the cache",
     )  # fmt: skip
-    if term is not None and term.path == "sampler" and (count := _first_axis(term)):
+    if signs.frame is PROMPT_PROBS:
+        yield from OF_PROMPTS.get(signs.program, ())
+    elif term is not None and term.path == "sampler" and (count := _first_axis(term)):
         yield Cure(
             change=f"half as many requests at once: {count // 2}",
             helps=MAYBE,
@@ -296,9 +307,9 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
             saves_bytes=half.high if _grows_with_batch(term) else None,
             why=f"a request of its forward is then {size_words(half)}" if _grows_with_batch(term) else "",
         )  # fmt: skip
-        if signs.program in EVALUATION_BATCH:
+        if signs.program in GATHERS:
             yield OF_TASK[GATHERED][0]
-        else:
+        elif signs.program not in EVALUATION_BATCH:
             yield Cure(change="no gradients in the evaluation", helps=MAYBE, where="torch.no_grad()")
     elif signs.task == LOADING:
         few, spread, batch = OF_PHASE["load"]
@@ -348,11 +359,17 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
     if found := OF_PHASE.get(signs.phase):
         yield from found
         return
-    if term is not None and (found := OF_COMPONENT.get(term.component)):
+    in_step = signs.frame is STEP_SIZES
+    if in_step:
+        yield replace(ONE_BY_ONE, where=STEPS.get(signs.trainer, ONE_BY_ONE.where))
+    component = "optimizer_states" if in_step else term.component if term else ""
+    if found := OF_COMPONENT.get(component):
         own = STATES.get(signs.trainer, {})
         stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
         yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in found)
         return
+    if signs.frame is GATHER:
+        yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
     half = figures.asked.times(1, 2)
@@ -401,6 +418,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         if not served or term is None or term.component == "saved_activations":
             yield Cure(
                 change=RECOMPUTE,
-                helps=MAYBE,
+                helps=NO if signs.recomputes else MAYBE,
                 where=lines.get("recompute", "torch.utils.checkpoint"),
+                why="it is on already" if signs.recomputes else "",
             )

@@ -38,6 +38,8 @@ POWERS = frozenset(2**power for power in range(7, 21))
 """Counts of tokens that are common."""
 _SPLIT, _SHARES = "vocab_parallel", (1, 2, 4, 8)
 """How functions are called whose logits lie over ranks (megatron/core/tensor_parallel/cross_entropy.py)."""
+_PAIRS = re.compile(r"concatenated_forward|\b(?:[Dd]po|DPO)(?:_|\b|Trainer|Config)|\brewards?/chosen")
+"""What a trainer of preferences prints."""
 _DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
 """Bits in which weights are loaded, where a text says it."""
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters")
@@ -99,9 +101,22 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     if not best or rank is None:
         return None
     if rank[0] < OF_SHEET:
-        return _with_equals(best[0], found.values(), rank) if len(best) == 1 else None
+        return _with_equals(best[0], found.values(), rank) if len(best) == 1 else _either_of(best, rank)
     products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
     return _term_of_sheet(best, products[0] if len(products) == 1 and rank[1] == 2 else None)
+
+
+def _either_of(best: list[Term], rank: tuple[int, int]) -> Term | None:
+    """Two products of what the text names, which differ in width, as one term that is not exact."""
+    first, *others = best
+    if (
+        rank[0] < BOTH_KNOWN
+        or len(others) != 1
+        or (others[0].component, others[0].path) != (first.component, first.path)
+    ):
+        return None
+    shape = others[0].shape
+    return replace(first, shape=f"{first.shape} or {shape}", exact=False, words=f"{first.words}, or {shape}")
 
 
 def _with_equals(best: Term, every: Iterable[Candidate], rank: tuple[int, int]) -> Term:
@@ -199,17 +214,20 @@ def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes, text: str
             )
     at_loss = frame is None or frame.component in (LOGITS.component, "saved_activations")
     if at_loss and frame is not SCORES:
-        yield from _logits_terms(asked, frame, axes, shares=_SHARES if _SPLIT in text else (1,))
+        yield from _logits_terms(
+            asked, frame, axes, shares=_SHARES if _SPLIT in text else (1,), pairs=bool(_PAIRS.search(text))
+        )
     if frame is None or frame is SCORES or frame.component != LOGITS.component:
         yield from _scores_terms(asked, axes)
 
 
 def _logits_terms(
-    asked: Interval, frame: Frame | None, axes: Axes, *, shares: tuple[int, ...]
+    asked: Interval, frame: Frame | None, axes: Axes, *, shares: tuple[int, ...], pairs: bool
 ) -> Iterator[Candidate]:
     """Tokens × vocabulary: of lengths and vocabularies that are named, of one of them and a power of two, and
     where the loss asked and a vocabulary is named, of as many tokens as the size says. ``shares``: over how
-    many ranks the vocabulary may lie; where that is not known, tokens have to be named.
+    many ranks the vocabulary may lie; where that is not known, tokens have to be named; ``pairs``: whether a
+    row may be two, one that is preferred and one that is not.
     """
     if len(shares) > 1:
         yield from _split_logits_terms(asked, axes, shares)
@@ -219,6 +237,7 @@ def _logits_terms(
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler")
     unnamed = [each for each in VOCABULARIES if each not in named]
     tokens = {n * batch for n in axes.tokens for batch in (1, *axes.batches)}
+    tokens |= {2 * count for count in tokens} if pairs else set()
     common = set() if _fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss and _fits_by_chance(asked, len(unnamed) * max(1, len(tokens))):
         unnamed = []

@@ -230,10 +230,14 @@ def _says_phase(of: Figures, signs: Signs) -> str:
 
 def _says_changed(of: Figures, signs: Signs) -> str:
     name, number = signs.changed_at or ("", 0)
+    thaws = "freez" in name.lower() or "frozen" in name.lower()
+    told = (
+        "more is trained, so that more is kept for backward" if thaws
+        else "a step is another one than those that fitted"
+    )  # fmt: skip
     return (
-        f"{name} is {number:,} and the run died in the step behind it: from there on more is trained, so "
-        f"that "
-        f"more is kept for backward; {size_words(of.asked)} were asked for"
+        f"{name} is {number:,} and the run died in the step behind it: from there on {told}; "
+        f"{size_words(of.asked)} were asked for"
     )
 
 

@@ -33,6 +33,13 @@ BACKWARD = Frame("temporaries", "backward", "gradients of activations on their w
 WEIGHTS = Frame("parameters", "model", "the model's weights as they are loaded", "load")
 SERVED = Frame("temporaries", "sampler", "the sampler, [sequences, vocabulary]", "run")
 RECOMPUTED = Frame("saved_activations", "model", "activations of a layer that is run again in backward")
+PROMPT_PROBS = Frame(
+    "temporaries", "prompt_logprobs", "log-probabilities of a prompt, tokens × vocabulary wide", "run"
+)
+STEP_SIZES = Frame(
+    "temporaries", "optimizer/step", "what the optimizer's step makes for many weights at once"
+)
+_HEAD = Frame("temporaries", "loss", "the logits, tokens × vocabulary wide")
 _GRAPHS = Frame("cuda_graphs", "model", "the capture of CUDA graphs", "graphs")
 _CACHE = Frame("kv_cache", "model", "the KV cache", "cache")
 _STEP = Frame("saved_activations", "model", "a step of the running server", "run")
@@ -63,7 +70,8 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
     **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
                      "all_gather_coalesced", "_pre_forward_unshard", "fetch_sub_module"), GATHER),
-    **dict.fromkeys(("_init_group", "_multi_tensor_adam", "_multi_tensor_adamw", "_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
+    **dict.fromkeys(("_multi_tensor_adam", "_multi_tensor_adamw", "_multi_tensor_sgd", "_multi_tensor_adagrad", "_multi_tensor_adafactor"), STEP_SIZES),
+    **dict.fromkeys(("_init_group", "_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
                      "initialize_optimizer_states", "_single_tensor_adamw", "lomo_update"), STATES),
     **dict.fromkeys(("backward", "_engine_run_backward", "run_backward"), BACKWARD),
     **dict.fromkeys(("recompute_fn", "unpack_hook", "_checkpoint_without_reentrant_generator"), RECOMPUTED),
@@ -71,6 +79,9 @@ FRAMES: dict[str, Frame] = {
                      "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module"), WEIGHTS),
     **dict.fromkeys(("apply_top_k_top_p", "top_k_mask_logits", "top_p_sampling", "random_sample", "_sample", "sample", "apply_penalties", "gather_logprobs",
                      "compute_logits", "topk_topp_sampler", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
+    **dict.fromkeys(("_get_prompt_logprobs_dict", "sampler.compute_logprobs", "logits_processor.process_input_logprobs",
+                     "logits_processor.compute_temp_top_p_normalized_logprobs"), PROMPT_PROBS),
+    "lm_head": _HEAD,
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), _STEP),
@@ -137,7 +148,7 @@ _WRITES = re.compile(
 _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
 _CALL = re.compile(
     r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal"
-    r"|event_loop_overlap)\b"
+    r"|event_loop_overlap|lm_head(?=\())\b"
 )
 FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
 """Lines around a message that its traceback stands in; and between its last frame and the message."""
@@ -163,6 +174,12 @@ _CHANGE_AT = re.compile(
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?(\d{1,12})\b",
     re.IGNORECASE,
 )
+_RECOMPUTES = re.compile(
+    r"gradient_checkpointing[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:True|true|unsloth)\b|--gradient_checkpointing(?!\s+[Ff]alse)(?![\w=])"
+    r"|recompute-granularity\s+full\b|activation_checkpoint\.mode[= ][\"']?full\b|disable_gradient_checkpointing: false"
+    r"|\bfsdp_activation_checkpointing: true|in recompute_fn\b|\brecompute_fn\(\*|in unpack_hook\b|\bCheckpointFunction\b"
+)  # fmt: skip
+"""What says that activations are made again in backward: a setting, or a traceback that does it."""
 _EXPANDABLE = re.compile(
     r"(?<!setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF[\"']?\]?\s{0,3}[=:]\s{0,3}[\"']?[\w:,.]{0,100}"
     r"expandable_segments:True"
@@ -188,6 +205,8 @@ class Signs:
     """The first program of the log that is no server."""
     windows: bool = False
     expandable: bool = False
+    recomputes: bool = False
+    """Whether activations are made again in backward already."""
     sums_losses: bool = False
     changed_at: tuple[str, int] | None = None
     growth: tuple[Interval, ...] = ()
@@ -223,6 +242,7 @@ PROGRAMS = (
     ("DeepSpeed", ("/deepspeed/runtime/", "deepspeed --")),
     ("torchtitan trainer", ("torchtitan/",)),
     ("fairseq", ("fairseq",)),
+    ("Lightning", ("lightning/pytorch/", "pytorch_lightning/")),
     ("Trainer", ("transformers/trainer.py", "TrainingArguments", "accelerate launch")),
     ("accelerate", ("distributed_type: FSDP", "fsdp_activation_checkpointing")),
     ("ComfyUI", ("ComfyUI", "comfy/ldm", "comfy/samplers")),
@@ -253,7 +273,7 @@ def read_signs(log: Log, line: int) -> Signs:
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
-        expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
+        expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
         changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=text,
     )  # fmt: skip
@@ -398,5 +418,5 @@ PHASE_CAUSES: dict[str, Cause] = {
 """Phases that say more than the bytes. Those of a server count in a server's log alone."""
 OF_SERVERS = ("run", "graphs", "cache")
 SERVERS = ("vLLM", "SGLang")
-OF_RUNNING = (WEIGHTS, SERVED, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
+OF_RUNNING = (WEIGHTS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
 """What a server's functions allocate for."""

@@ -13,13 +13,14 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import MAYBE, Cure
 
 _MARKS = re.compile(
-    r"\bactor_rollout_ref\b|\bvllm_mode[\"']?\s{0,3}[=:]\s{0,3}[\"']?colocate|\bcolocate_all_models\b|Sleep mode freed|CuMemAllocator: sleep"
+    r"\bactor_rollout_ref\b|\bWorkerDict\b|/verl/workers/|\bvllm_mode[\"']?\s{0,3}[=:]\s{0,3}[\"']?colocate|\bcolocate_all_models\b|Sleep mode freed|CuMemAllocator: sleep"
     r"|\b(?:enable_sleep_mode|free_cache_engine)[\"']?\s{0,3}[=:]\s{0,3}True|torch_memory_saver"
     r"|/trl/trainer/\w{1,40}\.py\"?, line \d{1,9}, in __init__\s{1,20}self\.llm\b"
 )  # fmt: skip
 SHARE, SLEEP = "gpu_memory_utilization", "enable_sleep_mode=True"
 PLACES = (
-    ("actor_rollout_ref", "actor_rollout_ref.rollout.gpu_memory_utilization", "actor_rollout_ref.rollout.free_cache_engine=True"),
+    *((mark, "actor_rollout_ref.rollout.gpu_memory_utilization", "actor_rollout_ref.rollout.free_cache_engine=True")
+      for mark in ("actor_rollout_ref", "WorkerDict", "/verl/workers/")),
     ("/trl/", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode=True"),
     ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode=True"),
     ("colocate_all_models", "--vllm_gpu_memory_utilization", "--vllm_enable_sleep"),

@@ -19,6 +19,7 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 from memsheet.diagnose.messages.jax import judge_pool, pool_figures
 
 SIGNS = (
+    b"No executable batch size found",
     b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)",
     b"GPU memory (", b"Out of memory allocating", b"out of memory to allocate",
 )  # fmt: skip
@@ -132,6 +133,16 @@ def _refused_place(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _refused_all_batches(_: Message, __: Log) -> Judgement:
+    """Of huggingface/accelerate at 02e2ed56, src/accelerate/utils/memory.py: find_executable_batch_size."""
+    return undecided_need(
+        "every size of batch was refused memory, down to one row",
+        Cure(change="recompute activations in backward", helps=MAYBE, where="gradient_checkpointing=True"),
+        Cure(change="weights in fewer bits, adapters alone, or states over more GPUs", helps=MAYBE),
+        Cure(change="a smaller batch", helps=NO, why="one row was tried, too"),
+    )  # fmt: skip
+
+
 _BYTES = {"asked": "bytes", "allocated": "bytes", "allowed": "bytes"}
 _COMMAS = r"\d[\d,]{0,30}"
 FORMS = (
@@ -142,6 +153,7 @@ FORMS = (
     Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),
     Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
     Form("accelerate", re.compile(r"ValueError:SomemodulesaredispatchedontheCPUorthedisk"), _refused_place),
+    Form("accelerate", re.compile(r"Noexecutablebatchsizefound,reachedzero"), _refused_all_batches),
     Form("CuPy", re.compile(rf"Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
     Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<asked>{_COMMAS})bytes(?:\(total(?P<allocated>{_COMMAS})bytes)?"), _refused_pool, _BYTES),
 )  # fmt: skip

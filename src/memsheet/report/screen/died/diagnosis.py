@@ -104,7 +104,7 @@ def _term_words(found: Diagnosis) -> tuple[str, ...]:
         return (f"{size_words(asked)} asked for = {words}",)
     if found.held is not None and asked is not None and term.path == term.words:
         return (f"{size_words(asked)} asked for at {words}",)
-    return (words, "by what ran, not by the size")
+    return (words,) if " bytes" in words else (words, "by what ran, not by the size")
 
 
 def _sheet_words(answer: Answer, look: Look, *, died: bool) -> tuple[str, ...]:
