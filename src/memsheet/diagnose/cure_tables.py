@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.message import MAYBE, NO, Cure
-from memsheet.diagnose.signs import GATHERED, GENERATION, INFERENCE, MERGING, PICTURES
+from memsheet.diagnose.signs import GATHERED, GENERATION, INFERENCE, MERGING, PICTURES, QUANTIZING
 
 RECOMPUTE = "recompute activations in backward"
 FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
@@ -70,6 +70,11 @@ OF_TASK: dict[str, tuple[Cure, ...]] = {
         Cure(change="an adapter merged on the host", helps=MAYBE, where='from_pretrained(…, device_map="cpu")'),
         Cure(change="a larger card, or weights over more of them", helps=MAYBE, where='device_map="auto"'),
         Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch, and none runs"),
+    ),
+    QUANTIZING: (
+        Cure(change="fewer or shorter samples at once", helps=MAYBE, where="batch_size=1, and a shorter length of the samples"),
+        Cure(change="samples and weights on the host between their turns", helps=MAYBE),
+        Cure(change="recompute activations in backward", helps=NO, why="there is no backward while weights are quantized"),
     ),
     PICTURES: (
         Cure(change="parts of the model on the host between their turns", helps=MAYBE, where="pipe.enable_model_cpu_offload()"),
@@ -152,13 +157,29 @@ OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
 SUM_NUMBERS = Cure(
     change="sum numbers, not tensors", helps=MAYBE, where="total_loss += loss.item()", why="the graph of each step is then let go"
 )  # fmt: skip
+KEEP_NUMBERS = Cure(
+    change="keep numbers, not tensors", helps=MAYBE, where="losses.append(loss.item())", why="the graph of each step is then let go"
+)  # fmt: skip
 KEEP_NOTHING = Cure(
     change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
 )  # fmt: skip
-SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
-SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N"}
+TGI = "text-generation-inference"
+SERVER_SHARE = {
+    "vLLM": "--gpu-memory-utilization",
+    "SGLang": "--mem-fraction-static",
+    TGI: "--cuda-memory-fraction",
+}
+SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N", TGI: "--num-shard N"}
 RUNNERS = {
     ("vLLM", "fewer tokens in one pass"): "--max-num-batched-tokens",
+    (TGI, "fewer tokens in one pass"): "--max-batch-prefill-tokens",
+    (
+        "stable-diffusion-webui",
+        "parts of the model on the host between their turns",
+    ): "--medvram (or --lowvram)",
+    ("stable-diffusion-webui", "pictures decoded in tiles"): "Tiled VAE",
+    ("InvokeAI", "parts of the model on the host between their turns"): "enable_partial_loading: true",
+    ("InvokeAI", "pictures decoded in tiles"): "force_tiled_decode: true",
     (
         "vLLM",
         "smaller or fewer pictures in a request, where the model takes them",
@@ -167,4 +188,8 @@ RUNNERS = {
     ("ComfyUI", "pictures decoded in tiles"): "VAE Decode (Tiled)",
 }
 """Where programs that run without training are told of a change."""
-SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
+SERVER_REQUESTS = {
+    "vLLM": "--max-num-seqs",
+    "SGLang": "--max-running-requests",
+    TGI: "--max-concurrent-requests",
+}

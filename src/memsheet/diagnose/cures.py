@@ -12,6 +12,7 @@ from memsheet.diagnose.cure_tables import (
     FUSED_LOSS,
     GATHERS,
     KEEP_NOTHING,
+    KEEP_NUMBERS,
     OF_COMPONENT,
     OF_PHASE,
     OF_PROMPTS,
@@ -147,7 +148,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield from _in_server(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.LEAK:
-            yield SUM_NUMBERS if signs.sums_losses else KEEP_NOTHING
+            yield SUM_NUMBERS if signs.sums_losses else KEEP_NUMBERS if signs.keeps_losses else KEEP_NOTHING
             yield _expandable_by_sum(figures, signs, who)
             yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
@@ -356,17 +357,18 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
     if signs.task:
         yield from _without_training(figures, signs, term)
         return
-    if found := OF_PHASE.get(signs.phase):
+    phase = signs.phase or (signs.frame.phase if signs.frame else "")
+    if found := OF_PHASE.get(signs.phase) or (OF_PHASE[phase] if phase in ("save", "restore") else ()):
         yield from found
         return
     in_step = signs.frame is STEP_SIZES
     if in_step:
         yield replace(ONE_BY_ONE, where=STEPS.get(signs.trainer, ONE_BY_ONE.where))
     component = "optimizer_states" if in_step else term.component if term else ""
-    if found := OF_COMPONENT.get(component):
+    if states := OF_COMPONENT.get(component):
         own = STATES.get(signs.trainer, {})
         stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
-        yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in found)
+        yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in states)
         return
     if signs.frame is GATHER:
         yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))

@@ -49,8 +49,8 @@ _VOCAB = re.compile(
     re.IGNORECASE,
 )
 _LENGTH = re.compile(
-    r"\b(?:max_?seq_?len(?:gth)?|max_?length|seq_?len(?:gth)?|sequence_?len(?:gth)?|cutoff_?len|"
-    r"max_?model_?len|context_?length|"
+    r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
+    r"|cutoff_?len|max_?model_?len|context[_ ]?length|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
@@ -58,8 +58,8 @@ _LENGTH = re.compile(
     re.IGNORECASE,
 )
 _BATCH = re.compile(
-    r"\b(?:per_device_train_batch_size|micro_?batch_?size|train_batch_size|batch_?size|max_sentences|"
-    r"bsz|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch[_ ]?size"
+    r"|train_batch_size|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
 _HEADS = re.compile(

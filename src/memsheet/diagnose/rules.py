@@ -330,8 +330,10 @@ def _says_lacking(of: Figures, _: Signs) -> str:
 
 def _memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
-    if signs.sums_losses or signs.growth:
+    if signs.sums_losses or signs.keeps_losses:
         return True
+    if signs.growth:
+        return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
     return bool(signs.reserved_growth) and not _may_be_pieces(of, signs.reserved_growth)
 
 
@@ -348,9 +350,9 @@ def _says_leak(of: Figures, signs: Signs) -> str:
             f"no room"
         )
     return (
-        "losses are summed as tensors, which keeps every step's graph alive: memory grows with each step "
-        "until "
-        f"one request ({size_words(of.asked)}) has no room"
+        f"losses are {'summed' if signs.sums_losses else 'kept'} as tensors, which keeps every step's graph "
+        "alive: "
+        f"memory grows with each step until one request ({size_words(of.asked)}) has no room"
     )
 
 

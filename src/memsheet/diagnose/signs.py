@@ -59,13 +59,15 @@ _WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its fe
 _WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
 _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, written out in full")
 
+_TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2seq_lm", "idefics_causal_lm")
+"""text-generation-inference's files of models (server/text_generation_server/models)."""
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "calculate_logits_max", "calculate_predicted_logits",
                      "calculate_cross_entropy_loss"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
                      "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
-                     "logprobs_from_logits_v2", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
+                     "logprobs_from_logits_v2", "log_probs_from_logits", "get_logps", "_get_logps", "_compute_logps", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
     **dict.fromkeys(("baddbmm", "eager_attention_forward", "attention_scores", "core_attention_unfused"), SCORES),
     **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
     **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
@@ -84,6 +86,8 @@ FRAMES: dict[str, Frame] = {
     "lm_head": _HEAD,
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
+    **dict.fromkeys((f"{name}.generate_token" for name in _TGI_MODELS), _STEP),
+    **dict.fromkeys((f"{name}.warmup" for name in _TGI_MODELS), _PROFILE),
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), _STEP),
     **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), _PROFILE),
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
@@ -101,7 +105,7 @@ FRAMES: dict[str, Frame] = {
 """By the name of a function in a traceback, behind its file's where that name alone says too little. Where
 several are known the innermost speaks, but a phase of the run is told by any.
 """
-EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES = (
+EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES, QUANTIZING = (
     "evaluation",
     "gathered",
     "generation",
@@ -110,15 +114,19 @@ EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES
     "serving",
     "merging",
     "pictures",
+    "quantizing",
 )
 """What runs that is no training: a pass without gradients, the predictions of all its samples put together,
-a model that writes, or only reads; a server that loads, and one that runs; an adapter merged; pictures made.
+a model that writes, or only reads; a server that loads, and one that runs; an adapter merged; pictures made;
+weights put into fewer bits by samples that are looked at.
 """
 TASKS: dict[str, str] = {
     **dict.fromkeys(("evaluate", "evaluation_loop", "prediction_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), EVALUATION),
     **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), GATHERED),
     **dict.fromkeys(("generate", "_greedy_search", "_beam_search", "_contrastive_search", "_assisted_decoding", "utils._sample"), GENERATION),
     **dict.fromkeys(("merge_and_unload", "_unload_and_optionally_merge", "merge_adapter", "get_delta_weight"), MERGING),
+    **dict.fromkeys(("gptq.add_batch", "gptq.fasterquant", "gptq.quantize", "awq.quantize", "quantizer.quantize_model", "quantizer.quantize",
+                     "entrypoints.oneshot", "oneshot.oneshot", "oneshot.apply_recipe_modifiers"), QUANTIZING),
     **dict.fromkeys(("SentenceTransformer.encode", "transcribe", "predict_step", "predict_loop"), INFERENCE),
     **dict.fromkeys(("pipelines.__call__", "common_ksampler", "execution.get_output_data"), PICTURES),
     **dict.fromkeys(("training_step", "backward", "_engine_run_backward", "run_backward"), ""),
@@ -158,6 +166,11 @@ _LEAK = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )  # fmt: skip
 """A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
+_KEPT_LOSS = re.compile(
+    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)\s*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""A list of losses over steps: of tensors where memory grows with it."""
 _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
@@ -208,6 +221,8 @@ class Signs:
     recomputes: bool = False
     """Whether activations are made again in backward already."""
     sums_losses: bool = False
+    keeps_losses: bool = False
+    """Whether a list of them is made while memory grows from step to step."""
     changed_at: tuple[str, int] | None = None
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
@@ -233,6 +248,7 @@ PROGRAMS = (
         ),
     ),
     ("SGLang", ("sglang/srt", "sglang.", "mem_fraction_static", "sglang serve", "Load weight begin.")),
+    ("text-generation-inference", ("text_generation_server", "text_generation_launcher")),
     ("verl", ("/verl/", "actor_rollout_ref", "verl.trainer")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
     ("axolotl", ("axolotl",)),
@@ -246,6 +262,11 @@ PROGRAMS = (
     ("Trainer", ("transformers/trainer.py", "TrainingArguments", "accelerate launch")),
     ("accelerate", ("distributed_type: FSDP", "fsdp_activation_checkpointing")),
     ("ComfyUI", ("ComfyUI", "comfy/ldm", "comfy/samplers")),
+    (
+        "stable-diffusion-webui",
+        ("stable-diffusion-webui", "webui-forge", "webui-user", "*** Error completing request"),
+    ),
+    ("InvokeAI", ("invokeai", "InvokeAI")),
     ("diffusers", ("diffusers/",)),
 )
 """Programs by what only their logs hold; the first that is found speaks."""
@@ -267,14 +288,18 @@ def read_signs(log: Log, line: int) -> Signs:
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
+    of_server = _task_of_server(log, line, window, names, named, programs)
+    if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
+        named = replace(named, phase=phase, frame=named.frame or (_GRAPHS if phase == "graphs" else None))
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
-        frame=named.frame, phase=named.phase, task=GATHERED if gathered else _task_of_server(log, line, window, names, named, programs) or named.task,
+        frame=named.frame, phase=named.phase, task=GATHERED if gathered else of_server or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
-        changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log),
+        keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
+        changed_at=_change_at_step(text), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=text,
     )  # fmt: skip
 
@@ -317,7 +342,7 @@ def _task_of_script(window: Sequence[str], programs: Sequence[str]) -> str:
     behind = (later for each, later in itertools.pairwise(window) if _FRAME.match(each))
     called = [found[1] for each in behind if (found := _WRITES.match(each))]
     draws = bool(programs) and (
-        programs[0] == "ComfyUI"
+        programs[0] in DRAWS
         or (programs[0] == "diffusers" and not any(_TRAINER.match(each) for each in window))
     )
     return TASKS[called[-1]] if called else PICTURES if draws else ""
@@ -339,7 +364,7 @@ def _task_of_server(
     """What a server does, where the message is a server's: its functions stand in the traceback, or none
     stand there and no trainer has a word in the log.
     """
-    own = any("/vllm/" in each or "/sglang/" in each for each in window) if names else len(programs) == 1
+    own = any(part in each for each in window for part in _OF_SERVER_CODE) if names else len(programs) == 1
     told = named.frame in OF_RUNNING or (named.frame is None and own)
     trains = any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(
         _VERL.search(log.text)
@@ -350,6 +375,29 @@ def _task_of_server(
     begun = [found.end() for found in _LOADS.finditer(before)]
     loads = named.phase == "load" or (bool(begun) and not _LOADED.search(before, begun[-1]))
     return LOADING if loads and named.frame in (WEIGHTS, None) else SERVING
+
+
+_OF_SERVER_CODE = ("/vllm/", "/sglang/", "/text_generation_server/")
+_POOLED = re.compile(
+    r"Memory pool end|KV Cache is allocated|GPU KV cache size: \d|# (?:GPU|CUDA|cuda) blocks: [1-9]"
+)
+_CAPTURES = re.compile(
+    r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
+)
+_CAPTURED = re.compile(
+    r"Capture cuda graph end|Graph capturing finished|Application startup complete|fired up and ready"
+)
+
+
+def _phase_of_server(before: str, task: str) -> str:
+    """How far a server had come, by its own lines before a message, where no function of a traceback says it:
+    its cache takes its share before graphs are captured, and both before it serves.
+    """
+    pooled = list(_POOLED.finditer(before))
+    if task != SERVING or not pooled or _LOADS.search(before, pooled[-1].end()):
+        return ""
+    captures = list(_CAPTURES.finditer(before, pooled[-1].end()))
+    return "graphs" if captures and not _CAPTURED.search(before, captures[-1].end()) else "run"
 
 
 def _old_release(log: Log, line: int) -> str:
@@ -417,6 +465,8 @@ PHASE_CAUSES: dict[str, Cause] = {
 }  # fmt: skip
 """Phases that say more than the bytes. Those of a server count in a server's log alone."""
 OF_SERVERS = ("run", "graphs", "cache")
-SERVERS = ("vLLM", "SGLang")
+SERVERS = ("vLLM", "SGLang", "text-generation-inference")
+DRAWS = ("ComfyUI", "stable-diffusion-webui", "InvokeAI")
+"""Programs that make pictures, and train nothing."""
 OF_RUNNING = (WEIGHTS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
 """What a server's functions allocate for."""

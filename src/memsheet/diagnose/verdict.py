@@ -305,8 +305,9 @@ def _without_message(
                 f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
             ),
         )
-    if host.LISTED_BY_RAY in log.squeezed and not failed:
-        return replace(nothing, notes=(host.RAY_LISTS,))
+    deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
+    if deaths and not failed:
+        return replace(nothing, notes=deaths)
     if failed:
         because = (
             f"a table counts {_request_words(failed)} that failed; what was asked for and what was free "

@@ -143,11 +143,13 @@ def _short_system(message: Message, _: Log) -> Judgement:
     )
 
 
-LISTED_BY_RAY = "SIGKILLbyOOMkillerduetohighmemoryusage"
-RAY_LISTS = (
-    "Ray says that a worker died and lists what may have ended it, the host's memory among others, whatever it was: "
-    "the worker's own log and `dmesg` on its node tell"
+DEATHS = (
+    ("SIGKILLbyOOMkillerduetohighmemoryusage", "Ray says that a worker died and lists what may have ended it, the host's memory among it: the worker's log and `dmesg` on its node tell"),
+    ("subprocesseshasabruptlydiedduringmapoperation", "a process that prepared data died without a word: `dmesg` tells whether it was for the host's memory"),
+    ("excessivememoryusagecausingtheOperatingSystemtokilltheworker", "a worker process died, and what joblib lists is what may have ended it: `dmesg` tells"),
+    ("Aprocessintheprocesspoolwasterminatedabruptly", "a worker process died without a word: `dmesg` tells whether it was for the host's memory"),
 )  # fmt: skip
+"""What says that a process died, and not of what: of datasets (utils/py_utils.py), joblib's loky, Python."""
 # A launcher that ends the other ranks itself says so ("forcefully exiting via", "closing signal": torch's
 # elastic/multiprocessing/api.py), and Ray lists what may have ended a worker ("The process is killed by
 # SIGKILL by OOM killer"), whatever did.

@@ -147,7 +147,7 @@ _BYTES = {"asked": "bytes", "allocated": "bytes", "allowed": "bytes"}
 _COMMAS = r"\d[\d,]{0,30}"
 FORMS = (
     Form("TensorFlow", re.compile(r"OOMwhenallocatingtensorwithshape\[(?P<shape>[\d,]{0,120})\]andtype(?P<type>[a-z0-9]{1,12}?)on(?P<place>/\S{1,120}?)by"), _refused_tensor),
-    Form("TensorFlow", re.compile(r"errors_impl\.ResourceExhaustedError(?!:\S{0,20}?OOMwhenallocatingtensorwithshape)"), _refused_tensor),
+    Form("TensorFlow", re.compile(r"errors_impl\.ResourceExhaustedError(?!\S{0,4000}?OOMwhenallocatingtensorwithshape)"), _refused_tensor),
     Form("ONNX Runtime", re.compile(rf"Failedtoallocatememoryforrequestedbufferofsize(?P<asked>{NUMBER})"), _refused_arena, {"asked": "bytes"}),
     Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),
     Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),

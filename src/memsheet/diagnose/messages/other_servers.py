@@ -3,12 +3,14 @@
 The sentences are those of text-generation-inference (server/text_generation_server/models/flash_causal_lm.py,
 warmup), TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check; tensorrt_llm/_torch/pyexecutor/
 py_executor_creator.py, _ExecutorMemoryMonitor), LM Studio, ExLlamaV2 (exllamav2/model.py,
-load_autosplit_gen) and Triton (python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
+load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check) and Triton
+(python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
@@ -17,7 +19,7 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 from memsheet.diagnose.messages.stated import halved, smaller_share, stated_number, stated_share
 
 SIGNS = (
-    b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources",
+    b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][",
 )  # fmt: skip
 FRACTIONS = (
     "kv_cache_free_gpu_memory_fraction",
@@ -107,6 +109,13 @@ def _refused_by_guard(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _refused_turbomind(message: Message, log: Log) -> Judgement:
+    share = stated_share(log, message.line, "cache_max_entry_count")
+    return replace(
+        _refused_runtime(message, log), cures=smaller_share("--cache-max-entry-count", share, _OF_FREE)
+    )
+
+
 def _refused_split(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
@@ -146,6 +155,7 @@ OWN_FORMS = (
 FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("prefill", re.compile(r"Notenoughmemorytohandle(?P<count>\d{1,9})prefilltokens"), _refused_prefill),
+    Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,60}?outofmemory"), _refused_turbomind),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
     Form("kernel", re.compile(r"outofresource:(?P<what>[\w]{1,40}),Required:(?P<needed>\d{1,12}),Hardwarelimit:(?P<most>\d{1,12})"), _refused_kernel),

@@ -1,0 +1,160 @@
+"""Servers by how far they had come, programs that train nothing, and what a script's own lines show."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.diagnose.corpus import FULL_CARD, modern, traced
+
+from memsheet.diagnose.message import MAYBE, Cause
+from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
+
+
+def found_in(*lines: str) -> Diagnosis:
+    return diagnose_texts({"log": "\n".join(lines)})
+
+
+def offered(found: Diagnosis) -> str:
+    return "\n".join(f"{cure.change} | {cure.where}" for cure in found.cures if cure.helps == MAYBE)
+
+
+SGLANG = "[2026-05-01 12:00:00] Load weight begin. avail mem=78.60 GB\nLoad weight end. avail mem=20.00 GB"
+POOL = "Memory pool end. avail mem=1.02 GB"
+
+
+@pytest.mark.parametrize(
+    ("before", "cause"),
+    [
+        ((SGLANG,), Cause.REAL_NEED),
+        ((SGLANG, POOL), Cause.ENGINE_OVERCOMMIT),
+        ((SGLANG, POOL, "Capture cuda graph begin."), Cause.ENGINE_OVERCOMMIT),
+        ((SGLANG, POOL, "Load weight begin. avail mem=1.00 GB"), Cause.REAL_NEED),
+        (("vllm serve x", "Available KV cache memory: 2.97 GiB", "GPU KV cache size: 443,920 tokens"), Cause.ENGINE_OVERCOMMIT),
+        (("vllm serve x", "# GPU blocks: 1279, # CPU blocks: 2048"), Cause.ENGINE_OVERCOMMIT),
+    ],
+)  # fmt: skip
+def test_a_server_behind_its_cache_took_too_much_for_it(before: tuple[str, ...], cause: Cause) -> None:
+    assert found_in(*before, FULL_CARD).cause is cause
+
+
+def test_graphs_that_are_captured_are_named() -> None:
+    capturing = found_in(SGLANG, POOL, "Capture cuda graph begin.", FULL_CARD).term
+    assert capturing is not None
+    assert capturing.component == "cuda_graphs"
+    assert (
+        found_in(SGLANG, POOL, "Capture cuda graph begin.", "Capture cuda graph end.", FULL_CARD).term is None
+    )
+
+
+TGI = "text_generation_server/models/flash_causal_lm.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "told"),
+    [
+        ("generate_token", Cause.ENGINE_OVERCOMMIT, "--cuda-memory-fraction"),
+        ("warmup", Cause.REAL_NEED, "--max-batch-prefill-tokens"),
+    ],
+)
+def test_text_generation_inference_gets_its_own_cures(name: str, cause: Cause, told: str) -> None:
+    found = found_in(traced("Prefill", name, "forward", module=TGI), FULL_CARD)
+    assert (found.cause, told in offered(found), "recompute" in offered(found)) == (cause, True, False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ((traced("add_batch", module="auto_gptq/quantization/gptq.py"),), "batch_size=1"),
+        (("D:\\stable-diffusion-webui\\modules\\sd_samplers.py",), "--medvram"),
+        (("C:\\invokeai\\app\\nodes.py",), "enable_partial_loading"),
+        ((traced("load_state_dict", module="torch/optim/optimizer.py"),), 'map_location="cpu"'),
+    ],
+)
+def test_what_trains_nothing_gets_no_training_s_cures(lines: tuple[str, ...], told: str) -> None:
+    found = found_in(*lines, FULL_CARD)
+    assert found.cause is Cause.REAL_NEED
+    assert (told in offered(found), "micro-batch" in offered(found)) == (True, False)
+
+
+def test_log_probabilities_by_the_names_of_a_launcher_s_flags() -> None:
+    """16 × 2,048 × 151,936 × 4 bytes = 18.55 GiB."""
+    short = modern("18.55 GiB", "139.80 GiB", "9.90 GiB", "129.90 GiB", "124.90 GiB", "4.00 GiB")
+    flags = "--micro_train_batch_size 16 --max_len 2048 Qwen/Qwen3-8B"
+    term = found_in(flags, traced("forward", "log_probs_from_logits"), short).term
+    assert term is not None
+    assert (term.path, term.shape) == ("loss/log_probs", "[32768, 151936] fp32")
+
+
+def step_lines(words: str, *sizes: float) -> str:
+    return "\n".join(f"step {number} loss 2.1 {words} {size:.2f} GiB" for number, size in enumerate(sizes))
+
+
+GROWING, LEVEL = (20.0, 20.5, 21.0, 21.5, 22.0, 22.5), (20.0, 20.5, 20.5, 20.4, 20.5, 20.5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ((step_lines("allocated:", *GROWING),), Cause.LEAK),
+        ((step_lines("memory_allocated", *GROWING),), Cause.LEAK),
+        ((step_lines("max_allocated", *GROWING),), Cause.REAL_NEED),
+        ((step_lines("allocated:", *LEVEL),), Cause.REAL_NEED),
+        ((step_lines("max_mem:", *GROWING),), Cause.REAL_NEED),
+        ((step_lines("max_mem:", *GROWING), "    losses.append(loss)"), Cause.LEAK),
+        ((step_lines("max_mem:", *LEVEL), "    losses.append(loss)"), Cause.REAL_NEED),
+        ((step_lines("max_mem:", *GROWING), "    losses.append(loss.item())"), Cause.REAL_NEED),
+    ],
+)
+def test_what_a_script_s_own_lines_show_to_grow_is_a_leak(lines: tuple[str, ...], cause: Cause) -> None:
+    assert found_in(*lines, FULL_CARD).cause is cause
+
+
+def test_growth_that_is_less_than_what_is_missing_is_no_leak() -> None:
+    little = (20.0, 20.01, 20.02, 20.03, 20.04, 20.05)
+    assert found_in(step_lines("allocated:", *little), FULL_CARD).cause is not Cause.LEAK
+    since = [20 + step / 10 for step in range(60)]
+    assert found_in(step_lines("allocated:", *since), FULL_CARD).cause is Cause.LEAK
+
+
+@pytest.mark.parametrize(
+    ("said", "shape"),
+    [
+        ("Qwen2.5 7b, seq len 8192, batch size 4", "[32768, 152064] fp32"),
+        ("qwen 2.5 7B with max seq length 8192 and bs 4", "[32768, 152064] fp32"),
+        ("a model of mine, seq len 8192", ""),
+    ],
+)
+def test_a_model_as_people_write_of_it(said: str, shape: str) -> None:
+    """4 × 8,192 × 152,064 × 4 bytes = 18.56 GiB."""
+    term = found_in(
+        said, modern("18.56 GiB", "79.10 GiB", "15.76 GiB", "63.34 GiB", "61.61 GiB", "1.02 GiB")
+    ).term
+    assert (term.shape if term else "") == shape
+
+
+def test_a_tensor_is_named_wherever_its_graph_is() -> None:
+    text = (
+        "errors_impl.ResourceExhaustedError: Graph execution error:\n\nDetected at node x\n"
+        "OOM when allocating tensor with shape[32768,50257] and type float on /job:localhost/device:GPU:0 by allocator"
+    )  # fmt: skip
+    term = found_in(text).term
+    assert term is not None
+    assert term.shape == "[32768, 50257] float"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: One of the subprocesses has abruptly died during map operation.",
+        "This could be caused by an excessive memory usage causing the Operating System to kill the worker.",
+        "BrokenProcessPool: A process in the process pool was terminated abruptly while the future was",
+    ],
+)
+def test_a_process_that_died_without_a_word_is_told_and_judged_by_nothing(text: str) -> None:
+    found = found_in(text)
+    assert (found.found, "dmesg" in found.notes[0]) == (False, True)
+    assert found_in(text, "Out of memory: Killed process 7 (python3)").cause is Cause.NOT_GPU_MEMORY
+
+
+def test_turbomind_names_its_share() -> None:
+    text = "cache_max_entry_count=0.8\n[TM][ERROR] CUDA runtime error: out of memory /x/allocator.h:246"
+    assert "--cache-max-entry-count 0.75" in offered(found_in(text))
