@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.message import MAYBE, NO, Cure
-from memsheet.diagnose.signs import GATHERED, GENERATION, INFERENCE, MERGING, PICTURES, QUANTIZING
+from memsheet.diagnose.signs import EXPERIENCE, GATHERED, GENERATION, INFERENCE, MERGING, PICTURES, QUANTIZING
 
 RECOMPUTE = "recompute activations in backward"
 FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
@@ -22,6 +22,7 @@ TRAINERS: dict[str, dict[str, str]] = {
     "accelerate": {"batch": "per_device_train_batch_size", "recompute": "fsdp_activation_checkpointing: true", "loss": ""},
     "verl": {"batch": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)", "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing=True", "loss": "actor_rollout_ref.model.use_fused_kernels=True", "tokens": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu, and actor_rollout_ref.actor.ppo_max_token_len_per_gpu"},
     "torchtitan trainer": {"batch": "--training.local_batch_size", "recompute": "--activation_checkpoint.mode full", "loss": ""},
+    "OpenRLHF": {"batch": "--micro_train_batch_size (since 0.10 --train.micro_batch_size)", "recompute": "--gradient_checkpointing (since 0.10 --actor.gradient_checkpointing_enable)", "loss": ""},
     "Lightning": {"batch": "batch_size of train_dataloader()", "recompute": "torch.utils.checkpoint", "loss": ""},
     "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
 }  # fmt: skip
@@ -70,6 +71,11 @@ OF_TASK: dict[str, tuple[Cure, ...]] = {
         Cure(change="an adapter merged on the host", helps=MAYBE, where='from_pretrained(…, device_map="cpu")'),
         Cure(change="a larger card, or weights over more of them", helps=MAYBE, where='device_map="auto"'),
         Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch, and none runs"),
+    ),
+    EXPERIENCE: (
+        Cure(change="fewer sequences read at once", helps=MAYBE),
+        Cure(change="another model's states off the card meanwhile, or on cards of its own", helps=MAYBE),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while experience is made"),
     ),
     QUANTIZING: (
         Cure(change="fewer or shorter samples at once", helps=MAYBE, where="batch_size=1, and a shorter length of the samples"),
@@ -171,6 +177,10 @@ SERVER_SHARE = {
 }
 SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N", TGI: "--num-shard N"}
 RUNNERS = {
+    (
+        "OpenRLHF",
+        "fewer sequences read at once",
+    ): "--micro_rollout_batch_size (since 0.10 --rollout.micro_batch_size)",
     ("vLLM", "fewer tokens in one pass"): "--max-num-batched-tokens",
     (TGI, "fewer tokens in one pass"): "--max-batch-prefill-tokens",
     (

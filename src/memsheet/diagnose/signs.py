@@ -105,7 +105,7 @@ FRAMES: dict[str, Frame] = {
 """By the name of a function in a traceback, behind its file's where that name alone says too little. Where
 several are known the innermost speaks, but a phase of the run is told by any.
 """
-EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES, QUANTIZING = (
+EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES, QUANTIZING, EXPERIENCE = (
     "evaluation",
     "gathered",
     "generation",
@@ -115,10 +115,11 @@ EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES
     "merging",
     "pictures",
     "quantizing",
+    "experience",
 )
 """What runs that is no training: a pass without gradients, the predictions of all its samples put together,
 a model that writes, or only reads; a server that loads, and one that runs; an adapter merged; pictures made;
-weights put into fewer bits by samples that are looked at.
+weights put into fewer bits by samples that are looked at; what was written is read by the models of a job.
 """
 TASKS: dict[str, str] = {
     **dict.fromkeys(("evaluate", "evaluation_loop", "prediction_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), EVALUATION),
@@ -127,6 +128,7 @@ TASKS: dict[str, str] = {
     **dict.fromkeys(("merge_and_unload", "_unload_and_optionally_merge", "merge_adapter", "get_delta_weight"), MERGING),
     **dict.fromkeys(("gptq.add_batch", "gptq.fasterquant", "gptq.quantize", "awq.quantize", "quantizer.quantize_model", "quantizer.quantize",
                      "entrypoints.oneshot", "oneshot.oneshot", "oneshot.apply_recipe_modifiers"), QUANTIZING),
+    **dict.fromkeys(("make_experience", "make_experience_batch", "make_experience_list", "_inference_batch_helper"), EXPERIENCE),
     **dict.fromkeys(("SentenceTransformer.encode", "transcribe", "predict_step", "predict_loop"), INFERENCE),
     **dict.fromkeys(("pipelines.__call__", "common_ksampler", "execution.get_output_data"), PICTURES),
     **dict.fromkeys(("training_step", "backward", "_engine_run_backward", "run_backward"), ""),
@@ -251,6 +253,7 @@ PROGRAMS = (
     ("text-generation-inference", ("text_generation_server", "text_generation_launcher")),
     ("verl", ("/verl/", "actor_rollout_ref", "verl.trainer")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
+    ("OpenRLHF", ("/openrlhf/", "openrlhf.cli", "OpenRLHF")),
     ("axolotl", ("axolotl",)),
     ("LLaMA-Factory", ("llamafactory", "LLaMA-Factory")),
     ("unsloth", ("unsloth",)),
@@ -286,6 +289,8 @@ def read_signs(log: Log, line: int) -> Signs:
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
+    if (spoke := _program_of_speaker(log, line)) and programs[:1] != [spoke]:
+        programs = [spoke, *(name for name in programs if name != spoke)]
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
     of_server = _task_of_server(log, line, window, names, named, programs)
@@ -302,6 +307,23 @@ def read_signs(log: Log, line: int) -> Signs:
         changed_at=_change_at_step(text), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=text,
     )  # fmt: skip
+
+
+_SPEAKERS = (
+    (re.compile(r"EngineCore|VllmWorker|Worker_(?:TP|PP|DP|EP)|vLLMHttpServer"), "vLLM"),
+    (re.compile(r"SGLang(?:Engine|HttpServer)"), "SGLang"),
+    (re.compile(r"(?:Policy|Reference|Critic|Reward)ModelActor"), "OpenRLHF"),
+    (re.compile(r"MegatronTrain\w{0,20}Actor"), "Megatron-LM"),
+)
+"""Programs by the names of their processes, which stand before what these say: vllm/v1/engine/core.py,
+vllm/v1/executor/multiproc_executor.py, verl/workers/rollout, slime/ray, openrlhf/trainer/ray.
+"""
+
+
+def _program_of_speaker(log: Log, line: int) -> str:
+    """Whose process said a line; empty where no prefix has its name."""
+    speaker = log.speakers.get(line, "")
+    return next((program for pattern, program in _SPEAKERS if pattern.match(speaker)), "")
 
 
 def _traceback_of(log: Log, line: int) -> Sequence[str]:
@@ -361,13 +383,17 @@ def _trained_before(log: Log, line: int, names: Sequence[str]) -> bool:
 def _task_of_server(
     log: Log, line: int, window: Sequence[str], names: list[str], named: Signs, programs: list[str]
 ) -> str:
-    """What a server does, where the message is a server's: its functions stand in the traceback, or none
-    stand there and no trainer has a word in the log.
+    """What a server does, where the message is a server's: its process said it, its functions stand in the
+    traceback, or none stand there and no trainer has a word in the log.
     """
-    own = any(part in each for each in window for part in _OF_SERVER_CODE) if names else len(programs) == 1
+    spoken = _program_of_speaker(log, line) in SERVERS
+    own = (
+        spoken or any(part in each for each in window for part in _OF_SERVER_CODE)
+        if names or spoken else len(programs) == 1
+    )  # fmt: skip
     told = named.frame in OF_RUNNING or (named.frame is None and own)
-    trains = any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(
-        _VERL.search(log.text)
+    trains = not spoken and (
+        any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(_VERL.search(log.text))
     )
     if not programs or programs[0] not in SERVERS or trains or not told:
         return ""

@@ -122,7 +122,7 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     caught, messages = _failing_messages(log)
     if not messages:
         return _without_message(inputs, log, context, caught)
-    cards = _first_of_each_card(messages)
+    cards = [_fullest_of_card(each, messages) for each in _first_of_each_card(messages)]
     judged = [(first, _judged_message(first, messages, log, known or Axes())) for first in cards]
     first, found = min(judged, key=lambda pair: _severity(pair[1]))
     besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
@@ -142,6 +142,18 @@ def _first_of_each_card(messages: Sequence[Message]) -> list[Message]:
         if each.kind == first.kind and "device" in each.words and "device" in first.words:
             found.setdefault(each.words["device"], each)
     return list(found.values())
+
+
+def _fullest_of_card(first: Message, messages: Sequence[Message]) -> Message:
+    """The same, or where it ends before its figures the next of its size and card that does not."""
+    if first.judge is not None or "allocated" in first.facts or "asked" not in first.facts:
+        return first
+    same = (
+        each for each in messages
+        if each.kind == first.kind and each.facts.get("asked") == first.facts["asked"]
+        and each.words.get("device") == first.words.get("device") and "allocated" in each.facts
+    )  # fmt: skip
+    return next(same, first)
 
 
 def _severity(found: Diagnosis) -> int:

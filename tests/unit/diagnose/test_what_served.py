@@ -158,3 +158,58 @@ def test_a_process_that_died_without_a_word_is_told_and_judged_by_nothing(text: 
 def test_turbomind_names_its_share() -> None:
     text = "cache_max_entry_count=0.8\n[TM][ERROR] CUDA runtime error: out of memory /x/allocator.h:246"
     assert "--cache-max-entry-count 0.75" in offered(found_in(text))
+
+
+@pytest.mark.parametrize(
+    ("speaker", "told"),
+    [
+        ("(EngineCore_DP0 pid=22) ERROR [core.py:900] ", "--gpu-memory-utilization"),
+        ("(VllmWorker TP1 pid=1520) ", "--gpu-memory-utilization"),
+        ("(Worker_TP3 pid=7) ", "--gpu-memory-utilization"),
+        ("(SGLangEngine pid=5521) ", "--mem-fraction-static"),
+        ("(PolicyModelActor pid=70) ", "--micro_train_batch_size"),
+        ("(MegatronTrainRayActor pid=70) ", "--micro-batch-size"),
+        ("(Trainer pid=70) ", "torch.utils.checkpoint"),
+    ],
+)
+def test_a_message_is_of_the_program_whose_process_said_it(speaker: str, told: str) -> None:
+    assert told in offered(found_in(f"{speaker}{FULL_CARD}"))
+
+
+def test_a_server_s_process_beside_a_trainer_is_a_server() -> None:
+    speaker = "(EngineCore_DP0 pid=22) "
+    lines = (
+        "verl step:1 - actor/loss:0.1",
+        f"{speaker}GPU KV cache size: 9,000 tokens",
+        f"{speaker}{FULL_CARD}",
+    )
+    assert found_in(*lines).cause is Cause.ENGINE_OVERCOMMIT
+    assert found_in(*lines[:2], f"(WorkerDict pid=7) {FULL_CARD}").cause is Cause.REAL_NEED
+
+
+def test_sequences_read_before_training_keep_nothing_for_backward() -> None:
+    found = found_in(traced("make_experience", "forward", module="openrlhf/trainer/maker.py"), FULL_CARD)
+    assert ("--micro_rollout_batch_size" in offered(found), "recompute" in offered(found)) == (True, False)
+
+
+def test_of_a_card_s_messages_the_one_with_figures_speaks() -> None:
+    cut = FULL_CARD[: FULL_CARD.index("Including")]
+    other = cut.replace("GPU 0", "GPU 1")
+    assert found_in(cut, other).cause is Cause.UNKNOWN
+    assert found_in(cut, other, FULL_CARD).cause is Cause.REAL_NEED
+    assert found_in(cut, other, FULL_CARD.replace("2.00 GiB", "3.00 GiB")).cause is Cause.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other",
+        "unable to start container process: container init was OOM-killed (memory limit too low?)",
+        "The replica workerpool0-0 ran out-of-memory and exited with a non-zero status of 137.",
+    ],
+)
+def test_more_kills_for_the_host_s_memory(text: str) -> None:
+    assert found_in(text).cause is Cause.NOT_GPU_MEMORY
+    assert not found_in(
+        text.replace("2 Workers", "0 Workers").replace("memory", "time").replace("OOM-k", "k")
+    ).found
