@@ -67,7 +67,7 @@ JOB_FLAGS = [
     "--units",
 ]
 TRACE_FLAGS = [
-    "--all-stages", "--cache", "--capacity", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
+    "--all-stages", "--cache", "--capacity", "--device", "--events", "--fresh", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
     "--time-limit",
 ]  # fmt: skip
 MEASURE_FLAGS = [

@@ -142,7 +142,7 @@ TRACE_FLAGS = (
         "full",
         groups.TRACE,
         "",
-        "Run every layer instead of repeating one of each kind, and show every item.",
+        "Run every layer, not one of a kind; show every item.",
         default=False,
     ),
     Flag(
@@ -164,6 +164,7 @@ TRACE_FLAGS = (
     ),
     Flag("memory-limit", groups.TRACE, "SIZE", "Real memory that the trace may take.", default="4GiB"),
     Flag("time-limit", groups.TRACE, "S", "Seconds that it may take.", default="600"),
+    Flag("fresh", groups.TRACE, "", "Run it even where the same was traced before.", default=False),
 )
 MEASURE_FLAGS = (
     Flag("device", groups.MEASURE, "cpu|cuda", "This machine's processor, or its GPU.", default="cpu"),
@@ -325,7 +326,7 @@ COMMANDS = {command.name: command for command in (
         (*COMMON, *LIGHTER, "attention", "parameters", *PRINTED),
     ),
     Command(
-        "infer", "Does this model fit for inference, and how much cache is left?", (MODEL,), _job_flags(*LENGTHS_FLAGS, FORMAT, *OUTPUT_FLAGS),
+        "infer", "Does this model serve, and how much cache is left?", (MODEL,), _job_flags(*LENGTHS_FLAGS, FORMAT, *OUTPUT_FLAGS),
         ("memsheet infer llama-3.1-70b --gpus 8xH200 --engine vllm --tp 8 --max-model-len 32768",
          "memsheet infer llama-3.1-8b --gpus 1xRTX4090 --engine llama.cpp --quantize gguf:Q4_K_M --max-model-len 8k",
          "memsheet infer llama-3.1-8b --gpus 1xL4 --max-model-len 4096 --sequences 8"),
@@ -351,7 +352,7 @@ COMMANDS = {command.name: command for command in (
         (*COMMON, *LIGHTER, "most", *PRINTED),
     ),
     Command(
-        "export", "A plan as the configuration of the engine that runs it.",
+        "export", "A plan as the configuration of its engine.",
         (Argument("plan", "PLAN", "A file of memsheet/plan/1, /plans/1 or /sheet/1, or - for stdin.", required=True),),
         (*EXPORT_FLAGS, DEBUG),
         ("memsheet plan train llama-3.1-8b --gpus 8xH100-80GB --seq-len 4096 --global-batch 64 --json > plans.json",
@@ -451,7 +452,7 @@ COMMANDS = {command.name: command for command in (
          "memsheet calibrate --from run.json --forget"),
     ),
     Command(
-        "compare", "Two sheets side by side: which rows differ, the largest difference first.",
+        "compare", "Two sheets side by side, the largest difference first.",
         (Argument("left", "A.json", "A sheet that `memsheet train|infer|trace|measure --json` printed, a record, or - for stdin.", required=True),
          Argument("right", "B.json", "The sheet to compare with it.", required=True)),
         (*COMPARE_FLAGS, FORMAT._replace(words="On stdout as json, markdown, html or csv."), JSON, UNITS, DEBUG),

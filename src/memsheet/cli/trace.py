@@ -80,6 +80,7 @@ def _trace_options(flags: Given) -> Options:
         memory_bytes=parse_bytes(flags.memory_limit, "memory_limit"),
         time_s=float(seconds or 0),
         debug=flags.debug,
+        fresh=flags.fresh,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -84,7 +84,7 @@ def with_shipped_files(reads: Mapping[str, Read]) -> dict[str, Read]:
                 found[name] = replace(own, assumed=(*own.assumed, told), shipped=True)
         if name not in found and (named := _read_of_name(name, reads)):
             told = f"{name} lies nowhere here, and is taken for what its name says"
-            found[name] = replace(named, assumed=(*named.assumed, told), shipped=True)
+            found[name] = replace(named, assumed=(*named.assumed, told), shipped=True, guessed=True)
     return found
 
 
@@ -143,6 +143,7 @@ def join_files(
         for name, held in said.get("@gpus", ())
         if gpus and held != gpus
     ]
+    assumed += _overridden_by_flags(said, given)
     request.update({key: value for key, value in weak.items() if not _is_key_said(key, request)})
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
     several = request.get("engine") in UNITED and counts["@accumulation"] != 1
@@ -185,6 +186,17 @@ def join_files(
         script=of_the_script(reads, request, (plan, given)),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
     )
+
+
+def _overridden_by_flags(
+    said: Mapping[str, Sequence[tuple[str, Any]]], given: Mapping[str, Any]
+) -> Iterator[str]:
+    """Options whose value in the files gives way to a flag's."""
+    for key, value in given.items():
+        held = said.get(key, ())
+        old = held[-1][1] if held else None
+        if not key.startswith("@") and None not in (old, value) and old != value:
+            yield f"{key} = {value}, as the flag says, in place of {old}"
 
 
 def _gradient_sync(reads: Mapping[str, Read]) -> str:

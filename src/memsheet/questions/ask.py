@@ -89,11 +89,12 @@ def _fault_document(error: Exception) -> dict[str, Any]:
 
 def _visible_folders(folder: str) -> Iterator[Path]:
     """What a question may see on disk."""
-    from memsheet.questions.recordings import PACKAGE, cache_folder
+    from memsheet.questions.recordings import KIND
+    from memsheet.questions.user_cache import PACKAGE, cache_folder
     from memsheet.readers.calibration import calibration_file
     from memsheet.readers.hub.repository import cache_folder as hub_cache
 
-    kept = (cache_folder(), calibration_file())
+    kept = (cache_folder(KIND), calibration_file())
     yield from (Path(folder), PACKAGE, hub_cache(), *(path for path in kept if path is not None))
 
 

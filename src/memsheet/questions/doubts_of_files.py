@@ -300,7 +300,7 @@ def _reason_to_doubt(
         return Doubt(f"the files are of another model: {'; '.join(other)}", least)
     if spread := _spread_layers(reads, answer):
         return Doubt(spread + further, 0 if further else _even_share(answer))
-    if absent := absent_files(reads):
+    if absent := [name for name in absent_files(reads) if not _is_known_whole(reads.get(name))]:
         words = f"{absent[0]} is named and is not among the files: name it on the command line, too"
         return Doubt(words + further)
     if named:
@@ -333,6 +333,11 @@ def _reason_to_doubt(
             f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", max(0, least + less)
         )
     return Doubt("")
+
+
+def _is_known_whole(read: Read | None) -> bool:
+    """Whether a file that lies nowhere is one that its project ships, and is read as it has it."""
+    return read is not None and read.shipped and not read.guessed
 
 
 def _spread_layers(reads: Mapping[str, Read], answer: Answer) -> str:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from tempfile import NamedTemporaryFile
+from functools import partial
 from typing import Any
 
 from memsheet.errors import InputError
-from memsheet.guard import is_file, read_bytes, read_json
 from memsheet.handing import handing_from
 from memsheet.plan.packages import TRANSFORMERS
+from memsheet.questions.user_cache import keep_document, key_of, read_kept
 from memsheet.recording import (
     RecordedGeneration,
     RecordedRun,
@@ -29,12 +22,9 @@ from memsheet.recording import (
 )
 from memsheet.trace.recordings.process import ask_recorder
 
-VARIABLE = "MEMSHEET_CACHE"
-OFF = "off"
+KIND = "recordings"
 LIBRARIES = ("torch", TRANSFORMERS)
-PACKAGE = Path(__file__).parents[1]
 RECORDER = ("trace", "run")
-MAX_BYTES = 64 * 2**20
 NEVER_READ = (
     "_name_or_path",
     "transformers_version",
@@ -90,38 +80,7 @@ def config_key(config: Mapping[str, Any]) -> str:
     code that records.
     """
     said = {key: value for key, value in config.items() if key not in NEVER_READ}
-    text = json.dumps([said, installed_versions(), _recorder_digest()], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-@cache
-def _recorder_digest() -> str:
-    """Of the sources that run a model's code and cut it: a record of others is made anew."""
-    found = hashlib.sha256()
-    for folder in RECORDER:
-        for path in sorted((PACKAGE / folder).rglob("*.py")):
-            found.update(read_bytes(path, MAX_BYTES))
-    return found.hexdigest()
-
-
-def installed_versions() -> dict[str, str]:
-    """The libraries whose code is recorded, without importing them; those that are not installed are left
-    out.
-    """
-    found = {}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def cache_folder() -> Path | None:
-    """Where records are kept (XDG Base Directory Specification). None: switched off."""
-    named = os.environ.get(VARIABLE)
-    if named is not None and named.strip().lower() == OFF:
-        return None
-    home = named or str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memsheet")
-    return Path(home) / "recordings"
+    return key_of(said, LIBRARIES, RECORDER)
 
 
 def _described(config: Mapping[str, Any]) -> Recording:
@@ -137,22 +96,12 @@ def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun | R
 
 def _kept(name: str) -> Recording | None:
     """A record of the user's cache; None where there is none that can be read."""
-    folder = cache_folder()
-    if folder is None or not is_file(folder / f"{name}.json"):
-        return None
+    document = read_kept(KIND, name)
     try:
-        return recording_from(read_json(folder / f"{name}.json", max_bytes=MAX_BYTES))
-    except InputError:  # a stranger's, or half of one: it is made anew
+        return recording_from(document) if document is not None else None
+    except InputError:  # a stranger's: it is made anew
         return None
 
 
 def _keep(name: str) -> None:
-    """Write a record whole or not at all; a folder that cannot be written to keeps none."""
-    folder = cache_folder()
-    if folder is None:
-        return
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(recording_document(_made[name]), file, separators=(",", ":"))
-        Path(file.name).replace(folder / f"{name}.json")
+    keep_document(KIND, name, recording_document(_made[name]))

@@ -25,6 +25,7 @@ def trace(
     cache: str | None = None,
     memory_limit: str | None = None,
     time_limit: float = TIME_S,
+    fresh: bool = False,
     **options: Unpack[InferOptions],
 ) -> Answer:
     """Every allocation of two steps of the real code, as a sheet of a rank.
@@ -33,7 +34,8 @@ def trace(
     itself, which runs in this process. ``device``: allocate as on "cuda" (none is needed) or "cpu";
     ``scratch``: count what kernels take inside an operation; ``full``: run every layer, not one of each kind;
     ``rank``, ``all_stages``: whose sheet; ``cache``: "dynamic", "static" or "quantized"; ``memory_limit`` (4
-    GiB), ``time_limit`` (seconds): what the child may take. Raises InputError for what cannot be run.
+    GiB), ``time_limit`` (seconds): what the child may take; ``fresh``: run it even where the same was traced
+    before by the same libraries. Raises InputError for what cannot be run.
     """
     if callable(model):
         return public_answer(tracing.trace_step(model, device=device, scratch=scratch))
@@ -45,6 +47,7 @@ def trace(
         all_stages=all_stages,
         cache=cache,
         time_s=time_limit,
+        fresh=fresh,
         memory_bytes=parse_bytes(memory_limit, "memory_limit") if memory_limit is not None else MEMORY_BYTES,
     )
     if isinstance(model, str) and OWN_FILE in model:

@@ -24,6 +24,7 @@ from memsheet.plan.model import Embeddings, Head, ModelSpec, Source
 from memsheet.plan.plan import Implementation, Loss, Plan
 from memsheet.plan.real_step import offloads_inputs_alone, scales_loss
 from memsheet.plan.workload import Training
+from memsheet.questions.kept_traces import traced_once
 from memsheet.questions.question_parts import catalog_entry, parse_question, task_of
 from memsheet.questions.recordings import recording_of
 from memsheet.readers.hf_config import model_on_record, read_hf_config
@@ -43,7 +44,7 @@ CACHES = ("dynamic", "static", "quantized")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How a trace is made. ``rank``: the one that is traced; ``ranks``: several in its place; ``all_stages``:
-    one of each pipeline stage. ``full``: every layer is run.
+    one of each pipeline stage. ``full``: every layer is run; ``fresh``: even where it was before.
 
     ``cache``: that of inference, "dynamic", "static" or "quantized"; None means the one that the plan's
     kv_dtype asks for.
@@ -59,6 +60,7 @@ class Options:
     memory_bytes: int = MEMORY_BYTES
     time_s: float = TIME_S
     debug: bool = False
+    fresh: bool = False
 
 
 def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timeline, ...]]:
@@ -94,7 +96,9 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
         "scratch": how.scratch, "depth": None if how.full else repeated_layer_depth(spec), "debug": how.debug, "ranks": _traced_ranks(resolved.plan, how), "cache": how.cache,
     }  # fmt: skip
     try:
-        traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
+        traced = traced_once(
+            asked, memory_bytes=how.memory_bytes, time_s=how.time_s, fresh=how.fresh or how.debug
+        )
     except InputError as error:
         if request.get("attention") is not None or error.problems[0].field != "attention":
             raise

@@ -66,6 +66,13 @@ def trace_in_child(
     request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYTES, time_s: float = TIME_S
 ) -> list[Traced]:
     """Ask a child. Raises InputError with what was wrong with the question, the code or the limits."""
+    return read_answer(answer_of_child(request, memory_bytes=memory_bytes, time_s=time_s))
+
+
+def answer_of_child(request: Mapping[str, Any], *, memory_bytes: int, time_s: float) -> dict[str, Any]:
+    """What a child says, as it says it: of what went wrong in the code, too. Raises InputError for one that
+    is gone without an answer.
+    """
     asked = json.dumps({**request, "memory_bytes": memory_bytes})
     command = [*PYTHON, "-m", "memsheet.trace.child"]
     try:
@@ -80,7 +87,8 @@ def trace_in_child(
         sys.stderr.write(done.stderr)
     if done.returncode != 0 or not done.stdout:
         raise child_death_error(done)
-    return read_answer(json.loads(done.stdout))
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 MOST_SAID = 2**18

@@ -188,3 +188,16 @@ def test_names_in_files_do_not_reach_the_terminal(capsys: Any, tmp_path: Path) -
     _, out, _ = ask(capsys, "check", str(tmp_path / "d.json"))
     assert "\u001b" not in out
     assert "\u0007" not in out
+
+
+def test_a_flag_that_takes_the_place_of_a_files_value_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ds_config.json").write_text(
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 4}'
+    )
+    line = ["check", str(tmp_path / "ds_config.json"), "--model", "llama-tiny", "--gpus", "2xA100-80GB"]
+    main([*line, "--seq-len", "512", "--microbatch", "4"])
+    assert "in place of" not in capsys.readouterr().out
+    main([*line, "--seq-len", "512", "--microbatch", "1"])
+    assert "microbatch = 1, as the flag says, in place of 4" in " ".join(capsys.readouterr().out.split())

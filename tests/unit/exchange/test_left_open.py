@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.aliases import DEEPSPEED_FP16
@@ -218,15 +219,44 @@ def test_a_server_configuration_has_no_training_script(tmp_path: Path) -> None:
     assert "--microbatch" not in found.doubt
 
 
-def test_an_adapters_kernels_are_axolotls_own_doing(tmp_path: Path) -> None:
+def test_an_adapters_kernels_are_axolotls_own_doing_and_keep_less(tmp_path: Path) -> None:
     text = (
         "base_model: llama-3.2-1b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: "
         "512\nmicro_batch_size: 1\n"
     )
     text += "gradient_accumulation_steps: 1\noptimizer: adamw_torch\nbf16: true\n"
-    assert "what the tool does by default" in checked(tmp_path, {"axolotl.yaml": text}, seq_len=None).doubt
-    said = checked(tmp_path, {"axolotl.yaml": text + "lora_mlp_kernel: true\n"}, seq_len=None)
-    assert said.doubt.startswith("the sheet leaves out lora_mlp_kernel")
+    kernels = "lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel, lora_embedding_kernel"
+    for more, named in (
+        ("", kernels),
+        ("lora_mlp_kernel: true\n", "lora_mlp_kernel"),
+        ("lora_o_kernel: false\n", ""),
+    ):
+        found = checked(tmp_path, {"axolotl.yaml": text + more}, seq_len=None)
+        assert (found.doubt, [one.at for one in found.moved]) == ("", [named] if named else [])
+        assert all(one.high_bytes == 0 > one.low_bytes for one in found.moved)
+        assert found.result is Result.FITS
+
+
+def test_a_loss_without_logits_is_less_than_one_with_a_chunk_of_them(tmp_path: Path) -> None:
+    text = (
+        "base_model: llama-3.2-1b\nsequence_len: 2048\nmicro_batch_size: 2\nbf16: true\n"
+        "optimizer: adamw_torch\ngradient_accumulation_steps: 1\nsample_packing: true\n"
+        "flash_attention: true\ngradient_checkpointing: true\n"
+    )
+    plugin = "plugins:\n- axolotl.integrations.{}Plugin\n"
+    cut = checked(
+        tmp_path, {"axolotl.yaml": text + plugin.format("cut_cross_entropy.CutCrossEntropy")}, seq_len=None
+    )
+    chunk = checked(
+        tmp_path,
+        {"axolotl.yaml": text + plugin.format("liger.Liger") + "liger_fused_linear_cross_entropy: true\n"},
+        seq_len=None,
+    )
+    whole = checked(tmp_path, {"axolotl.yaml": text}, seq_len=None)
+    needs = [one.answer.verdict.device for one in (cut, chunk, whole) if one.answer and one.answer.verdict]
+    assert not cut.doubt
+    assert needs[0].low <= needs[1].low < needs[2].low
+    assert needs[0].high < needs[2].high
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -1,4 +1,6 @@
-"""What stands in for a model whose layers an engine has code of its own for."""
+"""What stands in for a model whose layers an engine has code of its own for; servers that make vectors or
+scores and have no output matrix.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,9 @@ from memsheet.questions.question_parts import read_named_model
 
 TOWER = Problem(field="model", value="m", reason="its vision tower is not modelled for megatron")
 LAYERS = Problem(field="model", value="m", reason="the layers of x are not modelled for megatron: caps")
+
+SERVE = "vllm serve Qwen/{name} --max-model-len 8192{flags}\n"
+EMBEDS, RANKS = "Qwen3-Embedding-8B", "Qwen3-Reranker-8B"
 
 
 def parameters_of(entries: object) -> int:
@@ -53,3 +58,23 @@ def test_a_file_of_such_a_model_has_a_sheet_with_a_doubt(tmp_path: Path) -> None
     checked = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
     assert checked.result is Result.UNCERTAIN
     assert "language model alone" in checked.doubt
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "output"),
+    [
+        (EMBEDS, "", False),
+        (EMBEDS, " --runner pooling", False),
+        (EMBEDS, " --convert embed", False),
+        (EMBEDS, " --runner generate", True),
+        (RANKS, " --task score", False),
+        (RANKS, "", True),
+        ("Qwen3-8B", "", True),
+    ],
+)
+def test_pooled_models_have_no_output(name: str, flags: str, output: bool, tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(SERVE.format(name=name, flags=flags))
+    found = memsheet.check(tmp_path / "serve.sh", gpus="1xA100-80GB")
+    assert found.answer is not None
+    assert (found.answer.model.head.kind == "causal_lm") is output
+    assert not any("--runner" in at or "--convert" in at for at, _ in found.reads["serve.sh"].unmodelled)

@@ -7,7 +7,7 @@ import pytest
 
 import memsheet
 from memsheet.errors import InputError
-from memsheet.questions import recordings
+from memsheet.questions import recordings, user_cache
 from memsheet.recording import recording_document
 
 CONFIG = {"model_type": "a_family_of_tomorrow", "hidden_size": 8, "num_hidden_layers": 3}
@@ -72,13 +72,13 @@ def test_a_record_of_other_versions_or_of_another_config_is_not_used(asked, monk
     train()
     count = len(asked)
     forget(monkeypatch)
-    monkeypatch.setattr(recordings, "installed_versions", lambda: {"torch": "0.1"})
+    monkeypatch.setattr(user_cache, "installed_versions", lambda _: {"torch": "0.1"})
     train()
     assert len(asked) > count
     assert recordings.config_key(CONFIG) != recordings.config_key({**CONFIG, "hidden_size": 16})
     assert recordings.config_key(CONFIG) == recordings.config_key({**CONFIG, "_name_or_path": "elsewhere"})
     before = recordings.config_key(CONFIG)
-    monkeypatch.setattr(recordings, "_recorder_digest", lambda: "of other code that records")
+    monkeypatch.setattr(user_cache, "source_digest", lambda _: "of other code that records")
     assert recordings.config_key(CONFIG) != before
 
 

@@ -234,7 +234,8 @@ class Read:
         frozenset()
     )  # keys of the request that are the program's defaults alone, which contradict no other file
     release: str = ""  # of the program that reads it, where the file, a flag or a requirement says one
-    shipped: bool = False  # whether it stands for a file that is named and lies nowhere, as a project has it
+    shipped: bool = False  # whether it stands for a file that is named and lies nowhere
+    guessed: bool = False  # whether that is of its name alone, and not as a project has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

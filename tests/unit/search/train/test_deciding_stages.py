@@ -13,7 +13,7 @@ from memsheet.resolve import resolve_request
 from memsheet.search.train.timed import planned_of
 
 NEAR = 0.005
-"""Of its bytes, by which the order of a step's allocations may turn two stages round that are nearly alike."""
+"""Of its bytes, by which the order of allocations may turn two stages round that are nearly alike."""
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,13 @@ from memsheet.exchange.formats.axolotl.names import (
     SHIPPED,
     UNMODELLED,
     axolotl_implied_keys,
+    axolotl_moves,
     axolotl_preferences,
 )
 from memsheet.exchange.formats.axolotl.rows import DEEPSPEED, KEYS, RAISED, VERSION, F
 from memsheet.exchange.shared.config_commands import AXOLOTL_FILE, OF_SWIFT
 from memsheet.exchange.shared.file_format import Format, Values
-from memsheet.exchange.shared.trainers import cannot_offload, inside_moves, inside_names, inside_renamed
+from memsheet.exchange.shared.trainers import cannot_offload, inside_names, inside_renamed
 
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 
@@ -101,7 +102,7 @@ FORMAT = Format(
     name="axolotl", gradient_sync="last", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_required_axolotl_keys,
     problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), never=OF_SWIFT, absent=axolotl_implied_keys, refers=("deepspeed", AXOLOTL_FILE), ships=SHIPPED,
     rename=_rename_axolotl_key,
-    known=KNOWN | INSIDE_KNOWN | {AXOLOTL_FILE}, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, preferences=axolotl_preferences, moves=inside_moves(DEEPSPEED),
+    known=KNOWN | INSIDE_KNOWN | {AXOLOTL_FILE}, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, preferences=axolotl_preferences, moves=axolotl_moves,
     differs={"precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({
         "engine", "zero", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "allocator.expandable_segments", "precision.parameters",

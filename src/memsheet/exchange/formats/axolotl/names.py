@@ -13,16 +13,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsheet.exchange.formats.axolotl.rows import (
+    CUT,
+    DEEPSPEED,
     OFFLOADS,
     OTHER_KERNEL,
     TOP_VERSION,
+    cuts_logits,
     has_other_kernel,
     keeps_embeddings_fp32,
     kernel_word,
+    plugin_list,
 )
-from memsheet.exchange.shared.file_format import Values
+from memsheet.exchange.shared.file_format import Moved, Values
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
-from memsheet.exchange.shared.trainers import parse_switch
+from memsheet.exchange.shared.trainers import inside_moves, parse_switch
+from memsheet.sheet import Instant
 
 _Z, _OWN = "zero_optimization", "deepspeed_configs"
 _AUTO = {"bf16.enabled": "auto", "fp16.enabled": "auto"}
@@ -57,18 +62,30 @@ GROUPS = (
 )  # fmt: skip
 WIDE = "attn_implementation (embeddings, output layer and norms stay in fp32)"
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+PADDED, MULTIPLE = "resize_token_embeddings_to_32x", 32
+"""The table is made longer to a multiple of so many words (loaders/model.py:374)."""
+WORD_BYTES = 20
+"""Of an element of a table: fp32 with its gradient, two moments and a copy; the head is as large."""
+LORA_KERNELS_SHARDED = "lora_mlp_kernel (which leaves fully_shard's adapters whole)"
+"""kernels/lora.py:90-98: adapters are gathered by hand and not put back."""
+KEEP_LESS = (
+    *LORA_KERNELS, "liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm", "liger_swiglu", "liger_glu_activation",
+    "liger_cross_entropy",
+)  # fmt: skip
+"""Functions in place of a layer's own that keep its inputs alone, write gradients over them, and make nothing
+that the layer's own operations do not (kernels/lora.py, kernels/swiglu.py; Liger-Kernel ead96b6
+ops/rms_norm.py, swiglu.py, geglu.py, rope.py, layer_norm.py, cross_entropy.py).
+"""
 
 UNMODELLED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(GROUPS, ()), "device_map": ("auto",), "selective_checkpointing": (False,),
-    **dict.fromkeys(LORA_KERNELS, (False,)),  # fused functions that keep less (schemas/config.py:1998)
+    **dict.fromkeys(GROUPS, ()), "device_map": ("auto",), "selective_checkpointing": (False,), LORA_KERNELS_SHARDED: (False,),
     **dict.fromkeys((
-        "liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm", "liger_swiglu", "liger_glu_activation",
-        "liger_cross_entropy", "liger_use_token_scaling", "cut_cross_entropy", "chunked_cross_entropy", "flash_attn_cross_entropy", "flash_attn_fuse_mlp",
+        "liger_use_token_scaling", "chunked_cross_entropy", "flash_attn_cross_entropy", "flash_attn_fuse_mlp",
         "flash_optimum", "use_eaft", "tiled_mlp", "layer_offloading", "fused_attn_kernel", "gemma4_hybrid_attn_impl", "scaling_softmax",
         "use_kernels", "use_onebitllms", "quantize_moe_experts", "llama4_linearized_experts", "merge_lora", "relora",
-        "freeze_mm_modules", "embeddings_skip_upcast", "shrink_embeddings", "resize_token_embeddings_to_32x", "lora_on_cpu",
+        "freeze_mm_modules", "embeddings_skip_upcast", "shrink_embeddings", "lora_on_cpu",
         "reward_model", "process_reward_model", "fp8", "fp8_enable_fsdp_float8_all_gather", "fp32_norms", "deepcompile",
-        "ddp_find_unused_parameters", "auto_find_batch_size", "dense_mixer", "kd_trainer", "flash_attn_d512", "do_causal_lm_eval", "generate_samples",
+        "auto_find_batch_size", "dense_mixer", "kd_trainer", "flash_attn_d512", "do_causal_lm_eval", "generate_samples",
         "use_scattermoe", "use_sonicmoe", "use_dsv4_kernels", "use_glm_dsa_kernels", "gemma4_fp8_nonexpert", "gemma4_nf4_nonexpert",
     ), (False,)),
     WIDE: (False,), OTHER_KERNEL: (), "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,),
@@ -92,13 +109,9 @@ def _unknown_plugins(value: Any) -> Any:
     """Plugins that may hold anything, None where there is none."""
     return [
         one
-        for one in _plugin_list(value)
+        for one in plugin_list(value)
         if not any(f"integrations.{known}." in str(one) for known in PLUGINS)
     ] or None
-
-
-def _plugin_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _first_fsdp(values: Values) -> bool:
@@ -117,14 +130,7 @@ def axolotl_implied_keys(values: Values) -> dict[str, Any]:
     found["plugins"] = _unknown_plugins(values.get("plugins"))
     if (asked := str(values.get("gradient_checkpointing"))) in OFFLOADS:
         found["activation_offloading"] = OFFLOADS[asked]
-    if (
-        any("CutCrossEntropy" in str(one) for one in _plugin_list(values.get("plugins")))
-        and values.get("cut_cross_entropy") is None
-    ):
-        found["cut_cross_entropy"] = True  # integrations/cut_cross_entropy/args.py:33
-    if keeps_embeddings_fp32(
-        {**values, **{at: held for at, held in found.items() if at == "cut_cross_entropy"}}
-    ):
+    if keeps_embeddings_fp32(values):
         found[WIDE] = True
     if has_other_kernel(values):
         found[OTHER_KERNEL] = kernel_word(values)
@@ -137,7 +143,51 @@ def axolotl_implied_keys(values: Values) -> dict[str, Any]:
     )
     if values.get("adapter") in ("lora", "qlora") and unsaid and not barred and not _first_fsdp(values):
         found |= dict.fromkeys(LORA_KERNELS, True)  # schemas/config.py:1901-2002
+    sharded = any(at.startswith("fsdp_config.") for at in values)
+    if sharded and any(parse_switch({**values, **found}.get(kernel)) for kernel in LORA_KERNELS):
+        found[LORA_KERNELS_SHARDED] = True
     return found
+
+
+def axolotl_moves(values: Values, asked: Values) -> Iterator[Moved]:
+    """What kernels in place of a layer's own and of the loss save, and DeepSpeed's buckets inside."""
+    yield from inside_moves(DEEPSPEED)(values, asked)
+    taken = {**values, **axolotl_implied_keys(values)}
+    if fused := [at for at in KEEP_LESS if parse_switch(taken.get(at))]:
+        again = parse_switch(values.get("gradient_checkpointing"))
+        yield Moved(
+            at=", ".join(fused),
+            why="kernels that keep less than the layers' own operations, of which the sheet is",
+            low_bytes=-asked["@passing"],
+            high_bytes=0,
+            instant=Instant.BACKWARD if again else None,
+        )
+    if parse_switch(values.get(PADDED)):
+        words = MULTIPLE * asked["@hidden"]
+        yield Moved(at=PADDED, why="up to 31 words more", low_bytes=0, high_bytes=2 * WORD_BYTES * words)
+    if cuts_logits(values):
+        yield _cut_loss_move(values, asked)
+
+
+CHUNK_LOGITS, RAISED_INPUT, RAISED_HEAD = 20, 4, 6
+"""Bytes a token and hidden unit of the chunk of logits that Liger has and this has not (at most twice tokens
+× hidden units of them, in 2, 4 and 4 bytes); of inputs in the compute dtype and their gradient; and an
+element of a head that trains: in the compute dtype, and its gradient in fp32 beside the one that is kept
+(apple/ml-cross-entropy d42911f cce.py, cce_backward.py:390-420).
+"""
+
+
+def _cut_loss_move(values: Values, asked: Values) -> Moved:
+    """No logits are made at all; the sheet is of Liger's loss, which has a chunk of them."""
+    inputs = asked["@tokens"] * asked["@hidden"]
+    head = 0 if values.get("adapter") else asked["@vocab"] * asked["@hidden"]
+    return Moved(
+        at=CUT,
+        why="makes no logits; the sheet is of Liger's loss, which makes a chunk of them at a time",
+        low_bytes=-CHUNK_LOGITS * inputs,
+        high_bytes=RAISED_INPUT * inputs + RAISED_HEAD * head,
+        instant=Instant.LOSS,
+    )
 
 
 def axolotl_preferences(values: Values) -> Preferences | None:
@@ -152,6 +202,8 @@ def axolotl_preferences(values: Values) -> Preferences | None:
 
 
 KNOWN = frozenset({
+    *KEEP_LESS, PADDED, CUT,
+    "ddp_find_unused_parameters",  # a number a parameter on the device (torch 2.13.0 reducer.cpp, local_used_map_)
     "gptq",  # a stored format is the checkpoint's own, which the library's loader reads (loaders/model.py)
     # data, words and rows of the dataset: their lengths are bounded by sequence_len
     "datasets", "test_datasets", "pretraining_dataset", "pretraining_dataset.*", "shuffle_merged_datasets", "shuffle_before_merging_datasets",

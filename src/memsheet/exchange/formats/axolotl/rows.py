@@ -197,6 +197,25 @@ def read_attention_kernel(_: Any, values: Values) -> Mapping[str, Any]:
     return {"?attention": "sdpa"} if own == "" else {"attention": own or "sdpa"}
 
 
+CUT = "cut_cross_entropy"
+
+
+def cuts_logits(values: Values) -> bool:
+    """Whether the loss makes no logits: said, or by the plugin alone
+    (integrations/cut_cross_entropy/args.py:33).
+    """
+    said = values.get(CUT)
+    return (
+        parse_switch(said)
+        if said is not None
+        else "CutCrossEntropy" in str(plugin_list(values.get("plugins")))
+    )
+
+
+def plugin_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def keeps_embeddings_fp32(values: Values) -> bool:
     """Whether embeddings, the output layer and norms are left in fp32 beside sixteen bits
     (loaders/model.py:422-476).
@@ -206,7 +225,7 @@ def keeps_embeddings_fp32(values: Values) -> bool:
         whole
         and model_dtype(values) != "fp32"
         and (kernel_word(values) or "sdpa") in RAISED
-        and not parse_switch(values.get("cut_cross_entropy"))
+        and not cuts_logits(values)
     )
 
 
@@ -352,7 +371,8 @@ KEYS = (
     *(Key(at=flag, out=lambda _: None, back=read_attention_kernel, source=f"{S}/enums.py:118") for flag in FLAGS),
     Key(
         at="liger_fused_linear_cross_entropy", out=lambda a: True if a.get("loss") == "fused" else None,
-        back=lambda v, _: {"loss": "fused" if parse_switch(v) else "plain"}, usual=False, source="integrations/liger/args.py:55",
+        back=lambda v, values: {"loss": "fused" if parse_switch(v) or cuts_logits(values) else "plain"}, usual=False,
+        source="integrations/liger/args.py:55; integrations/cut_cross_entropy/args.py:33",
     ),
     Key(at="torch_compile", out=lambda a: True if a.get("compile") else None, back=lambda v, _: {"compile": parse_switch(v)}, auto=True, source=f"{C}:1148"),
     Key(at="optimizer", out=OPTIM.write, back=_read_axolotl_optimizer, usual=own_default("axolotl", "optimizer"), source=f"{S}/training.py:122"),

@@ -18,7 +18,7 @@ from memsheet.exchange.formats.megatron.described import (
 )
 from memsheet.exchange.formats.megatron.stages import STAGES, unequal_stage_problems
 from memsheet.exchange.shared.config_commands import STARTS
-from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
+from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, plan_word
 from memsheet.exchange.shared.megatron_flags import (
     ALLOCATOR,
     LAUNCHER,
@@ -28,6 +28,8 @@ from memsheet.exchange.shared.megatron_flags import (
     VALUED,
     flags_of,
 )
+from memsheet.plan.dtypes import FP32
+from memsheet.sheet import Instant
 
 VERSION = (
     "Megatron-LM core 0.14"  # every line below is of 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, under megatron
@@ -43,7 +45,7 @@ DISPATCHER, GATHERED, EXCHANGED, GATHERING = (
 ON = "expandable_segments:True"
 ONE = "one micro-batch for each rank"
 TP = "--tensor-model-parallel-size"
-FUSION, FUSED_BY = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
+FUSION, FUSED_BY, NATIVE = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "native"
 OWN = ("pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py", "pretrain_mamba.py")
 """Programs of its own that add no flags to the ones read here; others have more."""
 MARKS = frozenset(
@@ -368,7 +370,7 @@ KEYS = (
     Key(at="--attention-dropout", says="dropout", back=_read_dropout_rates, usual=0.1, source=f"{ARGS}:1714"),
     Key(
         at=FUSION, out=lambda a: True if a.get("loss") == "fused" else None,
-        back=lambda v, _: {"loss": "fused" if v is True else "plain"}, usual=False, source=f"{ARGS}:1954",
+        back=lambda v, values: {"loss": "fused" if v is True and values.get(FUSED_BY) == "te" else "plain"}, usual=False, source=f"{ARGS}:1954",
     ),
     Key(at="--moe-token-dispatcher-type", says="moe.dispatch", back=_read_token_dispatcher, usual="allgather", source=f"{ARGS}:2869"),
     Key(at="--moe-expert-capacity-factor", says="moe.capacity_factor", source=f"{ARGS}:2880"),
@@ -393,7 +395,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "reset-attention-mask", "enable-full-sharding-in-hsdp", "fsdp-double-buffer",
     )},
     "--data-parallel-sharding-strategy": ("no_shard",),
-    "--pipeline-model-parallel-layout": (), "--transformer-impl": ("transformer_engine",), FUSED_BY: ("te",), "--main-grads-dtype": ("fp32",),
+    "--pipeline-model-parallel-layout": (), "--transformer-impl": ("transformer_engine",), "--main-grads-dtype": ("fp32",),
     "--padded-vocab-size": (), "--empty-unused-memory-level": (0,), "--mtp-num-layers": (0,), "--hierarchical-context-parallel-sizes": (),
     "--heterogeneous-layers-config-path": (), "--spec": (), "--yaml-cfg": (), "--ddp-bucket-size": (),
     "--ddp-num-buckets": (), "--kitchen-config-file": (), "--kitchen-recipe-number": (), "--model-parallel-size": (), "--batch-size": (),
@@ -403,16 +405,33 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 
 def _taken_or_open(values: Values) -> Mapping[str, Any]:
-    kernel = {FUSED_BY: "native"} if values.get(FUSION) and FUSED_BY not in values else {}
     gathers = _has_expert_flags(values) and values.get(DISPATCHER, GATHERED) == GATHERED
     exchange = {GATHERING: f"{GATHERED} (the sheet is of {EXCHANGED})"} if gathers else {}
     return {
-        **kernel,
         **exchange,
         **graphs.scope_alone(values),
         **_muon_with_shards(values),
         **left_open_sizes(values),
     }
+
+
+def _beside_the_sheet(values: Values, asked: Values) -> Iterator[Moved]:
+    yield from multimodal.tower_beside(values, asked)
+    yield from compiled_loss_moves(values, asked)
+
+
+def compiled_loss_moves(values: Values, asked: Values) -> Iterator[Moved]:
+    """The native kernel is the unfused functions compiled, of which the sheet is: what is written over in
+    place there may be written beside (core/fusions/fused_cross_entropy.py at d98e8a6, jit_fuser).
+    """
+    if values.get(FUSION) is not True or values.get(FUSED_BY, NATIVE) != NATIVE:
+        return
+    degree = values.get(TP, 1)
+    ranks = degree if isinstance(degree, int) and degree > 0 else 1
+    elements = asked.get("@tokens", 0) * asked.get("@vocab", 0) // ranks
+    why = "logits in fp32 may stand once more where a compiled function writes them"
+    high = int(FP32.nbytes(elements))
+    yield Moved(at=FUSED_BY, why=why, low_bytes=0, high_bytes=high, instant=Instant.LOSS)
 
 
 FORMAT = Format(
@@ -421,7 +440,7 @@ FORMAT = Format(
     parse=lambda text: {} if STARTS.search(text) else flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another
-    absent=_taken_or_open, model=described_model, moves=multimodal.tower_beside,
+    absent=_taken_or_open, model=described_model, moves=_beside_the_sheet,
     differs={"loss": "one loss, always over each rank's part of the vocabulary (core/tensor_parallel/cross_entropy.py:20)"},
     strict=("",),  # training/arguments.py:105: parse_args stops at what it does not know
     beside=frozenset({"mesh.dp_shard", "mesh.dp_replicate", "layers_per_stage"}), describes={"--num-layers": "layers", "--hidden-size": "hidden"},

@@ -73,9 +73,7 @@ def _logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
 def _told_of_servers(values: Values) -> Mapping[str, Any]:
     """What shares the cards, in words, and what of Megatron-LM's flags the sheet is without."""
     taken = {**USUAL, **values}
-    of_megatron = {
-        at: held for at, held in MEGATRON.absent(taken).items() if at not in ("$.vocabulary", FUSED_BY)
-    }
+    of_megatron = {at: held for at, held in MEGATRON.absent(taken).items() if at != "$.vocabulary"}
     if not has_servers(values):
         return of_megatron
     others = ["SGLang"] + (["the critic"] if trains_values(values) else [])
@@ -94,7 +92,7 @@ KEYS = (
     *(replace(row, out=lambda _: None, usual=USUAL.get(row.at, row.usual)) for row in MEGATRON.keys if row.at not in LEFT_OUT),
 )  # fmt: skip
 UNMODELLED: Mapping[str, tuple[Any, ...]] = {
-    ROLES: (), LAUNCHES: (), **{at: held for at, held in MEGATRON.unmodelled.items() if at != FUSED_BY},
+    ROLES: (), LAUNCHES: (), **MEGATRON.unmodelled,
     **{f"--{name}": (False,) for name in (
         "balance-by-flops", "enable-mtp-training", "use-stateless-adam", "use-routing-replay", "use-rollout-routing-replay", "release-train",
         "recompute-loss-function", "allgather-cp", "freeze-indexer",

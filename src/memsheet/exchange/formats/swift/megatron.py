@@ -6,7 +6,7 @@ Lines are of modelscope/ms-swift at 3602360, swift/megatron/arguments/megatron_a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from memsheet.exchange.formats.swift.commands import (
 from memsheet.exchange.formats.swift.config_files import config_file_values
 from memsheet.exchange.formats.swift.names import KNOWN
 from memsheet.exchange.shared.config_commands import SWIFT_MEGATRON_FILE
-from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.fused_modules import layers_of_modules
 from memsheet.exchange.shared.trainers import comma_separated_names
 
@@ -124,6 +124,11 @@ def _method_of(values: Values) -> Mapping[str, Any]:
     }
 
 
+def _moved_as_there(values: Values, asked: Values) -> Iterable[Moved]:
+    assert MEGATRON.moves is not None
+    return MEGATRON.moves({**USUAL, **values}, asked)
+
+
 FORMAT = Format(
     name="swift-megatron", file="train.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said=MEGATRON.said, marks=frozenset({METHOD}),
     parse=_megatron_words, absent=_method_of, preferences=swift_preferences, program_known=lambda _: False,
@@ -132,7 +137,7 @@ FORMAT = Format(
         "teacher_model": (), "ref_model": (), "reward_model": (), "use_vllm": (False,), "loss_type": (), "target_regex": (), "freeze_parameters_ratio": (0, 0.0),
         "virtual_pipeline_model_parallel_size": (1,), "colocate_groups": (),
     },
-    refers=(SWIFT_MEGATRON_FILE,),
+    refers=(SWIFT_MEGATRON_FILE,), moves=_moved_as_there,
     known=(MEGATRON.known | KNOWN | {
         SWIFT_MEGATRON_FILE, CARDS, "rollout.*", "teacher.*", "nnodes", "teacher_kl_coef",
         "packing", "torch_dtype", "model_author", "finetune", "mcore_model", "mcore_adapter", "lora_dtype", "use_precision_aware_optimizer", "attn_impl",

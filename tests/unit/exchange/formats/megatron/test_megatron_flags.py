@@ -207,13 +207,28 @@ def test_a_line_of_flags_with_the_engines_defaults() -> None:
 @pytest.mark.parametrize(
     ("flags", "at"),
     [
-        ("--use-nccl-ub", "--use-nccl-ub"), ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"),
+        ("--use-nccl-ub", "--use-nccl-ub"),
         ("--pipeline-model-parallel-layout 't|t'", "--pipeline-model-parallel-layout"), ("--transformer-impl local", "--transformer-impl"),
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", "--use-precision-aware-optimizer"), ("--use-torch-fsdp2", "--use-torch-fsdp2"),
     ],
 )  # fmt: skip
 def test_what_moves_bytes_and_is_not_accounted_is_told(flags: str, at: str) -> None:
     assert at in dict(reading(f"--micro-batch-size 1 {flags}").unmodelled)
+
+
+@pytest.mark.parametrize(
+    ("flags", "loss", "more"),
+    [("", "plain", 0), ("--cross-entropy-loss-fusion", "plain", 4 * 1000 * 50),
+     ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl native", "plain", 4 * 1000 * 50),
+     ("--cross-entropy-loss-fusion --tensor-model-parallel-size 2", "plain", 4 * 1000 * 25),
+     ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "fused", 0)],
+)  # fmt: skip
+def test_the_native_fused_loss_is_the_unfused_one_compiled(flags: str, loss: str, more: int) -> None:
+    found = reading(f"--micro-batch-size 1 --seq-length 1000 {flags}")
+    assert found.request.get("loss", "plain") == loss
+    moved = found.form.moves(found.values, {"@tokens": 1000, "@vocab": 50})
+    assert sum(one.high_bytes for one in moved) == more
+    assert not found.unmodelled
 
 
 @pytest.mark.parametrize(
