@@ -216,7 +216,8 @@ def _says_beyond_card(of: Figures, _: Signs) -> str:
 
 
 def _says_phase(of: Figures, signs: Signs) -> str:
-    when = signs.frame.words if signs.frame else "the step"
+    step = "a step of the running server" if signs.phase in OF_SERVERS else "the step"
+    when = signs.frame.words if signs.frame else step
     free = f", and {size_words(of.free)} were free" if of.free is not None and of.free_is_said else ""
     told = f"{size_words(of.asked)} were asked for by {when}{free}"
     match PHASE_CAUSES[signs.phase]:

@@ -213,3 +213,13 @@ def test_more_kills_for_the_host_s_memory(text: str) -> None:
     assert not found_in(
         text.replace("2 Workers", "0 Workers").replace("memory", "time").replace("OOM-k", "k")
     ).found
+
+
+@pytest.mark.parametrize("who", ["CUDA", "ROCm", "MUSA"])
+def test_a_call_that_fails_in_llama_cpp_is_no_pytorch_s(who: str) -> None:
+    found = found_in(
+        f"{who} error: out of memory\n  current device: 0, in function alloc at ggml-cuda.cu:486"
+    )
+    assert found.open_between == (Cause.REAL_NEED, Cause.OTHER_PROCESS)
+    assert "PyTorch" not in found.because
+    assert "-ngl N" in offered(found)

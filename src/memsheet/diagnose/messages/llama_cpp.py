@@ -126,6 +126,15 @@ def _refused_buffer(message: Message, log: Log) -> Judgement:
     )
 
 
+def refused_call(log: Log) -> Judgement:
+    """A call to the driver that failed while it ran (ggml/src/ggml-cuda/ggml-cuda.cu, ggml_cuda_error)."""
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=_in_own_words((FEWER_LAYERS, SHORTER, FLASH), log),
+        because="a call of the program to the driver was refused memory while it ran, and the message has no figures: the card may be "
+        "too small for its buffers, or others hold it (nvidia-smi shows them)",
+    )  # fmt: skip
+
+
 def _size_in_bytes(message: Message, log: Log, asked: Interval | None) -> str:
     """The buffer's exact size, which the next line says; else what is printed of it."""
     place = log.place_of(message.line)

@@ -77,7 +77,7 @@ def _diagnosis_headline(found: Diagnosis, look: Look) -> RenderableType:
     if found.cause is not Cause.UNKNOWN:
         style = "bold green" if found.cause in (Cause.NOT_GPU_MEMORY, Cause.FOLLOW_UP_ERROR) else "bold red"
         return labelled_row("DIED OF", style, (TITLES[found.cause], *_shortage_words(found, look)), look)
-    between = " or ".join(TITLES[cause] for cause in found.open_between)
+    between = ", or ".join(TITLES[cause] for cause in found.open_between)
     otherwise = (
         "figures that contradict one another"
         if found.contradictory
