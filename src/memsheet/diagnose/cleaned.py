@@ -120,10 +120,11 @@ def _signs_that_may_stand(raw: bytes, signs: tuple[bytes, ...]) -> tuple[bytes, 
     """Signs that a text can hold, by its lines without their digits: steps and progress bars are then a few
     lines, each looked through once.
     """
-    different = set(raw.translate(_ENDS_OF_LINES, _DIGITS).split(b"\n"))
-    bare = b"\n" + b"\n".join(different)
-    if len(bare) * 2 > len(raw):
-        return signs
+    for part in (raw[: 2 * WHOLE], raw):  # the beginning tells whether the whole is worth it
+        different = set(part.translate(_ENDS_OF_LINES, _DIGITS).split(b"\n"))
+        bare = b"\n" + b"\n".join(different)
+        if len(bare) * 2 > len(part):
+            return signs
     return tuple(sign for sign in signs if sign.translate(_ENDS_OF_LINES, _DIGITS) in bare)
 
 

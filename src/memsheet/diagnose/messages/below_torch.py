@@ -197,7 +197,8 @@ FORMS = (
     Form(
         "driver",
         re.compile(
-            r"(?:CUDA|HIP|ROCm|MUSA)(?:driver)?error:outofmemory|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+            r"(?:CUDA|HIP|ROCm|MUSA)(?:driver)?error:outofmemory"
+            r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
         ),
         _refused_by_driver,
     ),
