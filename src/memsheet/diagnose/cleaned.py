@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import accumulate
 
@@ -37,15 +37,20 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _MOST_PREFIXES = 8
+MOST_OF_PREFIX = 200
+_SPEAKER = re.compile(r"\((\w[\w.:-]{0,60})[\w .:/-]{0,40}? pid=\d")
+"""The name of a process before its number, as Ray and vLLM print it."""
+_ENDS_OF_LINES, _DIGITS = bytes.maketrans(b"\r", b"\n"), b"0123456789"
 
 
 class Log:
     """A cleaned text. ``lines``: its lines without prefixes; ``squeezed``: all of them without a space;
-    ``names``: the inputs it was read of.
+    ``speakers``: the names of the processes that said lines, by their numbers, where a prefix has them.
     """
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    def __init__(self, lines: Iterable[str], speakers: Mapping[int, str] | None = None) -> None:
         self.lines = tuple(lines)
+        self.speakers: Mapping[int, str] = speakers or {}
 
     @cached_property
     def _parts(self) -> tuple[str, ...]:
@@ -77,7 +82,13 @@ def cleaned_log(texts: Iterable[bytes | str], signs: Iterable[bytes]) -> Log:
     the first of each, its beginning and its end is kept.
     """
     signs = tuple(signs)
-    return Log(line for text in texts for line in _cleaned_lines(_decoded_text(text, signs)))
+    lines: list[str] = []
+    speakers: dict[int, str] = {}
+    for raw in (raw for text in texts for raw in _raw_lines(_decoded_text(text, signs))):
+        if " pid=" in raw[:MOST_OF_PREFIX] and (found := _SPEAKER.search(raw, 0, MOST_OF_PREFIX)):
+            speakers[len(lines)] = found[1]
+        lines.append(without_prefixes(raw))
+    return Log(lines, speakers)
 
 
 def _decoded_text(text: bytes | str, signs: tuple[bytes, ...]) -> str:
@@ -92,7 +103,7 @@ def _decoded_text(text: bytes | str, signs: tuple[bytes, ...]) -> str:
 def _parts_that_matter(raw: bytes, signs: tuple[bytes, ...]) -> bytes:
     if len(raw) <= WHOLE:
         return raw
-    found = (place for sign in signs if (place := raw.find(sign)) >= 0)
+    found = (place for sign in _signs_that_may_stand(raw, signs) if (place := raw.find(sign)) >= 0)
     spans = sorted(
         [(0, ENDS), (len(raw) - ENDS, len(raw)), *((max(0, at - BEFORE), at + AFTER) for at in found)]
     )
@@ -105,13 +116,25 @@ def _parts_that_matter(raw: bytes, signs: tuple[bytes, ...]) -> bytes:
     return b"\n".join(raw[start:end] for start, end in merged)
 
 
-def _cleaned_lines(text: str) -> Iterable[str]:
+def _signs_that_may_stand(raw: bytes, signs: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Signs that a text can hold, by its lines without their digits: steps and progress bars are then a few
+    lines, each looked through once.
+    """
+    for part in (raw[: 2 * WHOLE], raw):  # the beginning tells whether the whole is worth it
+        different = set(part.translate(_ENDS_OF_LINES, _DIGITS).split(b"\n"))
+        bare = b"\n" + b"\n".join(different)
+        if len(bare) * 2 > len(part):
+            return signs
+    return tuple(sign for sign in signs if sign.translate(_ENDS_OF_LINES, _DIGITS) in bare)
+
+
+def _raw_lines(text: str) -> Iterable[str]:
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
     if "\\n" in text and text.count("\n") * 20 < text.count("\\n") + 20:  # an answer of a server, escaped
         text = text.replace("\\\\n", "\n").replace("\\n", "\n").replace('\\"', '"')
     for line in text.replace("\r", "\n").split("\n"):
-        yield without_prefixes(line[:LONGEST_LINE])
+        yield line[:LONGEST_LINE]
 
 
 def without_prefixes(line: str) -> str:

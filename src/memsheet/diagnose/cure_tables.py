@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.message import MAYBE, NO, Cure
-from memsheet.diagnose.signs import GATHERED, GENERATION, INFERENCE, MERGING, PICTURES
+from memsheet.diagnose.signs import EXPERIENCE, GATHERED, GENERATION, INFERENCE, MERGING, PICTURES, QUANTIZING
 
 RECOMPUTE = "recompute activations in backward"
 FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
@@ -22,6 +22,8 @@ TRAINERS: dict[str, dict[str, str]] = {
     "accelerate": {"batch": "per_device_train_batch_size", "recompute": "fsdp_activation_checkpointing: true", "loss": ""},
     "verl": {"batch": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)", "recompute": "actor_rollout_ref.model.enable_gradient_checkpointing=True", "loss": "actor_rollout_ref.model.use_fused_kernels=True", "tokens": "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu, and actor_rollout_ref.actor.ppo_max_token_len_per_gpu"},
     "torchtitan trainer": {"batch": "--training.local_batch_size", "recompute": "--activation_checkpoint.mode full", "loss": ""},
+    "OpenRLHF": {"batch": "--micro_train_batch_size (since 0.10 --train.micro_batch_size)", "recompute": "--gradient_checkpointing (since 0.10 --actor.gradient_checkpointing_enable)", "loss": ""},
+    "Lightning": {"batch": "batch_size of train_dataloader()", "recompute": "torch.utils.checkpoint", "loss": ""},
     "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
 }  # fmt: skip
 """Where each program is told of a change."""
@@ -70,6 +72,16 @@ OF_TASK: dict[str, tuple[Cure, ...]] = {
         Cure(change="a larger card, or weights over more of them", helps=MAYBE, where='device_map="auto"'),
         Cure(change="a smaller batch or a shorter length", helps=NO, why="weights are as large for any batch, and none runs"),
     ),
+    EXPERIENCE: (
+        Cure(change="fewer sequences read at once", helps=MAYBE),
+        Cure(change="another model's states off the card meanwhile, or on cards of its own", helps=MAYBE),
+        Cure(change="recompute activations in backward", helps=NO, why="no activations are kept for backward while experience is made"),
+    ),
+    QUANTIZING: (
+        Cure(change="fewer or shorter samples at once", helps=MAYBE, where="batch_size=1, and a shorter length of the samples"),
+        Cure(change="samples and weights on the host between their turns", helps=MAYBE),
+        Cure(change="recompute activations in backward", helps=NO, why="there is no backward while weights are quantized"),
+    ),
     PICTURES: (
         Cure(change="parts of the model on the host between their turns", helps=MAYBE, where="pipe.enable_model_cpu_offload()"),
         Cure(change="pictures decoded in tiles", helps=MAYBE, where="pipe.vae.enable_tiling()"),
@@ -86,8 +98,34 @@ OF_TASK: dict[str, tuple[Cure, ...]] = {
 """By what runs that is no training."""
 EVALUATION_BATCH = {
     "TRL": "per_device_eval_batch_size", "Trainer": "per_device_eval_batch_size", "LLaMA-Factory": "per_device_eval_batch_size:",
-    "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:",
+    "unsloth": "per_device_eval_batch_size", "axolotl": "eval_batch_size:", "Lightning": "batch_size of val_dataloader()",
 }  # fmt: skip
+GATHERS = ("TRL", "Trainer", "LLaMA-Factory", "unsloth", "axolotl")
+"""Programs whose evaluation puts the predictions of all samples together."""
+ONE_BY_ONE = Cure(
+    change="an optimizer whose step is one kernel, or goes weight by weight", helps=MAYBE, where="fused=True (or foreach=False)",
+    why="the tensor asked for is not made then",
+)  # fmt: skip
+STEPS = {
+    **dict.fromkeys(("TRL", "Trainer", "unsloth"), 'optim="adamw_torch_fused"'), "axolotl": "optimizer: adamw_torch_fused", "LLaMA-Factory": "optim: adamw_torch_fused",
+}  # fmt: skip
+SMALLER_UNITS = Cure(
+    change="smaller units of weights gathered at a time", helps=MAYBE, where="fully_shard(layer) of every layer (or an auto_wrap_policy)"
+)  # fmt: skip
+UNITS = {
+    "accelerate": "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "DeepSpeed": '"stage3_prefetch_bucket_size", "stage3_max_live_parameters"',
+}  # fmt: skip
+OF_PROMPTS = {
+    "vLLM": (
+        Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-num-batched-tokens N", why="it is as long as the pieces of a prompt"),
+        Cure(change="no log-probabilities of prompts", helps=MAYBE, where="prompt_logprobs=None", why="the tensor asked for is not made then"),
+    ),
+    "SGLang": (
+        Cure(change="shorter pieces of a prompt", helps=MAYBE, where="--chunked-prefill-size N", why="it is as long as the pieces of a prompt"),
+        Cure(change="no log-probabilities of prompts", helps=MAYBE, where="logprob_start_len=-1", why="the tensor asked for is not made then"),
+    ),
+}  # fmt: skip
+"""Of a server that was asked for log-probabilities of a prompt."""
 SMALL_STATES, SPREAD_STATES = (
     "an optimizer with smaller states",
     "states over more GPUs (ZeRO, FSDP), or on the host",
@@ -125,13 +163,33 @@ OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
 SUM_NUMBERS = Cure(
     change="sum numbers, not tensors", helps=MAYBE, where="total_loss += loss.item()", why="the graph of each step is then let go"
 )  # fmt: skip
+KEEP_NUMBERS = Cure(
+    change="keep numbers, not tensors", helps=MAYBE, where="losses.append(loss.item())", why="the graph of each step is then let go"
+)  # fmt: skip
 KEEP_NOTHING = Cure(
     change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
 )  # fmt: skip
-SERVER_SHARE = {"vLLM": "--gpu-memory-utilization", "SGLang": "--mem-fraction-static"}
-SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N"}
+TGI = "text-generation-inference"
+SERVER_SHARE = {
+    "vLLM": "--gpu-memory-utilization",
+    "SGLang": "--mem-fraction-static",
+    TGI: "--cuda-memory-fraction",
+}
+SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N", TGI: "--num-shard N"}
 RUNNERS = {
+    (
+        "OpenRLHF",
+        "fewer sequences read at once",
+    ): "--micro_rollout_batch_size (since 0.10 --rollout.micro_batch_size)",
     ("vLLM", "fewer tokens in one pass"): "--max-num-batched-tokens",
+    (TGI, "fewer tokens in one pass"): "--max-batch-prefill-tokens",
+    (
+        "stable-diffusion-webui",
+        "parts of the model on the host between their turns",
+    ): "--medvram (or --lowvram)",
+    ("stable-diffusion-webui", "pictures decoded in tiles"): "Tiled VAE",
+    ("InvokeAI", "parts of the model on the host between their turns"): "enable_partial_loading: true",
+    ("InvokeAI", "pictures decoded in tiles"): "force_tiled_decode: true",
     (
         "vLLM",
         "smaller or fewer pictures in a request, where the model takes them",
@@ -140,4 +198,8 @@ RUNNERS = {
     ("ComfyUI", "pictures decoded in tiles"): "VAE Decode (Tiled)",
 }
 """Where programs that run without training are told of a change."""
-SERVER_REQUESTS = {"vLLM": "--max-num-seqs", "SGLang": "--max-running-requests"}
+SERVER_REQUESTS = {
+    "vLLM": "--max-num-seqs",
+    "SGLang": "--max-running-requests",
+    TGI: "--max-concurrent-requests",
+}

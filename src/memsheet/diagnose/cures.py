@@ -9,21 +9,28 @@ from collections.abc import Iterator
 from memsheet.diagnose.cure_tables import (
     EVALUATION_BATCH,
     FUSED_LOSS,
+    GATHERS,
     KEEP_NOTHING,
+    KEEP_NUMBERS,
     OF_COMPONENT,
     OF_PHASE,
+    OF_PROMPTS,
     OF_TASK,
+    ONE_BY_ONE,
     PROFILED,
     RECOMPUTE,
     RUNNERS,
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
+    SMALLER_UNITS,
     SPREAD_STATES,
     STATED_SHARDS,
     STATES,
+    STEPS,
     SUM_NUMBERS,
     TRAINERS,
+    UNITS,
 )
 from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
 from memsheet.diagnose.interval import (
@@ -33,13 +40,17 @@ from memsheet.diagnose.interval import (
     size_words,
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
+from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
 from memsheet.diagnose.signs import (
     EVALUATION,
+    GATHER,
     GATHERED,
     LOADING,
     PICTURES,
+    PROMPT_PROBS,
     SERVING,
+    STEP_SIZES,
     Signs,
 )
 from memsheet.frozen import replace
@@ -110,6 +121,8 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield from _without_others(figures)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.OUTSIDE_ALLOCATOR:
+            if shares_a_card(signs.text):
+                yield from cures_of_colocated(signs.text, signs.sleep_freed)
             yield Cure(
                 change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured",
                 helps=MAYBE,
@@ -129,13 +142,13 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield Cure(
                 change="a smaller share of the card for the server",
                 helps=MAYBE,
-                where=SERVER_SHARE.get(signs.program, "gpu_memory_utilization"),
+                where=place_of_share(signs.text, SERVER_SHARE.get(signs.program, SHARE)),
             )
         case Cause.ENGINE_OVERCOMMIT:
             yield from _in_server(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.LEAK:
-            yield SUM_NUMBERS if signs.sums_losses else KEEP_NOTHING
+            yield SUM_NUMBERS if signs.sums_losses else KEEP_NUMBERS if signs.keeps_losses else KEEP_NOTHING
             yield _expandable_by_sum(figures, signs, who)
             yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
@@ -272,7 +285,9 @@ def _in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cu
         change=f"a share of the card that is smaller by 0.{max(1, hundredths):02d} or more" if hundredths < 100 else "a smaller share of the card",
         helps=MAYBE, saves_bytes=lacking.high, where=share, why=f"{at_most_words(lacking)} are short beside the cache",
     )  # fmt: skip
-    if term is not None and term.path == "sampler" and (count := _first_axis(term)):
+    if signs.frame is PROMPT_PROBS:
+        yield from OF_PROMPTS.get(signs.program, ())
+    elif term is not None and term.path == "sampler" and (count := _first_axis(term)):
         yield Cure(
             change=f"half as many requests at once: {count // 2}",
             helps=MAYBE,
@@ -293,9 +308,9 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
             saves_bytes=half.high if _grows_with_batch(term) else None,
             why=f"a request of its forward is then {size_words(half)}" if _grows_with_batch(term) else "",
         )  # fmt: skip
-        if signs.program in EVALUATION_BATCH:
+        if signs.program in GATHERS:
             yield OF_TASK[GATHERED][0]
-        else:
+        elif signs.program not in EVALUATION_BATCH:
             yield Cure(change="no gradients in the evaluation", helps=MAYBE, where="torch.no_grad()")
     elif signs.task == LOADING:
         few, spread, batch = OF_PHASE["load"]
@@ -342,14 +357,21 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
     if signs.task:
         yield from _without_training(figures, signs, term)
         return
-    if found := OF_PHASE.get(signs.phase):
+    phase = signs.phase or (signs.frame.phase if signs.frame else "")
+    if found := OF_PHASE.get(signs.phase) or (OF_PHASE[phase] if phase in ("save", "restore") else ()):
         yield from found
         return
-    if term is not None and (found := OF_COMPONENT.get(term.component)):
+    in_step = signs.frame is STEP_SIZES
+    if in_step:
+        yield replace(ONE_BY_ONE, where=STEPS.get(signs.trainer, ONE_BY_ONE.where))
+    component = "optimizer_states" if in_step else term.component if term else ""
+    if states := OF_COMPONENT.get(component):
         own = STATES.get(signs.trainer, {})
         stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
-        yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in found)
+        yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in states)
         return
+    if signs.frame is GATHER:
+        yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
     half = figures.asked.times(1, 2)
@@ -398,6 +420,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         if not served or term is None or term.component == "saved_activations":
             yield Cure(
                 change=RECOMPUTE,
-                helps=MAYBE,
+                helps=NO if signs.recomputes else MAYBE,
                 where=lines.get("recompute", "torch.utils.checkpoint"),
+                why="it is on already" if signs.recomputes else "",
             )

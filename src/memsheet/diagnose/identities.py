@@ -36,6 +36,12 @@ one.
 """
 POWERS = frozenset(2**power for power in range(7, 21))
 """Counts of tokens that are common."""
+_SPLIT, _SHARES = "vocab_parallel", (1, 2, 4, 8)
+"""How functions are called whose logits lie over ranks (megatron/core/tensor_parallel/cross_entropy.py)."""
+_PAIRS = re.compile(r"concatenated_forward|\b(?:[Dd]po|DPO)(?:_|\b|Trainer|Config)|\brewards?/chosen")
+"""What a trainer of preferences prints."""
+_DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
+"""Bits in which weights are loaded, where a text says it."""
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters")
 WIDTHS = ((4, "fp32"), (2, "bf16"))
 _VOCAB = re.compile(
@@ -43,8 +49,8 @@ _VOCAB = re.compile(
     re.IGNORECASE,
 )
 _LENGTH = re.compile(
-    r"\b(?:max_?seq_?len(?:gth)?|max_?length|seq_?len(?:gth)?|sequence_?len(?:gth)?|cutoff_?len|"
-    r"max_?model_?len|context_?length|"
+    r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
+    r"|cutoff_?len|max_?model_?len|context[_ ]?length|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
@@ -52,8 +58,8 @@ _LENGTH = re.compile(
     re.IGNORECASE,
 )
 _BATCH = re.compile(
-    r"\b(?:per_device_train_batch_size|micro_?batch_?size|train_batch_size|batch_?size|max_sentences|"
-    r"bsz|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch[_ ]?size"
+    r"|train_batch_size|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
 _HEADS = re.compile(
@@ -86,7 +92,7 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         return None
     axes = _with_axes_of_text(known, signs.text)
     found: dict[tuple[str, str, str], Candidate] = {}
-    for each in (*_candidate_terms(asked, signs.frame, axes), *_weight_terms(asked, signs)):
+    for each in (*_candidate_terms(asked, signs.frame, axes, signs.text), *_weight_terms(asked, signs)):
         key = each.term.component, each.term.path, each.term.shape
         if key not in found or each.rank > found[key].rank:
             found[key] = each
@@ -95,9 +101,22 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     if not best or rank is None:
         return None
     if rank[0] < OF_SHEET:
-        return _with_equals(best[0], found.values(), rank) if len(best) == 1 else None
+        return _with_equals(best[0], found.values(), rank) if len(best) == 1 else _either_of(best, rank)
     products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
     return _term_of_sheet(best, products[0] if len(products) == 1 and rank[1] == 2 else None)
+
+
+def _either_of(best: list[Term], rank: tuple[int, int]) -> Term | None:
+    """Two products of what the text names, which differ in width, as one term that is not exact."""
+    first, *others = best
+    if (
+        rank[0] < BOTH_KNOWN
+        or len(others) != 1
+        or (others[0].component, others[0].path) != (first.component, first.path)
+    ):
+        return None
+    shape = others[0].shape
+    return replace(first, shape=f"{first.shape} or {shape}", exact=False, words=f"{first.words}, or {shape}")
 
 
 def _with_equals(best: Term, every: Iterable[Candidate], rank: tuple[int, int]) -> Term:
@@ -127,9 +146,10 @@ def _weight_terms(asked: Interval, signs: Signs) -> Iterator[Candidate]:
     if frame is None or frame.component not in OF_WEIGHTS:
         return
     fused = signs.program in SERVERS
+    halves = frame.component != "optimizer_states" and set(_DTYPE.findall(signs.text)) == {"16"}
     for words, (rows, width) in weight_shapes(signs.text, fused=fused):
         for parts in (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,):
-            for size, dtype in WIDTHS[1:] if fused else WIDTHS:
+            for size, dtype in WIDTHS[1:] if fused or halves else WIDTHS:
                 if rows % parts == 0 and (fit := fit_of(asked, rows // parts * width * size)):
                     share = f" of {parts} ranks" if parts > 1 else ""
                     yield Candidate((4 if parts == 1 else 3, fit), Term(
@@ -179,7 +199,7 @@ def fit_of(asked: Interval, size: int) -> int:
     return 1 if asked.low <= rounded <= asked.high else 0
 
 
-def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candidate]:
+def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes, text: str) -> Iterator[Candidate]:
     for component, path, size in axes.sheet:
         if fit := fit_of(asked, size):
             yield Candidate(
@@ -194,20 +214,30 @@ def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterat
             )
     at_loss = frame is None or frame.component in (LOGITS.component, "saved_activations")
     if at_loss and frame is not SCORES:
-        yield from _logits_terms(asked, frame, axes)
+        yield from _logits_terms(
+            asked, frame, axes, shares=_SHARES if _SPLIT in text else (1,), pairs=bool(_PAIRS.search(text))
+        )
     if frame is None or frame is SCORES or frame.component != LOGITS.component:
         yield from _scores_terms(asked, axes)
 
 
-def _logits_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[Candidate]:
+def _logits_terms(
+    asked: Interval, frame: Frame | None, axes: Axes, *, shares: tuple[int, ...], pairs: bool
+) -> Iterator[Candidate]:
     """Tokens × vocabulary: of lengths and vocabularies that are named, of one of them and a power of two, and
-    where the loss asked and a vocabulary is named, of as many tokens as the size says.
+    where the loss asked and a vocabulary is named, of as many tokens as the size says. ``shares``: over how
+    many ranks the vocabulary may lie; where that is not known, tokens have to be named; ``pairs``: whether a
+    row may be two, one that is preferred and one that is not.
     """
+    if len(shares) > 1:
+        yield from _split_logits_terms(asked, axes, shares)
+        return
     path = frame.path if frame and frame.component == LOGITS.component else "loss"
     named = set(axes.vocabularies)
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler")
     unnamed = [each for each in VOCABULARIES if each not in named]
     tokens = {n * batch for n in axes.tokens for batch in (1, *axes.batches)}
+    tokens |= {2 * count for count in tokens} if pairs else set()
     common = set() if _fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss and _fits_by_chance(asked, len(unnamed) * max(1, len(tokens))):
         unnamed = []
@@ -241,6 +271,21 @@ def _logits_terms(asked: Interval, frame: Frame | None, axes: Axes) -> Iterator[
                 words=words,
             ),
         )
+
+
+def _split_logits_terms(asked: Interval, axes: Axes, shares: tuple[int, ...]) -> Iterator[Candidate]:
+    """The same of a vocabulary that lies over ranks: such a loss raises what it reads to fp32."""
+    size, dtype = WIDTHS[0]
+    for vocabulary in axes.vocabularies or VOCABULARIES:
+        for count in sorted({n * batch for n in axes.tokens for batch in (1, *axes.batches)}):
+            for share in shares:
+                rows = vocabulary // share
+                if vocabulary % share == 0 and (fit := fit_of(asked, count * rows * size)):
+                    split = f", one of {share} ranks' share," if share > 1 else ""
+                    yield Candidate((3 if vocabulary in axes.vocabularies else 2, fit), Term(
+                        component=LOGITS.component, path=LOGITS.path, shape=f"[{count}, {rows}] {dtype}", exact=True,
+                        words=f"{dtype} logits of {count:,} tokens × {rows:,} words{split} × {size} bytes",
+                    ))  # fmt: skip
 
 
 def _scores_terms(asked: Interval, axes: Axes) -> Iterator[Candidate]:

@@ -13,6 +13,11 @@ _HUB_ID = re.compile(
     r"(?<![\w./-])[A-Za-z0-9][\w.-]{1,60}/[A-Za-z0-9][\w.-]{1,90}(?![\w/])"
     r"|(?<!\w)models--[\w.-]{3,150}(?=/|\s|$)"
 )
+_SPOKEN = re.compile(
+    r"(?<![\w./-])(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:\.\d)?)?[ -](\d{1,3}(?:\.\d)?b)(?![\w/.-]*/)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""A model as people write of it: family, version, size."""
 MOST = 256
 """Different names that are looked up: a path of two parts looks like one."""
 
@@ -73,8 +78,19 @@ def _shapes_of(config: Mapping[str, Any], *, fused: bool) -> Iterator[tuple[str,
             yield "query, key and value projections as one", ((heads + 2 * groups) * size, width)
 
 
+def _spoken_names(text: str) -> Iterator[str]:
+    for family, version, size in dict.fromkeys(_SPOKEN.findall(text)):
+        either = (
+            (f"{family}{dash}{version}-{size}".lower() for dash in ("-", ""))
+            if version
+            else (f"{family}-{size}".lower(),)
+        )
+        yield from (name for name in either if find_model(name) is not None)
+
+
 def _named_configs(text: str) -> Iterator[Mapping[str, Any]]:
     names = dict.fromkeys(found.group().rstrip(".") for found in _HUB_ID.finditer(text))
+    names |= dict.fromkeys(_spoken_names(text) if not names else ())
     for name in list(names)[:MOST]:
         hub_id = name.removeprefix("models--").replace("--", "/", 1) if name.startswith("models--") else name
         found = find_model(hub_id)

@@ -21,6 +21,7 @@ from memsheet.diagnose.interval import (
     size_words,
 )
 from memsheet.diagnose.message import Cause, Judgement
+from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
 from memsheet.units import GIB
 
@@ -215,7 +216,8 @@ def _says_beyond_card(of: Figures, _: Signs) -> str:
 
 
 def _says_phase(of: Figures, signs: Signs) -> str:
-    when = signs.frame.words if signs.frame else "the step"
+    step = "a step of the running server" if signs.phase in OF_SERVERS else "the step"
+    when = signs.frame.words if signs.frame else step
     free = f", and {size_words(of.free)} were free" if of.free is not None and of.free_is_said else ""
     told = f"{size_words(of.asked)} were asked for by {when}{free}"
     match PHASE_CAUSES[signs.phase]:
@@ -229,10 +231,14 @@ def _says_phase(of: Figures, signs: Signs) -> str:
 
 def _says_changed(of: Figures, signs: Signs) -> str:
     name, number = signs.changed_at or ("", 0)
+    thaws = "freez" in name.lower() or "frozen" in name.lower()
+    told = (
+        "more is trained, so that more is kept for backward" if thaws
+        else "a step is another one than those that fitted"
+    )  # fmt: skip
     return (
-        f"{name} is {number:,} and the run died in the step behind it: from there on more is trained, so "
-        f"that "
-        f"more is kept for backward; {size_words(of.asked)} were asked for"
+        f"{name} is {number:,} and the run died in the step behind it: from there on {told}; "
+        f"{size_words(of.asked)} were asked for"
     )
 
 
@@ -273,12 +279,13 @@ def _says_unseen(of: Figures, _: Signs) -> str:
     )
 
 
-def _says_outside(of: Figures, _: Signs) -> str:
+def _says_outside(of: Figures, signs: Signs) -> str:
+    server = "; a server in the same process counts in" if shares_a_card(signs.text) else ""
     return (
         f"{size_words(of.process or NOTHING)} of this process - {size_words(of.reserved or NOTHING)} of "
         f"the allocator = "
         f"{size_words(of.outside or NOTHING)} outside it, where a usual process has less than "
-        f"{size_words(Interval(OUTSIDE_MOST, OUTSIDE_MOST))}"
+        f"{size_words(Interval(OUTSIDE_MOST, OUTSIDE_MOST))}{server}"
     )
 
 
@@ -324,8 +331,10 @@ def _says_lacking(of: Figures, _: Signs) -> str:
 
 def _memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
-    if signs.sums_losses or signs.growth:
+    if signs.sums_losses or signs.keeps_losses:
         return True
+    if signs.growth:
+        return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
     return bool(signs.reserved_growth) and not _may_be_pieces(of, signs.reserved_growth)
 
 
@@ -342,9 +351,9 @@ def _says_leak(of: Figures, signs: Signs) -> str:
             f"no room"
         )
     return (
-        "losses are summed as tensors, which keeps every step's graph alive: memory grows with each step "
-        "until "
-        f"one request ({size_words(of.asked)}) has no room"
+        f"losses are {'summed' if signs.sums_losses else 'kept'} as tensors, which keeps every step's graph "
+        "alive: "
+        f"memory grows with each step until one request ({size_words(of.asked)}) has no room"
     )
 
 

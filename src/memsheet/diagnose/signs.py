@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
-from memsheet.diagnose.messages import step_lines
+from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
 from memsheet.frozen import dataclass, replace
 
@@ -32,6 +32,13 @@ BACKWARD = Frame("temporaries", "backward", "gradients of activations on their w
 WEIGHTS = Frame("parameters", "model", "the model's weights as they are loaded", "load")
 SERVED = Frame("temporaries", "sampler", "the sampler, [sequences, vocabulary]", "run")
 RECOMPUTED = Frame("saved_activations", "model", "activations of a layer that is run again in backward")
+PROMPT_PROBS = Frame(
+    "temporaries", "prompt_logprobs", "log-probabilities of a prompt, tokens × vocabulary wide", "run"
+)
+STEP_SIZES = Frame(
+    "temporaries", "optimizer/step", "what the optimizer's step makes for many weights at once"
+)
+_HEAD = Frame("temporaries", "loss", "the logits, tokens × vocabulary wide")
 _GRAPHS = Frame("cuda_graphs", "model", "the capture of CUDA graphs", "graphs")
 _CACHE = Frame("kv_cache", "model", "the KV cache", "cache")
 _STEP = Frame("saved_activations", "model", "a step of the running server", "run")
@@ -51,17 +58,21 @@ _WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its fe
 _WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
 _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, written out in full")
 
+_TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2seq_lm", "idefics_causal_lm")
+"""text-generation-inference's files of models (server/text_generation_server/models)."""
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
-                     "vocab_parallel_cross_entropy", "fused_linear_cross_entropy"), LOGITS),
+                     "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "calculate_logits_max", "calculate_predicted_logits",
+                     "calculate_cross_entropy_loss"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
                      "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
-                     "logprobs_from_logits_v2", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
+                     "logprobs_from_logits_v2", "log_probs_from_logits", "get_logps", "_get_logps", "_compute_logps", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
     **dict.fromkeys(("baddbmm", "eager_attention_forward", "attention_scores", "core_attention_unfused"), SCORES),
     **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
     **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
                      "all_gather_coalesced", "_pre_forward_unshard", "fetch_sub_module"), GATHER),
-    **dict.fromkeys(("_init_group", "_multi_tensor_adam", "_multi_tensor_adamw", "_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
+    **dict.fromkeys(("_multi_tensor_adam", "_multi_tensor_adamw", "_multi_tensor_sgd", "_multi_tensor_adagrad", "_multi_tensor_adafactor"), STEP_SIZES),
+    **dict.fromkeys(("_init_group", "_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
                      "initialize_optimizer_states", "_single_tensor_adamw", "lomo_update"), STATES),
     **dict.fromkeys(("backward", "_engine_run_backward", "run_backward"), BACKWARD),
     **dict.fromkeys(("recompute_fn", "unpack_hook", "_checkpoint_without_reentrant_generator"), RECOMPUTED),
@@ -69,8 +80,13 @@ FRAMES: dict[str, Frame] = {
                      "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module"), WEIGHTS),
     **dict.fromkeys(("apply_top_k_top_p", "top_k_mask_logits", "top_p_sampling", "random_sample", "_sample", "sample", "apply_penalties", "gather_logprobs",
                      "compute_logits", "topk_topp_sampler", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
+    **dict.fromkeys(("_get_prompt_logprobs_dict", "sampler.compute_logprobs", "logits_processor.process_input_logprobs",
+                     "logits_processor.compute_temp_top_p_normalized_logprobs"), PROMPT_PROBS),
+    "lm_head": _HEAD,
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
+    **dict.fromkeys((f"{name}.generate_token" for name in _TGI_MODELS), _STEP),
+    **dict.fromkeys((f"{name}.warmup" for name in _TGI_MODELS), _PROFILE),
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), _STEP),
     **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), _PROFILE),
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
@@ -88,7 +104,7 @@ FRAMES: dict[str, Frame] = {
 """By the name of a function in a traceback, behind its file's where that name alone says too little. Where
 several are known the innermost speaks, but a phase of the run is told by any.
 """
-EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES = (
+EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES, QUANTIZING, EXPERIENCE = (
     "evaluation",
     "gathered",
     "generation",
@@ -97,15 +113,21 @@ EVALUATION, GATHERED, GENERATION, INFERENCE, LOADING, SERVING, MERGING, PICTURES
     "serving",
     "merging",
     "pictures",
+    "quantizing",
+    "experience",
 )
 """What runs that is no training: a pass without gradients, the predictions of all its samples put together,
-a model that writes, or only reads; a server that loads, and one that runs; an adapter merged; pictures made.
+a model that writes, or only reads; a server that loads, and one that runs; an adapter merged; pictures made;
+weights put into fewer bits by samples that are looked at; what was written is read by the models of a job.
 """
 TASKS: dict[str, str] = {
     **dict.fromkeys(("evaluate", "evaluation_loop", "prediction_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), EVALUATION),
     **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), GATHERED),
     **dict.fromkeys(("generate", "_greedy_search", "_beam_search", "_contrastive_search", "_assisted_decoding", "utils._sample"), GENERATION),
     **dict.fromkeys(("merge_and_unload", "_unload_and_optionally_merge", "merge_adapter", "get_delta_weight"), MERGING),
+    **dict.fromkeys(("gptq.add_batch", "gptq.fasterquant", "gptq.quantize", "awq.quantize", "quantizer.quantize_model", "quantizer.quantize",
+                     "entrypoints.oneshot", "oneshot.oneshot", "oneshot.apply_recipe_modifiers"), QUANTIZING),
+    **dict.fromkeys(("make_experience", "make_experience_batch", "make_experience_list", "_inference_batch_helper"), EXPERIENCE),
     **dict.fromkeys(("SentenceTransformer.encode", "transcribe", "predict_step", "predict_loop"), INFERENCE),
     **dict.fromkeys(("pipelines.__call__", "common_ksampler", "execution.get_output_data"), PICTURES),
     **dict.fromkeys(("training_step", "backward", "_engine_run_backward", "run_backward"), ""),
@@ -135,7 +157,7 @@ _WRITES = re.compile(
 _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
 _CALL = re.compile(
     r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal"
-    r"|event_loop_overlap)\b"
+    r"|event_loop_overlap|lm_head(?=\())\b"
 )
 FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
 """Lines around a message that its traceback stands in; and between its last frame and the message."""
@@ -145,6 +167,11 @@ _LEAK = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )  # fmt: skip
 """A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
+_KEPT_LOSS = re.compile(
+    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)\s*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""A list of losses over steps: of tensors where memory grows with it."""
 _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
@@ -161,6 +188,12 @@ _CHANGE_AT = re.compile(
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?(\d{1,12})\b",
     re.IGNORECASE,
 )
+_RECOMPUTES = re.compile(
+    r"gradient_checkpointing[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:True|true|unsloth)\b|--gradient_checkpointing(?!\s+[Ff]alse)(?![\w=])"
+    r"|recompute-granularity\s+full\b|activation_checkpoint\.mode[= ][\"']?full\b|disable_gradient_checkpointing: false"
+    r"|\bfsdp_activation_checkpointing: true|in recompute_fn\b|\brecompute_fn\(\*|in unpack_hook\b|\bCheckpointFunction\b"
+)  # fmt: skip
+"""What says that activations are made again in backward: a setting, or a traceback that does it."""
 _EXPANDABLE = re.compile(
     r"(?<!setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF[\"']?\]?\s{0,3}[=:]\s{0,3}[\"']?[\w:,.]{0,100}"
     r"expandable_segments:True"
@@ -186,12 +219,18 @@ class Signs:
     """The first program of the log that is no server."""
     windows: bool = False
     expandable: bool = False
+    recomputes: bool = False
+    """Whether activations are made again in backward already."""
     sums_losses: bool = False
+    keeps_losses: bool = False
+    """Whether a list of them is made while memory grows from step to step."""
     changed_at: tuple[str, int] | None = None
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
     """What was reserved, likewise."""
+    sleep_freed: Interval | None = None
+    """What a server said that it gave back when it was put to sleep."""
     text: str = ""
 
 
@@ -210,8 +249,10 @@ PROGRAMS = (
         ),
     ),
     ("SGLang", ("sglang/srt", "sglang.", "mem_fraction_static", "sglang serve", "Load weight begin.")),
+    ("text-generation-inference", ("text_generation_server", "text_generation_launcher")),
     ("verl", ("/verl/", "actor_rollout_ref", "verl.trainer")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
+    ("OpenRLHF", ("/openrlhf/", "openrlhf.cli", "OpenRLHF")),
     ("axolotl", ("axolotl",)),
     ("LLaMA-Factory", ("llamafactory", "LLaMA-Factory")),
     ("unsloth", ("unsloth",)),
@@ -219,9 +260,15 @@ PROGRAMS = (
     ("DeepSpeed", ("/deepspeed/runtime/", "deepspeed --")),
     ("torchtitan trainer", ("torchtitan/",)),
     ("fairseq", ("fairseq",)),
+    ("Lightning", ("lightning/pytorch/", "pytorch_lightning/")),
     ("Trainer", ("transformers/trainer.py", "TrainingArguments", "accelerate launch")),
     ("accelerate", ("distributed_type: FSDP", "fsdp_activation_checkpointing")),
     ("ComfyUI", ("ComfyUI", "comfy/ldm", "comfy/samplers")),
+    (
+        "stable-diffusion-webui",
+        ("stable-diffusion-webui", "webui-forge", "webui-user", "*** Error completing request"),
+    ),
+    ("InvokeAI", ("invokeai", "InvokeAI")),
     ("diffusers", ("diffusers/",)),
 )
 """Programs by what only their logs hold; the first that is found speaks."""
@@ -241,17 +288,41 @@ def read_signs(log: Log, line: int) -> Signs:
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
+    if (spoke := _program_of_speaker(log, line)) and programs[:1] != [spoke]:
+        programs = [spoke, *(name for name in programs if name != spoke)]
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
+    of_server = _task_of_server(log, line, window, names, named, programs)
+    if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
+        named = replace(named, phase=phase, frame=named.frame or (_GRAPHS if phase == "graphs" else None))
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
-        frame=named.frame, phase=named.phase, task=GATHERED if gathered else _task_of_server(log, line, window, names, named, programs) or named.task,
+        frame=named.frame, phase=named.phase, task=GATHERED if gathered else of_server or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
-        expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), sums_losses=bool(_LEAK.search(text)),
-        changed_at=_change_at_step(text), growth=grows_steadily(log), reserved_growth=step_lines.reserved_growth(log), text=text,
+        expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
+        keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
+        changed_at=_change_at_step(text), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
+        sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=text,
     )  # fmt: skip
+
+
+_SPEAKERS = (
+    (re.compile(r"EngineCore|VllmWorker|Worker_(?:TP|PP|DP|EP)|vLLMHttpServer"), "vLLM"),
+    (re.compile(r"SGLang(?:Engine|HttpServer)"), "SGLang"),
+    (re.compile(r"(?:Policy|Reference|Critic|Reward)ModelActor"), "OpenRLHF"),
+    (re.compile(r"MegatronTrain\w{0,20}Actor"), "Megatron-LM"),
+)
+"""Programs by the names of their processes, which stand before what these say: vllm/v1/engine/core.py,
+vllm/v1/executor/multiproc_executor.py, verl/workers/rollout, slime/ray, openrlhf/trainer/ray.
+"""
+
+
+def _program_of_speaker(log: Log, line: int) -> str:
+    """Whose process said a line; empty where no prefix has its name."""
+    speaker = log.speakers.get(line, "")
+    return next((program for pattern, program in _SPEAKERS if pattern.match(speaker)), "")
 
 
 def _traceback_of(log: Log, line: int) -> Sequence[str]:
@@ -292,7 +363,7 @@ def _task_of_script(window: Sequence[str], programs: Sequence[str]) -> str:
     behind = (later for each, later in itertools.pairwise(window) if _FRAME.match(each))
     called = [found[1] for each in behind if (found := _WRITES.match(each))]
     draws = bool(programs) and (
-        programs[0] == "ComfyUI"
+        programs[0] in DRAWS
         or (programs[0] == "diffusers" and not any(_TRAINER.match(each) for each in window))
     )
     return TASKS[called[-1]] if called else PICTURES if draws else ""
@@ -311,13 +382,17 @@ def _trained_before(log: Log, line: int, names: Sequence[str]) -> bool:
 def _task_of_server(
     log: Log, line: int, window: Sequence[str], names: list[str], named: Signs, programs: list[str]
 ) -> str:
-    """What a server does, where the message is a server's: its functions stand in the traceback, or none
-    stand there and no trainer has a word in the log.
+    """What a server does, where the message is a server's: its process said it, its functions stand in the
+    traceback, or none stand there and no trainer has a word in the log.
     """
-    own = any("/vllm/" in each or "/sglang/" in each for each in window) if names else len(programs) == 1
+    spoken = _program_of_speaker(log, line) in SERVERS
+    own = (
+        spoken or any(part in each for each in window for part in _OF_SERVER_CODE)
+        if names or spoken else len(programs) == 1
+    )  # fmt: skip
     told = named.frame in OF_RUNNING or (named.frame is None and own)
-    trains = any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(
-        _VERL.search(log.text)
+    trains = not spoken and (
+        any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(_VERL.search(log.text))
     )
     if not programs or programs[0] not in SERVERS or trains or not told:
         return ""
@@ -325,6 +400,29 @@ def _task_of_server(
     begun = [found.end() for found in _LOADS.finditer(before)]
     loads = named.phase == "load" or (bool(begun) and not _LOADED.search(before, begun[-1]))
     return LOADING if loads and named.frame in (WEIGHTS, None) else SERVING
+
+
+_OF_SERVER_CODE = ("/vllm/", "/sglang/", "/text_generation_server/")
+_POOLED = re.compile(
+    r"Memory pool end|KV Cache is allocated|GPU KV cache size: \d|# (?:GPU|CUDA|cuda) blocks: [1-9]"
+)
+_CAPTURES = re.compile(
+    r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
+)
+_CAPTURED = re.compile(
+    r"Capture cuda graph end|Graph capturing finished|Application startup complete|fired up and ready"
+)
+
+
+def _phase_of_server(before: str, task: str) -> str:
+    """How far a server had come, by its own lines before a message, where no function of a traceback says it:
+    its cache takes its share before graphs are captured, and both before it serves.
+    """
+    pooled = list(_POOLED.finditer(before))
+    if task != SERVING or not pooled or _LOADS.search(before, pooled[-1].end()):
+        return ""
+    captures = list(_CAPTURES.finditer(before, pooled[-1].end()))
+    return "graphs" if captures and not _CAPTURED.search(before, captures[-1].end()) else "run"
 
 
 def _old_release(log: Log, line: int) -> str:
@@ -392,6 +490,8 @@ PHASE_CAUSES: dict[str, Cause] = {
 }  # fmt: skip
 """Phases that say more than the bytes. Those of a server count in a server's log alone."""
 OF_SERVERS = ("run", "graphs", "cache")
-SERVERS = ("vLLM", "SGLang")
-OF_RUNNING = (WEIGHTS, SERVED, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
+SERVERS = ("vLLM", "SGLang", "text-generation-inference")
+DRAWS = ("ComfyUI", "stable-diffusion-webui", "InvokeAI")
+"""Programs that make pictures, and train nothing."""
+OF_RUNNING = (WEIGHTS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
 """What a server's functions allocate for."""

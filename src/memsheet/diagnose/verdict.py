@@ -64,7 +64,7 @@ EMITTERS = (
     vllm,
 )
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
-SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS)
+SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS, *other_servers.OWN_FORMS)
 FORMS = (
     *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.FORMS,
 )  # fmt: skip
@@ -121,7 +121,7 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     caught, messages = _failing_messages(log)
     if not messages:
         return _without_message(inputs, log, context, caught)
-    cards = _first_of_each_card(messages)
+    cards = [_fullest_of_card(each, messages) for each in _first_of_each_card(messages)]
     judged = [(first, _judged_message(first, messages, log, known or Axes())) for first in cards]
     first, found = min(judged, key=lambda pair: _severity(pair[1]))
     besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
@@ -141,6 +141,18 @@ def _first_of_each_card(messages: Sequence[Message]) -> list[Message]:
         if each.kind == first.kind and "device" in each.words and "device" in first.words:
             found.setdefault(each.words["device"], each)
     return list(found.values())
+
+
+def _fullest_of_card(first: Message, messages: Sequence[Message]) -> Message:
+    """The same, or where it ends before its figures the next of its size and card that does not."""
+    if first.judge is not None or "allocated" in first.facts or "asked" not in first.facts:
+        return first
+    same = (
+        each for each in messages
+        if each.kind == first.kind and each.facts.get("asked") == first.facts["asked"]
+        and each.words.get("device") == first.words.get("device") and "allocated" in each.facts
+    )  # fmt: skip
+    return next(same, first)
 
 
 def _severity(found: Diagnosis) -> int:
@@ -304,6 +316,9 @@ def _without_message(
                 f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
             ),
         )
+    deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
+    if deaths and not failed:
+        return replace(nothing, notes=deaths)
     if failed:
         because = (
             f"a table counts {_request_words(failed)} that failed; what was asked for and what was free "

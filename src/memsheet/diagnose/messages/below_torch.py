@@ -10,12 +10,14 @@ from memsheet.diagnose.figures import OUTSIDE_LEAST
 from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
+from memsheet.diagnose.messages.colocated import place_of_share
+from memsheet.diagnose.messages.llama_cpp import refused_call
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
 from memsheet.diagnose.survived import goes_on
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
-    b"_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"HIP error: out of memory", b"hipErrorOutOfMemory", b"cuda runtime error (2)", b"Error out of memory at line",
+    b"_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"HIP error: out of memory", b"ROCm error: out of memory", b"MUSA error: out of memory", b"hipErrorOutOfMemory", b"cuda runtime error (2)", b"Error out of memory at line",
     *other_runtimes.SIGNS,
 )  # fmt: skip
 LOWER_FRACTION = "give the server a smaller share of the card"
@@ -45,7 +47,7 @@ def _wake_up(_: Message, log: Log) -> Judgement:
              why="what the trainer keeps without tensors is what the server lacks"),
         Cure(change="wake the weights first and the cache after the trainer's are off the card", helps=MAYBE,
              where='wake_up(tags=["weights"])'),
-        Cure(change=LOWER_FRACTION, helps=MAYBE, where="gpu_memory_utilization (mem_fraction_static)"),
+        Cure(change=LOWER_FRACTION, helps=MAYBE, where=place_of_share(log.text, "gpu_memory_utilization (mem_fraction_static)")),
     )  # fmt: skip
     return Judgement(
         causes=(Cause.WAKE_UP_RACE,), cures=cures,
@@ -105,6 +107,8 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
     table = card_table(log)
     there = _holder_words(table) if table else ""
     around = log.lines[max(0, message.line - PINS_WITHIN) : message.line + PINS_WITHIN]
+    if any("ggml" in each for each in around):
+        return refused_call(log)
     if any(_PINS.search(each) for each in around):
         return Judgement(
             causes=(Cause.NOT_GPU_MEMORY, Cause.OTHER_PROCESS), cures=(*_WITHOUT_PINS, *_without_holders(there)),
@@ -192,7 +196,10 @@ FORMS = (
     Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
     Form(
         "driver",
-        re.compile(r"(?:CUDA|HIP)(?:driver)?error:outofmemory|cudaErrorMemoryAllocation|hipErrorOutOfMemory"),
+        re.compile(
+            r"(?:CUDA|HIP|ROCm|MUSA)(?:driver)?error:outofmemory"
+            r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+        ),
         _refused_by_driver,
     ),
     Form("driver", re.compile(r"cudaruntimeerror\(2\):outofmemory"), _refused_by_runtime),

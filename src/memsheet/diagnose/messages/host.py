@@ -13,7 +13,7 @@ SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"\nKilled",
-    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory",
+    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b"out-of-memory and exited",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
 SHARED = Cure(
@@ -143,6 +143,13 @@ def _short_system(message: Message, _: Log) -> Judgement:
     )
 
 
+DEATHS = (
+    ("SIGKILLbyOOMkillerduetohighmemoryusage", "Ray says that a worker died and lists what may have ended it, the host's memory among it: the worker's log and `dmesg` on its node tell"),
+    ("subprocesseshasabruptlydiedduringmapoperation", "a process that prepared data died without a word: `dmesg` tells whether it was for the host's memory"),
+    ("excessivememoryusagecausingtheOperatingSystemtokilltheworker", "a worker process died, and what joblib lists is what may have ended it: `dmesg` tells"),
+    ("Aprocessintheprocesspoolwasterminatedabruptly", "a worker process died without a word: `dmesg` tells whether it was for the host's memory"),
+)  # fmt: skip
+"""What says that a process died, and not of what: of datasets (utils/py_utils.py), joblib's loky, Python."""
 # A launcher that ends the other ranks itself says so ("forcefully exiting via", "closing signal": torch's
 # elastic/multiprocessing/api.py), and Ray lists what may have ended a worker ("The process is killed by
 # SIGKILL by OOM killer"), whatever did.
@@ -153,15 +160,16 @@ FORMS = (
     Form("kernel", re.compile(r"invokedoom-killer(?!\S{0,6000}?Kill(?:ed)?process)|oom-kill:constraint=(?!\S{0,6000}?Kill(?:ed)?process)"), _killed_by_kernel),
     Form("Slurm", re.compile(r"oom_killevent|Detected\d{1,6}oom[-_]kill|Exceeded(?:step|job)memorylimit"), _killed_by_slurm),
     Form("evicted", re.compile(r"lowonresource:memory"), _evicted),
-    Form("container", re.compile(r"OOMKilled(?!\"?[=:]\"?false)"), _killed_in_container),
+    Form("container", re.compile(r"OOMKilled(?!\"?[=:]\"?false)|wasOOM-?[Kk]illed|ranout-of-memoryandexited"), _killed_in_container),
     Form("Ray", re.compile(rf"(?:ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory)(?:\S{{0,600}}?was(?P<used>{NUMBER})GB/(?P<whole>{NUMBER})GB)?"), _killed_by_ray, {"used": "GB", "whole": "GB"}),
+    Form("Ray", re.compile(r"(?<!\d)[1-9]\d{0,6}Workers\(tasks/actors\)killedduetomemorypressure\(OOM\)"), _killed_by_ray),
     Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
     Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject(?!\S{0,120}?(?:Toomanyopenfiles|Nosuchfile))|unableto(?:write|resize)\S{0,10}?file</torch_\S{0,80}?Nospaceleft|unabletommap\d{1,15}bytesfromfile\S{0,120}?Cannotallocatememory"), _shared_memory),
     Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,40}?/dev/shm|/dev/shm\S{0,40}?Nospaceleftondevice|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
     Form("page file", re.compile(r"WinError1455|oserror1455"), _page_file),
     Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), refused_array),
     Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), refused_array, {"asked": "bytes"}),
-    Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|OSError:Memorymappingfilefailed:Cannotallocatememory"), refused_array),
+    Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|Cannotallocatememory\(oserror12\)|fork:(?:retry:)?(?:Resourcetemporarilyunavailable)?Cannotallocatememory|fatalerror:runtime:(?:outofmemory|cannotallocatememory)|OSError:Memorymappingfilefailed:Cannotallocatememory"), refused_array),
     Form("pinned", re.compile(r"(?:[Ff]ailed(?:toallocate|allocating)|ouldnotallocate)\S{0,60}?pinnedhost|failedtoalloc\d{1,18}bytesonhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), refused_pinned),
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
     Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words
@@ -49,6 +50,23 @@ _CURES = {
 }
 
 
+OF_OLLAMA = {
+    "-ngl N": "num_gpu N", "-c N": "num_ctx N (OLLAMA_CONTEXT_LENGTH=N)", "-fa on": "OLLAMA_FLASH_ATTENTION=1", "-ub N": "num_batch N",
+    LOWER_CACHE.where: "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0",
+}  # fmt: skip
+"""Where Ollama is told of what llama.cpp's options say (ollama/ollama, envconfig/config.go, api/types.go)."""
+_OLLAMA = re.compile(r"ollama|llama runner process|source=sched\.go", re.IGNORECASE)
+
+
+def _in_own_words(cures: tuple[Cure, ...], log: Log) -> tuple[Cure, ...]:
+    if not _OLLAMA.search(log.text):
+        return cures
+    return tuple(
+        replace(cure, where=OF_OLLAMA.get(cure.where, "" if cure.where[:1] == "-" else cure.where))
+        for cure in cures
+    )
+
+
 def _buffer_kind(message: Message, log: Log) -> str:
     """Which buffer it was, by what is said right behind the failure, else before it."""
     place = log.place_of(message.line)
@@ -89,6 +107,7 @@ def _refused_buffer(message: Message, log: Log) -> Judgement:
     copies = _COPIES.search(log.squeezed)
     if copies and int(copies[1]) > 1 and kind == "compute":
         cures = (ONE_COPY, *cures)
+    cures = _in_own_words(cures, log)
     told = f"{size_words(asked)} were asked for, {words}" if asked else f"{words} was refused"
     if asked and free and more_than(asked, free):
         return Judgement(
@@ -107,6 +126,15 @@ def _refused_buffer(message: Message, log: Log) -> Judgement:
     )
 
 
+def refused_call(log: Log) -> Judgement:
+    """A call to the driver that failed while it ran (ggml/src/ggml-cuda/ggml-cuda.cu, ggml_cuda_error)."""
+    return Judgement(
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=_in_own_words((FEWER_LAYERS, SHORTER, FLASH), log),
+        because="a call of the program to the driver was refused memory while it ran, and the message has no figures: the card may be "
+        "too small for its buffers, or others hold it (nvidia-smi shows them)",
+    )  # fmt: skip
+
+
 def _size_in_bytes(message: Message, log: Log, asked: Interval | None) -> str:
     """The buffer's exact size, which the next line says; else what is printed of it."""
     place = log.place_of(message.line)
@@ -122,10 +150,10 @@ def _free_on_card(log: Log, message: Message) -> Interval | None:
     return printed_bytes(found.pop(), "MiB") if len(found) == 1 else None
 
 
-def _host_buffer(_: Message, __: Log) -> Judgement:
+def _host_buffer(_: Message, log: Log) -> Judgement:
     return Judgement(
         causes=(Cause.NOT_GPU_MEMORY,), because="a buffer of the host's memory was refused, not one of the card's",
-        cures=(SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N")),
+        cures=_in_own_words((SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N")), log),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from memsheet.diagnose.messages.jax import judge_pool, pool_figures
 from memsheet.frozen import replace
 
 SIGNS = (
+    b"No executable batch size found",
     b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)",
     b"GPU memory (", b"Out of memory allocating", b"out of memory to allocate",
 )  # fmt: skip
@@ -132,16 +133,27 @@ def _refused_place(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _refused_all_batches(_: Message, __: Log) -> Judgement:
+    """Of huggingface/accelerate at 02e2ed56, src/accelerate/utils/memory.py: find_executable_batch_size."""
+    return undecided_need(
+        "every size of batch was refused memory, down to one row",
+        Cure(change="recompute activations in backward", helps=MAYBE, where="gradient_checkpointing=True"),
+        Cure(change="weights in fewer bits, adapters alone, or states over more GPUs", helps=MAYBE),
+        Cure(change="a smaller batch", helps=NO, why="one row was tried, too"),
+    )  # fmt: skip
+
+
 _BYTES = {"asked": "bytes", "allocated": "bytes", "allowed": "bytes"}
 _COMMAS = r"\d[\d,]{0,30}"
 FORMS = (
     Form("TensorFlow", re.compile(r"OOMwhenallocatingtensorwithshape\[(?P<shape>[\d,]{0,120})\]andtype(?P<type>[a-z0-9]{1,12}?)on(?P<place>/\S{1,120}?)by"), _refused_tensor),
-    Form("TensorFlow", re.compile(r"errors_impl\.ResourceExhaustedError(?!:\S{0,20}?OOMwhenallocatingtensorwithshape)"), _refused_tensor),
+    Form("TensorFlow", re.compile(r"errors_impl\.ResourceExhaustedError(?!\S{0,4000}?OOMwhenallocatingtensorwithshape)"), _refused_tensor),
     Form("ONNX Runtime", re.compile(rf"Failedtoallocatememoryforrequestedbufferofsize(?P<asked>{NUMBER})"), _refused_arena, {"asked": "bytes"}),
     Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),
     Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),
     Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
     Form("accelerate", re.compile(r"ValueError:SomemodulesaredispatchedontheCPUorthedisk"), _refused_place),
+    Form("accelerate", re.compile(r"Noexecutablebatchsizefound,reachedzero"), _refused_all_batches),
     Form("CuPy", re.compile(rf"Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
     Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<asked>{_COMMAS})bytes(?:\(total(?P<allocated>{_COMMAS})bytes)?"), _refused_pool, _BYTES),
 )  # fmt: skip

@@ -1,20 +1,26 @@
 """Servers and compilers that say in their own words that memory ran out, most without figures.
 
 The sentences are those of text-generation-inference (server/text_generation_server/models/flash_causal_lm.py,
-warmup), TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check), ExLlamaV2 (exllamav2/model.py,
-load_autosplit_gen) and Triton (python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
+warmup), TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check; tensorrt_llm/_torch/pyexecutor/
+py_executor_creator.py, _ExecutorMemoryMonitor), LM Studio, ExLlamaV2 (exllamav2/model.py,
+load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check) and Triton
+(python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.figures import OUTSIDE_MOST
 from memsheet.diagnose.interval import Interval, size_words
-from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages.stated import halved, smaller_share, stated_number, stated_share
 
-SIGNS = (b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource")
+SIGNS = (
+    b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][",
+)  # fmt: skip
 FRACTIONS = (
     "kv_cache_free_gpu_memory_fraction",
     "free_gpu_memory_fraction",
@@ -50,6 +56,66 @@ def _refused_runtime(message: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
+_OF_FREE = "of what is free for the KV cache"
+_CACHE_MADE = re.compile(r"KVcache:\d")
+_LENGTHS = {"Sampler": "max_seq_len", "Drafter": "max_draft_len", "Guideddecoder": "max_seq_len"}
+
+
+def _refused_component(message: Message, log: Log) -> Judgement:
+    """TensorRT-LLM's own account of its start: what is made, with what was free before and behind each."""
+    name, free, card = message.words["name"], message.facts["free"], message.facts["capacity"]
+    told = f"{size_words(free)} of {size_words(card)} were free before it was made"
+    if name == "KVcache" or _CACHE_MADE.search(log.squeezed, log.place_of(message.line)):
+        return Judgement(
+            causes=(Cause.ENGINE_OVERCOMMIT,),
+            because=f"{told}; the share of it that the KV cache is to take leaves too little for the rest",
+            cures=(
+                *smaller_share(FRACTIONS[1], stated_share(log, message.line, *FRACTIONS), _OF_FREE),
+                Cure(change="fewer tokens in one pass", helps=MAYBE, where="max_num_tokens"),
+            ),
+        )  # fmt: skip
+    used = (card - free).positive
+    passed = Cure(change="fewer tokens in one pass", helps=MAYBE, where="max_num_tokens")
+    spread = Cure(
+        change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="tensor_parallel_size"
+    )
+    if name in ("Model", "Draftmodelforspeculativedecoding"):
+        taken = name == "Model" and used.low > OUTSIDE_MOST
+        return Judgement(
+            causes=(Cause.OTHER_PROCESS, Cause.REAL_NEED) if taken else (Cause.REAL_NEED,), cures=(spread, passed),
+            because=f"the model's weights and buffers have no room: {told}"
+            + (f"; {size_words(used)} were in use before the server had made anything" if taken else ""),
+        )  # fmt: skip
+    length = _LENGTHS.get(name, "max_num_tokens")
+    return Judgement(
+        causes=(Cause.REAL_NEED,), because=f"what the server makes beside its weights, before its cache is sized, has no room: {told}",
+        cures=(Cure(change="fewer or shorter sequences at once", helps=MAYBE, where=length) if name in _LENGTHS else passed, spread,
+               Cure(change="another share for the KV cache", helps=NO, why="the cache is not sized yet")),
+    )  # fmt: skip
+
+
+def _refused_by_guard(message: Message, _: Log) -> Judgement:
+    size = message.facts.get("asked")
+    told = f" {size_words(size)} that it reckons with are" if size else " it reckons that the model is"
+    return Judgement(
+        causes=(Cause.LIMIT_SET,),
+        because=f"LM Studio's guard refused to load the model:{told} more than its setting allows on this machine; nothing was asked "
+        "of the card or the host yet",
+        cures=(
+            Cure(change="a shorter context, or a cache in fewer bits", helps=MAYBE, where="Context Length, K and V Cache Quantization Type"),
+            Cure(change="weights in fewer bits", helps=MAYBE),
+            Cure(change="a looser guard, at the risk of the whole system's memory", helps=MAYBE, where="Settings > Model loading guardrails"),
+        ),
+    )  # fmt: skip
+
+
+def _refused_turbomind(message: Message, log: Log) -> Judgement:
+    share = stated_share(log, message.line, "cache_max_entry_count")
+    return replace(
+        _refused_runtime(message, log), cures=smaller_share("--cache-max-entry-count", share, _OF_FREE)
+    )
+
+
 def _refused_split(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
@@ -82,8 +148,14 @@ def _refused_kernel(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+OWN_FORMS = (
+    Form("component", re.compile(rf"couldnotbecreated:(?P<name>\w{{1,40}}?)(?:\(\S{{1,80}}?\))?TotalGPUmemory\(GiB\):(?P<capacity>{NUMBER})FreeGPUmemorybeforecomponentcreationattempt\(GiB\):(?P<free>\d{{1,4}}\.\d\d)"), _refused_component, {"capacity": "GiB", "free": "GiB"}),
+)  # fmt: skip
+"""What says more than the bytes of the request that failed before it."""
 FORMS = (
+    Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("prefill", re.compile(r"Notenoughmemorytohandle(?P<count>\d{1,9})prefilltokens"), _refused_prefill),
+    Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,60}?outofmemory"), _refused_turbomind),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
     Form("kernel", re.compile(r"outofresource:(?P<what>[\w]{1,40}),Required:(?P<needed>\d{1,12}),Hardwarelimit:(?P<most>\d{1,12})"), _refused_kernel),

@@ -17,16 +17,47 @@ from memsheet.diagnose.message import NUMBER
 
 SIGNS = (b"GiB(",)
 _RESERVED = re.compile(rf"\bmemory:\s{{0,4}}(?P<size>{NUMBER})GiB\(")
+_ALLOCATED = re.compile(
+    rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b.{{1,200}}?(?<!max )(?<!max_)(?<!peak )(?<!peak_)(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
+    rf"(?:[ _]mem(?:ory)?)?[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_PEAK = re.compile(
+    rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?[\"']?"
+    rf"\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    re.IGNORECASE,
+)  # fmt: skip
 ENOUGH = 4
 """Steps of growth that are no accident."""
 
 
 def steady_growth(sizes: list[Interval]) -> tuple[Interval, ...]:
-    """The last sizes, where they have only grown by about the same; else nothing."""
+    """Where growth began, and the last sizes, where these have only grown by about the same; else nothing."""
     tail = sizes[-ENOUGH - 1 :]
     steps = [later.middle - earlier.middle for earlier, later in itertools.pairwise(tail)]
     steady = len(steps) >= ENOUGH and min(steps) > 0 and max(steps) <= 2 * min(steps)
-    return tuple(tail) if steady else ()
+    if not steady:
+        return ()
+    begun = len(sizes) - len(tail)
+    while begun > 0 and sizes[begun - 1].middle < sizes[begun].middle:
+        begun -= 1
+    return (*sizes[begun : begun + (begun < len(sizes) - len(tail))], *tail)
+
+
+def allocated_growth(log: Log) -> tuple[Interval, ...]:
+    """What a script's own lines say is allocated from step to step, where it only grew."""
+    found = (_ALLOCATED.search(line) for line in log.lines if "lloc" in line)
+    return steady_growth(
+        [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
+    )
+
+
+def peak_growth(log: Log) -> tuple[Interval, ...]:
+    """The most that was held, as a script's lines of steps have it, where it only grew."""
+    found = (_PEAK.search(line) for line in log.lines if "mem" in line)
+    return steady_growth(
+        [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
+    )
 
 
 def reserved_growth(log: Log) -> tuple[Interval, ...]:

@@ -13,6 +13,7 @@ from decimal import Decimal
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, at_least, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, YES, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages.colocated import place_of_share, shares_a_card
 from memsheet.diagnose.messages.stated import (
     doubled,
     halved,
@@ -35,7 +36,7 @@ OVERHEAD = 3 * GIB
 _SEQUENCES = re.compile(r"max_num_seqs[=:'\"]{1,3}(\d{1,6})")
 
 
-def _refused_start(message: Message, _: Log) -> Judgement:
+def _refused_start(message: Message, log: Log) -> Judgement:
     free, card, desired = (message.facts[name] for name in ("free", "capacity", "desired"))
     share = message.words["share"]
     used = (card - free).positive
@@ -53,6 +54,20 @@ def _refused_start(message: Message, _: Log) -> Judgement:
         change=FREE_THE_CARD, helps=YES if at_least(card - Interval(OVERHEAD, OVERHEAD), desired) else MAYBE, saves_bytes=used.high, where="nvidia-smi",
         why=f"{size_words(used)} are in use before the start",
     )  # fmt: skip
+    if shares_a_card(log.text):
+        held = (
+            f"{size_words(used)} of the card were held before the server started, as a rule by the trainer "
+            "on the same card"
+        )
+        option = place_of_share(log.text)
+        return Judgement(
+            causes=(Cause.ENGINE_OVERCOMMIT,), because=held, arithmetic=lines, missing=missing,
+            cures=(
+                replace(fits, change=f"a share that is free: {option} 0.{lower:02d}", where=f"{option}=0.{lower:02d}"),
+                Cure(change="the trainer's weights and states off the card while the server starts", helps=MAYBE, saves_bytes=used.high),
+                replace(others, helps=MAYBE, why="nvidia-smi tells whether somebody else is there, too"),
+            ),
+        )  # fmt: skip
     if used.low * 10 > card.high or used.low > OVERHEAD:
         return Judgement(
             causes=(Cause.OTHER_PROCESS,),

@@ -29,7 +29,7 @@ TITLES = {
     Cause.NOT_GPU_MEMORY: "not the GPU's memory: the host's, or another limit",
     Cause.LEAK: "a leak: what is held grows with every step",
     Cause.REGIME_CHANGE: "a step that is another one than those before",
-    Cause.ENGINE_OVERCOMMIT: "a server that took too much for its cache",
+    Cause.ENGINE_OVERCOMMIT: "a server whose share of the card is too large",
     Cause.ENGINE_UNDERPROVISION: "a server whose share is too small",
     Cause.WAKE_UP_RACE: "a wake-up while somebody else holds the card",
     Cause.FOLLOW_UP_ERROR: "an earlier error: this is its echo, no shortage",
@@ -77,7 +77,7 @@ def _diagnosis_headline(found: Diagnosis, look: Look) -> RenderableType:
     if found.cause is not Cause.UNKNOWN:
         style = "bold green" if found.cause in (Cause.NOT_GPU_MEMORY, Cause.FOLLOW_UP_ERROR) else "bold red"
         return labelled_row("DIED OF", style, (TITLES[found.cause], *_shortage_words(found, look)), look)
-    between = " or ".join(TITLES[cause] for cause in found.open_between)
+    between = ", or ".join(TITLES[cause] for cause in found.open_between)
     otherwise = (
         "figures that contradict one another"
         if found.contradictory
@@ -104,7 +104,7 @@ def _term_words(found: Diagnosis) -> tuple[str, ...]:
         return (f"{size_words(asked)} asked for = {words}",)
     if found.held is not None and asked is not None and term.path == term.words:
         return (f"{size_words(asked)} asked for at {words}",)
-    return (words, "by what ran, not by the size")
+    return (words,) if " bytes" in words else (words, "by what ran, not by the size")
 
 
 def _sheet_words(answer: Answer, look: Look, *, died: bool) -> tuple[str, ...]:

@@ -1,0 +1,137 @@
+"""A trainer and its server on one card, servers that account for their own start, and what is no error."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.diagnose.corpus import modern, traced
+
+from memsheet.diagnose.cleaned import WHOLE
+from memsheet.diagnose.message import MAYBE, YES, Cause
+from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
+
+
+def found_in(*lines: str) -> Diagnosis:
+    return diagnose_texts({"log": "\n".join(lines)})
+
+
+REFUSED = (
+    "ValueError: Free memory on device (50.00/79.15 GiB) on startup is less than desired GPU memory "
+    "utilization (0.9, 71.24 GiB)."
+)
+IN_PROCESS = modern("1.45 GiB", "79.15 GiB", "0.42 GiB", "78.73 GiB", "35.53 GiB", "0.60 GiB")
+
+
+@pytest.mark.parametrize(
+    ("sign", "option"),
+    [
+        ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.gpu_memory_utilization=0.63"),
+        ('GRPOConfig(vllm_mode="colocate")', "vllm_gpu_memory_utilization=0.63"),
+        ("--colocate_all_models", "--vllm_gpu_memory_utilization=0.63"),
+        ("LLM(enable_sleep_mode=True)", "gpu_memory_utilization=0.63"),
+    ],
+)
+def test_a_server_refused_beside_its_trainer_is_told_of_a_smaller_share_first(sign: str, option: str) -> None:
+    found = found_in(sign, REFUSED)
+    assert (found.cause, found.cures[0].helps, found.cures[0].where) == (Cause.ENGINE_OVERCOMMIT, YES, option)
+    assert [cure.helps for cure in found.cures[1:]] == [MAYBE, MAYBE]
+    assert found_in("vllm serve x", REFUSED).cause is Cause.OTHER_PROCESS
+
+
+@pytest.mark.parametrize(
+    ("sign", "first"),
+    [
+        ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.free_cache_engine=True"),
+        ("vllm_mode=colocate", "vllm_enable_sleep_mode=True"),
+        ("Sleep mode freed 40.10 GiB memory, 3.80 GiB memory is still in use.", "enable_sleep_mode=True"),
+        ("Sleep mode freed 0.00 GiB memory, 43.91 GiB memory is still in use.", "unset PYTORCH_CUDA_ALLOC_CONF"),
+        ("torch.compile", "torch.compile(dynamic=True)"),
+    ],
+)  # fmt: skip
+def test_what_is_outside_beside_a_server_in_the_same_process_is_the_server_s(sign: str, first: str) -> None:
+    found = found_in(sign, traced("backward"), IN_PROCESS)
+    assert (found.cause, found.cures[0].where) == (Cause.OUTSIDE_ALLOCATOR, first)
+
+
+def component_refused(name: str, free: str, *made: str) -> str:
+    rows = "\n".join(made)
+    return (
+        "RuntimeError: Executor creation failed due to insufficient GPU memory.\n\n"
+        f"The following component could not be created: {name}\nTotal GPU memory (GiB): 79.11\n"
+        f"Free GPU memory before component creation attempt (GiB): {free}\n\n"
+        f"Previously created components and free GPU memory before/after creation (GiB):\n{rows}\n\n"
+        "Possible options include:\n  KV cache: reduce free_gpu_memory_fraction"
+    )
+
+
+MODEL = "Model: 78.50 / 48.30"
+TRIAL = "Initial KV cache (temporary for KV cache size estimation)"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "between"),
+    [
+        (component_refused("KV cache", "43.91", MODEL), Cause.ENGINE_OVERCOMMIT, ()),
+        (component_refused("Additional executor resources", "1.20", MODEL, "KV cache: 43.91 / 1.20"), Cause.ENGINE_OVERCOMMIT, ()),
+        (component_refused(TRIAL, "1.20", MODEL), Cause.REAL_NEED, ()),
+        (component_refused("Sampler", "0.20", MODEL), Cause.REAL_NEED, ()),
+        (component_refused("Model", "78.50"), Cause.REAL_NEED, ()),
+        (component_refused("Model", "40.10"), Cause.UNKNOWN, (Cause.OTHER_PROCESS, Cause.REAL_NEED)),
+    ],
+)  # fmt: skip
+def test_a_server_that_says_which_part_had_no_room(
+    text: str, cause: Cause, between: tuple[Cause, ...]
+) -> None:
+    found = found_in(text)
+    assert (found.cause, found.open_between) == (cause, between)
+    behind = found_in(modern("1.45 GiB", "79.11 GiB", "0.42 GiB", "78.69 GiB", "77.00 GiB", "0.60 GiB"), text)
+    assert (behind.cause, behind.open_between) == (cause, between)
+
+
+def test_a_guard_that_refuses_to_load_is_a_limit_of_its_own() -> None:
+    refused = "Error: Model loading was stopped due to insufficient system resources."
+    said = " Under the current settings, this model requires approximately 27.03 GB of memory, and continuing"
+    for text in (refused, refused + said):
+        found = found_in(text)
+        assert (found.cause, {cure.helps for cure in found.cures}) == (Cause.LIMIT_SET, {MAYBE})
+    assert "27.03 GiB" in found.because
+
+
+def test_what_ray_lists_is_told_and_decides_nothing() -> None:
+    listed = "(1) The process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop"
+    found = found_in("Worker exit type: SYSTEM_ERROR", listed)
+    assert (found.found, found.cause) == (False, Cause.UNKNOWN)
+    assert "Ray" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("vocab_parallel_cross_entropy", "[8192, 16032] fp32"), ("cross_entropy", "")]
+)
+def test_logits_over_ranks_are_a_share_of_the_vocabulary(name: str, shape: str) -> None:
+    """8,192 tokens × 128,256 / 8 × 4 bytes = 501.00 MiB."""
+    short = modern("501.00 MiB", "79.15 GiB", "0.10 GiB", "79.05 GiB", "78.00 GiB", "0.02 GiB")
+    found = found_in("seq_length: 8192, vocab_size: 128256", traced(name), short)
+    assert found.term is not None
+    assert shape in ("", found.term.shape)
+    unnamed = found_in(traced("vocab_parallel_cross_entropy"), short).term
+    assert unnamed is not None
+    assert unnamed.shape == ""
+
+
+def test_weights_of_a_stated_width_are_of_that_width() -> None:
+    short = modern("512.00 MiB", "23.69 GiB", "0.10 GiB", "23.59 GiB", "23.00 GiB", "0.02 GiB")
+    named = 'from_pretrained("mistralai/Mistral-7B-v0.3", torch_dtype=torch.{})'
+    shapes = []
+    for width in ("bfloat16", "float32"):
+        term = found_in(named.format(width), traced("convert"), short).term
+        assert term is not None
+        shapes.append(term.shape)
+    assert shapes == ["", "[32768, 4096] fp32"]
+
+
+@pytest.mark.parametrize("between", ["\n", "\r"])
+def test_signs_with_digits_are_found_amid_a_long_run_of_steps(between: str) -> None:
+    steps = [f"step {step} loss {2 - step / 1e6:.6f} memory 61.20GiB" for step in range(WHOLE // 20)]
+    middle = len(steps) // 2
+    text = between.join((*steps[:middle], "Process exited with exit code 137", *steps[middle:]))
+    assert len(text) > WHOLE
+    assert found_in(text).cause is Cause.NOT_GPU_MEMORY

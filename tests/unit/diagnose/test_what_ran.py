@@ -1,0 +1,134 @@
+"""Cures by the function that asked, in the words of the tool that ran, and none of what is done already."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.diagnose.corpus import FULL_CARD, modern, traced
+
+from memsheet.diagnose.message import MAYBE, NO, Cause
+from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
+
+RECOMPUTE = "recompute activations in backward"
+
+
+def found_in(*lines: str) -> Diagnosis:
+    return diagnose_texts({"log": "\n".join(lines)})
+
+
+def places(found: Diagnosis) -> str:
+    return "\n".join(cure.where for cure in found.cures if cure.helps == MAYBE)
+
+
+@pytest.mark.parametrize(
+    ("sign", "helps"),
+    [
+        ('  File "/x/torch/utils/checkpoint.py", line 9, in recompute_fn', NO),
+        ("gradient_checkpointing: true", NO), ("gradient_checkpointing=True", NO), ("--gradient_checkpointing", NO),
+        ("--recompute-granularity full", NO), ('use_gradient_checkpointing = "unsloth"', NO),
+        ("--gradient_checkpointing False", MAYBE), ("gradient_checkpointing: false", MAYBE), ("--seed 1", MAYBE),
+        ("--recompute-granularity selective", MAYBE),
+    ],
+)  # fmt: skip
+def test_what_is_recomputed_already_is_no_cure(sign: str, helps: str) -> None:
+    found = found_in(sign, traced("training_step", "backward"), FULL_CARD)
+    assert [cure.helps for cure in found.cures if cure.change == RECOMPUTE] == [helps]
+
+
+@pytest.mark.parametrize(
+    ("sign", "where"),
+    [
+        ("/x/transformers/trainer.py", 'optim="adamw_torch_fused"'),
+        ("axolotl", "optimizer: adamw_torch_fused"),
+        ("plain", "fused=True (or foreach=False)"),
+    ],
+)
+def test_what_a_step_makes_for_many_weights_is_not_made_by_one_kernel(sign: str, where: str) -> None:
+    found = found_in(sign, traced("step", "_multi_tensor_adamw"), FULL_CARD)
+    assert found.cures[0].where == where
+    assert found.term is not None
+    assert found.term.path == "optimizer/step"
+    assert "one kernel" not in found_in(sign, traced("step", "_init_group"), FULL_CARD).cures[0].change
+
+
+@pytest.mark.parametrize(
+    ("sign", "where"),
+    [
+        ("plain", "fully_shard"),
+        ("/x/deepspeed/runtime/engine.py", "stage3_max_live_parameters"),
+        ("fsdp_activation_checkpointing: false", "fsdp_auto_wrap_policy"),
+    ],
+)
+def test_weights_gathered_are_fewer_in_smaller_units(sign: str, where: str) -> None:
+    assert where in found_in(sign, traced("unshard", "foreach_all_gather"), FULL_CARD).cures[0].where
+
+
+@pytest.mark.parametrize(
+    ("frames", "module", "where"),
+    [
+        (("_get_prompt_logprobs_dict", "compute_logprobs"), "x/vllm/v1/sample/sampler.py", "prompt_logprobs=None"),
+        (("forward", "process_input_logprobs"), "x/sglang/srt/layers/logits_processor.py", "logprob_start_len=-1"),
+    ],
+)  # fmt: skip
+def test_log_probabilities_of_a_prompt_are_the_server_s_at_run_time(
+    frames: tuple[str, ...], module: str, where: str
+) -> None:
+    found = found_in(traced(*frames, module=module), FULL_CARD)
+    assert (found.cause, where in places(found)) == (Cause.ENGINE_OVERCOMMIT, True)
+    trained = found_in(traced("training_step", "compute_logprobs"), FULL_CARD)
+    assert trained.cause is Cause.REAL_NEED
+
+
+def test_lightning_evaluates_without_gradients() -> None:
+    trace = '  File "/x/lightning/pytorch/loops/evaluation_loop.py", line 9, in _run_stage'
+    found = found_in(trace, traced("fit", "validation_step"), FULL_CARD)
+    assert "torch.no_grad()" not in places(found)
+    assert "torch.no_grad()" in places(found_in(traced("fit", "validation_step"), FULL_CARD))
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"), [("freeze_steps", "more is trained"), ("curriculum_switch_step", "another one")]
+)
+def test_a_change_is_said_to_be_what_its_setting_says(setting: str, says: str) -> None:
+    found = found_in(f"{setting}: 2000", "step: 2000 loss 2.2", FULL_CARD)
+    assert (found.cause, says in found.because) == (Cause.REGIME_CHANGE, True)
+
+
+def test_a_preferred_and_an_other_row_are_two_rows() -> None:
+    """4 × 4,096 × 128,256 × 2 bytes = 2 × 4,096 × 128,256 × 4 bytes = 3.91 GiB."""
+    short = modern("3.91 GiB", "79.15 GiB", "1.31 GiB", "77.84 GiB", "76.00 GiB", "0.55 GiB")
+    named = "meta-llama/Llama-3.1-8B max_length=4096 per_device_train_batch_size=2"
+    line = traced("forward") + "\n    logits = self.lm_head(hidden_states)"
+    pairs = found_in(named, traced("concatenated_forward"), line, short).term
+    rows = found_in(named, line, short).term
+    assert pairs is not None
+    assert rows is not None
+    assert (pairs.exact, "[16384, 128256] bf16" in pairs.words) == (False, True)
+    assert rows.shape == "[8192, 128256] fp32"
+
+
+REFUSED = (
+    "cudaMalloc failed: out of memory\n"
+    "ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 8942256128"
+)
+
+
+def test_ollama_is_told_in_its_own_words() -> None:
+    plain = found_in(f"llama_context: n_ctx = 8192\n{REFUSED}")
+    asked = found_in(f"llama runner process has terminated: {REFUSED}")
+    assert "-c N" in places(plain)
+    assert "num_ctx N" in places(asked)
+    assert " -" not in f" {places(asked)}".replace("\n", " ")
+
+
+def test_every_batch_refused_is_open_and_a_smaller_one_no_cure() -> None:
+    found = found_in("RuntimeError: No executable batch size found, reached zero.")
+    assert found.open_between == (Cause.REAL_NEED, Cause.OTHER_PROCESS)
+    assert [cure.helps for cure in found.cures if cure.change == "a smaller batch"] == [NO]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["OSError: Cannot allocate memory (os error 12)", "bash: fork: Cannot allocate memory", "fatal error: runtime: out of memory"],
+)  # fmt: skip
+def test_more_words_for_refused_host_memory(text: str) -> None:
+    assert found_in(text).cause is Cause.NOT_GPU_MEMORY
