@@ -7,14 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from memsheet.budget import Answer
+from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt, least_of
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets
 from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.workload import Training
 from memsheet.questions.sized_models import BY_SIZE
 from memsheet.questions.stand_ins import stood_in
+from memsheet.units import format_bytes
 
 UNACCOUNTED = late_pattern(r"\bnot (?:modelled|recorded)\b|the host one by one")
 """What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""
@@ -90,6 +92,7 @@ def answer_without(
             changed = [key for key in {*request, *kept} if request.get(key) != kept.get(key)]
             least = least_of(answer, changed) if answer.verdict else 0
             over = _passed_over(request, kept, answer)
+            over |= _by_same_kernel(request, kept, answer, words)
             doubts = [one for one in dict.fromkeys(words) if one not in over]
             most = _most_with_tables(answer, full)
             beside = any(
@@ -114,6 +117,35 @@ def _passed_over(request: Mapping[str, Any], kept: Mapping[str, Any], answer: An
         f"{OTHER_TARGETS}: {one} {reason}": f"{TARGETS} = {','.join(rest)} (no module is called {one})"
         for one in passed_over_targets(gone, answer.model, engine)
     }
+
+
+FLASH = ("flash", "sdpa")
+FLASH_MORE = 28
+"""Bytes a token and hidden unit of a layer that the flash-attn package may have beside what sdpa's own flash
+kernel has: copies of queries, keys and values without padding in two bytes, and a gradient of queries in four
+with up to as many rows of padding, of heads twice as wide together as the model (transformers 5.23.0
+modeling_flash_attention_utils.py, _upad_input; Dao-AILab/flash-attention csrc/flash_attn/flash_api.cpp,
+mha_varlen_bwd: dq_accum).
+"""
+
+
+def _by_same_kernel(
+    request: Mapping[str, Any], kept: Mapping[str, Any], answer: Answer, words: list[str]
+) -> dict[str, str]:
+    """That sdpa stands for the flash-attn package, as a remark, where the job fits with all that this may have
+    beside: sdpa is of the same kernel.
+    """
+    verdict, job, cluster = answer.verdict, answer.plan.workload, answer.cluster
+    if (request.get("attention"), kept.get("attention")) != FLASH or verdict is None or cluster is None:
+        return {}
+    if not isinstance(job, Training) or verdict.result is not Result.FITS:
+        return {}
+    more = FLASH_MORE * int(job.microbatch) * int(job.seq_len or 0) * answer.model.hidden
+    if int(verdict.device.high) + more > cluster.device.framework_low_bytes:
+        return {}
+    told = next((one for one in words if "attention = sdpa" in one), "")
+    remark = f"attention = sdpa, whose flash kernel keeps what flash-attn's does; with up to {format_bytes(more)} more it fits"
+    return {told: remark} if told else {}
 
 
 def _most_with_tables(answer: Answer, full: Any) -> int:

@@ -11,6 +11,8 @@ import pytest
 
 import memsheet
 from memsheet.cli import main
+from memsheet.errors import InputError, input_error
+from memsheet.questions.without_unmodelled import answer_without
 
 AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\n"
 LORA = "adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\n"
@@ -197,3 +199,27 @@ def test_a_path_that_ends_in_a_models_name_is_taken_for_it(
     found = json.loads(capsys.readouterr().out)
     assert found["result"] == "uncertain"
     assert "is taken for llama-3.1-8b by its name" in found["doubt"]
+
+
+PLAIN = {"engine": "transformers", "seq_len": 512, "microbatch": 1, "attention": "flash"}
+
+
+@pytest.mark.parametrize(("gpus", "sure"), [("1xH100-80GB", True), ("1x22.44GiB", False)])
+def test_sdpa_stands_for_the_flash_package_where_the_job_fits_with_all_that_this_may_have(
+    gpus: str, sure: bool
+) -> None:
+    def ask(request):
+        if request.get("attention") == "flash":
+            raise ABSENT
+        given = {key: value for key, value in request.items() if key != "attention"}
+        return memsheet.train("llama-3.2-1b", gpus=gpus, attention="sdpa", fix=False, **given)
+
+    with pytest.raises(InputError) as refused:
+        ask(PLAIN)
+    left = answer_without(PLAIN, {}, ask, refused.value)
+    assert left.request["attention"] == "sdpa"
+    assert bool(left.doubt.words) is not sure
+    assert any("flash-attn" in one for one in left.assumed) is sure
+
+
+ABSENT = input_error("attention", "flash", "is the flash-attn package's, which is not installed")
