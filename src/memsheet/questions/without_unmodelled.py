@@ -122,7 +122,7 @@ def _passed_over(request: Mapping[str, Any], kept: Mapping[str, Any], answer: An
 FLASH = ("flash", "sdpa")
 FLASH_MORE = 28
 """Bytes a token and hidden unit of a layer that the flash-attn package may have beside what sdpa's own flash
-kernel has: copies of queries, keys and values without padding in two bytes, and a gradient of queries in four
+kernel has: copies of queries, keys and values without padding in two bytes, and queries' gradient in four
 with up to as many rows of padding, of heads twice as wide together as the model (transformers 5.23.0
 modeling_flash_attention_utils.py, _upad_input; Dao-AILab/flash-attention csrc/flash_attn/flash_api.cpp,
 mha_varlen_bwd: dq_accum).
@@ -132,8 +132,8 @@ mha_varlen_bwd: dq_accum).
 def _by_same_kernel(
     request: Mapping[str, Any], kept: Mapping[str, Any], answer: Answer, words: list[str]
 ) -> dict[str, str]:
-    """That sdpa stands for the flash-attn package, as a remark, where the job fits with all that this may have
-    beside: sdpa is of the same kernel.
+    """That sdpa stands for the flash-attn package, as a remark, where the job fits with all that this may
+    have beside: sdpa is of the same kernel.
     """
     verdict, job, cluster = answer.verdict, answer.plan.workload, answer.cluster
     if (request.get("attention"), kept.get("attention")) != FLASH or verdict is None or cluster is None:
@@ -144,7 +144,10 @@ def _by_same_kernel(
     if int(verdict.device.high) + more > cluster.device.framework_low_bytes:
         return {}
     told = next((one for one in words if "attention = sdpa" in one), "")
-    remark = f"attention = sdpa, whose flash kernel keeps what flash-attn's does; with up to {format_bytes(more)} more it fits"
+    room = format_bytes(more)
+    remark = (
+        f"attention = sdpa, whose flash kernel keeps what flash-attn's does; with up to {room} more it fits"
+    )
     return {told: remark} if told else {}
 
 
