@@ -8,6 +8,7 @@ from memsheet import catalog
 from memsheet.catalog.kinds import by_kind, device_kind, usual_devices
 from memsheet.cli import screen
 from memsheet.cli.line import Given
+from memsheet.columns import align_columns
 from memsheet.errors import input_error
 from memsheet.plan.device import Basis, Device
 from memsheet.questions.catalogue import gpu_row
@@ -125,7 +126,7 @@ def _link_rate_table(devices: list[Device]) -> str:
                 network,
             )
         )
-    return screen.align_columns(rows, right=frozenset({2, 4})) + _fill_paragraphs(LINKS)
+    return align_columns(rows, right=frozenset({2, 4})) + _fill_paragraphs(LINKS)
 
 
 def _fill_paragraphs(paragraphs: tuple[str, ...]) -> str:
@@ -153,7 +154,7 @@ def _device_table(devices: list[Device]) -> str:
             (f"{kind}:", "", "", "", "", ""),
             *(_device_table_row(device, screen.terminal_width() - first - FIGURES) for device in alike),
         ]
-    return screen.align_columns(rows, right=frozenset({1, 3, 4}))
+    return align_columns(rows, right=frozenset({1, 3, 4}))
 
 
 def _device_table_row(device: Device, room: int) -> tuple[str, str, str, str, str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 from memsheet import catalog
 from memsheet.cli import screen
 from memsheet.cli.line import Given
+from memsheet.columns import align_columns
 from memsheet.errors import input_error, printable_line
 from memsheet.units import format_count
 
@@ -65,7 +66,7 @@ def _model_table(rows: Sequence[Mapping[str, Any]]) -> str:
             row["source"].removeprefix("public config.json of ").removesuffix("; the keys that decide memory")
         ).removeprefix("config.json of ")
         cells.append((row["name"], *counts, row["family"], whence))
-    table = screen.align_columns(cells, right=frozenset({1, 2}))
+    table = align_columns(cells, right=frozenset({1, 2}))
     return "".join(f"{shorten_line(line)}\n" for line in table.splitlines())
 
 

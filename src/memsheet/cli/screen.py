@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -91,19 +91,6 @@ def wants_decimal_units(units: str) -> bool:
             "units", units, "is not a unit of the screen", "GiB (2^30 bytes) or GB (10^9 bytes)"
         )
     return found
-
-
-def align_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
-    """Rows as aligned text, the last column ragged; ``right`` are the columns of numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.rjust(size) if number in right else cell.ljust(size)
-            for number, (cell, size) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines) + "\n"
 
 
 def terminal_look(*, decimal: bool, full: bool, typed: tuple[Any, ...] = ()) -> Look:

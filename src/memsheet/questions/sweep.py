@@ -7,12 +7,14 @@ from itertools import product
 from typing import Any, NamedTuple, Unpack
 
 from memsheet.budget import worst_sheet
+from memsheet.columns import align_columns
 from memsheet.errors import InputError, input_error
 from memsheet.plan.options import Model, SweptOptions
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import BOUNDS, task_of
 from memsheet.report.page.grid import sweep_html
 from memsheet.report.shared.frames import frame_of
+from memsheet.units import format_bytes
 
 MOST_CELLS = 4096
 LISTS = frozenset({"layers_per_stage", "recompute_modules", "lora_targets", "offload"})
@@ -55,8 +57,21 @@ class Sweep(NamedTuple):
         """``rows`` as a DataFrame of pandas or polars, or a Table of pyarrow, whichever is installed."""
         return frame_of(self.rows())
 
+    def __str__(self) -> str:
+        head = (*self.varied, "needs", "range", "result")
+        numbers = frozenset(range(len(self.varied) + 1))
+        return align_columns([head, *map(_cell_words, self.cells)], right=numbers)
+
     def _repr_html_(self) -> str:
         return sweep_html(self.varied, self.cells)
+
+
+def _cell_words(cell: Cell) -> tuple[str, ...]:
+    options = map(str, cell.options.values())
+    if cell.device_bytes is None or cell.low_bytes is None or cell.high_bytes is None:
+        return (*options, "", "", cell.reason.partition("\n")[0])
+    ends = f"{format_bytes(cell.low_bytes)} to {format_bytes(cell.high_bytes)}"
+    return (*options, format_bytes(cell.device_bytes), ends, (cell.result or "").replace("_", " "))
 
 
 def sweep(model: Model | Sequence[Model] | None = None, **options: Unpack[SweptOptions]) -> Sweep:

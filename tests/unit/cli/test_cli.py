@@ -11,12 +11,13 @@ import pytest
 
 import answers
 import memsheet.questions.accounted
-from memsheet.cli import main, screen
+from memsheet.cli import main
 from memsheet.cli.commands import COMMANDS, MEASURE_FLAGS
 from memsheet.cli.error_output import explain_input
 from memsheet.cli.flags import PLAN_FLAGS, WORDS
 from memsheet.cli.help import START
 from memsheet.cli.line import parse_command_line
+from memsheet.columns import align_columns
 from memsheet.errors import InputError, Problem, input_error
 from memsheet.plan.aliases import SHORT_FLAGS
 from memsheet.plan.check import RULES
@@ -381,7 +382,7 @@ def test_the_json_path_loads_nothing_heavy():
 
 
 def test_columns_line_up():
-    assert screen.align_columns([("a", "bb"), ("ccc", "d")], right=frozenset({1})) == "a    bb\nccc   d\n"
+    assert align_columns([("a", "bb"), ("ccc", "d")], right=frozenset({1})) == "a    bb\nccc   d\n"
 
 
 def test_every_bundled_model_is_listed_with_its_count(capsys):

@@ -93,3 +93,13 @@ def test_models_and_cards_side_by_side_are_what_each_is_alone() -> None:
             alone.verdict.device.value,
             alone.verdict.result.value,
         )
+
+
+def test_a_sweep_is_printed_as_a_table() -> None:
+    found = memsheet.sweep("llama-3.2-1b", **JOB, seq_len=[512, 1024], tp=[1, 3])
+    head, *lines = str(found).splitlines()
+    assert head.split() == ["seq_len", "tp", "needs", "range", "result"]
+    assert len(lines) == len(found.cells)
+    for line, cell in zip(lines, found.cells, strict=True):
+        assert line.split()[:2] == [str(value) for value in cell.options.values()]
+        assert line.endswith("fits") is (cell.result == "fits")
