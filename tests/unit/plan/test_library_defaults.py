@@ -225,7 +225,7 @@ def test_what_is_run_has_a_librarys_values(
     def run(asked: dict[str, Any], *_: Any, **__: Any) -> None:
         raise RunError(asked["plan"])
 
-    monkeypatch.setattr("memsheet.questions.traced.trace_in_child", run)
+    monkeypatch.setattr("memsheet.questions.traced.traced_once", run)
     monkeypatch.setattr("memsheet.questions.measured.answers_together", run)
     said: dict[str, Any] = {"seq_len": 600, "microbatch": 1, "optimizer": {"name": "adamw"}}
     ask = {
