@@ -1,0 +1,97 @@
+"""The cards that a job runs on, by what is named and by what its files start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.catalog import find_device, find_gpus, named_cards
+from memsheet.errors import InputError
+from memsheet.exchange.joined_files import join_files
+from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.frozen import replace
+from memsheet.plan.hardware import BF16_UNITS, is_older_device
+from memsheet.plan.model import ModelSpec
+from memsheet.questions.file_answers import AccountedJob
+from memsheet.questions.named_models import (
+    model_of,
+)
+from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
+from memsheet.questions.stretched_positions import LENGTH
+from memsheet.resolve.length import derived_max_length
+from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
+
+
+def join_on_cards(
+    reads: Mapping[str, Read],
+    planned: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    gpus: Any,
+    where: Mapping[str, Any],
+) -> tuple[Together, Any]:
+    """The files as one request, and the cards that it runs on."""
+    whole = join_files(reads, planned, flags, named_cards(str(gpus))[0] if gpus else None)
+    if named := list(open_degrees(reads, {**planned, **flags})):
+        return with_degree_of_cards(whole, named, named_cards(str(gpus))[0] if gpus else None), gpus
+    taken = _fewer_cards(gpus, where, whole, reads)
+    if not taken:
+        return whole, gpus
+    whole = join_files(reads, planned, flags, named_cards(taken)[0])
+    idle = f"gpus = {taken}: the command takes no more of {gpus}"
+    return replace(whole, assumed=(idle, *whole.assumed)), taken
+
+
+def gpus_of_degrees(gpus: Any, job: AccountedJob) -> str | None:
+    """As many cards as the files' own degrees multiply to, where they say all of them and others are
+    named.
+    """
+    if not gpus or not any(NOT_THE_PRODUCT in reason for reason in job.why_not):
+        return None
+    return f"{mesh_product(job.whole.request)}x{named_cards(str(gpus))[1]}"
+
+
+def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:
+    """A file with what its program takes by the memory of the named cards, no longer than the model."""
+    if found.form.by_cards is None or not gpus:
+        return found
+    try:
+        count, card = find_gpus(str(gpus))
+    except InputError:
+        return found
+    total = (count or 1) * (card.driver_bytes or card.framework_high_bytes)
+    taken = dict(found.form.by_cards(found.values, total))
+    longest = derived_max_length(model_of(name))
+    if longest and taken.get(LENGTH):
+        taken[LENGTH] = min(longest, taken[LENGTH])
+    return replace(found, request={**taken, **found.request})
+
+
+def has_bf16_units(gpus: Any) -> bool | None:
+    """Whether the named cards have units for bf16; None where none are named, or nobody knows them."""
+    try:
+        return not is_older_device(find_device(named_cards(str(gpus))[1]), BF16_UNITS) if gpus else None
+    except InputError:
+        return None
+
+
+def gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
+    """The cards of a plan, as many as the files start processes."""
+    counts = [read.request["@gpus"] for read in reads.values() if isinstance(read.request.get("@gpus"), int)]
+    if not named or not counts:
+        return str(named) if named else None
+    return f"{counts[-1]}x{named_cards(str(named))[1]}"
+
+
+def _fewer_cards(
+    gpus: Any, where: Mapping[str, Any], whole: Together, reads: Mapping[str, Read]
+) -> str | None:
+    """The cards that a server's command takes, where it says its degrees and more are named; or a training
+    that starts its processes itself.
+    """
+    if not gpus or where["nodes"] or where["cluster"]:
+        return None
+    count, card = named_cards(str(gpus))
+    serves = whole.request.get("task") == "infer" and whole.request.get("mesh.tp") is not None
+    own = (read.request.get("@gpus") for read in reads.values() if read.form.own_processes)
+    ranks = mesh_product(whole.request) if serves else next(own, None)
+    return f"{ranks}x{card}" if ranks and count and ranks < count else None

@@ -1,0 +1,269 @@
+"""The sheet of what the files of a job ask for together, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memsheet.budget import Answer
+from memsheet.catalog import named_cards
+from memsheet.errors import InputError
+from memsheet.exchange.joined_files import join_files
+from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
+from memsheet.exchange.verdict_doubts import (
+    AUTO_LENGTH,
+    Doubt,
+    beside_draft,
+    both_doubts,
+)
+from memsheet.frozen import dataclass, replace
+from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.plan import Mesh
+from memsheet.plan.workload import Training
+from memsheet.questions import accounted
+from memsheet.questions.named_models import (
+    model_of,
+    strange_draft,
+)
+from memsheet.questions.plainer_models import plainer_model
+from memsheet.questions.sized_models import in_place_of_model
+from memsheet.questions.stretched_positions import LENGTH
+from memsheet.questions.without_unmodelled import Left, answer_without
+from memsheet.units import parse_bytes
+
+BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
+
+
+@dataclass(frozen=True, slots=True)
+class AccountedJob:
+    """The files of a job as one request, and the sheet of it or why there is none."""
+
+    ask: Mapping[str, Any]
+    whole: Together
+    answer: Answer | None
+    why_not: tuple[str, ...]
+    unaccounted: Doubt
+
+
+def account_job(
+    reads: Mapping[str, Read], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
+) -> AccountedJob:
+    """The files' request accounted, as far as it is modelled. ``ask``: what is asked beside it (model,
+    machines, sequences); ``said``: what a plan and flags ask for, which is never left out.
+    """
+    if ask["model"] is None:
+        return AccountedJob(ask, whole, None, (), Doubt(""))
+    strange = strange_draft(reads, said)
+    usual = _usual_with_draft(whole.request) if strange else {}
+    if strange:
+        alone = {at: held for at, held in whole.request.items() if not at.startswith(DRAFTING)}
+        whole = replace(whole, request={**alone, **usual})
+    answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
+    said_there = {at: held for at, held in without.request.items() if at not in usual}
+    whole = replace(whole, request=said_there, assumed=(*whole.assumed, *without.assumed))
+    if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
+        counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
+        whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    if answer and (share := _share_of_card(reads, answer, said)):
+        whole = replace(whole, request={**whole.request, "serving.memory_fraction": share})
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    if answer and (length := _fitted_length(reads, answer)):
+        fitted = f"{LENGTH} = {length}: the engine takes what fits of the model's, and is sure of as many"
+        whole = replace(whole, request={**whole.request, LENGTH: length}, assumed=(fitted, *whole.assumed))
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    more = beside_draft(strange, answer)
+    return AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))
+
+
+def account_on_own_cards(
+    reads: Mapping[str, Read], job: AccountedJob, own: str, said: Mapping[str, Any]
+) -> AccountedJob:
+    """The job on as many cards as its files are for, where it has no sheet on those that are named;
+    ``own``: those cards.
+    """
+    whole = join_files(reads, {}, said, named_cards(own)[0])
+    again = account_job(reads, whole, {**job.ask, "gpus": own}, said)
+    if again.answer is None or again.whole.request.get(BATCH) != whole.request.get(BATCH):
+        return job
+    counted = named_cards(str(job.ask["gpus"]))[0]
+    beside = f", and {job.ask['gpus']} cannot run it" if counted else ""
+    told = f"gpus = {own}: as many as the files are for{beside}"
+    return replace(again, whole=replace(again.whole, assumed=(told, *again.whole.assumed)))
+
+
+def _share_of_card(reads: Mapping[str, Read], answer: Answer, said: Mapping[str, Any]) -> float | None:
+    """The share of a card that its server takes, where files say one of what is free beside the weights."""
+    free = next((share for read in reads.values() if (share := share_of_free(read.values))), None)
+    budget = (answer.serving or {}).get("budget")
+    if free is None or not budget or answer.cluster is None or "serving.memory_fraction" in said:
+        return None
+    total = answer.cluster.device.framework_bytes
+    return round(share_of_card(free, total, budget["requested_bytes"], int(budget["kv_cache"].value)), 4)
+
+
+def _fitted_length(reads: Mapping[str, Read], answer: Answer) -> int | None:
+    """The longest sequence that is sure to have room, where the engine is to find it and the model's own has
+    none; None elsewhere.
+    """
+    asked = any(read.values.get(AUTO_LENGTH) == -1 for read in reads.values())
+    serving = answer.serving or {}
+    short = "short_bytes" in serving and serving["short_bytes"].high > 0
+    return serving.get("longest_that_fits") if asked and short else None
+
+
+def _usual_with_draft(request: Mapping[str, Any]) -> dict[str, Any]:
+    """As many sequences as a server starts with a draft, where nobody says and that is another number."""
+    alone = {at: held for at, held in request.items() if not at.startswith(DRAFTING)}
+    engine = find_engine(str(request.get("engine")))
+    if engine is None or engine.served is None or request.get(SEQUENCES) is not None:
+        return {}
+    usual, drafting = (engine.served(one, None, Mesh(), latent=False)[SEQUENCES] for one in (alone, request))
+    return {SEQUENCES: drafting} if drafting != usual else {}
+
+
+def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
+    """The degree that the ranks which the files start leave to data parallelism, where no card is named that
+    would be counted.
+    """
+    mesh, count = answer.plan.mesh, whole.gpus or 1
+    ranks = mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp * mesh.pp
+    axis = "mesh.dp_shard" if answer.plan.zero else "mesh.dp_replicate"
+    if (
+        not isinstance(answer.plan.workload, Training)
+        or count <= ranks
+        or count % ranks
+        or whole.request.get(axis) is not None
+    ):
+        return {}
+    return {axis: count // ranks}
+
+
+def _answer_or_reasons(
+    ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any]
+) -> tuple[Answer | None, tuple[str, ...], Left]:
+    """The answer, or why there is none; and what of the files' request the answer is of. ``said``: what a
+    plan and flags ask for, which is never left out.
+    """
+    try:
+        return _answer_from_request(ask, request), (), Left(request)
+    except InputError as error:
+        left = _answer_with_stand_ins(ask, request, said, error)
+        if left is not None:
+            return left.answer, (), left
+        reasons = tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+        return None, reasons, Left(request)
+
+
+def _answer_with_stand_ins(
+    ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any], refused: InputError
+) -> Left | None:
+    """The answer to what is accounted of the files' request, of the model, of a plainer one or at the last of
+    one of its size.
+    """
+    try:
+        return _answer_of_plainer(ask, request, said)
+    except InputError as last:
+        found = in_place_of_model(ask["model"], (*refused.problems, *last.problems))
+    if found is None:
+        return None
+    sized, why = found
+    try:
+        left = _answer_of_plainer({**ask, "model": sized.spec}, request, said)
+    except InputError:
+        return None
+    return left._replace(doubt=both_doubts(Doubt(f"the sheet is of {sized.words}: {why}"), left.doubt))
+
+
+def _answer_of_plainer(ask: Mapping[str, Any], request: Mapping[str, Any], said: Mapping[str, Any]) -> Left:
+    """The answer to what is accounted of the files' request, of the model or of a plainer one. Raises
+    InputError where nothing stands in.
+    """
+    told: list[str] = []
+
+    def answer_plainer(rest: Mapping[str, Any]) -> Answer:
+        try:
+            return _answer_from_request({**ask, "fix": False}, rest)
+        except InputError as error:
+            spec = model_of(ask["model"]) if any(one.field == "model" for one in error.problems) else None
+            plainer = plainer_model(spec, error.problems) if spec is not None else None
+            if plainer is None:
+                raise
+            told.append(plainer[1])
+            return _answer_from_request({**ask, "model": plainer[0], "fix": False}, rest)
+
+    try:
+        left = Left(request, answer_plainer(request))
+    except InputError as error:
+        left = answer_without(request, said, answer_plainer, error)
+    return left._replace(doubt=both_doubts(Doubt("".join(told[-1:])), left.doubt))
+
+
+def answer_with_changes(
+    ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mapping[str, Any]
+) -> Answer | None:
+    """The answer to the plan with some keys changed, None where that is no plan."""
+    if ask["model"] is None:
+        return None
+    try:
+        return _answer_from_request({**ask, "fix": False}, {**request, **changes})
+    except InputError:
+        return None
+
+
+def answer_in_host_memory(ask: Mapping[str, Any], request: Mapping[str, Any], size: int) -> Answer | None:
+    """The answer where a node has so many bytes of host memory, or as few as are named."""
+    if ask.get("cluster") is not None:
+        return None
+    named = ask.get("host_memory")
+    least = size if named is None else min(size, parse_bytes(str(named), "host_memory"))
+    try:
+        return _answer_from_request({**ask, "host_memory": f"{least}B"}, request)
+    except InputError:
+        return None
+
+
+def length_taken(answer: Answer | None) -> dict[str, int]:
+    """The length that the sheet took of several where nobody said one: what a change frees is told at the
+    same.
+    """
+    return (
+        {"seq_len": int(answer.plan.training.seq_len)}
+        if answer and answer.ladder and answer.plan.training.seq_len
+        else {}
+    )
+
+
+def memoize_answers(
+    ask: Callable[[Mapping[str, Any]], Answer | None],
+) -> Callable[[Mapping[str, Any]], Answer | None]:
+    """The answer to each change, accounted once: a rule asks whether it fits, and then what it frees."""
+    known: dict[str, Answer | None] = {}
+
+    def asked(changes: Mapping[str, Any]) -> Answer | None:
+        key = repr(sorted(changes.items(), key=lambda change: change[0]))
+        if key not in known:
+            known[key] = ask(changes)
+        return known[key]
+
+    return asked
+
+
+def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any]) -> Answer:
+    document: dict[str, Any] = {}
+    named = request.get("model") or ask["model"]
+    for key, value in request.items():
+        if key == "model":
+            continue
+        group, dot, inner = key.partition(".")
+        if key == "precision.name" and value is not None:
+            document["precision"] = value
+        elif value is not None and not (dot and isinstance(document.get(group), str)):
+            document.setdefault(group, {})[inner] = value if dot else None
+            if not dot:
+                document[group] = value
+    serves = document.get("task") == "infer"
+    demanded = request.get("serving.max_sequences") if serves and ask["sequences"] else None
+    asks = accounted.infer if serves else accounted.train
+    return asks(**{**ask, "model": named, "sequences": demanded}, plan=document)

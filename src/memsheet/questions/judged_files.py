@@ -1,0 +1,176 @@
+"""The verdict on a job by its sheet, with what its files hold beside it, and their mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from memsheet.budget import Answer, Result
+from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
+from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.verdict_doubts import (
+    Doubt,
+    both_doubts,
+    left_to_script,
+    widen_verdict,
+)
+from memsheet.frozen import replace
+from memsheet.questions.doubts_of_files import (
+    bytes_beyond,
+    claimed_fit,
+    doubt_of,
+    host_memory_doubt,
+    length_doubt,
+    limit_doubt,
+    may_fit,
+    moved_bytes,
+    with_changes_in_host_memory,
+    with_moved_range,
+    with_sure_changes,
+    without_stand_in_log,
+)
+from memsheet.questions.file_answers import (
+    AccountedJob,
+    answer_in_host_memory,
+    answer_with_changes,
+    length_taken,
+    memoize_answers,
+)
+from memsheet.questions.job_files import JobFiles
+from memsheet.questions.named_models import (
+    bundled_name,
+    model_of,
+)
+from memsheet.questions.preference_jobs import preference_doubt, reference_beside
+from memsheet.report.shared.checked import Checked
+
+if TYPE_CHECKING:
+    from memsheet.questions.job_of_files import JobOfFiles
+
+UNDER_A_SERVER = ("fragmentation",)
+"""Rules whose cure a server that sleeps cannot have: its pools do not go with expandable segments (vLLM
+010c211 device_allocator/cumem.py), and verl switches them itself.
+"""
+
+
+def judge_job(
+    files: JobFiles, job: AccountedJob, flags: Mapping[str, Any], *, verdict_alone: bool
+) -> Checked:
+    """The sheet with what the files say beyond it, and their mistakes."""
+    answer, whole, reads = job.answer, job.whole, files.reads
+    at_length = {**whole.request, **length_taken(answer)}
+    case = Case(
+        reads=reads,
+        texts=files.texts,
+        together=whole,
+        answer=answer,
+        model=answer.model if answer else model_of(job.ask["model"]),
+        bundled=bundled_name,
+        ask=memoize_answers(lambda changes: answer_with_changes(job.ask, at_length, changes)),
+    )
+    mistakes = find_mistakes(case, beyond_alone=verdict_alone)
+    if any(read.unmodelled for read in reads.values()):  # where further models are told
+        from memsheet.questions.job_of_files import job_of_files
+
+        if whole_job := job_of_files(reads, answer, job.ask):
+            return _judge_several(files, job, flags, case, mistakes, whole_job)
+    moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
+    doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
+    doubt = both_doubts(doubt, length_doubt(answer))
+    doubt = both_doubts(doubt, limit_doubt(answer, case, flags))
+    doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
+    doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
+    if answer and answer.verdict:
+        unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
+        if answer.verdict.result is not Result.DOES_NOT_FIT or may_fit(answer, unsaid):
+            doubt = both_doubts(doubt, unsaid)
+    changed = with_changes_in_host_memory(
+        answer, reads, lambda size: answer_in_host_memory(job.ask, at_length, size)
+    )
+    told = with_moved_range(
+        with_sure_changes(
+            without_stand_in_log(widen_verdict(changed, doubt), reads),
+            (*moved, *reference_beside(reads, answer)),
+        ),
+        answer,
+        moved,
+    )
+    claimed = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
+    return _checked_job(files, job, reads, told, claimed, moved, doubt)
+
+
+def _checked_job(
+    files: JobFiles,
+    job: AccountedJob,
+    reads: Mapping[str, Read],
+    answer: Answer | None,
+    mistakes: tuple[tuple[Rule, Found], ...],
+    moved: tuple[Moved, ...],
+    doubt: Doubt,
+) -> Checked:
+    """What is told of files that were judged. ``reads``: as they are told; ``moved``: bytes beyond the
+    sheet.
+    """
+    return Checked(
+        reads=reads,
+        answer=answer,
+        why_not=job.why_not,
+        assumed=(
+            *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),
+            *job.whole.assumed,
+        ),
+        mistakes=mistakes,
+        moved=moved,
+        doubt=doubt.words,
+        not_read=files.not_read,
+        written=files.written,
+        on_cards=bool(job.ask["gpus"]),
+    )
+
+
+def _judge_several(
+    files: JobFiles,
+    job: AccountedJob,
+    flags: Mapping[str, Any],
+    case: Case,
+    mistakes: tuple[tuple[Rule, Found], ...],
+    found: JobOfFiles,
+) -> Checked:
+    """The sheet of all models of a job, with what stays open of it and of its files."""
+    from memsheet.questions.cures_of_jobs import mistakes_of_job
+
+    moved = (*moved_bytes(found.reads, job.answer), *bytes_beyond(mistakes))
+    doubt = both_doubts(doubt_of(found.reads, job.answer, moved, flags, case), job.unaccounted)
+    if found.open_words and job.answer and job.answer.verdict:
+        least = min(int(job.answer.verdict.device.low), found.least_bytes)
+        doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
+    verdict = found.answer.verdict
+    if verdict and verdict.result is Result.DOES_NOT_FIT and found.over_words:
+        doubt = both_doubts(doubt, Doubt("; ".join(found.over_words), found.least_bytes))
+    if job.answer and (unsaid := job.whole.script):
+        doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
+    doubt = both_doubts(doubt, _shorter_rows_doubt(found))
+    if found.serves:
+        mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
+    # what a change frees of one model's plan is not what it frees of the job
+    mistakes = tuple((rule, replace(one, saves_bytes=None)) for rule, one in mistakes)
+    if job.ask.get("fix"):
+        mistakes = (*mistakes, *mistakes_of_job(found.answer, found.where, next(iter(found.reads))))
+    claimed = tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes)
+    told = with_moved_range(widen_verdict(found.answer, doubt), found.answer, moved)
+    return _checked_job(files, job, found.reads, told, claimed, moved, doubt)
+
+
+def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
+    """Of a job that is not expected to fit with micro-batches as large as they may be: with which it is."""
+    from memsheet.questions.job_of_files import tokens_that_fit
+
+    verdict, cluster = found.answer.verdict, found.answer.cluster
+    if verdict is None or cluster is None or not found.shorter_rows:
+        return Doubt("")
+    if verdict.device.value <= cluster.device.framework_low_bytes:
+        return Doubt("")
+    fitting, counted = tokens_that_fit(found)
+    told = f"it is expected to fit with {fitting:,}" if fitting else "fewer need less"
+    words = f"a micro-batch is counted with the {counted:,} tokens that it may have at the most, and {told}"
+    return Doubt(words, found.least_bytes)
