@@ -198,6 +198,13 @@ RUNNERS = {
     ("ComfyUI", "pictures decoded in tiles"): "VAE Decode (Tiled)",
 }
 """Where programs that run without training are told of a change."""
+FEWER_ADAPTERS = Cure(
+    change="room for fewer adapters at once, or of a smaller rank", helps=MAYBE, why="it is made whole before any adapter is loaded",
+)  # fmt: skip
+SERVER_ADAPTERS = {
+    "vLLM": "--max-loras N, --max-lora-rank N",
+    "SGLang": "--max-loras-per-batch N, --max-lora-rank N",
+}
 SERVER_REQUESTS = {
     "vLLM": "--max-num-seqs",
     "SGLang": "--max-running-requests",

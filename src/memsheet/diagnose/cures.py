@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cure_tables import (
     EVALUATION_BATCH,
+    FEWER_ADAPTERS,
     FUSED_LOSS,
     GATHERS,
     KEEP_NOTHING,
@@ -20,6 +21,7 @@ from memsheet.diagnose.cure_tables import (
     PROFILED,
     RECOMPUTE,
     RUNNERS,
+    SERVER_ADAPTERS,
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
@@ -43,6 +45,7 @@ from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
 from memsheet.diagnose.signs import (
+    ADAPTERS,
     EVALUATION,
     GATHER,
     GATHERED,
@@ -314,6 +317,8 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
             yield Cure(change="no gradients in the evaluation", helps=MAYBE, where="torch.no_grad()")
     elif signs.task == LOADING:
         few, spread, batch = OF_PHASE["load"]
+        if signs.frame is ADAPTERS:
+            yield replace(FEWER_ADAPTERS, where=SERVER_ADAPTERS.get(signs.program, ""))
         yield from (replace(spread, where=SERVER_PARALLEL.get(signs.program, "")), few, batch)
     elif signs.task == SERVING and signs.phase != "profile":
         yield from _in_server(figures, signs, term)
