@@ -50,7 +50,8 @@ _VOCAB = re.compile(
 )
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
-    r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?|n_ctx|block_?size|model_max_length|"
+    r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
+    r"|n_ctx|block_?size|model_max_length|"
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"

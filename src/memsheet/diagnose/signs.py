@@ -167,14 +167,21 @@ _CALL = re.compile(
     r"|event_loop_overlap|lm_head(?=\())\b"
 )
 _MADE = (
-    (re.compile(r"\b\w{0,20}logits\b.{0,80}\.(?:float\(\)|contiguous\(\)|to\(torch\.float(?:32)?\))"), _HEAD),
+    (
+        re.compile(
+            r"(?:^|=\s{0,3})(?:(?:shift|lm|flat|full|all)_)?logits(?:\[[^\]]{0,40}\])?(?:\.view\([^)]{0,60}\))?"
+            r"\.(?:float\(\)|contiguous\(\)|to\(torch\.float(?:32)?\))"
+        ),
+        _HEAD,
+    ),
     (re.compile(r"\bsoftmax\(\s{0,3}(?:attn|att|(?:attn|attention)_(?:weights?|scores|probs))\b"), SCORES),
     (re.compile(r"\b(?:att|(?:attn|attention)_(?:weights?|scores|probs))\s{0,3}\+?=(?!=).{0,80}(?:\b(?:matmul|bmm|softmax)\(|@ |mask\b)"), SCORES),
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\(.{0,40}\btranspose\("), SCORES),
 )  # fmt: skip
 """A traceback's lines of code that say by their names what they make, where no function's does."""
 _BUFFER = re.compile(
-    r"\b(?:empty_strided_cuda|torch\.(?:empty|zeros|ones|empty_strided))\(\s{0,3}[(\[]((?:\d{1,9},\s?){0,7}\d{1,9}),?[)\]]"
+    r"\b(?:empty_strided_cuda|torch\.(?:empty|zeros|ones|empty_strided))\("
+    r"\s{0,3}[(\[]((?:\d{1,9},\s?){0,7}\d{1,9}),?[)\]]"
     r".{0,200}?\btorch\.(float32|bfloat16|float16)\b"
 )
 """A buffer whose shape stands in the code, as torch/_inductor/codegen/wrapper.py writes it (v2.8.0)."""

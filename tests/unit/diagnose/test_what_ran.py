@@ -153,6 +153,9 @@ def in_code(code: str, *, module: str = "site-packages/pkg/model.py", name: str 
         ("att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))", "attention/scores"),
         ("scores = torch.matmul(q, k.transpose(-2, -1))", "attention/scores"),
         ("scores = torch.softmax(router_logits, dim=-1)", None),
+        ("router_logits = self.gate(x).float()", None),
+        ("upsampled_logits = nn.functional.interpolate(logits.float(), size=size)", None),
+        ("logits.float(), labels, ignore_index=self.ignore_index", "loss"),
         ("x = self.dropout(x)", None),
     ],
 )
@@ -164,8 +167,9 @@ def test_a_line_of_code_says_what_it_makes(code: str, path: str | None) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        "File ~/env/pkg/model.py:1215, in Model.forward(self)\n   1214 hidden = 1\n-> 1215 logits = logits.float()\n   1216 loss = None",
-        "│ /env/pkg/model.py:1215 in forward │\n│   1214 │   hidden = 1 │\n│ ❱ 1215 │   logits = logits.float() │",
+        "File ~/env/pkg/model.py:1215, in Model.forward(self)\n   1214 x = 1\n"
+        "-> 1215 logits = logits.float()\n   1216 loss = None",
+        "│ /env/pkg/model.py:1215 in forward │\n│   1214 │   x = 1 │\n│ ❱ 1215 │   logits = logits.float() │",
     ],
 )
 def test_an_arrow_points_at_the_line_of_code(frame: str) -> None:
