@@ -27,6 +27,10 @@ TRAINERS: dict[str, dict[str, str]] = {
     "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
 }  # fmt: skip
 """Where each program is told of a change."""
+SMALL_STATES, SPREAD_STATES = (
+    "an optimizer with smaller states",
+    "states over more GPUs (ZeRO, FSDP), or on the host",
+)
 OF_PHASE: dict[str, tuple[Cure, ...]] = {
     "save": (
         Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE,
@@ -40,6 +44,11 @@ OF_PHASE: dict[str, tuple[Cure, ...]] = {
     "wrap": (
         Cure(change="weights and gradients over the GPUs (ZeRO, FSDP)", helps=MAYBE),
         Cure(change="weights loaded on the host, and sharded from there", helps=MAYBE),
+        Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
+    ),
+    "masters": (
+        Cure(change=SPREAD_STATES, helps=MAYBE),
         Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
         Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
     ),
@@ -115,6 +124,12 @@ SMALLER_UNITS = Cure(
 UNITS = {
     "accelerate": "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "DeepSpeed": '"stage3_prefetch_bucket_size", "stage3_max_live_parameters"',
 }  # fmt: skip
+SMALLER_BUCKETS = Cure(
+    change="fewer gradients summed at a time", helps=MAYBE, where="fully_shard(layer) of every layer (or an auto_wrap_policy)"
+)  # fmt: skip
+BUCKETS = {
+    "accelerate": "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "DeepSpeed": '"reduce_bucket_size"',
+}  # fmt: skip
 OF_PROMPTS = {
     "vLLM": (
         Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-num-batched-tokens N", why="it is as long as the pieces of a prompt"),
@@ -126,10 +141,6 @@ OF_PROMPTS = {
     ),
 }  # fmt: skip
 """Of a server that was asked for log-probabilities of a prompt."""
-SMALL_STATES, SPREAD_STATES = (
-    "an optimizer with smaller states",
-    "states over more GPUs (ZeRO, FSDP), or on the host",
-)
 STATES: dict[str, dict[str, str]] = {
     "TRL": {SMALL_STATES: 'optim="adamw_8bit"', SPREAD_STATES: 'fsdp="full_shard auto_wrap" (or deepspeed=FILE of stage 3)'},
     "Trainer": {SMALL_STATES: 'optim="adamw_8bit"', SPREAD_STATES: 'fsdp="full_shard auto_wrap" (or deepspeed=FILE of stage 3)'},

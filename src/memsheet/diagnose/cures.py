@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.diagnose.cure_tables import (
+    BUCKETS,
     EVALUATION_BATCH,
     FEWER_ADAPTERS,
     FUSED_LOSS,
@@ -25,6 +26,7 @@ from memsheet.diagnose.cure_tables import (
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
+    SMALLER_BUCKETS,
     SMALLER_UNITS,
     SPREAD_STATES,
     STATED_SHARDS,
@@ -52,6 +54,7 @@ from memsheet.diagnose.signs import (
     LOADING,
     PICTURES,
     PROMPT_PROBS,
+    REDUCED,
     SERVING,
     STEP_SIZES,
     Signs,
@@ -377,6 +380,8 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         return
     if signs.frame is GATHER:
         yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
+    if signs.frame is REDUCED:
+        yield replace(SMALLER_BUCKETS, where=BUCKETS.get(signs.trainer, SMALLER_BUCKETS.where))
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
     half = figures.asked.times(1, 2)

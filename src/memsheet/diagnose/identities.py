@@ -263,8 +263,9 @@ def _logits_terms(
     tokens = {n * batch for n in axes.tokens for batch in (1, *axes.batches)}
     tokens |= {2 * count for count in tokens} if pairs else set()
     common = set() if _fits_by_chance(asked, len(unnamed)) else POWERS
-    if not at_loss and _fits_by_chance(asked, len(unnamed) * max(1, len(tokens))):
-        unnamed = []
+    if not at_loss:
+        by_chance = named or _fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
+        unnamed = [] if by_chance else [each for each in unnamed if each not in POWERS]  # any width is 2^n
     for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in WIDTHS:
             for count in sorted(tokens | (POWERS if vocabulary in named else common)):

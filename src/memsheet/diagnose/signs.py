@@ -56,6 +56,8 @@ _MLP = Frame("saved_activations", "mlp", "the feed-forward layer")
 _GROWN = Frame("kv_cache", "model", "the KV cache, which grows with every token")
 _WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its few bits")
 _WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
+REDUCED = Frame("gradients", "buckets", "gradients that are summed over the ranks")
+_MASTERS = Frame("master_weights", "optimizer", "weights in fp32, made before the first step", "masters")
 ADAPTERS = Frame("parameters", "adapters", "room for the adapters that a server may hold at once", "load")
 _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, written out in full")
 
@@ -79,7 +81,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("backward", "_engine_run_backward", "run_backward"), BACKWARD),
     **dict.fromkeys(("recompute_fn", "unpack_hook", "_checkpoint_without_reentrant_generator"), RECOMPUTED),
     **dict.fromkeys(("load_weights", "load_model", "create_weights", "_load_state_dict_into_meta_model", "_load_pretrained_model", "from_pretrained",
-                     "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module"), WEIGHTS),
+                     "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module", "create_reference_model"), WEIGHTS),
     **dict.fromkeys(("apply_top_k_top_p", "top_k_mask_logits", "top_p_sampling", "random_sample", "_sample", "sample", "apply_penalties", "gather_logprobs",
                      "compute_logits", "topk_topp_sampler", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
     **dict.fromkeys(("_get_prompt_logprobs_dict", "sampler.compute_logprobs", "logits_processor.process_input_logprobs",
@@ -100,7 +102,11 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu"), _MLP),
     **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
     **dict.fromkeys(("dequantize_4bit", "dequantize_blockwise", "dequantize_gguf_tensor"), _WIDENED),
-    **dict.fromkeys(("_ddp_init_helper", "_sync_module_states", "_init_param_handle_from_module"), _WRAPPED),
+    **dict.fromkeys(("_ddp_init_helper", "_sync_module_states", "_init_param_handle_from_module", "param_and_grad_buffer.__init__"), _WRAPPED),
+    **dict.fromkeys(("_configure_zero_optimizer", "_configure_bf16_optimizer", "_configure_fp16_optimizer", "_create_fp32_partitions",
+                     "_build_model_and_main_param_groups", "stage_1_and_2.__init__", "stage3.__init__"), _MASTERS),
+    **dict.fromkeys(("foreach_reduce", "setup_buckets", "__reduce_and_partition_ipg_grads", "__avg_scatter_grads", "reduce_scatter_coalesced",
+                     "reduce_independent_p_g_buckets_and_remove_grads", "average_tensor"), REDUCED),
     **dict.fromkeys(("get_delta_weight", "merge_and_unload"), _MERGED),
     **dict.fromkeys(("create_lora_weights", "mem_pool.init_buffers"), ADAPTERS),
 }  # fmt: skip

@@ -167,9 +167,8 @@ def test_a_line_of_code_says_what_it_makes(code: str, path: str | None) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        "File ~/env/pkg/model.py:1215, in Model.forward(self)\n   1214 x = 1\n"
-        "-> 1215 logits = logits.float()\n   1216 loss = None",
-        "│ /env/pkg/model.py:1215 in forward │\n│   1214 │   x = 1 │\n│ ❱ 1215 │   logits = logits.float() │",
+        "File ~/env/model.py:9, in Model.forward(self)\n      8 x = 1\n----> 9 logits = logits.float()",
+        "│ /env/model.py:9 in forward │\n│   8 │   x = 1 │\n│ ❱ 9 │   logits = logits.float() │",
     ],
 )
 def test_an_arrow_points_at_the_line_of_code(frame: str) -> None:
@@ -250,3 +249,47 @@ def test_a_server_that_prints_its_batches_runs(line: str) -> None:
     error = in_code("gate_up, _ = self.gate_up_proj(x)", module="sglang/srt/models/qwen2.py")
     assert found_in("sglang serve", line, error, FULL_CARD).cause is Cause.ENGINE_OVERCOMMIT
     assert found_in("sglang serve", error, FULL_CARD).cause is Cause.REAL_NEED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_configure_zero_optimizer",
+        "_create_fp32_partitions",
+        "_build_model_and_main_param_groups",
+        "_ddp_init_helper",
+    ],
+)
+def test_no_batch_helps_what_is_made_before_the_first_step(name: str) -> None:
+    found = found_in(traced("initialize", name), FULL_CARD)
+    assert [cure.helps for cure in found.cures if "batch" in cure.change] == [NO]
+
+
+@pytest.mark.parametrize(
+    ("sign", "name", "where"),
+    [
+        ("/x/deepspeed/runtime/engine.py", "__reduce_and_partition_ipg_grads", "reduce_bucket_size"),
+        ("plain", "foreach_reduce", "fully_shard"),
+    ],
+)
+def test_gradients_are_summed_in_smaller_parts(sign: str, name: str, where: str) -> None:
+    found = found_in(sign, traced("backward", name), FULL_CARD)
+    assert found.term is not None
+    assert found.term.component == "gradients"
+    assert where in places(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("meta-llama/Llama-3.1-8B, per_device_train_batch_size=4, max_seq_length=8192", "hidden_states = hidden_states.to(torch.float32)"),
+        ("max_seq_length=8192", "down_proj = self.down_proj(x)"),
+    ],
+)  # fmt: skip
+def test_what_is_as_wide_as_a_vocabulary_is_no_logits_where_no_loss_asked(said: str, code: str) -> None:
+    found = found_in(
+        in_code(code),
+        modern("512.00 MiB", "79.25 GiB", "0.10 GiB", "79.00 GiB", "78.00 GiB", "0.02 GiB"),
+        said,
+    )
+    assert found.term is None
