@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cure_tables import (
     BUCKETS,
+    CHUNKED,
     EVALUATION_BATCH,
     FEWER_ADAPTERS,
     FUSED_LOSS,
     GATHERS,
     KEEP_NOTHING,
     KEEP_NUMBERS,
+    MORE_CHUNKS,
     OF_COMPONENT,
     OF_PHASE,
     OF_PROMPTS,
@@ -402,6 +404,8 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
                 why="the tensor asked for is not made then",
             )
         yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
+    elif proportional and term is not None and term.path == "loss" and CHUNKED in signs.text:
+        yield MORE_CHUNKS
     elif proportional and term is not None and term.path == "loss":
         yield Cure(
             change=FUSED_LOSS,

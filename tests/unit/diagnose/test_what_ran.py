@@ -293,3 +293,11 @@ def test_what_is_as_wide_as_a_vocabulary_is_no_logits_where_no_loss_asked(said: 
         said,
     )
     assert found.term is None
+
+
+def test_a_loss_in_chunks_already_has_more_of_them() -> None:
+    asked = in_code("logits.float(), labels", name="compute_cross_entropy")
+    assert "num_output_chunks" in places(
+        found_in("torchtune.modules.loss.CEWithChunkedOutputLoss", asked, FULL_CARD)
+    )
+    assert "num_output_chunks" not in places(found_in(asked, FULL_CARD))
