@@ -12,7 +12,9 @@ from memsheet.diagnose.signs import EXPERIENCE, GATHERED, GENERATION, INFERENCE,
 RECOMPUTE = "recompute activations in backward"
 FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
 CHUNKED = "WithChunkedOutputLoss"
-"""How torchtune's losses are called that raise a part of the logits at a time (modules/loss/ce_chunked_output_loss.py at ce5433b0)."""
+"""How torchtune's loss is called that raises a part of the logits at a time
+(torchtune/modules/loss/ce_chunked_output_loss.py at ce5433b0).
+"""
 MORE_CHUNKS = Cure(
     change="more chunks of the loss", helps=MAYBE, where="loss.num_output_chunks", why="one chunk's logits are raised at a time"
 )  # fmt: skip
