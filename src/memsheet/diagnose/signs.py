@@ -186,11 +186,11 @@ _MADE = (
 )  # fmt: skip
 """A traceback's lines of code that say by their names what they make, where no function's does."""
 _BUFFER = re.compile(
-    r"\b(?:empty_strided_cuda|torch\.(?:empty|zeros|ones|empty_strided))\("
+    r"\b(?:empty_strided_(?:cuda|xpu)|torch\.(?:empty|zeros|ones|empty_strided))\("
     r"\s{0,3}[(\[]((?:\d{1,9},\s?){0,7}\d{1,9}),?[)\]]"
     r".{0,200}?\btorch\.(float32|bfloat16|float16)\b"
 )
-"""A buffer whose shape stands in the code, as torch/_inductor/codegen/wrapper.py writes it (v2.8.0)."""
+"""A buffer whose shape stands in the code, as make_allocation of torch/_inductor/codegen/wrapper.py writes it."""
 FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
 """Lines around a message that its traceback stands in; and between its last frame and the message."""
 _LEAK = re.compile(
