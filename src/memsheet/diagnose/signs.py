@@ -186,7 +186,8 @@ _MADE = (
 )  # fmt: skip
 """A traceback's lines of code that say by their names what they make, where no function's does."""
 _BUFFER = re.compile(
-    r"\b(?:empty_strided_(?:cuda|xpu)|torch\.(?:empty|zeros|ones|empty_strided))\("
+    r"\b(?:empty_strided_(?:cuda|xpu)"
+    r"|torch\.(?:empty|zeros|ones|empty_strided))\("
     r"\s{0,3}[(\[]((?:\d{1,9},\s?){0,7}\d{1,9}),?[)\]]"
     r".{0,200}?\btorch\.(float32|bfloat16|float16)\b"
 )
