@@ -191,7 +191,7 @@ _BUFFER = re.compile(
     r"\s{0,3}[(\[]((?:\d{1,9},\s?){0,7}\d{1,9}),?[)\]]"
     r".{0,200}?\btorch\.(float32|bfloat16|float16)\b"
 )
-"""A buffer whose shape stands in the code, as make_allocation of torch/_inductor/codegen/wrapper.py writes it."""
+"""A buffer whose shape stands in the code (torch/_inductor/codegen/wrapper.py, make_allocation)."""
 FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
 """Lines around a message that its traceback stands in; and between its last frame and the message."""
 _LEAK = re.compile(
