@@ -11,6 +11,13 @@ from memsheet.diagnose.signs import EXPERIENCE, GATHERED, GENERATION, INFERENCE,
 
 RECOMPUTE = "recompute activations in backward"
 FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"
+CHUNKED = "WithChunkedOutputLoss"
+"""How torchtune's loss is called that raises a part of the logits at a time
+(torchtune/modules/loss/ce_chunked_output_loss.py at ce5433b0).
+"""
+MORE_CHUNKS = Cure(
+    change="more chunks of the loss", helps=MAYBE, where="loss.num_output_chunks", why="one chunk's logits are raised at a time"
+)  # fmt: skip
 TRAINERS: dict[str, dict[str, str]] = {
     "TRL": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
     "Trainer": {"batch": "per_device_train_batch_size", "recompute": "gradient_checkpointing=True", "loss": "use_liger_kernel=True"},
@@ -27,6 +34,10 @@ TRAINERS: dict[str, dict[str, str]] = {
     "fairseq": {"batch": "--max-tokens", "recompute": "--checkpoint-activations", "loss": ""},
 }  # fmt: skip
 """Where each program is told of a change."""
+SMALL_STATES, SPREAD_STATES = (
+    "an optimizer with smaller states",
+    "states over more GPUs (ZeRO, FSDP), or on the host",
+)
 OF_PHASE: dict[str, tuple[Cure, ...]] = {
     "save": (
         Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE,
@@ -40,6 +51,11 @@ OF_PHASE: dict[str, tuple[Cure, ...]] = {
     "wrap": (
         Cure(change="weights and gradients over the GPUs (ZeRO, FSDP)", helps=MAYBE),
         Cure(change="weights loaded on the host, and sharded from there", helps=MAYBE),
+        Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
+    ),
+    "masters": (
+        Cure(change=SPREAD_STATES, helps=MAYBE),
         Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
         Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
     ),
@@ -115,6 +131,12 @@ SMALLER_UNITS = Cure(
 UNITS = {
     "accelerate": "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "DeepSpeed": '"stage3_prefetch_bucket_size", "stage3_max_live_parameters"',
 }  # fmt: skip
+SMALLER_BUCKETS = Cure(
+    change="fewer gradients summed at a time", helps=MAYBE, where="fully_shard(layer) of every layer (or an auto_wrap_policy)"
+)  # fmt: skip
+BUCKETS = {
+    "accelerate": "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", "DeepSpeed": '"reduce_bucket_size"',
+}  # fmt: skip
 OF_PROMPTS = {
     "vLLM": (
         Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-num-batched-tokens N", why="it is as long as the pieces of a prompt"),
@@ -126,10 +148,6 @@ OF_PROMPTS = {
     ),
 }  # fmt: skip
 """Of a server that was asked for log-probabilities of a prompt."""
-SMALL_STATES, SPREAD_STATES = (
-    "an optimizer with smaller states",
-    "states over more GPUs (ZeRO, FSDP), or on the host",
-)
 STATES: dict[str, dict[str, str]] = {
     "TRL": {SMALL_STATES: 'optim="adamw_8bit"', SPREAD_STATES: 'fsdp="full_shard auto_wrap" (or deepspeed=FILE of stage 3)'},
     "Trainer": {SMALL_STATES: 'optim="adamw_8bit"', SPREAD_STATES: 'fsdp="full_shard auto_wrap" (or deepspeed=FILE of stage 3)'},
@@ -198,6 +216,13 @@ RUNNERS = {
     ("ComfyUI", "pictures decoded in tiles"): "VAE Decode (Tiled)",
 }
 """Where programs that run without training are told of a change."""
+FEWER_ADAPTERS = Cure(
+    change="room for fewer adapters at once, or of a smaller rank", helps=MAYBE, why="it is made whole before any adapter is loaded",
+)  # fmt: skip
+SERVER_ADAPTERS = {
+    "vLLM": "--max-loras N, --max-lora-rank N",
+    "SGLang": "--max-loras-per-batch N, --max-lora-rank N",
+}
 SERVER_REQUESTS = {
     "vLLM": "--max-num-seqs",
     "SGLang": "--max-running-requests",

@@ -7,11 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.diagnose.cure_tables import (
+    BUCKETS,
+    CHUNKED,
     EVALUATION_BATCH,
+    FEWER_ADAPTERS,
     FUSED_LOSS,
     GATHERS,
     KEEP_NOTHING,
     KEEP_NUMBERS,
+    MORE_CHUNKS,
     OF_COMPONENT,
     OF_PHASE,
     OF_PROMPTS,
@@ -20,9 +24,11 @@ from memsheet.diagnose.cure_tables import (
     PROFILED,
     RECOMPUTE,
     RUNNERS,
+    SERVER_ADAPTERS,
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
+    SMALLER_BUCKETS,
     SMALLER_UNITS,
     SPREAD_STATES,
     STATED_SHARDS,
@@ -43,12 +49,14 @@ from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
 from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
 from memsheet.diagnose.signs import (
+    ADAPTERS,
     EVALUATION,
     GATHER,
     GATHERED,
     LOADING,
     PICTURES,
     PROMPT_PROBS,
+    REDUCED,
     SERVING,
     STEP_SIZES,
     Signs,
@@ -314,6 +322,8 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
             yield Cure(change="no gradients in the evaluation", helps=MAYBE, where="torch.no_grad()")
     elif signs.task == LOADING:
         few, spread, batch = OF_PHASE["load"]
+        if signs.frame is ADAPTERS:
+            yield replace(FEWER_ADAPTERS, where=SERVER_ADAPTERS.get(signs.program, ""))
         yield from (replace(spread, where=SERVER_PARALLEL.get(signs.program, "")), few, batch)
     elif signs.task == SERVING and signs.phase != "profile":
         yield from _in_server(figures, signs, term)
@@ -372,6 +382,8 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         return
     if signs.frame is GATHER:
         yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
+    if signs.frame is REDUCED:
+        yield replace(SMALLER_BUCKETS, where=BUCKETS.get(signs.trainer, SMALLER_BUCKETS.where))
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
     half = figures.asked.times(1, 2)
@@ -392,6 +404,8 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
                 why="the tensor asked for is not made then",
             )
         yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
+    elif proportional and term is not None and term.path == "loss" and CHUNKED in signs.text:
+        yield MORE_CHUNKS
     elif proportional and term is not None and term.path == "loss":
         yield Cure(
             change=FUSED_LOSS,

@@ -50,7 +50,9 @@ _VOCAB = re.compile(
 )
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
-    r"|cutoff_?len|max_?model_?len|context[_ ]?length|"
+    r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
+    r"|n_ctx|block_?size|model_max_length|"
+    r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
@@ -59,7 +61,8 @@ _LENGTH = re.compile(
 )
 _BATCH = re.compile(
     r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch[_ ]?size"
-    r"|train_batch_size|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"|(?:train|local|mini|eval)_batch_size|per_(?:gpu|device)_(?:train|eval)_batch_size"
+    r"|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
 _HEADS = re.compile(
@@ -92,7 +95,12 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         return None
     axes = _with_axes_of_text(known, signs.text)
     found: dict[tuple[str, str, str], Candidate] = {}
-    for each in (*_candidate_terms(asked, signs.frame, axes, signs.text), *_weight_terms(asked, signs)):
+    terms = (
+        *_candidate_terms(asked, signs.frame, axes, signs.text),
+        *_weight_terms(asked, signs),
+        *_buffer_terms(asked, signs),
+    )
+    for each in terms:
         key = each.term.component, each.term.path, each.term.shape
         if key not in found or each.rank > found[key].rank:
             found[key] = each
@@ -156,6 +164,22 @@ def _weight_terms(asked: Interval, signs: Signs) -> Iterator[Candidate]:
                         component=frame.component, path=frame.path, shape=f"[{rows // parts}, {width}] {dtype}", exact=fit == 2,
                         words=f"{dtype} {words}{share}, {rows // parts:,} × {width:,} × {size} bytes ({frame.words})",
                     ))  # fmt: skip
+
+
+def _buffer_terms(asked: Interval, signs: Signs) -> Iterator[Candidate]:
+    """The buffer that the line of code writes out which asked for it."""
+    shape, dtype = signs.buffer or ((), "")
+    size, short = {"float32": (4, "fp32"), "bfloat16": (2, "bf16"), "float16": (2, "fp16")}.get(
+        dtype, (0, "")
+    )
+    if shape and (fit := fit_of(asked, math.prod(shape) * size)):
+        frame = signs.frame or Frame("temporaries", "buffer", "")
+        words = (
+            f"{' × '.join(f'{axis:,}' for axis in shape)} × {size} bytes, as the traceback's last line says"
+        )
+        yield Candidate((BOTH_KNOWN, fit), Term(
+            component=frame.component, path=frame.path, shape=f"[{', '.join(map(str, shape))}] {short}", exact=fit == 2, words=words,
+        ))  # fmt: skip
 
 
 def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
@@ -239,8 +263,9 @@ def _logits_terms(
     tokens = {n * batch for n in axes.tokens for batch in (1, *axes.batches)}
     tokens |= {2 * count for count in tokens} if pairs else set()
     common = set() if _fits_by_chance(asked, len(unnamed)) else POWERS
-    if not at_loss and _fits_by_chance(asked, len(unnamed) * max(1, len(tokens))):
-        unnamed = []
+    if not at_loss:
+        by_chance = named or _fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
+        unnamed = [] if by_chance else [each for each in unnamed if each not in POWERS]  # any width is 2^n
     for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in WIDTHS:
             for count in sorted(tokens | (POWERS if vocabulary in named else common)):

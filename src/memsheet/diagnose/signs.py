@@ -56,6 +56,9 @@ _MLP = Frame("saved_activations", "mlp", "the feed-forward layer")
 _GROWN = Frame("kv_cache", "model", "the KV cache, which grows with every token")
 _WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its few bits")
 _WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
+REDUCED = Frame("gradients", "buckets", "gradients that are summed over the ranks")
+_MASTERS = Frame("master_weights", "optimizer", "weights in fp32, made before the first step", "masters")
+ADAPTERS = Frame("parameters", "adapters", "room for the adapters that a server may hold at once", "load")
 _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, written out in full")
 
 _TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2seq_lm", "idefics_causal_lm")
@@ -63,21 +66,22 @@ _TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2se
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "calculate_logits_max", "calculate_predicted_logits",
-                     "calculate_cross_entropy_loss"), LOGITS),
+                     "calculate_cross_entropy_loss", "cross_entropy_loss", "compute_cross_entropy"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
                      "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
                      "logprobs_from_logits_v2", "log_probs_from_logits", "get_logps", "_get_logps", "_compute_logps", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
     **dict.fromkeys(("baddbmm", "eager_attention_forward", "attention_scores", "core_attention_unfused"), SCORES),
     **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
     **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
-                     "all_gather_coalesced", "_pre_forward_unshard", "fetch_sub_module"), GATHER),
+                     "all_gather_coalesced", "_pre_forward_unshard", "fetch_sub_module", "_unshard", "_alloc_padded_unsharded_flat_param",
+                     "alloc_all_gather_outputs", "init_unsharded_param"), GATHER),
     **dict.fromkeys(("_multi_tensor_adam", "_multi_tensor_adamw", "_multi_tensor_sgd", "_multi_tensor_adagrad", "_multi_tensor_adafactor"), STEP_SIZES),
     **dict.fromkeys(("_init_group", "_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
                      "initialize_optimizer_states", "_single_tensor_adamw", "lomo_update"), STATES),
     **dict.fromkeys(("backward", "_engine_run_backward", "run_backward"), BACKWARD),
     **dict.fromkeys(("recompute_fn", "unpack_hook", "_checkpoint_without_reentrant_generator"), RECOMPUTED),
     **dict.fromkeys(("load_weights", "load_model", "create_weights", "_load_state_dict_into_meta_model", "_load_pretrained_model", "from_pretrained",
-                     "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module"), WEIGHTS),
+                     "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module", "create_reference_model"), WEIGHTS),
     **dict.fromkeys(("apply_top_k_top_p", "top_k_mask_logits", "top_p_sampling", "random_sample", "_sample", "sample", "apply_penalties", "gather_logprobs",
                      "compute_logits", "topk_topp_sampler", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
     **dict.fromkeys(("_get_prompt_logprobs_dict", "sampler.compute_logprobs", "logits_processor.process_input_logprobs",
@@ -98,8 +102,13 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu"), _MLP),
     **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
     **dict.fromkeys(("dequantize_4bit", "dequantize_blockwise", "dequantize_gguf_tensor"), _WIDENED),
-    **dict.fromkeys(("_ddp_init_helper", "_sync_module_states", "_init_param_handle_from_module"), _WRAPPED),
+    **dict.fromkeys(("_ddp_init_helper", "_sync_module_states", "_init_param_handle_from_module", "param_and_grad_buffer.__init__"), _WRAPPED),
+    **dict.fromkeys(("_configure_zero_optimizer", "_configure_bf16_optimizer", "_configure_fp16_optimizer", "_create_fp32_partitions",
+                     "_build_model_and_main_param_groups", "stage_1_and_2.__init__", "stage3.__init__"), _MASTERS),
+    **dict.fromkeys(("foreach_reduce", "setup_buckets", "__reduce_and_partition_ipg_grads", "__avg_scatter_grads", "reduce_scatter_coalesced",
+                     "reduce_independent_p_g_buckets_and_remove_grads", "average_tensor"), REDUCED),
     **dict.fromkeys(("get_delta_weight", "merge_and_unload"), _MERGED),
+    **dict.fromkeys(("create_lora_weights", "mem_pool.init_buffers"), ADAPTERS),
 }  # fmt: skip
 """By the name of a function in a traceback, behind its file's where that name alone says too little. Where
 several are known the innermost speaks, but a phase of the run is told by any.
@@ -149,16 +158,40 @@ _FRAME = re.compile(
     r"|^(?P<boxed>[\w./~-]{1,300}\.py):\d{1,9} in (?P<within>[\w<>]{1,120})\s*$"
 )
 """A frame of Python's own traceback, of IPython's since 8 and before, of rich's."""
+_ARROW = re.compile(r"(?:-{1,6}>|❱)\s{0,4}\d{1,6}[ │]{1,60}(\S.*)")
+"""How notebooks and rich point at a frame's line of code."""
 _TRAINER = re.compile(r'^File "[^"\n]{0,400}train[^"\n]{0,80}\.py"', re.IGNORECASE)
 _WRITES = re.compile(
     r"^\s*(?:\w+\s{0,3}=\s{0,3})?(?:self\.)?(?:model|pipe|pipeline)\.(generate|merge_and_unload)\("
 )
 """A script's line that lets a model write, or merges its adapter."""
+_CALLS_TRAINING = re.compile(r"\b\w{0,40}[Tt]rainer\.(?:train|fit)\(")
+"""A script's line that starts a training, in whose midst the traceback stands."""
 _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
 _CALL = re.compile(
     r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal"
     r"|event_loop_overlap|lm_head(?=\())\b"
 )
+_MADE = (
+    (
+        re.compile(
+            r"(?:^|=\s{0,3})(?:(?:shift|lm|flat|full|all)_)?logits(?:\[[^\]]{0,40}\])?(?:\.view\([^)]{0,60}\))?"
+            r"\.(?:float\(\)|contiguous\(\)|to\(torch\.float(?:32)?\))"
+        ),
+        _HEAD,
+    ),
+    (re.compile(r"\bsoftmax\(\s{0,3}(?:attn|att|(?:attn|attention)_(?:weights?|scores|probs))\b"), SCORES),
+    (re.compile(r"\b(?:att|(?:attn|attention)_(?:weights?|scores|probs))\s{0,3}\+?=(?!=).{0,80}(?:\b(?:matmul|bmm|softmax)\(|@ |mask\b)"), SCORES),
+    (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\(.{0,40}\btranspose\("), SCORES),
+)  # fmt: skip
+"""A traceback's lines of code that say by their names what they make, where no function's does."""
+_BUFFER = re.compile(
+    r"\b(?:empty_strided_(?:cuda|xpu)"
+    r"|torch\.(?:empty|zeros|ones|empty_strided))\("
+    r"\s{0,3}[(\[]((?:\d{1,9},\s?){0,7}\d{1,9}),?[)\]]"
+    r".{0,200}?\btorch\.(float32|bfloat16|float16)\b"
+)
+"""A buffer whose shape stands in the code (torch/_inductor/codegen/wrapper.py, make_allocation)."""
 FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
 """Lines around a message that its traceback stands in; and between its last frame and the message."""
 _LEAK = re.compile(
@@ -229,6 +262,8 @@ class Signs:
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
     """What was reserved, likewise."""
+    buffer: tuple[tuple[int, ...], str] | None = None
+    """Shape and dtype that the traceback's last line of code writes out."""
     sleep_freed: Interval | None = None
     """What a server said that it gave back when it was put to sleep."""
     text: str = ""
@@ -280,12 +315,15 @@ def read_signs(log: Log, line: int) -> Signs:
     window = log.lines[first:last]
     names = list(_names_of_frames(window))
     trains = any(name in TRAINS for name in names) or _trained_before(log, line, names)
+    trains = trains or any(_CALLS_TRAINING.search(each) for each in _codes_of_frames(window))
     trains = trains and not any(name in BEFORE_TRAINING for name in names)
     own = _traceback_of(log, line) or window
     named = signs_of_names(list(_names_of_frames(own)), trains=trains)
     if named.frame is None:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
+    if named.frame in (None, _STEP, BACKWARD) and (made := _frame_of_code(own)):
+        named = replace(named, frame=made)
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
     if (spoke := _program_of_speaker(log, line)) and programs[:1] != [spoke]:
@@ -297,7 +335,7 @@ def read_signs(log: Log, line: int) -> Signs:
         named = replace(named, phase=phase, frame=named.frame or (_GRAPHS if phase == "graphs" else None))
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
-        frame=named.frame, phase=named.phase, task=GATHERED if gathered else of_server or named.task,
+        frame=named.frame, buffer=_written_buffer(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
@@ -341,6 +379,31 @@ def _traceback_of(log: Log, line: int) -> Sequence[str]:
     return log.lines[begun : line + 1]
 
 
+def _codes_of_frames(window: Sequence[str]) -> Iterator[str]:
+    """The line of code of each frame of a traceback: the one that an arrow points at, else the one behind."""
+    places = [place for place, each in enumerate(window) if _FRAME.match(each)]
+    for place, following in itertools.pairwise((*places, len(window))):
+        behind = window[place + 1 : following]
+        pointed = (found[1] for each in behind if (found := _ARROW.match(each)))
+        if (code := next(pointed, next(iter(behind), None))) is not None:
+            yield code
+
+
+def _frame_of_code(window: Sequence[str]) -> Frame | None:
+    """What the innermost line of code makes by its own names, where one says it."""
+    made = (frame for code in _codes_of_frames(window) for pattern, frame in _MADE if pattern.search(code))
+    found = next(reversed(tuple(made)), None)
+    serves = any(part in each for each in window for part in _OF_SERVER_CODE)
+    return SERVED if serves and found is _HEAD else found
+
+
+def _written_buffer(window: Sequence[str]) -> tuple[tuple[int, ...], str] | None:
+    """Shape and dtype of the buffer that the innermost line of code of a traceback makes by plain numbers."""
+    codes = list(_codes_of_frames(window))
+    found = _BUFFER.search(codes[-1]) if codes else None
+    return (tuple(int(axis) for axis in found[1].split(",")), found[2]) if found else None
+
+
 def _is_frame(lines: Sequence[str]) -> bool:
     return any(_FRAME.match(each) or _SOURCE.match(each) for each in lines)
 
@@ -360,8 +423,7 @@ def _names_of_frames(window: Sequence[str]) -> Iterator[str]:
 
 def _task_of_script(window: Sequence[str], programs: Sequence[str]) -> str:
     """What a script does that trains nothing, by its own lines in a traceback, or its program."""
-    behind = (later for each, later in itertools.pairwise(window) if _FRAME.match(each))
-    called = [found[1] for each in behind if (found := _WRITES.match(each))]
+    called = [found[1] for each in _codes_of_frames(window) if (found := _WRITES.match(each))]
     draws = bool(programs) and (
         programs[0] in DRAWS
         or (programs[0] == "diffusers" and not any(_TRAINER.match(each) for each in window))
@@ -399,12 +461,13 @@ def _task_of_server(
     before = "\n".join(log.lines[:line])
     begun = [found.end() for found in _LOADS.finditer(before)]
     loads = named.phase == "load" or (bool(begun) and not _LOADED.search(before, begun[-1]))
-    return LOADING if loads and named.frame in (WEIGHTS, None) else SERVING
+    return LOADING if loads and named.frame in (WEIGHTS, ADAPTERS, None) else SERVING
 
 
 _OF_SERVER_CODE = ("/vllm/", "/sglang/", "/text_generation_server/")
 _POOLED = re.compile(
     r"Memory pool end|KV Cache is allocated|GPU KV cache size: \d|# (?:GPU|CUDA|cuda) blocks: [1-9]"
+    r"|(?:Prefill|Decode) batch[. \[]|Avg prompt throughput: "
 )
 _CAPTURES = re.compile(
     r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
@@ -493,5 +556,5 @@ OF_SERVERS = ("run", "graphs", "cache")
 SERVERS = ("vLLM", "SGLang", "text-generation-inference")
 DRAWS = ("ComfyUI", "stable-diffusion-webui", "InvokeAI")
 """Programs that make pictures, and train nothing."""
-OF_RUNNING = (WEIGHTS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
+OF_RUNNING = (WEIGHTS, ADAPTERS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
 """What a server's functions allocate for."""

@@ -209,6 +209,21 @@ def test_a_context_that_finds_a_full_card_died_of_others() -> None:
     assert diagnose_named_texts({"log": error}, None, {}).cause is Cause.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("between", "used", "cause"),
+    [
+        ("(base) user@gpu3:~$ nvidia-smi", 24370, Cause.OTHER_PROCESS),
+        ("$ nvidia-smi", 24370, Cause.OTHER_PROCESS),
+        ("user@gpu3:~$ nvidia-smi", 12000, Cause.UNKNOWN),
+        ("### nvidia-smi", 24370, Cause.UNKNOWN),
+        ("while it runs:", 24370, Cause.UNKNOWN),
+    ],
+)
+def test_who_fills_a_card_behind_a_shell_s_prompt_is_another(between: str, used: int, cause: Cause) -> None:
+    error = f"RuntimeError: CUDA error: out of memory\n{between}\n{TABLE.format(used)}"
+    assert diagnose_named_texts({"log": error}, None, {}).cause is cause
+
+
 def test_a_configuration_among_the_files_is_the_plan_that_ran(tmp_path: Path) -> None:
     config, log = tmp_path / "run.yml", tmp_path / "run.log"
     config.write_text(

@@ -132,3 +132,172 @@ def test_every_batch_refused_is_open_and_a_smaller_one_no_cure() -> None:
 )  # fmt: skip
 def test_more_words_for_refused_host_memory(text: str) -> None:
     assert found_in(text).cause is Cause.NOT_GPU_MEMORY
+
+
+def in_code(code: str, *, module: str = "site-packages/pkg/model.py", name: str = "forward") -> str:
+    frame = f'  File "/x/{module}", line 3, in {name}\n    {code}'
+    return f"Traceback (most recent call last):\n{frame}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "path"),
+    [
+        ("logits = logits.float()", "loss"),
+        ("shift_logits = logits[..., :-1, :].contiguous()", "loss"),
+        (
+            "attn_weights = nn.functional.softmax(attn_weights, dim=-1, dtype=torch.float32)",
+            "attention/scores",
+        ),
+        ("attn_weights = torch.matmul(query, key.transpose(2, 3)) * scaling", "attention/scores"),
+        ("attn_weights = attn_weights + causal_mask", "attention/scores"),
+        ("att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))", "attention/scores"),
+        ("scores = torch.matmul(q, k.transpose(-2, -1))", "attention/scores"),
+        ("scores = torch.softmax(router_logits, dim=-1)", None),
+        ("router_logits = self.gate(x).float()", None),
+        ("upsampled_logits = nn.functional.interpolate(logits.float(), size=size)", None),
+        ("logits.float(), labels, ignore_index=self.ignore_index", "loss"),
+        ("x = self.dropout(x)", None),
+    ],
+)
+def test_a_line_of_code_says_what_it_makes(code: str, path: str | None) -> None:
+    found = found_in(in_code(code), FULL_CARD)
+    assert (found.term.path if found.term else None) == path
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "File ~/env/model.py:9, in Model.forward(self)\n      8 x = 1\n----> 9 logits = logits.float()",
+        "│ /env/model.py:9 in forward │\n│   8 │   x = 1 │\n│ ❱ 9 │   logits = logits.float() │",
+    ],
+)
+def test_an_arrow_points_at_the_line_of_code(frame: str) -> None:
+    found = found_in("OutOfMemoryError                 Traceback (most recent call last)", frame, FULL_CARD)
+    assert found.term is not None
+    assert found.term.path == "loss"
+
+
+def test_logits_of_a_server_are_its_sampler_s() -> None:
+    found = found_in(
+        "vllm serve x",
+        in_code("logits = logits.to(torch.float32)", module="vllm/v1/sample/sampler.py"),
+        FULL_CARD,
+    )
+    assert found.term is not None
+    assert found.term.path == "sampler"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "name", "asked", "shape"),
+    [
+        ("Llama-3-8B, per_device_train_batch_size=4, block_size 2048", "logits = logits.float()", "forward", "3.91 GiB", "[8192, 128256] fp32"),
+        ("local batch size 4, sequence length 8192", "pred.flatten(0, 1).float()", "cross_entropy_loss", "15.66 GiB", "[32768, 128256] fp32"),
+        ("Llama-2-7b, batch size 4, context 4096", "attn = softmax(attn_weights, dim=-1)", "forward", "8.00 GiB", "[4, 32, 4096, 4096] fp32"),
+        ("Qwen2.5-1.5B, per_device_train_batch_size=16, max_completion_length=4096", "F.linear(input, self.weight)", "_get_per_token_logps",
+         "18.55 GiB", "[65536, 151936] bf16"),
+    ],
+)  # fmt: skip
+def test_lengths_by_every_name_find_the_tensor(
+    said: str, code: str, name: str, asked: str, shape: str
+) -> None:
+    card = modern(asked, "79.25 GiB", "0.10 GiB", "79.00 GiB", "78.00 GiB", "0.02 GiB")
+    found = found_in(in_code(code, name=name), card, said)
+    assert found.term is not None
+    assert found.term.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("code", "shape"),
+    [
+        ("buf41 = empty_strided_cuda((16, 4096, 16384), (67108864, 16384, 1), torch.bfloat16)", "[16, 4096, 16384] bf16"),
+        ("out = torch.empty((16, 4096, 8192), dtype=torch.float32, device=x.device)", "[16, 4096, 8192] fp32"),
+        ("buf41 = empty_strided_cuda((16, 4096, 128), (524288, 128, 1), torch.bfloat16)", ""),
+    ],
+)  # fmt: skip
+def test_a_buffer_written_out_in_code_is_the_tensor_where_its_size_is(code: str, shape: str) -> None:
+    found = found_in(in_code(code, name="call"), FULL_CARD)
+    assert (found.term.shape if found.term else "") == shape
+
+
+@pytest.mark.parametrize("name", ["_unshard", "_alloc_padded_unsharded_flat_param", "init_unsharded_param"])
+def test_what_unshards_gathers_weights(name: str) -> None:
+    found = found_in(traced("backward", "_pre_backward_hook", name), FULL_CARD)
+    assert found.term is not None
+    assert found.term.component == "unsharded_parameters"
+
+
+def test_a_script_s_own_line_says_that_it_trains() -> None:
+    evaluates = '  File "/x/transformers/trainer.py", line 4, in evaluation_loop\n    step()\n'
+    trains = in_code("trainer.train()", module="finetune.py", name="<module>") + evaluates
+    assert found_in(trains, FULL_CARD).cause is Cause.REGIME_CHANGE
+    only = in_code("trainer.evaluate()", module="finetune.py", name="<module>") + evaluates
+    assert found_in(only, FULL_CARD).cause is Cause.REAL_NEED
+
+
+def test_room_for_adapters_is_made_smaller_by_fewer() -> None:
+    found = found_in(
+        "vllm serve x", traced("load_model", "create_lora_weights", module="vllm/lora/layers.py"), FULL_CARD
+    )
+    assert found.cause is Cause.REAL_NEED
+    assert found.cures[0].where == "--max-loras N, --max-lora-rank N"
+
+
+@pytest.mark.parametrize(
+    "line", ["Prefill batch. #new-seq: 12, #new-token: 8192", "Decode batch. #running-req: 8", "Avg prompt throughput: 3.0 tokens/s"]
+)  # fmt: skip
+def test_a_server_that_prints_its_batches_runs(line: str) -> None:
+    error = in_code("gate_up, _ = self.gate_up_proj(x)", module="sglang/srt/models/qwen2.py")
+    assert found_in("sglang serve", line, error, FULL_CARD).cause is Cause.ENGINE_OVERCOMMIT
+    assert found_in("sglang serve", error, FULL_CARD).cause is Cause.REAL_NEED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_configure_zero_optimizer",
+        "_create_fp32_partitions",
+        "_build_model_and_main_param_groups",
+        "_ddp_init_helper",
+    ],
+)
+def test_no_batch_helps_what_is_made_before_the_first_step(name: str) -> None:
+    found = found_in(traced("initialize", name), FULL_CARD)
+    assert [cure.helps for cure in found.cures if "batch" in cure.change] == [NO]
+
+
+@pytest.mark.parametrize(
+    ("sign", "name", "where"),
+    [
+        ("/x/deepspeed/runtime/engine.py", "__reduce_and_partition_ipg_grads", "reduce_bucket_size"),
+        ("plain", "foreach_reduce", "fully_shard"),
+    ],
+)
+def test_gradients_are_summed_in_smaller_parts(sign: str, name: str, where: str) -> None:
+    found = found_in(sign, traced("backward", name), FULL_CARD)
+    assert found.term is not None
+    assert found.term.component == "gradients"
+    assert where in places(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("meta-llama/Llama-3.1-8B, per_device_train_batch_size=4, max_seq_length=8192", "hidden_states = hidden_states.to(torch.float32)"),
+        ("max_seq_length=8192", "down_proj = self.down_proj(x)"),
+    ],
+)  # fmt: skip
+def test_what_is_as_wide_as_a_vocabulary_is_no_logits_where_no_loss_asked(said: str, code: str) -> None:
+    found = found_in(
+        in_code(code),
+        modern("512.00 MiB", "79.25 GiB", "0.10 GiB", "79.00 GiB", "78.00 GiB", "0.02 GiB"),
+        said,
+    )
+    assert found.term is None
+
+
+def test_a_loss_in_chunks_already_has_more_of_them() -> None:
+    asked = in_code("logits.float(), labels", name="compute_cross_entropy")
+    assert "num_output_chunks" in places(
+        found_in("torchtune.modules.loss.CEWithChunkedOutputLoss", asked, FULL_CARD)
+    )
+    assert "num_output_chunks" not in places(found_in(asked, FULL_CARD))

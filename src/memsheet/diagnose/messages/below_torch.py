@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_LEAST
-from memsheet.diagnose.interval import size_words
+from memsheet.diagnose.interval import size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
 from memsheet.diagnose.messages.colocated import place_of_share
@@ -90,6 +90,8 @@ def _torn_collective(_: Message, __: Log) -> Judgement:
 _MAKES_CONTEXT = re.compile(r"_cuda_init\(|in _lazy_init\b|\bcuInit\b|cuCtxCreate|cuDevicePrimaryCtxRetain")
 
 
+_ASKS_FOR_TABLE = re.compile(r"(?:^\$|[\w~)\]/\\][$#%>])\s?nvidia-smi\s{0,3}$")
+"""A shell's prompt, at which a table is asked for."""
 _PINS = re.compile(
     r"\bpin_memory\(|in pin_memory\b|cudaHostAlloc|cudaHostRegister|cudaMallocHost|HostAllocator"
 )
@@ -124,11 +126,26 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
                 because=f"the driver refused this process its context, before it held anything; of {size_words(whole)} were "
                 f"{size_words(left)} left beside {there}",
             )  # fmt: skip
+    if table and len(table.cards) == 1 and _shown_after_end(message, log):
+        whole, held = table.cards[0][1], sum_intervals(size for *_, size in table.processes)
+        if held.low * 10 >= whole.high * 9:
+            return Judgement(
+                causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
+                because=f"the driver refused memory, and once the process had ended {there} still held {size_words(held)} of the "
+                f"card's {size_words(whole)}",
+            )  # fmt: skip
     return Judgement(
         causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there),
         because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
         f"({there or 'nvidia-smi shows them'}), or this process fills it",
     )  # fmt: skip
+
+
+def _shown_after_end(message: Message, log: Log) -> bool:
+    """Whether a shell was asked for the table behind a message: the process that failed is no more then."""
+    behind = list(log.lines[message.line + 1 :])
+    shown = next((place for place, each in enumerate(behind) if "NVIDIA-SMI" in each), 0)
+    return any(_ASKS_FOR_TABLE.search(each) for each in behind[:shown])
 
 
 def _holder_words(table: Table) -> str:
