@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 
 MOST_BYTES = 64 * 2**20
 WHOLE = 2**20
@@ -103,7 +104,7 @@ def _decoded_text(text: bytes | str, signs: tuple[bytes, ...]) -> str:
 def _parts_that_matter(raw: bytes, signs: tuple[bytes, ...]) -> bytes:
     if len(raw) <= WHOLE:
         return raw
-    found = (place for sign in _signs_that_may_stand(raw, signs) if (place := raw.find(sign)) >= 0)
+    found = _first_places(raw, _signs_that_may_stand(raw, signs))
     spans = sorted(
         [(0, ENDS), (len(raw) - ENDS, len(raw)), *((max(0, at - BEFORE), at + AFTER) for at in found)]
     )
@@ -114,6 +115,38 @@ def _parts_that_matter(raw: bytes, signs: tuple[bytes, ...]) -> bytes:
         else:
             merged.append((start, end))
     return b"\n".join(raw[start:end] for start, end in merged)
+
+
+STEM, MOST_STEMS = 5, 2_000
+"""Bytes that several signs share and that are looked for once, and places of them that are looked at."""
+
+
+def _first_places(raw: bytes, signs: tuple[bytes, ...]) -> Iterator[int]:
+    """Where each sign stands first. What several signs share is looked for in their place: a text is long."""
+    left = list(dict.fromkeys(signs))
+    while left:
+        shared = Counter(stem for sign in left for stem in _stems_of(sign))
+        stem, count = shared.most_common(1)[0] if shared else (b"", 0)
+        if count < 2:
+            break
+        own = [sign for sign in left if stem in sign]
+        left = [sign for sign in left if stem not in sign]
+        places = [*islice((one.start() for one in re.finditer(re.escape(stem), raw)), MOST_STEMS + 1)]
+        if len(places) > MOST_STEMS:
+            yield from (place for sign in own if (place := raw.find(sign)) >= 0)
+            continue
+        for sign in own:
+            starts = (place - sign.index(stem) for place in places)
+            first = next((at for at in starts if at >= 0 and raw.startswith(sign, at)), None)
+            if first is not None:
+                yield first
+    yield from (place for sign in left if (place := raw.find(sign)) >= 0)
+
+
+def _stems_of(sign: bytes) -> set[bytes]:
+    """Stretches of a sign that cannot overlap themselves."""
+    found = (sign[at : at + STEM] for at in range(len(sign) - STEM + 1))
+    return {stem for stem in found if not any(stem[:n] == stem[-n:] for n in range(1, STEM))}
 
 
 def _signs_that_may_stand(raw: bytes, signs: tuple[bytes, ...]) -> tuple[bytes, ...]:

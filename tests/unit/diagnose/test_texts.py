@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, modern, traced
 
-from memsheet.diagnose.cleaned import WHOLE, cleaned_log, without_prefixes
+from memsheet.diagnose.cleaned import WHOLE, _first_places, cleaned_log, without_prefixes
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.verdict import SIGNS, diagnose_texts
@@ -254,3 +256,13 @@ def test_figures_of_other_runtimes_are_facts_and_close() -> None:
     buffer = diagnose_texts({"a": llama}).term
     assert buffer is not None
     assert buffer.shape == "40,382,988,288 bytes"
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=9).map(lambda one: bytes(65 + byte % 4 for byte in one)), min_size=1, max_size=12),
+    st.binary(max_size=400).map(lambda one: bytes(65 + byte % 5 for byte in one)),
+)  # fmt: skip
+def test_signs_stand_first_where_each_alone_is_found(signs: list[bytes], raw: bytes) -> None:
+    for text in (raw + b"".join(signs[::2]), (raw + signs[0]) * 9):
+        alone = sorted(place for sign in dict.fromkeys(signs) if (place := text.find(sign)) >= 0)
+        assert sorted(_first_places(text, tuple(signs * 2))) == alone
