@@ -94,9 +94,8 @@ DROP = """(files) => {
 
 def drop(visit: Any, files: dict[str, bytes]) -> None:
     visit.page.evaluate(DROP, [(name, b64encode(held).decode()) for name, held in files.items()])
-    visit.page.wait_for_function(
-        "document.querySelector('#understood').textContent !== '' || document.body.dataset.idle === '0'"
-    )
+    # a function that is waited for is evaluated in the page, which its policy forbids
+    visit.page.locator("#understood:not(:empty), body[data-idle='0']").first.wait_for(state="attached")
     visit.settle()
 
 
