@@ -23,9 +23,9 @@ from memsheet.report.shared.exit_codes import BAD_INPUT, checked_exit_code
 from memsheet.report.shared.look import Look
 
 
-def check(asked: Given) -> int:
+def check(asked: Given, as_run: Callable[[str], str] | None = None) -> int:
     """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known
-    mistakes.
+    mistakes. ``as_run``: of a script's text the text as it runs.
     """
     form = asked.output or ("json" if asked.json else None)
     look = screen.terminal_look(decimal=screen.wants_decimal_units(asked.units), full=asked.full)
@@ -38,7 +38,6 @@ def check(asked: Given) -> int:
         root = Path(asked.files[0])
         tree = check_launches(launches, root, jobs.job_arguments(asked), plan_flag_values(asked))
         return _print_launches(tree, form, root.name, root, lambda: _launches_screen(tree, look))
-    as_run = getattr(asked, "as_run", None)
     if servers := started_servers(asked.files, as_run):
         check_form(SEVERAL, form)
         file = asked.files[0]
@@ -46,7 +45,7 @@ def check(asked: Given) -> int:
         left = servers[len(started) :]
         return _print_launches(started, form, file, Path(), lambda: _servers_screen(started, left, look))
     check_form("check", form)
-    checked = _check_one_job(asked)
+    checked = _check_one_job(asked, as_run)
     if form is not None:
         write_form("check", form, checked)
     else:
@@ -71,14 +70,14 @@ def _servers_screen(found: Sequence[Launch], left: Sequence[Any], look: Look) ->
     return render_servers(found, left, look)
 
 
-def _check_one_job(asked: Given) -> Checked:
+def _check_one_job(asked: Given, as_run: Callable[[str], str] | None = None) -> Checked:
     question = jobs.job_arguments(asked)
     return check_configuration_files(
         asked.files,
         question.pop("model"),
         question,
         words=plan_flag_values(asked),
-        as_run=getattr(asked, "as_run", None),
+        as_run=as_run,
     )
 
 

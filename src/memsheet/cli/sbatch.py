@@ -39,9 +39,8 @@ def _check_script(line: SbatchLine, asked: Given) -> int:
     as_run = partial(script_as_submitted, line=line, environment=os.environ)
     with redirect_stdout(sys.stderr):
         try:
-            return check(
-                Given(**{**_flags_of_check(), **vars(asked), "files": (line.script,), "as_run": as_run})
-            )
+            given = {**_flags_of_check(), **vars(asked), "files": (line.script,)}
+            return check(Given(**given), as_run)
         except InputError as error:
             return explain_input(error)
 

@@ -56,11 +56,11 @@ def test_a_line_without_a_script_is_refused(words: list[str]) -> None:
 
 
 def test_options_of_the_line_stand_above_the_environment_and_both_above_the_script() -> None:
-    line = SbatchLine(("-G", "4", "-p", "long"), "a.sh", ("a b",))
+    line = SbatchLine(("--comment", "a b", "-G4", "-p", "long", "--exclusive"), "a.sh", ("a b",))
     made = script_as_submitted("#!/bin/sh\n#SBATCH --gpus=1\ntrue\n", line, {"SBATCH_GPUS": "2"})
     assert made.splitlines()[0] == "set -- 'a b'"
     assert [said for said in made.splitlines() if "SBATCH" in said] == [
-        "#SBATCH --gpus=1", "#SBATCH --gpus=2", "#SBATCH --gpus=4", "#SBATCH --partition=long",
+        "#SBATCH --gpus=1", "#SBATCH --gpus=2", "#SBATCH --comment=a b", "#SBATCH --gpus=4", "#SBATCH --partition=long", "#SBATCH --exclusive",
     ]  # fmt: skip
 
 

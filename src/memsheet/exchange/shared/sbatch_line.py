@@ -5,11 +5,11 @@ what that is given; and the script as it runs by them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memsheet.errors import input_error
-from memsheet.exchange.shared.slurm_environment import LONG, sbatch_options
+from memsheet.exchange.shared.slurm_environment import LONG
 
 DIRECTIVE = "#SBATCH"
 SWITCHES = frozenset({
@@ -70,7 +70,10 @@ def script_as_submitted(text: str, line: SbatchLine, environment: Mapping[str, s
     return f"{given}{text.rstrip()}\n{directives}"
 
 
-def _whole_options(words: Sequence[str]) -> list[str]:
-    """Options with their values, one each, by their long names."""
-    found = [*sbatch_options(f"{DIRECTIVE} {' '.join(words)}")]
-    return [f"--{LONG.get(name, name)}" + ("" if value is None else f"={value}") for name, value in found]
+def _whole_options(words: Sequence[str]) -> Iterator[str]:
+    """Options with their values, one each, by their long names; a value may have spaces."""
+    rest = iter(words)
+    for word in rest:
+        name, _, value = word[2:].partition("=") if word.startswith("--") else (word[1:2], "", word[2:])
+        value = value or (next(rest, "") if _takes_next_word(word) else "")
+        yield f"--{LONG.get(name, name)}" + (f"={value}" if value else "")

@@ -118,7 +118,7 @@ def areal_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes)
 
 def _divides_words(engine: Engine) -> bool:
     """Whether ranks of FSDP2's trainer divide the vocabulary: a sheet has the loss of whole logits then."""
-    return engine.name != "megatron" and engine.degrees["t"] > 1
+    return not engine.is_megatron and engine.degrees["t"] > 1
 
 
 def _trained_role(model: str, plan: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -183,9 +183,7 @@ def _areal_phases(values: Values, sizes: Sizes, roles: Mapping[str, Any]) -> lis
             }
         )
     engine = engine_at(values, ACTOR)
-    read, learnt = (
-        (MEGATRON_READ, MEGATRON_LEARNT) if engine and engine.name == "megatron" else (READ, LEARNT)
-    )
+    read, learnt = (MEGATRON_READ, MEGATRON_LEARNT) if engine and engine.is_megatron else (READ, LEARNT)
     seen = {
         "logits": {
             "bytes": list(read),

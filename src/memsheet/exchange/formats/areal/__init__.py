@@ -62,7 +62,7 @@ def _read_actor_backend(value: Any, values: Values) -> Mapping[str, Any]:
         "engine": "fsdp2",
         "loss": "fused",
     }
-    if engine.name != "megatron":
+    if not engine.is_megatron:
         return {**found, "gradient_sync": "every", **({"loss": "plain"} if degrees["t"] > 1 else {})}
     stages = {"mesh.pp": degrees["p"], "schedule": "1f1b"} if degrees["p"] > 1 else {}
     whole = {"mesh.cp": degrees["c"], "mesh.ep": experts.get("e", 1), "mesh.etp": experts.get("t", 1)}
@@ -135,7 +135,7 @@ def _told_of_engines(values: Values) -> Mapping[str, Any]:
     """What shares the cards or has others, in words, and what of the actor no plan says."""
     engine = engine_at(values, ACTOR)
     found: dict[str, Any] = {}
-    if engine and engine.name != "megatron" and engine.degrees["c"] > 1:
+    if engine and not engine.is_megatron and engine.degrees["c"] > 1:
         found[SHARED] = (
             f"{engine.degrees['c']} (the sheet is of one rank's part of a row, without the exchange of heads)"
         )

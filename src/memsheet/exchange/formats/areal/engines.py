@@ -35,6 +35,11 @@ class Engine(NamedTuple):
     of_experts: Mapping[str, int]
 
     @property
+    def is_megatron(self) -> bool:
+        """Whether it is the backend of that name; the others divide a model over all their ranks."""
+        return self.name == "megatron"
+
+    @property
     def cards(self) -> int:
         return self.degrees["d"] * self.degrees["t"] * self.degrees["p"] * self.degrees["c"]
 
@@ -132,4 +137,4 @@ def packed_tokens(values: Values, role: str) -> int | None:
 def part_tokens(values: Values, role: str) -> int | None:
     """Those of one rank, where ranks share rows."""
     tokens, engine = packed_tokens(values, role), engine_at(values, role)
-    return -(-tokens // engine.degrees["c"]) if tokens and engine and engine.name != "megatron" else tokens
+    return -(-tokens // engine.degrees["c"]) if tokens and engine and not engine.is_megatron else tokens
