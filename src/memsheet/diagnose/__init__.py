@@ -5,7 +5,7 @@ cleaned     a log without colours, boxes, prefixes and line wraps
 messages/   one file an emitter: what its messages look like, and what they say
 signs       which frames, settings and programs a log shows
 rules       one message of an allocator → one verdict, by arithmetic
-identities  a requested size → the tensor that it is
+identities  a requested size → the tensor that it is (candidates, model_terms, model_tensors, named_models)
 cures       what would have helped, and what would not
 verdict     all of it for one text
 snapshot/   the allocator's own history

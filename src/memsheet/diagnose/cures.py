@@ -421,7 +421,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             free is not None
             and proportional
             and term is not None
-            and term.exact
+            and (term.exact or term.rows is not None)
             and at_least(free, aligned_bytes(half)) is True
         )
         yield Cure(

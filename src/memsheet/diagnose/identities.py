@@ -9,18 +9,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
-from memsheet.diagnose.figures import PAGE
+from memsheet.diagnose.candidates import (
+    BOTH_KNOWN,
+    OF_SHEET,
+    WIDTHS,
+    Axes,
+    Candidate,
+    fit_of,
+    fits_by_chance,
+    rows_of,
+)
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
-from memsheet.diagnose.named_models import model_axes, weight_shapes
-from memsheet.diagnose.signs import LOGITS, SCORES, SERVERS, Frame, Signs
+from memsheet.diagnose.model_terms import model_terms
+from memsheet.diagnose.named_models import model_axes
+from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 
-OF_SHEET, BOTH_KNOWN = 5, 4
-"""How well a candidate is founded."""
 LEAST = 20 * MIB
 """Smaller requests get a segment of 2 or 20 MiB, which says nothing of their own size
 (c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer).
@@ -30,20 +37,12 @@ VOCABULARIES = (
     154_880, 201_088, 202_048, 248_320, 256_000, 256_128, 262_144, 250_880, 65_024, 92_544, 200_064, 163_840, 30_522,
 )  # fmt: skip
 """Rows of the output projection that common model families have, as their configurations say."""
-BY_CHANCE = (1, 20)
-"""The most by which a product of common sizes may fit by chance, where nothing but the size says that it is
-one.
-"""
 POWERS = frozenset(2**power for power in range(7, 21))
 """Counts of tokens that are common."""
 _SPLIT, _SHARES = "vocab_parallel", (1, 2, 4, 8)
 """How functions are called whose logits lie over ranks (megatron/core/tensor_parallel/cross_entropy.py)."""
 _PAIRS = re.compile(r"concatenated_forward|\b(?:[Dd]po|DPO)(?:_|\b|Trainer|Config)|\brewards?/chosen")
 """What a trainer of preferences prints."""
-_DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
-"""Bits in which weights are loaded, where a text says it."""
-OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters")
-WIDTHS = ((4, "fp32"), (2, "bf16"))
 _VOCAB = re.compile(
     r"\b(?:padded_)?(?:vocab_size|n_vocab|vocab)[\"']?(?:/TP)?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{2,9})\b",
     re.IGNORECASE,
@@ -71,24 +70,6 @@ _HEADS = re.compile(
 )
 
 
-class Axes(NamedTuple):
-    """What is known of a job's sizes; ``sheet``: tensors of its plan by component, path and bytes."""
-
-    vocabularies: tuple[int, ...] = ()
-    tokens: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
-    batches: tuple[int, ...] = ()
-    heads: tuple[int, ...] = ()
-    sheet: tuple[tuple[str, str, int], ...] = ()
-
-
-class Candidate(NamedTuple):
-    """A term, and how well it is founded: known factors, then whether it needs no rounding up to pages."""
-
-    rank: tuple[int, int]
-    term: Term
-
-
 def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     """The tensor that a request is; None where nothing fits, or several do equally well."""
     if asked.low <= LEAST + MIB // 100:
@@ -97,7 +78,7 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     found: dict[tuple[str, str, str], Candidate] = {}
     terms = (
         *_candidate_terms(asked, signs.frame, axes, signs.text),
-        *_weight_terms(asked, signs),
+        *model_terms(asked, signs, axes),
         *_buffer_terms(asked, signs),
     )
     for each in terms:
@@ -138,34 +119,6 @@ def _with_equals(best: Term, every: Iterable[Candidate], rank: tuple[int, int]) 
     return replace(best, exact=False, words=f"{best.words}, or {told}, which rounds up to it")
 
 
-def _fits_by_chance(asked: Interval, tries: int) -> bool:
-    """Whether one of so many sizes, spread evenly between a number and its double, would lie within what the
-    message may stand for more often than ``BY_CHANCE``.
-    """
-    share = tries * (asked.high - asked.low) / (asked.middle * math.log(2))
-    return share * BY_CHANCE[1] > BY_CHANCE[0]
-
-
-def _weight_terms(asked: Interval, signs: Signs) -> Iterator[Candidate]:
-    """A weight of a model that the text names or prints, its gradient or a state of it, whole or a share of
-    its rows.
-    """
-    frame = signs.frame
-    if frame is None or frame.component not in OF_WEIGHTS:
-        return
-    fused = signs.program in SERVERS
-    halves = frame.component != "optimizer_states" and set(_DTYPE.findall(signs.text)) == {"16"}
-    for words, (rows, width) in weight_shapes(signs.text, fused=fused):
-        for parts in (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,):
-            for size, dtype in WIDTHS[1:] if fused or halves else WIDTHS:
-                if rows % parts == 0 and (fit := fit_of(asked, rows // parts * width * size)):
-                    share = f" of {parts} ranks" if parts > 1 else ""
-                    yield Candidate((4 if parts == 1 else 3, fit), Term(
-                        component=frame.component, path=frame.path, shape=f"[{rows // parts}, {width}] {dtype}", exact=fit == 2,
-                        words=f"{dtype} {words}{share}, {rows // parts:,} × {width:,} × {size} bytes ({frame.words})",
-                    ))  # fmt: skip
-
-
 def _buffer_terms(asked: Interval, signs: Signs) -> Iterator[Candidate]:
     """The buffer that the line of code writes out which asked for it."""
     shape, dtype = signs.buffer or ((), "")
@@ -195,16 +148,20 @@ def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
     return replace(product, component=equals[0].component, path=path)
 
 
+_DASH = re.compile(r"(?<=[a-z])-(?=[a-z])")
+
+
 def _with_axes_of_text(known: Axes, text: str) -> Axes:
-    lengths = (*known.lengths, *_numbers_in(_LENGTH, text))
-    said = tuple(n for n in _numbers_in(_VOCAB, text) if n >= 256)
+    flags = _DASH.sub("_", text)  # spelled either way
+    lengths = (*known.lengths, *_numbers_in(_LENGTH, flags))
+    said = tuple(n for n in _numbers_in(_VOCAB, flags) if n >= 256)
     rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
     return known._replace(
         vocabularies=tuple(dict.fromkeys((*known.vocabularies, *(said or rows)))),
         tokens=tuple(dict.fromkeys((*known.tokens, *lengths))),
         lengths=tuple(dict.fromkeys(lengths)),
-        batches=tuple(dict.fromkeys((*known.batches, *_numbers_in(_BATCH, text)))),
-        heads=tuple(dict.fromkeys((*known.heads, *(_numbers_in(_HEADS, text) or heads)))),
+        batches=tuple(dict.fromkeys((*known.batches, *_numbers_in(_BATCH, flags)))),
+        heads=tuple(dict.fromkeys((*known.heads, *(_numbers_in(_HEADS, flags) or heads)))),
     )
 
 
@@ -213,14 +170,6 @@ def _numbers_in(pattern: re.Pattern[str], text: str, most: int = 12) -> tuple[in
         int(each.replace(",", "").replace("_", "")) for each in pattern.findall(text) if each.strip(",_")
     )
     return tuple(n for n in dict.fromkeys(found) if n > 0)[:most]
-
-
-def fit_of(asked: Interval, size: int) -> int:
-    """How a tensor of ``size`` bytes fits a request: 2 as it is, 1 rounded up to pages, 0 not."""
-    if asked.low <= size <= asked.high:
-        return 2
-    rounded = -(-size // PAGE) * PAGE
-    return 1 if asked.low <= rounded <= asked.high else 0
 
 
 def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes, text: str) -> Iterator[Candidate]:
@@ -260,11 +209,11 @@ def _logits_terms(
     named = set(axes.vocabularies)
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler")
     unnamed = [each for each in VOCABULARIES if each not in named]
-    tokens = {n * batch for n in axes.tokens for batch in (1, *axes.batches)}
+    tokens = set(axes.counts)
     tokens |= {2 * count for count in tokens} if pairs else set()
-    common = set() if _fits_by_chance(asked, len(unnamed)) else POWERS
+    common = set() if fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss:
-        by_chance = named or _fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
+        by_chance = named or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
         unnamed = [] if by_chance else [each for each in unnamed if each not in POWERS]  # any width is 2^n
     for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in WIDTHS:
@@ -273,12 +222,16 @@ def _logits_terms(
                 if width != 4 and at_loss and count not in tokens:
                     continue  # a loss and a sampler raise what they read to fp32
                 if fit := fit_of(asked, count * vocabulary * width):
-                    shape = f"[{count}, {vocabulary}] {dtype}"
-                    words = f"{dtype} logits of {count:,} tokens × {vocabulary:,} words × {width} bytes"
-                    yield Candidate(
-                        (known + 1, fit),
-                        Term(component="temporaries", path=path, shape=shape, exact=True, words=words),
+                    rows = None if count in tokens else rows_of(asked, vocabulary * width)
+                    near = (
+                        f" (of {rows[0]:,} to {rows[1]:,} tokens that come to the same figure)"
+                        if rows
+                        else ""
                     )
+                    yield Candidate((known + 1, fit), Term(
+                        component="temporaries", path=path, shape=f"[{count}, {vocabulary}] {dtype}", exact=rows is None, rows=rows,
+                        words=f"{dtype} logits of {count:,} tokens × {vocabulary:,} words × {width} bytes{near}",
+                    ))  # fmt: skip
     if at_loss and len(named) == 1:
         (vocabulary,) = named
         count = asked.middle // (4 * vocabulary)
@@ -302,7 +255,7 @@ def _split_logits_terms(asked: Interval, axes: Axes, shares: tuple[int, ...]) ->
     """The same of a vocabulary that lies over ranks: such a loss raises what it reads to fp32."""
     size, dtype = WIDTHS[0]
     for vocabulary in axes.vocabularies or VOCABULARIES:
-        for count in sorted({n * batch for n in axes.tokens for batch in (1, *axes.batches)}):
+        for count in axes.counts:
             for share in shares:
                 rows = vocabulary // share
                 if vocabulary % share == 0 and (fit := fit_of(asked, count * rows * size)):

@@ -52,7 +52,8 @@ class Cure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
     """The tensor that a requested size is. ``exact``: whether the product is the size, and not one that a
-    length makes it.
+    length makes it; ``rows``: the fewest and the most tokens that the size may stand for, where a text names
+    none and several do.
     """
 
     component: str
@@ -60,6 +61,7 @@ class Term:
     shape: str
     exact: bool
     words: str = ""
+    rows: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ MOST = 256
 @lru_cache(maxsize=8)
 def model_axes(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Vocabularies and attention heads of all that are named, each once; nothing where none is bundled."""
-    configs = tuple(_named_configs(text))
+    configs = [{**each, **each.get("text_config", {})} for each in named_entries(text)]
     return tuple(
         tuple(
             dict.fromkeys(count for each in configs if isinstance(count := each.get(key), int) and count > 0)
@@ -46,23 +46,21 @@ _PRINTED = re.compile(rf"[\"']?\b({'|'.join(_AXES)})[\"']?\s{{0,3}}[:=]\s{{0,3}}
 
 
 @lru_cache(maxsize=8)
-def weight_shapes(text: str, *, fused: bool) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Weights, by words and shape, of the models that a text names, and of a configuration that it prints.
-    ``fused``: as servers keep them, those that read the same input as one.
+def printed_weights(text: str, *, fused: bool) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Weights, by words and shape, of the one configuration that a text prints. ``fused``: as servers keep
+    them, those that read the same input as one.
     """
-    configs = list(_named_configs(text))
     printed: dict[str, set[int]] = {}
     for name, number in _PRINTED.findall(text):
         printed.setdefault(name, set()).add(int(number))
-    if printed and all(len(numbers) == 1 for numbers in printed.values()):
-        configs.append({name: numbers.pop() for name, numbers in printed.items()})
-    return tuple(dict.fromkeys(each for config in configs for each in _shapes_of(config, fused=fused)))
+    if not printed or any(len(numbers) > 1 for numbers in printed.values()):
+        return ()
+    return tuple(_shapes_of({name: numbers.pop() for name, numbers in printed.items()}, fused=fused))
 
 
-def _shapes_of(config: Mapping[str, Any], *, fused: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    count = {name: config[name] for name in _AXES if isinstance(config.get(name), int) and config[name] > 0}
+def _shapes_of(count: Mapping[str, int], *, fused: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     width = count.get("hidden_size")
-    if width is None:
+    if not width:
         return
     if rows := count.get("vocab_size"):
         yield "embedding or output projection", (rows, width)
@@ -88,12 +86,12 @@ def _spoken_names(text: str) -> Iterator[str]:
         yield from (name for name in either if find_model(name) is not None)
 
 
-def _named_configs(text: str) -> Iterator[Mapping[str, Any]]:
+def named_entries(text: str) -> Iterator[Mapping[str, Any]]:
+    """The configurations of the bundled models that a text names."""
     names = dict.fromkeys(found.group().rstrip(".") for found in _HUB_ID.finditer(text))
     names |= dict.fromkeys(_spoken_names(text) if not names else ())
     for name in list(names)[:MOST]:
         hub_id = name.removeprefix("models--").replace("--", "/", 1) if name.startswith("models--") else name
         found = find_model(hub_id)
         if found is not None:
-            config = found["config"]
-            yield {**config, **config.get("text_config", {})}
+            yield found["config"]

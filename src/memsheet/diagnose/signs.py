@@ -65,7 +65,7 @@ _TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2se
 """text-generation-inference's files of models (server/text_generation_server/models)."""
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
-                     "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "calculate_logits_max", "calculate_predicted_logits",
+                     "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "fused_linear_cross_entropy_forward", "calculate_logits_max", "calculate_predicted_logits",
                      "calculate_cross_entropy_loss", "cross_entropy_loss", "compute_cross_entropy"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
                      "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",

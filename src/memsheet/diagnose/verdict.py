@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from memsheet.diagnose.candidates import Axes
 from memsheet.diagnose.cleaned import Log, cleaned_log
 from memsheet.diagnose.contradictions import (
     contradictions_of,
@@ -17,7 +18,7 @@ from memsheet.diagnose.contradictions import (
 from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
 from memsheet.diagnose.cures import cures_of
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
-from memsheet.diagnose.identities import Axes, tensor_of
+from memsheet.diagnose.identities import tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
 from memsheet.diagnose.messages import (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from memsheet.diagnose.candidates import Axes
 from memsheet.diagnose.figures import figure_facts
-from memsheet.diagnose.identities import Axes, tensor_of
+from memsheet.diagnose.identities import tensor_of
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause, Term
 from memsheet.diagnose.snapshot.findings import Held, RankState

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet.budget import Answer, Result
+from memsheet.diagnose.candidates import Axes
 from memsheet.diagnose.cleaned import MOST_BYTES
-from memsheet.diagnose.identities import Axes
 from memsheet.diagnose.message import YES, Cause, Cure
 from memsheet.diagnose.printed import printed_beside
 from memsheet.diagnose.redacted import redact_diagnosis

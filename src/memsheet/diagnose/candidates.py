@@ -1,0 +1,66 @@
+"""What a requested size may be: a term, and how well it is founded."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from memsheet.diagnose.figures import PAGE
+from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.message import Term
+
+OF_SHEET, BOTH_KNOWN = 5, 4
+"""How well a candidate is founded."""
+WIDTHS = ((4, "fp32"), (2, "bf16"))
+BY_CHANCE = (1, 20)
+"""The most by which a product of common sizes may fit by chance, where nothing but the size says that it is
+one.
+"""
+
+
+class Axes(NamedTuple):
+    """What is known of a job's sizes; ``sheet``: tensors of its plan by component, path and bytes."""
+
+    vocabularies: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    sheet: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Tokens of a micro-batch, one length or several."""
+        return tuple(sorted({n * batch for n in self.tokens for batch in (1, *self.batches)}))
+
+
+class Candidate(NamedTuple):
+    """A term, and how well it is founded: known factors, then whether it needs no rounding up to pages."""
+
+    rank: tuple[int, int]
+    term: Term
+
+
+def fit_of(asked: Interval, size: int) -> int:
+    """How a tensor of ``size`` bytes fits a request: 2 as it is, 1 rounded up to pages, 0 not."""
+    if asked.low <= size <= asked.high:
+        return 2
+    rounded = -(-size // PAGE) * PAGE
+    return 1 if asked.low <= rounded <= asked.high else 0
+
+
+def rows_of(asked: Interval, row_bytes: int) -> tuple[int, int] | None:
+    """The fewest and the most rows that a request may be, where several may; one that the allocator rounds up
+    to whole pages may be smaller by most of one.
+    """
+    fewest = max(1, -(-(asked.low - PAGE + 1) // row_bytes))
+    most = asked.high // row_bytes
+    return (fewest, most) if most > fewest else None
+
+
+def fits_by_chance(asked: Interval, tries: int) -> bool:
+    """Whether one of so many sizes, spread evenly between a number and its double, would lie within what the
+    message may stand for more often than ``BY_CHANCE``.
+    """
+    share = tries * (asked.high - asked.low) / (asked.middle * math.log(2))
+    return share * BY_CHANCE[1] > BY_CHANCE[0]
