@@ -90,29 +90,32 @@ def _is_open_number(name: str, value: str | None) -> bool:
 
 
 def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
-    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
-    return (
-        {"@per_node": int(told[1]), "@gpus": int(told[1]) * nodes} if told and isinstance(nodes, int) else {}
-    )
+    nodes, cards = values.get("#nodes", 1), _cards_in(value)
+    return {"@per_node": cards, "@gpus": cards * nodes} if cards and isinstance(nodes, int) else {}
+
+
+def _cards_in(value: Any) -> int:
+    """GPUs that an option asks for; 0 where it asks for none, or they are not known."""
+    told = _GPUS.fullmatch(str(value))
+    return int(told[1]) if told else 0
 
 
 def _of_the_job(value: Any, values: Values) -> Mapping[str, Any]:
     """GPUs of all nodes together, which says nothing more where they are counted by node."""
-    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
-    if any(at in values for at in _BY_NODE) or not told or not isinstance(nodes, int):
+    nodes, whole = values.get("#nodes", 1), _cards_in(value)
+    if any(at in values for at in _BY_NODE) or not whole or not isinstance(nodes, int):
         return {}
-    whole = int(told[1])
     return {"@gpus": whole, **({"@per_node": whole // nodes} if nodes and whole % nodes == 0 else {})}
 
 
 def _of_tasks(value: Any, values: Values) -> Mapping[str, Any]:
     """GPUs of each task, as many times as there are tasks."""
-    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
+    nodes, cards = values.get("#nodes", 1), _cards_in(value)
     per_node, tasks = values.get("#ntasks-per-node"), values.get("#ntasks")
-    if any(at in values for at in (*_BY_NODE, "#gpus")) or not told or not isinstance(nodes, int):
+    if any(at in values for at in (*_BY_NODE, "#gpus")) or not cards or not isinstance(nodes, int):
         return {}
     count = per_node * nodes if isinstance(per_node, int) else tasks
-    return _of_the_job(int(told[1]) * count, values) if isinstance(count, int) else {}
+    return _of_the_job(cards * count, values) if isinstance(count, int) else {}
 
 
 _BY_NODE = ("#gpus-per-node", "#gres")

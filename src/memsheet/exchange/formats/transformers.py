@@ -11,7 +11,16 @@ from memsheet.errors import Problem
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
-from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
+from memsheet.exchange.shared.file_format import (
+    KEYWORDS,
+    Format,
+    Key,
+    Moved,
+    Values,
+    is_key,
+    plan_word,
+    precision_word,
+)
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.peft_configs import READ, trains_beside
@@ -427,7 +436,7 @@ FORMAT = Format(
     }),
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
-        "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
+        "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), KEYWORDS: (),
         **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),

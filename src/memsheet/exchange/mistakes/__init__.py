@@ -20,6 +20,7 @@ from memsheet.exchange.mistakes.stored import STORED
 from memsheet.exchange.mistakes.trainer import TRAINER
 from memsheet.exchange.mistakes.values import VALUES
 from memsheet.exchange.mistakes.zero import ZERO
+from memsheet.exchange.shared.file_format import KEYWORDS, MORE
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.frozen import replace
 
@@ -39,7 +40,7 @@ def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule
     rules = [rule for rule in known if rule.beyond or not beyond_alone]
     whole = not case.together.script and not absent_files(case.reads)
     found = [
-        (rule, _with_saved_bytes(case, one if rule.any_reader else _without_unsure_stop(case, one)))
+        (rule, _with_saved_bytes(case, _without_unsure_stop(case, one, any_reader=rule.any_reader)))
         for rule in rules
         if whole or not rule.only_if_whole
         for one in rule.looks(case)
@@ -52,11 +53,15 @@ def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule
     )
 
 
-def _without_unsure_stop(case: Case, found: Found) -> Found:
-    """A remark alone, where the program that reads the file is not known: no one can say what it stops at."""
+def _without_unsure_stop(case: Case, found: Found, *, any_reader: bool) -> Found:
+    """A remark alone, where the program that reads the file is not known, or what it is given: no one can say
+    what it stops at.
+    """
     name = max((name for name in case.reads if found.where.startswith(f"{name}:")), key=len, default="")
-    known = not name or case.reads[name].form.program_known(case.reads[name].values)
-    return found if known or not found.stops else replace(found, stops=False)
+    values = case.reads[name].values if name else {}
+    known = any_reader or not name or case.reads[name].form.program_known(values)
+    whole = MORE not in values and KEYWORDS not in values
+    return found if (known and whole) or not found.stops else replace(found, stops=False)
 
 
 def _with_saved_bytes(case: Case, found: Found) -> Found:

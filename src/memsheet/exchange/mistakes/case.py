@@ -44,6 +44,8 @@ class Case:
         return ((name, read.values) for name, read in self.of(*formats))
 
 
+EVALUATES = ("eval_strategy", "evaluation_strategy")
+"""When the Trainer evaluates, by its present name and the one before transformers 4.46."""
 TRAINERS = ("transformers", "trl")
 """Formats of transformers' arguments: TRL's are these and its own."""
 

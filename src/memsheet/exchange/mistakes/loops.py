@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memsheet.exchange.mistakes.case import Case, Found, Rule
+from memsheet.exchange.shared.file_format import KEYWORDS
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, lightning_call
 from memsheet.exchange.shared.loop_script import LOOP
 from memsheet.exchange.shared.model_casts import WIDTHS
@@ -146,7 +147,7 @@ def _whole_units(case: Case) -> Iterator[Found]:
     for name, module in _loop_modules(case):
         calls = _calls_of(module, *WRAPS)
         shards = _calls_of(module, "fully_shard")
-        alone = len(calls) == 1 and "**" not in calls[0] and not any(at in calls[0] for at in POLICIES)
+        alone = len(calls) == 1 and KEYWORDS not in calls[0] and not any(at in calls[0] for at in POLICIES)
         alone = alone and not _calls_of(module, *POLICIES)
         once = len(shards) == 1 and not calls and not _inside_loop(module.tree, int(shards[0][LINE]))
         driven = case.reads[name].values.get(f"{LOOP}.{ONE_UNIT}") is True and lightning_call(module)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.mistakes.case import EVALUATES
 from memsheet.exchange.shared.file_format import AUTO, UNSET
 from memsheet.exchange.shared.row_lengths import TOKENIZERS
 from memsheet.frozen import dataclass
@@ -187,7 +188,7 @@ REFUSED = (
     Together(format="llamafactory", where={"load_best_model_at_end": (True,), "stage": ("rm", "ppo")}, says="is for no stage rm or ppo", cure="leave it out", source=f"{_LF}/parser.py:447"),
     *(
         Together(
-            format=form, where={"load_best_model_at_end": (True,), "eval_strategy": ("no", None, False), "save_strategy": ("steps", "epoch", None)},
+            format=form, where={"load_best_model_at_end": (True,), **dict.fromkeys(EVALUATES, ("no", None, False)), "save_strategy": ("steps", "epoch", None)},
             says="needs an evaluation at each save, and eval_strategy is no", cure="eval_strategy: steps, or leave it out", source=f"{_TF} training_args.py:1749",
         )
         for form in ("transformers", "trl", "llamafactory")

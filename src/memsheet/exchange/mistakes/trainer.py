@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import worst_sheet
-from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.exchange.mistakes.case import EVALUATES, TRAINERS, Case, Found, Rule
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import find_engine
 from memsheet.sheet import Component
@@ -22,7 +22,7 @@ _HOW = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
 
 def _runs_evaluation(values: Mapping[str, Any]) -> bool:
     return (
-        values.get("eval_strategy", "no") not in ("no", False, None)
+        any(values.get(at) not in ("no", False, None) for at in EVALUATES)
         or values.get("do_eval") is True
         or values.get("eval_on_start") is True
     )

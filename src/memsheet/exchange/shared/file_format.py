@@ -21,6 +21,8 @@ Values = Mapping[str, Any]
 AUTO = "auto"
 UNSET = "a variable that nobody set"
 """Of a flag in a script: what the engine gets is not in the file, so that no verdict is sure."""
+MORE, KEYWORDS = "further arguments", "**"
+"""Places of what a command, or a call, is given by a variable that nobody set: any option may be in it."""
 MAX_COUNT, MAX_NUMBER = 2**30, 2**63
 MOST_KEYS, MOST_HINTS = 2000, 32
 EVERYTHING = 2**40
@@ -340,7 +342,10 @@ def read_format_values(form: Format, values: Values) -> Read:
         for at, row in rows.items()
         if row.holds and isinstance(held := values.get(at), str) and held not in (*row.holds, AUTO, UNSET)
     ]
-    unknown = [at for at in other if at not in form.unmodelled and not _is_known_key(form, at)]
+    if MORE in other and MORE not in form.unmodelled:
+        unmodelled.append((MORE, values[MORE]))
+    told = {*form.unmodelled, MORE}
+    unknown = [at for at in other if at not in told and not _is_known_key(form, at)]
     return Read(
         form=form,
         values=values,

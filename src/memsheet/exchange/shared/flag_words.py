@@ -5,33 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.file_format import MORE, UNSET
 from memsheet.exchange.shared.serve_command import parse_human_number
-from memsheet.exchange.shared.serve_script import has_unset_placeholder
+from memsheet.exchange.shared.serve_script import ARGUMENTS, OPEN_WORD, has_unset_placeholder
 
 
 def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """``--a b``, ``--a=b``, ``--a b c`` and switches by their names with underscores; and the words that
-    belong to none.
+    belong to none. A variable that nobody set, and that is no flag's first value, holds further arguments.
     """
     found: dict[str, Any] = {}
     left: list[str] = []
-    name = ""
+    name, filled = "", False
     for word in words:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
+            name, filled = name.replace("-", "_"), False
             found[name] = plain_value(value) if equals else True
             name = "" if equals else name
-        elif name:
-            held = found[name]
-            found[name] = (
-                plain_value(word)
-                if held is True
-                else [*(held if isinstance(held, list) else [held]), plain_value(word)]
-            )
-        else:
+        elif (not name or filled) and OPEN_WORD.fullmatch(word):
+            found[MORE] = word
+        elif word in ARGUMENTS:
+            continue
+        elif not name:
             left.append(word)
+        elif filled:
+            held = found[name]
+            found[name] = [*(held if isinstance(held, list) else [held]), plain_value(word)]
+        else:
+            found[name], filled = plain_value(word), True
     return found, tuple(left)
 
 

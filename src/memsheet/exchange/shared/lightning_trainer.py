@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.file_format import KEYWORDS, UNSET
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module, Tree
@@ -100,7 +100,9 @@ def _fsdp_keys(module: Module, said: Mapping[str, Any], *, away: bool) -> dict[s
     moved = said.get("cpu_offload", away)
     offload = moved.get("offload_params", moved.get("0", False)) if isinstance(moved, dict) else moved
     recomputes = any(said.get(at) for at in ("activation_checkpointing_policy", "activation_checkpointing"))
-    policy = said.get("auto_wrap_policy") is not None or "**" in said or any(named_calls(module, WRAPS_PARTS))
+    policy = (
+        said.get("auto_wrap_policy") is not None or KEYWORDS in said or any(named_calls(module, WRAPS_PARTS))
+    )
     return {
         "wrap": FSDP,
         "strategy": str(sharding).rpartition(".")[2],

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
-from memsheet.exchange.shared.file_format import AUTO, UNSET
+from memsheet.exchange.shared.file_format import MORE, UNSET
+from memsheet.exchange.shared.serve_script import ARGUMENTS, OPEN_WORD
 from memsheet.exchange.shared.shell_text import ShellScript
 
-ARGUMENTS = ("$@", "$*", "${@}", "${@:1}", "${@:2}")
 ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 MOST_WORDS = 4000
 REDIRECTED = (">", ">>", "&>", "&>>", "2>&1", "2>", "<", "<<")
@@ -187,7 +187,7 @@ def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()
             at = ""
             found[PROGRAM] = word.rpartition("/")[2]
         elif at in switches or not at:
-            found |= {f"$.{word[1:]}": AUTO} if word.startswith("$") and word not in ARGUMENTS else {}
+            found |= {MORE: word} if OPEN_WORD.fullmatch(word) else {}
         elif word not in ARGUMENTS:
             held = found[at]
             found[at] = (

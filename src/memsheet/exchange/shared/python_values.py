@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.file_format import KEYWORDS, UNSET
 from memsheet.exchange.shared.plain_values import (
     compare_values,
     concatenate_text,
@@ -365,7 +365,7 @@ def call_arguments(module: Module, node: ast.Call, given: Mapping[str, Any], dep
     made: Tree = {}
     for number, held in enumerate(node.args):
         if isinstance(held, ast.Starred):
-            made["**"] = UNSET
+            made[KEYWORDS] = UNSET
         else:
             made[places[number] if number < len(places) else str(number)] = evaluate_expression(
                 module, held, given, depth
@@ -377,7 +377,7 @@ def call_arguments(module: Module, node: ast.Call, given: Mapping[str, Any], dep
         elif isinstance(value, dict) and CLASS not in value:
             made |= value
         else:
-            made["**"] = UNSET
+            made[KEYWORDS] = UNSET
     return made
 
 

@@ -12,7 +12,7 @@ from memsheet.errors import Problem
 from memsheet.exchange.shared import serve_script as around
 from memsheet.exchange.shared import visible_cards as visible
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER
-from memsheet.exchange.shared.file_format import UNSET, Key, Values
+from memsheet.exchange.shared.file_format import MORE, UNSET, Key, Values
 from memsheet.exchange.shared.serve_script import ENDS
 from memsheet.exchange.shared.slurm_environment import slurm_variables
 from memsheet.frozen import dataclass, field
@@ -202,12 +202,12 @@ def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]
         if word in ENDS or word.startswith((">", "2>")):
             break
         if not word.startswith("-") or word in ("-", "--"):
-            if word in ("$@", "${@}", "-", "--"):
+            if word in (*around.ARGUMENTS, "-", "--"):
                 continue
             if how.model not in found:
                 found[how.model] = hub_name(word)
             elif around.has_unset_placeholder(word):
-                found[around.MORE] = word
+                found[MORE] = word
             continue
         if attached := _ATTACHED.fullmatch(word) if "-O" in how.aliases else None:
             word = f"-O={attached[1]}"
@@ -293,7 +293,7 @@ PLACES = (
     ),
     Key(at=visible.CARDS, out=lambda _: None, back=lambda *_: {}, source="what the process is started with"),
 )
-OPEN_PLACES: Mapping[str, tuple[Any, ...]] = {around.OTHERS: (), around.MORE: (), around.OPEN: ()}
+OPEN_PLACES: Mapping[str, tuple[Any, ...]] = {around.OTHERS: (), MORE: (), around.OPEN: ()}
 """What keeps a script's verdict from being sure: a server beside the one that is read, arguments that are not
 in the text, defaults of variables that whoever starts it may set.
 """

@@ -23,9 +23,9 @@ MOST_VALUE, MOST_EXPANDED = 2**14, 2**18
 """Characters of a value with its variables in place, and of all values that one script makes: a launch is a
 few hundred.
 """
-VERSION, OTHERS, OPEN, MORE = "version", "commands", "variables", "further arguments"
+VERSION, OTHERS, OPEN = "version", "commands", "variables"
 """Places of a command's values that are no flags: the engine's version, how many commands were read,
-variables, what a variable holds.
+variables.
 """
 OFFLINE_MODULE = "vllm.entrypoints.llm"
 """Where vLLM's class ``LLM`` is: stands for a script that makes one."""
@@ -210,6 +210,10 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
     return sums_summed_up(made)
 
 
+ARGUMENTS = ("$@", "$*", "${@}", "${*}", "${@:1}", "${@:2}")
+"""What a script itself is given: nothing, as it stands."""
+OPEN_WORD = late_pattern(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*(?:\[[@*]\])?\})")
+"""A word that is one variable, for which any number of arguments may stand."""
 _PLACE = late_pattern(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")
 
 

@@ -22,11 +22,14 @@ GIVEN = "given"
 _ALL = late_pattern(r"\"\$(?:\{[@*]\}|[@*])\"|\$(?:\{[@*]\}|[@*])")
 _COUNT = late_pattern(r"\$(?:\{#\}|#(?!\w))")
 _ONE = late_pattern(r"\$(?:(?P<bare>[1-9])|\{(?P<name>[1-9]\d?)(?P<rest>[^\w{}][^{}]*)?\})")
+_VALUE = r"(?:\"[^\"\n`]*\"|'[^'\n]*'|[^\s\"'`;&|()]*)"
+_GIVES = late_pattern(rf"(?<![\w-])[A-Za-z_]\w*={_VALUE}")
 _STARTED = late_pattern(
     r"(?:^|(?<=[;&|({])|(?<=\bdo)|(?<=\b(?:then|else)))"
-    r"(?P<before>[ \t]*(?:(?:\w+=[^\s\"'`$();&|]*|exec|time|nohup)[ \t]+)*)"
+    rf"(?P<before>[ \t]*(?:(?:[A-Za-z_]\w*={_VALUE}|exec|time|nohup|env"
+    r"|srun(?:[ \t]+--?[\w-]+(?:=[^\s;&|]+)?)*)(?:[ \t]|\\\n)+)*)"
     r"(?:(?:bash|sh|zsh)[ \t]+(?:-[a-z]+[ \t]+)*)?"
-    r"(?P<script>[\w./${}\"-]*\w\.(?:sh|bash))\"?"
+    r"(?P<script>\"?(?:\$\(dirname[ \t][^()\n]*\)\"?/)?[\w./${}\"-]*\w\.(?:sh|bash))\"?"
     r"(?P<words>(?:[ \t](?:[^\n\\;&|]|>&|&>|\\.|\\\n)*)?)(?=$|[;&|])",
     re.MULTILINE,
 )
@@ -107,7 +110,7 @@ def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str
                 return found[0]
             made[name] = ""  # a script that starts itself is not followed into itself
             made[name] = _STARTED.sub(lambda inner: call(inner, depth + 1), held)
-        exported = "".join(f"export {one}\n" for one in found["before"].split() if "=" in one)
+        exported = "".join(f"export {one}\n" for one in _GIVES.findall(found["before"]))
         space = found["before"][: -len(found["before"].lstrip()) or None]
         return f"{space}{exported}{name}{found['words']}"
 

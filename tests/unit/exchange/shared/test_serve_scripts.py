@@ -18,6 +18,7 @@ from memsheet.engines.vllm import facts as engine
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text
 from memsheet.exchange.shared import serve_script as around
+from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.exchange.verdict_doubts import stored_as
 from memsheet.guard import parse_json, parse_yaml
@@ -198,7 +199,7 @@ def test_a_variable_that_is_given_twice_may_be_either(tmp_path: Path) -> None:
         ),
     )
     assert "--max-model-len" in found.doubt
-    assert around.MORE in checked(tmp_path, f'{SMALL} "${{ARGS[@]}}"').doubt
+    assert MORE in checked(tmp_path, f'{SMALL} "${{ARGS[@]}}"').doubt
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -447,7 +448,7 @@ def test_a_local_model_keeps_its_path(name: str, tmp_path: Path, capsys: Any) ->
 
 def test_every_place_of_a_script_is_known() -> None:
     for form in map(find_format, ("vllm", "sglang")):
-        assert {around.OTHERS, around.OPEN, around.MORE} <= set(form.unmodelled)
+        assert {around.OTHERS, around.OPEN, MORE} <= set(form.unmodelled)
         assert form.taken is not None
         assert form.released is not None
 

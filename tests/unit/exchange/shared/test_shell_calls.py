@@ -30,6 +30,9 @@ CALLS = {
     "its own words": 'go() { bash started.sh --model a "$@"; }\ngo --b 2',
     "after another command": "cd . && bash ./started.sh --model a; echo done",
     "its folder": 'bash "$HERE"/started.sh --model a',
+    "the folder of a command": 'cd "$HERE"; bash "$(dirname "$HERE/x")/started.sh" --model a',
+    "quoted variables before": 'B=4\nNPROC="${B}" OTHER="a b" \\\n  bash started.sh --model a',
+    "a program that takes variables": "env NPROC=8 bash started.sh --model a",
 }
 
 

@@ -12,9 +12,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.file_format import MORE, UNSET
 from memsheet.exchange.shared.flag_words import flags_of, plain_value
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.serve_script import OPEN_WORD
 from memsheet.exchange.shared.started_programs import module_index, started_programs
 from memsheet.patterns import late_pattern
 
@@ -74,6 +75,8 @@ def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) 
             values.pop(removed[1], None)
         elif override:
             values[override[2]] = override_value(override[2], override[3])
+        elif OPEN_WORD.fullmatch(word):
+            values[MORE] = word
     return values
 
 

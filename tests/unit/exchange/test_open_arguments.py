@@ -1,0 +1,108 @@
+"""What a launch is given by a variable that nobody set may be any option: no verdict on it is sure, and it is
+not said to stop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.exchange.shared.file_format import MORE
+from memsheet.exchange.shared.flag_words import flags_of
+
+MEGATRON = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --swiglu --bf16 {} "
+    "--num-attention-heads 32 --ffn-hidden-size 14336 --seq-length 4096 --max-position-embeddings 4096 "
+    "--micro-batch-size 1 --global-batch-size 4 --vocab-size 128256"
+)
+LAUNCHES = {
+    "megatron": MEGATRON,
+    "transformers": (
+        "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path Qwen/Qwen2.5-7B "
+        "--per_device_train_batch_size 4 --block_size 4096 {} --bf16 --output_dir o"
+    ),
+    "swift": (
+        "swift sft --model Qwen/Qwen2.5-7B --train_type full --per_device_train_batch_size 4 "
+        "--max_length 4096 --bf16 true {} --dataset x"
+    ),
+    "verl": (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256 "
+        "data.max_prompt_length=512 data.max_response_length=512 trainer.n_gpus_per_node=8 trainer.nnodes=1 "
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 actor_rollout_ref.rollout.name=vllm "
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.4 {}"
+    ),
+    "vllm": "vllm serve Qwen/Qwen2.5-7B --max-model-len 4096 {}",
+}
+
+
+def checked(folder: Path, name: str, text: str, **options: Any) -> memsheet.Checked:
+    (folder / name).write_text(text)
+    return memsheet.check(folder / name, gpus="8xH100-80GB", **options)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("word", ["$FURTHER", "${FURTHER}", '"${FURTHER[@]}"'])
+def test_arguments_that_nobody_knows_leave_no_sure_verdict(tmp_path: Path, name: str, word: str) -> None:
+    found = checked(tmp_path, "run.sh", LAUNCHES[name].format(word))
+    assert found.result is Result.UNCERTAIN
+    assert not found.stops
+    assert "FURTHER" in str(found.doubt)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_what_the_script_itself_is_given_is_nothing(tmp_path: Path, name: str) -> None:
+    plain = checked(tmp_path, "plain.sh", LAUNCHES[name].format(""))
+    given = checked(tmp_path, "given.sh", LAUNCHES[name].format('"$@"'))
+    assert (given.result, given.stops) == (plain.result, plain.stops)
+    assert str(given.doubt).replace("given.sh", "plain.sh") == str(plain.doubt)
+
+
+def test_a_stop_is_one_where_all_arguments_are_there(tmp_path: Path) -> None:
+    assert checked(tmp_path, "run.sh", MEGATRON.format("")).stops
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--bf16", "true", "$A"], {"bf16": True, MORE: "$A"}),
+        (["--lr", "$A"], {"lr": "a variable that nobody set"}),
+        (["--lr=1", "$A", "--b", "2"], {"lr": 1, MORE: "$A", "b": 2}),
+        (["--n", "1", "2", "${A[@]}"], {"n": [1, 2], MORE: "${A[@]}"}),
+        (["$A"], {MORE: "$A"}),
+        (["$1"], {}),
+    ],
+)
+def test_a_value_is_no_further_argument(words: list[str], found: dict[str, Any]) -> None:
+    assert flags_of(words)[0] == found
+
+
+SCRIPT = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+args = TrainingArguments(output_dir="o", per_device_train_batch_size=1, {})
+Trainer(model=model, args=args).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "stops"),
+    [
+        ("load_best_model_at_end=True", True),
+        ("load_best_model_at_end=True, eval_strategy='steps'", False),
+        ("load_best_model_at_end=True, evaluation_strategy='steps'", False),
+        ("load_best_model_at_end=True, **extra", False),
+    ],
+)
+def test_an_evaluation_by_any_name_lets_the_best_be_loaded(tmp_path: Path, options: str, stops: bool) -> None:
+    assert checked(tmp_path, "train.py", SCRIPT.format(options)).stops is stops
+
+
+@pytest.mark.parametrize("option", ["--gres=gpu:0", "--gpus=0", "--gpus-per-node=0"])
+def test_a_batch_script_that_asks_for_no_card_is_read(tmp_path: Path, option: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH {option}\n{LAUNCHES['vllm'].format('')}\n"
+    assert checked(tmp_path, "job.sbatch", text).result is Result.FITS
