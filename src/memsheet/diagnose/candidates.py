@@ -37,6 +37,11 @@ class Axes(NamedTuple):
         """Tokens of a micro-batch, one length or several."""
         return tuple(sorted({n * batch for n in self.tokens for batch in (1, *self.batches)}))
 
+    @property
+    def shifted_counts(self) -> tuple[int, ...]:
+        """The same without the last token of each sequence."""
+        return tuple(sorted({(n - 1) * batch for n in self.tokens for batch in (1, *self.batches) if n > 1}))
+
 
 class Candidate(NamedTuple):
     """A term, and how well it is founded: known factors, then whether it needs no rounding up to pages."""

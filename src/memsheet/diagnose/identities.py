@@ -6,6 +6,7 @@ whole pages. So a product is only told where its factors are known, or where one
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -68,6 +69,8 @@ _BATCH = re.compile(
     r"|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
+_INPUTS = re.compile(r"\binput_?ids\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
+"""Sequences and their length, as a tensor's shape is printed."""
 _DRAFTED = re.compile(
     r"\b(?:num_speculative_tokens|speculative_num_(?:draft_tokens|steps))[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,3})\b"
 )
@@ -157,7 +160,11 @@ def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
 
 
 Widths = tuple[tuple[int, str], ...]
-_AS_MADE = re.compile(r"\bF\.linear\(|\blm_head\(|torch\.tanh\(logits|final_logit_softcapping")
+_SHIFTED = re.compile(r"\bshift_logits\b|logits\[\.\.\., :-1, :\]")
+"""What makes a copy of all but the last of each sequence's logits."""
+_AS_MADE = re.compile(
+    r"\bF\.linear\(|\blm_head\(|torch\.tanh\(logits|torch\.matmul\(total_input|final_logit_softcapping"
+)
 _DASH = re.compile(r"(?<=[a-z])-(?=[a-z])")
 
 
@@ -166,12 +173,14 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
     lengths = (*known.lengths, *_numbers_in(_LENGTH, flags))
     said = tuple(n for n in _numbers_in(_VOCAB, flags) if n >= 256)
     rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
-    lengths = (*lengths, *_drafted_rows(flags))
+    shapes = [(int(batch), int(length)) for batch, length in _INPUTS.findall(text)][:4]
+    lengths = (*lengths, *(length for _, length in shapes), *_drafted_rows(flags))
+    batches = (*_numbers_in(_BATCH, flags), *(batch for batch, _ in shapes))
     return known._replace(
         vocabularies=tuple(dict.fromkeys((*known.vocabularies, *(said or rows)))),
         tokens=tuple(dict.fromkeys((*known.tokens, *lengths))),
         lengths=tuple(dict.fromkeys(lengths)),
-        batches=tuple(dict.fromkeys((*known.batches, *_numbers_in(_BATCH, flags)))),
+        batches=tuple(dict.fromkeys((*known.batches, *batches))),
         heads=tuple(dict.fromkeys((*known.heads, *(_numbers_in(_HEADS, flags) or heads)))),
     )
 
@@ -204,10 +213,12 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
                     words=f"{path} of the plan's sheet",
                 ),
             )
-    at_loss = frame is None or frame.component in (LOGITS.component, "saved_activations")
-    if at_loss and frame is not SCORES:
+    unsaid = frame is None or (frame.component, frame.path) == ("saved_activations", "model")
+    at_loss = unsaid or (frame is not None and frame.component == LOGITS.component)
+    if at_loss:
         cut = cut_in_text(text)
-        shares = (1,) if _SPLIT not in text else (cut,) if cut > 1 else _SHARES
+        split = _SPLIT in text or (cut > 1 and signs.program == "Megatron-LM")
+        shares = (1,) if not split else (cut,) if cut > 1 else _SHARES
         yield from _logits_terms(
             asked,
             signs,
@@ -216,7 +227,7 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
             pairs=bool(_PAIRS.search(text)),
             widths=_widths_of_logits(signs),
         )
-    if frame is None or frame is SCORES or (frame.component, frame.path) == ("saved_activations", "model"):
+    if unsaid or frame is SCORES:
         yield from _scores_terms(asked, signs, axes)
 
 
@@ -231,7 +242,7 @@ def _logits_terms(
     """
     frame = signs.frame
     if shares != (1,):
-        yield from _split_logits_terms(asked, axes, shares)
+        yield from _split_logits_terms(asked, axes, shares, WIDTHS[:1] if widths is WIDTHS else widths)
         return
     path = frame.path if frame and frame.component == LOGITS.component else "loss"
     named = set(axes.vocabularies)
@@ -239,6 +250,7 @@ def _logits_terms(
     unnamed = [each for each in VOCABULARIES if each not in named]
     tokens = set(axes.counts)
     tokens |= {2 * count for count in tokens} if pairs else set()
+    tokens |= set(axes.shifted_counts) if _SHIFTED.search(signs.text) else set()
     common = set() if fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss:
         by_chance = named or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
@@ -288,20 +300,21 @@ def _widths_of_logits(signs: Signs) -> Widths:
     return WIDTHS[1:] if _AS_MADE.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
 
 
-def _split_logits_terms(asked: Interval, axes: Axes, shares: tuple[int, ...]) -> Iterator[Candidate]:
+def _split_logits_terms(
+    asked: Interval, axes: Axes, shares: tuple[int, ...], widths: Widths
+) -> Iterator[Candidate]:
     """The same of a vocabulary that lies over ranks: such a loss raises what it reads to fp32."""
-    size, dtype = WIDTHS[0]
-    for vocabulary in axes.vocabularies or VOCABULARIES:
-        for count in axes.counts:
-            for share in shares:
-                rows = vocabulary // share
-                if vocabulary % share == 0 and (fit := fit_of(asked, count * rows * size)):
-                    split = f", one of {share} ranks' share," if share > 1 else ""
-                    named = (vocabulary in axes.vocabularies) + (len(shares) == 1)
-                    yield Candidate((2 + named, fit), Term(
-                        component=LOGITS.component, path=LOGITS.path, shape=f"[{count}, {rows}] {dtype}", exact=True,
-                        words=f"{dtype} logits of {count:,} tokens × {rows:,} words{split} × {size} bytes",
-                    ))  # fmt: skip
+    for vocabulary, count, share, (size, dtype) in itertools.product(
+        axes.vocabularies or VOCABULARIES, axes.counts, shares, widths
+    ):
+        rows = vocabulary // share
+        if vocabulary % share == 0 and (fit := fit_of(asked, count * rows * size)):
+            split = f", one of {share} ranks' share," if share > 1 else ""
+            named = (vocabulary in axes.vocabularies) + (len(shares) == 1)
+            yield Candidate((2 + named, fit), Term(
+                component=LOGITS.component, path=LOGITS.path, shape=f"[{count}, {rows}] {dtype}", exact=True,
+                words=f"{dtype} logits of {count:,} tokens × {rows:,} words{split} × {size} bytes",
+            ))  # fmt: skip
 
 
 def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:

@@ -87,7 +87,8 @@ def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate
     ]
     if signs.frame is None:  # which may as well be a copy of a weight that is as large
         matrices = weights_of_models(signs.text, fused=False)
-        weights = {shape.elements * width for shape in matrices for width, _ in WIDTHS}
+        widths = WIDTHS[1:] if IN_16_BITS.search(signs.text) else WIDTHS
+        weights = {shape.elements * width for shape in matrices for width, _ in widths}
         made = [each for each in made if each.size not in weights]
     if made and not fits_by_chance(asked, -(-len({each.size for each in made}) // 2)):
         yield from _fitting(asked, made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from memsheet.catalog import find_model
@@ -17,12 +18,14 @@ _IN_PATH = re.compile(
     r"(?<=/)[A-Za-z][\w.]{0,30}-[\w.-]{0,60}?\d[bB](?:-\w[\w.]{0,30}){0,5}(?=[/\"'\s,;)\]]|$)"
 )
 """A part of a path, or of another publisher's hub id, that has a model's size in its name."""
-_STORED_AS = re.compile(
-    r"(?:-(?:unsloth|bnb|4bit|8bit|fp16|bf16|fp8|fp8-dynamic|awq|gptq|int4|int8|gguf|hf))+$", re.IGNORECASE
+_OF_SIZE = re.compile(r"\d[bB]\b")
+_SAID = re.compile(
+    r"(?:\bmodel(?:_name(?:_or_path)?|_path|_id)?|\bbase_model|from_pretrained\()[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"[\"']?([A-Za-z][\w.-]{2,80})(?![\w/-])"
 )
-"""How the weights are stored, which leaves a model's axes as they are."""
+"""A model's name without its publisher, where one is asked for."""
 _SPOKEN = re.compile(
-    r"(?<![\w/-])(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:[._]\d)?)?[ _-](\d{1,3}(?:[._]\d)?b)(?![\w/.-]*/)",
+    r"(?<![\w/-])(?:lora_|qlora_)?(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:[._]\d)?)?[ _-](\d{1,3}(?:[._]\d)?b)(?![\w/.-]*/)",
     re.IGNORECASE,
 )  # fmt: skip
 """A model as people write of it: family, version, size."""
@@ -96,16 +99,19 @@ def _spoken_names(text: str) -> Iterator[str]:
 
 
 def _names_in_paths(text: str) -> Iterator[str]:
-    for name in dict.fromkeys(found.group() for found in _IN_PATH.finditer(text)):
-        yield from (
-            each for each in dict.fromkeys((name, _STORED_AS.sub("", name))) if find_model(each) is not None
-        )
+    """Of each the longest beginning that is a bundled model's name: how its weights are stored, and what was
+    trained of it, stands behind, and leaves the axes as they are.
+    """
+    for name in islice(dict.fromkeys(found.group() for found in _IN_PATH.finditer(text)), MOST):
+        ends = (*(place for place, sign in enumerate(name) if sign == "-"), len(name))
+        begun = (name[:end] for end in reversed(ends) if _OF_SIZE.search(name[:end]))
+        yield from islice((each for each in begun if find_model(each) is not None), 1)
 
 
 def named_entries(text: str) -> Iterator[Mapping[str, Any]]:
     """The configurations of the bundled models that a text names, each once."""
     names = dict.fromkeys(found.group().rstrip(".") for found in _HUB_ID.finditer(text))
-    names |= dict.fromkeys(_names_in_paths(text))
+    names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text)))
     told = _entries_of(list(names)[:MOST]) or _entries_of(list(_spoken_names(text)))
     yield from told
 

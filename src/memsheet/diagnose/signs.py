@@ -86,7 +86,7 @@ FRAMES: dict[str, Frame] = {
                      "compute_logits", "topk_topp_sampler", "compute_probs", "rejection_sampler.forward", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
     **dict.fromkeys(("_get_prompt_logprobs_dict", "sampler.compute_logprobs", "logits_processor.process_input_logprobs",
                      "logits_processor.compute_temp_top_p_normalized_logprobs"), PROMPT_PROBS),
-    "lm_head": _HEAD,
+    **dict.fromkeys(("lm_head", "output_layer"), _HEAD),
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
     **dict.fromkeys((f"{name}.generate_token" for name in _TGI_MODELS), _STEP),
@@ -170,7 +170,7 @@ _CALLS_TRAINING = re.compile(r"\b\w{0,40}[Tt]rainer\.(?:train|fit)\(")
 _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
 _CALL = re.compile(
     r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal"
-    r"|event_loop_overlap|lm_head(?=\())\b"
+    r"|event_loop_overlap|(?:lm_head|output_layer)(?=\())\b"
 )
 _MADE = (
     (
@@ -182,7 +182,7 @@ _MADE = (
     ),
     (re.compile(r"\bsoftmax\(\s{0,3}(?:attn|att|(?:attn|attention)_(?:weights?|scores|probs))\b"), SCORES),
     (re.compile(r"\b(?:att|(?:attn|attention)_(?:weights?|scores|probs))\s{0,3}\+?=(?!=).{0,80}(?:\b(?:matmul|bmm|softmax)\(|@ |mask\b)"), SCORES),
-    (re.compile(r"\bact_fn\(\s{0,3}self\.(?:gate|w1)"), _MLP),
+    (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)"), _MLP),
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\(.{0,40}\btranspose\("), SCORES),
 )  # fmt: skip
 """A traceback's lines of code that say by their names what they make, where no function's does."""

@@ -63,6 +63,12 @@ CASES = (
     ("swiglu", TRAINED.replace("meta-llama", "mirror"), (4 * 4096, 14336), 2, "saved_activations"),
     ("swiglu", TRAINED.replace(LLAMA, "/data/models/Llama-3.1-8B-bnb-4bit"), (4 * 4096, 14336), 2, "saved_activations"),
     ("swiglu", TRAINED.replace(LLAMA, "torchtune.models.llama3_1.llama3_1_8b"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("swiglu", TRAINED.replace(LLAMA, "/out/Llama-3.1-8B-Instruct-mcore/iter_100"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("swiglu", TRAINED.replace(LLAMA, "--model_name_or_path Llama-3.1-8B"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("swiglu", TRAINED.replace(LLAMA, "torchtune.models.llama3_1.lora_llama3_1_8b"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("cross_entropy", f"{LLAMA} batch_size 16 max_length 1000 loss_fct(shift_logits, shift_labels)", (16 * 999, 128_256), 4, "temporaries"),
+    ("forward", "--model_name_or_path bert-base-uncased batch_size 64 max_length 512", (64 * 512, 30_522), 4, "temporaries"),
+    ("output_layer", MEGATRON, (4 * 4096, 8000), 4, "temporaries"),
     ("initialize_optimizer_states", f"{LLAMA} world size 8", (WHOLE // 8,), 4, "optimizer_states"),
     ("create_weights", f"Starting to load model {MOE} tp_size=4", (128, 384, 2048), 2, "parameters"),
     ("create_weights", f"Starting to load model {MOE} tp_size=4 enable_expert_parallel", (32, 1536, 2048), 2, "parameters"),
@@ -122,6 +128,18 @@ def test_a_size_of_a_weight_is_no_activation_where_nothing_says_so() -> None:
     said = f"{LLAMA} bf16 max_length: 4096"
     assert term_of(4096 * 14336 * 2, said) is None
     assert term_of(4096 * 14336 * 2, said, "swiglu") is not None
+
+
+def test_a_prompts_cache_is_its_printed_shape_wide() -> None:
+    traceback = traced("update", module="transformers/cache_utils.py")
+    term = term_of(16 * 8192 * 8 * 128 * 2, f"{LLAMA} input_ids torch.Size([16, 8192])\n{traceback}")
+    assert term is not None
+    assert (term.component, term.shape) == ("kv_cache", "[131072, 8, 128] bf16")
+
+
+def test_a_size_of_logits_is_none_where_experts_asked() -> None:
+    term = term_of(4 * 4096 * 32000 * 4, MEGATRON.replace("parallel-size 4", "parallel-size 1"), "permute")
+    assert term is None or "32000" not in term.shape
 
 
 def test_a_gradient_buffer_is_one_share_of_what_flags_describe() -> None:
