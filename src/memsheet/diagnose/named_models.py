@@ -108,12 +108,12 @@ def _names_in_paths(text: str) -> Iterator[str]:
         yield from islice((each for each in begun if find_model(each) is not None), 1)
 
 
-def named_entries(text: str) -> Iterator[Mapping[str, Any]]:
+@lru_cache(maxsize=8)
+def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
     """The configurations of the bundled models that a text names, each once."""
     names = dict.fromkeys(found.group().rstrip(".") for found in _HUB_ID.finditer(text))
     names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text)))
-    told = _entries_of(list(names)[:MOST]) or _entries_of(list(_spoken_names(text)))
-    yield from told
+    return tuple(_entries_of(list(names)[:MOST]) or _entries_of(list(_spoken_names(text))))
 
 
 def _entries_of(names: list[str]) -> list[Mapping[str, Any]]:
