@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import NamedTuple
 
 from memsheet.diagnose.figures import PAGE
@@ -12,6 +13,9 @@ from memsheet.diagnose.message import Term
 OF_SHEET, BOTH_KNOWN = 5, 4
 """How well a candidate is founded."""
 WIDTHS = ((4, "fp32"), (2, "bf16"))
+RAISED = re.compile(r"\.float\(\)|\.to\(torch\.float(?:32)?\)|dtype=torch\.float(?:32)?\b")
+"""What in a line of code makes fp32 of another dtype."""
+IN_16_BITS = re.compile(r"\bb?f(?:p|loat)?16\b", re.IGNORECASE)
 BY_CHANCE = (1, 20)
 """The most by which a product of common sizes may fit by chance, where nothing but the size says that it is
 one.
@@ -32,6 +36,11 @@ class Axes(NamedTuple):
     def counts(self) -> tuple[int, ...]:
         """Tokens of a micro-batch, one length or several."""
         return tuple(sorted({n * batch for n in self.tokens for batch in (1, *self.batches)}))
+
+    @property
+    def shifted_counts(self) -> tuple[int, ...]:
+        """The same without the last token of each sequence."""
+        return tuple(sorted({(n - 1) * batch for n in self.tokens for batch in (1, *self.batches) if n > 1}))
 
 
 class Candidate(NamedTuple):

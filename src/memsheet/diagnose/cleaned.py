@@ -23,7 +23,7 @@ _BOX = "│┃║|╎┆"
 _PREFIX = re.compile(
     r"""\s*(?:
       \[(?:default|rank)?\d{1,6}\]:                                  # torchrun
-    | \(\w[\w .:/-]{0,60}?\s?pid=\d{1,9}[^)\n]{0,80}\)               # Ray, vLLM's processes
+    | \(\w[\w .:/=-]{0,60}?\s?pid=\d{1,9}[^)\n]{0,80}\)               # Ray, vLLM's processes
     | \[\d{1,2},\d{1,6}\]<std(?:err|out)>:                           # mpirun
     | \d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?
     | \[?\d\d-\d\d\ \d\d:\d\d:\d\d\]?
@@ -39,7 +39,7 @@ _PREFIX = re.compile(
 )
 _MOST_PREFIXES = 8
 MOST_OF_PREFIX = 200
-_SPEAKER = re.compile(r"\((\w[\w.:-]{0,60})[\w .:/-]{0,40}? pid=\d")
+_SPEAKER = re.compile(r"\((\w[\w.:-]{0,60})[\w .:/=-]{0,40}? pid=\d")
 """The name of a process before its number, as Ray and vLLM print it."""
 _ENDS_OF_LINES, _DIGITS = bytes.maketrans(b"\r", b"\n"), b"0123456789"
 

@@ -6,13 +6,16 @@ whole pages. So a product is only told where its factors are known, or where one
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
 
 from memsheet.diagnose.candidates import (
     BOTH_KNOWN,
+    IN_16_BITS,
     OF_SHEET,
+    RAISED,
     WIDTHS,
     Axes,
     Candidate,
@@ -22,6 +25,7 @@ from memsheet.diagnose.candidates import (
 )
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
+from memsheet.diagnose.model_tensors import cut_in_text, heads_of_towers, patches_in_text
 from memsheet.diagnose.model_terms import model_terms
 from memsheet.diagnose.named_models import model_axes
 from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
@@ -53,7 +57,8 @@ _LENGTH = re.compile(
     r"|n_ctx|block_?size|model_max_length|"
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
-    r"|max_?num_?batched_?tokens|max_num_seqs|num_seqs|source_?len|frames|"
+    r"|max_?num_?batched_?tokens|chunked_prefill_size|max_num_seqs|max_running_requests|num_seqs"
+    r"|source_?len|frames|"
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d[\d,_]{0,9})\b",
     re.IGNORECASE,
@@ -64,6 +69,12 @@ _BATCH = re.compile(
     r"|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
+_INPUTS = re.compile(r"\binput_?ids\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
+"""Sequences and their length, as a tensor's shape is printed."""
+_DRAFTED = re.compile(
+    r"\b(?:num_speculative_tokens|speculative_num_(?:draft_tokens|steps))[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,3})\b"
+)
+_SEQUENCES = re.compile(r"\b(?:max_num_seqs|max_running_requests)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b")
 _HEADS = re.compile(
     r"\b(?:num_attention_heads|num_heads|n_heads?|attention_heads|heads)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,4})\b",
     re.IGNORECASE,
@@ -77,7 +88,7 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     axes = _with_axes_of_text(known, signs.text)
     found: dict[tuple[str, str, str], Candidate] = {}
     terms = (
-        *_candidate_terms(asked, signs.frame, axes, signs.text),
+        *_candidate_terms(asked, signs, axes),
         *model_terms(asked, signs, axes),
         *_buffer_terms(asked, signs),
     )
@@ -148,6 +159,12 @@ def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
     return replace(product, component=equals[0].component, path=path)
 
 
+Widths = tuple[tuple[int, str], ...]
+_SHIFTED = re.compile(r"\bshift_logits\b|logits\[\.\.\., :-1, :\]")
+"""What makes a copy of all but the last of each sequence's logits."""
+_AS_MADE = re.compile(
+    r"\bF\.linear\(|\blm_head\(|torch\.tanh\(logits|torch\.matmul\(total_input|final_logit_softcapping"
+)
 _DASH = re.compile(r"(?<=[a-z])-(?=[a-z])")
 
 
@@ -156,13 +173,23 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
     lengths = (*known.lengths, *_numbers_in(_LENGTH, flags))
     said = tuple(n for n in _numbers_in(_VOCAB, flags) if n >= 256)
     rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
+    shapes = [(int(batch), int(length)) for batch, length in _INPUTS.findall(text)][:4]
+    lengths = (*lengths, *(length for _, length in shapes), *_drafted_rows(flags))
+    batches = (*_numbers_in(_BATCH, flags), *(batch for batch, _ in shapes))
     return known._replace(
         vocabularies=tuple(dict.fromkeys((*known.vocabularies, *(said or rows)))),
         tokens=tuple(dict.fromkeys((*known.tokens, *lengths))),
         lengths=tuple(dict.fromkeys(lengths)),
-        batches=tuple(dict.fromkeys((*known.batches, *_numbers_in(_BATCH, flags)))),
+        batches=tuple(dict.fromkeys((*known.batches, *batches))),
         heads=tuple(dict.fromkeys((*known.heads, *(_numbers_in(_HEADS, flags) or heads)))),
     )
+
+
+def _drafted_rows(flags: str) -> Iterator[int]:
+    """Rows of logits of a server that drafts tokens: of those alone, and with one that is sampled besides."""
+    for drafted in _numbers_in(_DRAFTED, flags):
+        for sequences in _numbers_in(_SEQUENCES, flags):
+            yield from (sequences * drafted, sequences * (drafted + 1))
 
 
 def _numbers_in(pattern: re.Pattern[str], text: str, most: int = 12) -> tuple[int, ...]:
@@ -172,7 +199,8 @@ def _numbers_in(pattern: re.Pattern[str], text: str, most: int = 12) -> tuple[in
     return tuple(n for n in dict.fromkeys(found) if n > 0)[:most]
 
 
-def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes, text: str) -> Iterator[Candidate]:
+def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
+    frame, text = signs.frame, signs.text
     for component, path, size in axes.sheet:
         if fit := fit_of(asked, size):
             yield Candidate(
@@ -185,38 +213,50 @@ def _candidate_terms(asked: Interval, frame: Frame | None, axes: Axes, text: str
                     words=f"{path} of the plan's sheet",
                 ),
             )
-    at_loss = frame is None or frame.component in (LOGITS.component, "saved_activations")
-    if at_loss and frame is not SCORES:
+    unsaid = frame is None or (frame.component, frame.path) == ("saved_activations", "model")
+    at_loss = unsaid or (frame is not None and frame.component == LOGITS.component)
+    if at_loss:
+        cut = cut_in_text(text)
+        split = _SPLIT in text or (cut > 1 and signs.program == "Megatron-LM")
+        shares = (1,) if not split else (cut,) if cut > 1 else _SHARES
         yield from _logits_terms(
-            asked, frame, axes, shares=_SHARES if _SPLIT in text else (1,), pairs=bool(_PAIRS.search(text))
+            asked,
+            signs,
+            axes,
+            shares=shares,
+            pairs=bool(_PAIRS.search(text)),
+            widths=_widths_of_logits(signs),
         )
-    if frame is None or frame is SCORES or frame.component != LOGITS.component:
-        yield from _scores_terms(asked, axes)
+    if unsaid or frame is SCORES:
+        yield from _scores_terms(asked, signs, axes)
 
 
 def _logits_terms(
-    asked: Interval, frame: Frame | None, axes: Axes, *, shares: tuple[int, ...], pairs: bool
+    asked: Interval, signs: Signs, axes: Axes, *, shares: tuple[int, ...], pairs: bool, widths: Widths
 ) -> Iterator[Candidate]:
     """Tokens × vocabulary: of lengths and vocabularies that are named, of one of them and a power of two, and
     where the loss asked and a vocabulary is named, of as many tokens as the size says. ``shares``: over how
     many ranks the vocabulary may lie; where that is not known, tokens have to be named; ``pairs``: whether a
-    row may be two, one that is preferred and one that is not.
+    row may be two, one that is preferred and one that is not; ``widths``: bytes of an element that they may
+    have.
     """
-    if len(shares) > 1:
-        yield from _split_logits_terms(asked, axes, shares)
+    frame = signs.frame
+    if shares != (1,):
+        yield from _split_logits_terms(asked, axes, shares, WIDTHS[:1] if widths is WIDTHS else widths)
         return
     path = frame.path if frame and frame.component == LOGITS.component else "loss"
     named = set(axes.vocabularies)
-    at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler")
+    at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler", "prompt_logprobs")
     unnamed = [each for each in VOCABULARIES if each not in named]
     tokens = set(axes.counts)
     tokens |= {2 * count for count in tokens} if pairs else set()
+    tokens |= set(axes.shifted_counts) if _SHIFTED.search(signs.text) else set()
     common = set() if fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss:
         by_chance = named or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
         unnamed = [] if by_chance else [each for each in unnamed if each not in POWERS]  # any width is 2^n
     for vocabulary in (*axes.vocabularies, *unnamed):
-        for width, dtype in WIDTHS:
+        for width, dtype in widths:
             for count in sorted(tokens | (POWERS if vocabulary in named else common)):
                 known = (vocabulary in named) * 2 + (count in tokens)
                 if width != 4 and at_loss and count not in tokens:
@@ -251,33 +291,50 @@ def _logits_terms(
         )
 
 
-def _split_logits_terms(asked: Interval, axes: Axes, shares: tuple[int, ...]) -> Iterator[Candidate]:
+def _widths_of_logits(signs: Signs) -> Widths:
+    """Bytes of an element, where the line of code that asked says whether logits are raised to fp32 there, or
+    are still what the output projection makes of weights in 16 bits.
+    """
+    if RAISED.search(signs.code):
+        return WIDTHS[:1]
+    return WIDTHS[1:] if _AS_MADE.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
+
+
+def _split_logits_terms(
+    asked: Interval, axes: Axes, shares: tuple[int, ...], widths: Widths
+) -> Iterator[Candidate]:
     """The same of a vocabulary that lies over ranks: such a loss raises what it reads to fp32."""
-    size, dtype = WIDTHS[0]
-    for vocabulary in axes.vocabularies or VOCABULARIES:
-        for count in axes.counts:
-            for share in shares:
-                rows = vocabulary // share
-                if vocabulary % share == 0 and (fit := fit_of(asked, count * rows * size)):
-                    split = f", one of {share} ranks' share," if share > 1 else ""
-                    yield Candidate((3 if vocabulary in axes.vocabularies else 2, fit), Term(
-                        component=LOGITS.component, path=LOGITS.path, shape=f"[{count}, {rows}] {dtype}", exact=True,
-                        words=f"{dtype} logits of {count:,} tokens × {rows:,} words{split} × {size} bytes",
-                    ))  # fmt: skip
+    for vocabulary, count, share, (size, dtype) in itertools.product(
+        axes.vocabularies or VOCABULARIES, axes.counts, shares, widths
+    ):
+        rows = vocabulary // share
+        if vocabulary % share == 0 and (fit := fit_of(asked, count * rows * size)):
+            split = f", one of {share} ranks' share," if share > 1 else ""
+            named = (vocabulary in axes.vocabularies) + (len(shares) == 1)
+            yield Candidate((2 + named, fit), Term(
+                component=LOGITS.component, path=LOGITS.path, shape=f"[{count}, {rows}] {dtype}", exact=True,
+                words=f"{dtype} logits of {count:,} tokens × {rows:,} words{split} × {size} bytes",
+            ))  # fmt: skip
 
 
-def _scores_terms(asked: Interval, axes: Axes) -> Iterator[Candidate]:
+def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
     """Sequences × heads × length²: of what is named alone."""
-    for length in axes.lengths:
-        for heads in axes.heads:
-            for batch in dict.fromkeys((1, *axes.batches)):
-                for width, dtype in WIDTHS:
-                    if fit := fit_of(asked, batch * heads * length * length * width):
-                        words = (
-                            f"{dtype} attention scores of {batch} × {heads} heads × {length:,}² × {width} "
-                            f"bytes"
-                        )
-                        yield Candidate((4, fit), Term(
-                            component="saved_activations", path=SCORES.path, exact=True, words=words,
-                            shape=f"[{batch}, {heads}, {length}, {length}] {dtype}",
-                        ))  # fmt: skip
+    cut = cut_in_text(signs.text)
+    shares = [heads // cut for heads in axes.heads if cut > 1 and heads % cut == 0]
+    sizes = [
+        (batch, heads, length)
+        for length in axes.lengths
+        for heads in dict.fromkeys((*axes.heads, *shares))
+        for batch in dict.fromkeys((1, *axes.batches))
+    ]
+    sizes += [
+        (1, heads, count) for heads in heads_of_towers(signs.text) for count in patches_in_text(signs.text)
+    ]
+    for batch, heads, length in sizes:
+        for width, dtype in WIDTHS:
+            if fit := fit_of(asked, batch * heads * length * length * width):
+                words = f"{dtype} attention scores of {batch} × {heads} heads × {length:,}² × {width} bytes"
+                yield Candidate((4, fit), Term(
+                    component="saved_activations", path=SCORES.path, exact=True, words=words,
+                    shape=f"[{batch}, {heads}, {length}, {length}] {dtype}",
+                ))  # fmt: skip

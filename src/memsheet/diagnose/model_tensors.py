@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -15,24 +15,48 @@ from typing import NamedTuple
 from memsheet.catalog import find_model
 from memsheet.diagnose.named_models import named_entries
 from memsheet.errors import InputError
-from memsheet.plan.model import Block, ModelSpec, Moe, Role, Weight
+from memsheet.exchange.formats.megatron.described import described_stack
+from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
+from memsheet.readers.megatron_sizes import read_megatron_sizes
 from memsheet.readers.model import read_model
 
 MATRICES = (Role.LINEAR, Role.EMBEDDING, Role.HEAD, Role.EXPERT)
 MOST_NAMES, MOST_MODELS = 3, 8
 """Weights of one shape that are named; models that are looked into."""
 _WORLD = re.compile(
-    r"\b(?:world_?size|nproc_per_node|num_processes|n_gpus_per_node|num_gpus|data_parallel_size|dp_size|dp_degree)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"\b(?:world[_ ]?size|nproc_per_node|num_processes|n_gpus_per_node|num_gpus|n_?gpus|data_parallel_size|dp_size|dp_degree)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )  # fmt: skip
 """Ranks that share states, as launchers and configurations call them."""
+_TENSOR_PARALLEL = re.compile(
+    r"(?<![a-z])(?:tensor[_-](?:model[_-])?parallel(?:[_-]size|[_-]degree)?|tp[_-]?(?:size|degree)?)[\"']?\s{0,3}[:=]?\s{0,3}[\"']?(\d{1,3})\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""Ranks over which each layer is cut, likewise."""
+_MEGATRON_FLAG = re.compile(
+    r"(?<![\w-])(--[a-z][a-z0-9-]{1,50})(?:[ =]{1,3}\\?\s{0,3}([\w.]{1,40}))?(?![\w.])"
+)
+_GRID = re.compile(
+    r"grid_thw[\"']?\]?[^\[\n]{0,40}((?:[\[\s,]{1,12}\d{1,4},\s{0,4}\d{1,4},\s{0,4}\d{1,4}\]){1,64})"
+)
+_TRIPLE = re.compile(r"(\d{1,4}),\s{0,4}(\d{1,4}),\s{0,4}(\d{1,4})\]")
+"""Frames, rows and columns of patches, as processors of pictures hand them on."""
 
 
 class Shape(NamedTuple):
-    """Axes of a tensor and what it is."""
+    """Axes of a tensor and what it is; ``cut``: the axis that tensor parallelism cuts, none where it is whole
+    on each rank.
+    """
 
     axes: tuple[int, ...]
     words: str
+    cut: int | None = None
+
+    def share(self, ranks: int) -> tuple[int, ...] | None:
+        """Axes of one rank's share; None where it is not cut evenly."""
+        if self.cut is None or self.axes[self.cut] % ranks:
+            return None
+        return tuple(size // ranks if axis == self.cut else size for axis, size in enumerate(self.axes))
 
     @property
     def elements(self) -> int:
@@ -46,7 +70,18 @@ def named_specs(text: str) -> tuple[ModelSpec, ...]:
     for entry in islice(named_entries(text), MOST_MODELS):
         with suppress(InputError):
             found.append(read_model(dict(entry), catalog=find_model))
-    return tuple(found)
+    return tuple(found) or _spec_of_flags(text)
+
+
+def _spec_of_flags(text: str) -> tuple[ModelSpec, ...]:
+    """The model that Megatron-LM's own flags in a text describe, where they say its vocabulary too."""
+    flags: dict[str, int | str | bool] = {}
+    for name, value in _MEGATRON_FLAG.findall(text):
+        flags.setdefault(name, int(value) if value.isdigit() else value or True)
+    sizes = described_stack(flags) if "--vocab-size" in flags else None
+    with suppress(InputError):
+        return (read_megatron_sizes(sizes),) if sizes else ()
+    return ()
 
 
 @lru_cache(maxsize=8)
@@ -54,29 +89,32 @@ def weights_of_models(text: str, *, fused: bool) -> tuple[Shape, ...]:
     """The matrices of the models that a text names, each shape once; ``fused``: and those that servers keep
     as one.
     """
-    named: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}
-    for axes, words in _matrices_of_models(text, fused=fused):
-        named.setdefault(tuple(sorted(axes)), {}).setdefault(
-            words, axes
+    named: dict[tuple[int, ...], dict[str, Shape]] = {}
+    for shape in _matrices_of_models(text, fused=fused):
+        named.setdefault(tuple(sorted(shape.axes)), {}).setdefault(
+            shape.words, shape
         )  # or its transpose, which is as large
     return tuple(
-        Shape(next(iter(alike.values())), " or ".join(list(alike)[:MOST_NAMES])) for alike in named.values()
+        next(iter(alike.values()))._replace(words=" or ".join(list(alike)[:MOST_NAMES]))
+        for alike in named.values()
     )
 
 
-def _matrices_of_models(text: str, *, fused: bool) -> Iterator[tuple[tuple[int, ...], str]]:
+def _matrices_of_models(text: str, *, fused: bool) -> Iterator[Shape]:
     for spec in named_specs(text):
         for weight in (*spec.embeddings.weights, *spec.head.weights):
             if weight.role in MATRICES:
-                yield weight.shape, "embedding or output projection"
+                yield Shape(weight.shape, "embedding or output projection", weight.cut)
         for block in spec.blocks():
             yield from (
-                (w.shape, w.path.removesuffix(".weight")) for w in block.weights if w.role in MATRICES
+                Shape(w.shape, w.path.removesuffix(".weight"), w.cut)
+                for w in block.weights
+                if w.role in MATRICES
             )
             yield from _fused_weights(block) if fused else ()
 
 
-def _fused_weights(block: Block) -> Iterator[tuple[tuple[int, ...], str]]:
+def _fused_weights(block: Block) -> Iterator[Shape]:
     """Projections of one module that read the same input, as one matrix."""
     rows: dict[str, list[Weight]] = {}
     for weight in block.weights:
@@ -92,21 +130,29 @@ def _fused_weights(block: Block) -> Iterator[tuple[tuple[int, ...], str]]:
             rows.setdefault(f"{module}.{kind}_proj", []).append(weight)
     for name, parts in rows.items():
         if len({weight.shape[1] for weight in parts}) == 1 and len(parts) > 1:
-            yield (sum(weight.shape[0] for weight in parts), parts[0].shape[1]), name
+            yield Shape((sum(weight.shape[0] for weight in parts), parts[0].shape[1]), name, 0)
 
 
 @lru_cache(maxsize=8)
-def units_of_models(text: str) -> tuple[Shape, ...]:
-    """Elements that a wrapper gathers or keeps at once: a layer, what lies outside of layers, all of it."""
+def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
+    """Elements that a wrapper gathers or keeps at once: a layer, what lies outside of layers, all of it.
+    ``ranks``: over which tensor parallelism cuts each weight that it can.
+    """
     shapes: dict[int, str] = {}
+
+    def held_of(weights: Iterable[Weight]) -> int:
+        return sum(
+            w.elements // (ranks if w.cut is not None else 1) for w in weights if w.role is not Role.BUFFER
+        )
+
     for spec in named_specs(text):
-        outer = sum(weight.elements for weight in (*spec.embeddings.weights, *spec.head.weights))
-        outer += sum(w.elements for stack in spec.stacks for norm in stack.final_norms for w in norm.weights)
-        whole = outer + sum(weight.elements for weight in spec.extras)
+        outer = held_of((*spec.embeddings.weights, *spec.head.weights))
+        outer += sum(held_of(norm.weights) for stack in spec.stacks for norm in stack.final_norms)
+        whole = outer + held_of(spec.extras)
         for stack in spec.stacks:
             for run in stack.runs:
                 for block in run.pattern:
-                    layer = sum(weight.elements for weight in block.weights if weight.role is not Role.BUFFER)
+                    layer = held_of(block.weights)
                     shapes.setdefault(layer, "a layer's weights")
                     whole += run.count * layer
         shapes.setdefault(outer, "the weights outside of layers")
@@ -116,35 +162,103 @@ def units_of_models(text: str) -> tuple[Shape, ...]:
 
 
 @lru_cache(maxsize=8)
-def widths_of_models(text: str) -> tuple[Shape, ...]:
-    """Elements of a token in what the decoders' layers make: the input and output of each matrix, and of its
-    experts, to which a token goes several times.
+def caches_of_models(text: str) -> tuple[Shape, ...]:
+    """Axes of what a layer keeps of a token: its key, as large as its value, or what latent attention keeps;
+    heads may be cut.
     """
-    shapes: dict[tuple[int, ...], str] = {}
+    shapes: dict[tuple[int, ...], Shape] = {}
+    for spec in named_specs(text):
+        for block in spec.blocks():
+            for mixer in block.mixers:
+                if isinstance(mixer, Attention) and not mixer.shares_kv:
+                    axes: tuple[int, ...] = (mixer.kv_heads, mixer.head_dim)
+                    shapes.setdefault(axes, Shape(axes, "keys, or values, of a layer", 0))
+                elif isinstance(mixer, LatentAttention):
+                    axes = (mixer.kv_lora_rank + mixer.qk_rope_head_dim,)
+                    shapes.setdefault(axes, Shape(axes, "latent keys and values of a layer"))
+    return tuple(shapes.values())
+
+
+@lru_cache(maxsize=8)
+def widths_of_models(text: str, *, fused: bool = False) -> tuple[Shape, ...]:
+    """Elements of a token in what the decoders' layers make: the input and output of each matrix, and of its
+    experts, to which a token goes several times. ``fused``: and of those that servers keep as one.
+    """
+    shapes: dict[tuple[int, ...], Shape] = {}
     for spec in named_specs(text):
         for stack in spec.stacks:
             if stack.role == "decoder":
                 for block in (block for run in stack.runs for block in run.pattern):
-                    for axes, words in _widths_of_block(block):
-                        shapes.setdefault(axes, words)
-    return tuple(Shape(axes, words) for axes, words in shapes.items())
+                    for shape in (*_widths_of_block(block), *_fused_widths(block, fused=fused)):
+                        shapes.setdefault(shape.axes, shape)
+    return tuple(shapes.values())
 
 
-def _widths_of_block(block: Block) -> Iterator[tuple[tuple[int, ...], str]]:
-    yield (block.hidden,), "hidden states"
+def _fused_widths(block: Block, *, fused: bool) -> Iterator[Shape]:
+    for weight in _fused_weights(block) if fused else ():
+        yield Shape(weight.axes[:1], f"what {weight.words} makes", 0)
+
+
+def _widths_of_block(block: Block) -> Iterator[Shape]:
+    yield Shape((block.hidden,), "hidden states")
     moe = block.feed_forward if isinstance(block.feed_forward, Moe) else None
     if moe is not None:
         of_token = moe.experts_per_token
-        yield (of_token, block.hidden), f"hidden states, once for each of a token's {of_token} experts,"
-        yield (of_token, moe.intermediate), f"what {of_token} experts make inside"
+        yield Shape(
+            (of_token, block.hidden), f"hidden states, once for each of a token's {of_token} experts,"
+        )
+        yield Shape((of_token, moe.intermediate), f"what {of_token} experts make inside", 1)
         if moe.gated:
-            yield (of_token, 2 * moe.intermediate), f"gate and up of {of_token} experts"
+            yield Shape((of_token, 2 * moe.intermediate), f"gate and up of {of_token} experts", 1)
     for weight in block.weights:
         if weight.role is Role.LINEAR and len(weight.shape) == 2:
             rows, columns = reversed(weight.shape) if weight.transposed else weight.shape
+            cut = weight.cut if weight.cut is None or not weight.transposed else 1 - weight.cut
             name = weight.path.removesuffix(".weight")
-            yield (rows,), f"what {name} makes"
-            yield (columns,), f"what {name} reads"
+            yield Shape((rows,), f"what {name} makes", 0 if cut == 0 else None)
+            yield Shape((columns,), f"what {name} reads", 0 if cut == 1 else None)
+
+
+@lru_cache(maxsize=8)
+def widths_of_towers(text: str) -> tuple[Shape, ...]:
+    """Elements of a patch in what the layers of a model's eyes make, and in the pixels that they read."""
+    shapes: dict[tuple[int, ...], Shape] = {}
+    for tower in (tower for spec in named_specs(text) for tower in spec.towers):
+        for weight in tower.embeddings:
+            if len(weight.shape) > 2:
+                axes = (math.prod(weight.shape[1:]),)
+                shapes.setdefault(axes, Shape(axes, "pixels"))
+        for block in (block for run in tower.stack.runs for block in run.pattern):
+            for shape in _widths_of_block(block):
+                shapes.setdefault(shape.axes, shape)
+    return tuple(shapes.values())
+
+
+def heads_of_towers(text: str) -> tuple[int, ...]:
+    """Attention heads of the layers of a model's eyes."""
+    blocks = (
+        block for spec in named_specs(text) for tower in spec.towers for run in tower.stack.runs for block in run.pattern
+    )  # fmt: skip
+    return tuple(
+        dict.fromkeys(
+            mixer.heads for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)
+        )
+    )
+
+
+def patches_in_text(text: str) -> tuple[int, ...]:
+    """Patches of all pictures that a processor's grids say, of those of one line together and of each."""
+    counts: dict[int, None] = {}
+    for grids in _GRID.findall(text):
+        each = [math.prod(int(size) for size in triple) for triple in _TRIPLE.findall(grids)]
+        counts |= dict.fromkeys((sum(each), *each))
+    return tuple(count for count in counts if count)[:12]
+
+
+def cut_in_text(text: str) -> int:
+    """Over how many ranks a text says that each layer is cut; 1 where it does not, or says several."""
+    counts = {int(number) for number in _TENSOR_PARALLEL.findall(text)} - {0}
+    return counts.pop() if len(counts) == 1 else 1
 
 
 def ranks_in_text(text: str) -> tuple[int, ...]:

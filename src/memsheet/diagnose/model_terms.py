@@ -8,14 +8,28 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memsheet.diagnose.candidates import BOTH_KNOWN, WIDTHS, Axes, Candidate, fit_of, fits_by_chance
+from memsheet.diagnose.candidates import (
+    BOTH_KNOWN,
+    IN_16_BITS,
+    RAISED,
+    WIDTHS,
+    Axes,
+    Candidate,
+    fit_of,
+    fits_by_chance,
+)
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import (
+    Shape,
+    caches_of_models,
+    cut_in_text,
+    patches_in_text,
     ranks_in_text,
     units_of_models,
     weights_of_models,
     widths_of_models,
+    widths_of_towers,
 )
 from memsheet.diagnose.named_models import printed_weights
 from memsheet.diagnose.signs import BACKWARD, LOGITS, SERVERS, STEP_SIZES, Frame, Signs
@@ -31,6 +45,17 @@ WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in back
 LAYER = Frame("saved_activations", "model", "a layer")
 _DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
 """Bits in which weights are loaded, where a text says it."""
+_BY_EXPERT = re.compile(
+    r"enable[_-]expert[_-]parallel|\bep[_-]?size\b|expert[_-]model[_-]parallel", re.IGNORECASE
+)
+"""What cuts stacked weights of experts by the expert."""
+_CACHED = re.compile(
+    r"(?:KV cache size: {1,3}|#tokens: {1,3}|max[_-]total[_-](?:num[_-])?tokens[\"']?[ =:]{1,3})"
+    r"(\d[\d,]{2,12})"
+)
+"""Tokens for which a server has a cache."""
+_CACHED_IN_8_BITS = re.compile(r"kv[_-]cache[_-]dtype[\"']?[ =:]{1,3}[\"']?(?:fp8|int8)")
+_CACHED_PAGE = re.compile(r"page[_-]size[\"']?[ =:]{1,3}(\d{1,4})\b")
 
 
 class Sized(NamedTuple):
@@ -54,12 +79,17 @@ class Sized(NamedTuple):
 
 def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
     """All that fit."""
-    yield from _fitting(asked, [*_weights(signs), *_units(signs)])
+    yield from _fitting(asked, [*_weights(signs), *_units(signs), *_caches(signs, axes)])
     made = [
         each
         for each in _activations(signs, axes)
         if each.size // 2 <= asked.high and asked.low <= 2 * each.size
     ]
+    if signs.frame is None:  # which may as well be a copy of a weight that is as large
+        matrices = weights_of_models(signs.text, fused=False)
+        widths = WIDTHS[1:] if IN_16_BITS.search(signs.text) else WIDTHS
+        weights = {shape.elements * width for shape in matrices for width, _ in widths}
+        made = [each for each in made if each.size not in weights]
     if made and not fits_by_chance(asked, -(-len({each.size for each in made}) // 2)):
         yield from _fitting(asked, made)
 
@@ -82,19 +112,29 @@ def _weights(signs: Signs) -> Iterator[Sized]:
     halves = frame.component not in ("optimizer_states", "master_weights") and set(
         _DTYPE.findall(signs.text)
     ) == {"16"}
-    shapes = {axes: words for words, axes in printed_weights(signs.text, fused=fused)}
-    shapes |= {each.axes: each.words for each in weights_of_models(signs.text, fused=fused)}
-    for (rows, *others), words in shapes.items():
-        for parts in (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,):
+    shapes = {axes: Shape(axes, words, 0) for words, axes in printed_weights(signs.text, fused=fused)}
+    shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused)}
+    cut = cut_in_text(signs.text)
+    by_expert = bool(_BY_EXPERT.search(signs.text))
+    for shape in shapes.values():
+        whole = shape._replace(
+            cut=0 if len(shape.axes) > 2 and (by_expert or shape.cut is None) else shape.cut or 0
+        )
+        for parts in (
+            (1, cut) if cut > 1 else (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,)
+        ):
+            if (axes := whole.share(parts)) is None:
+                continue
+            share, product = (
+                f" of {parts} ranks" if parts > 1 else "",
+                " × ".join(f"{axis:,}" for axis in axes),
+            )
             for width, dtype in WIDTHS[1:] if fused or halves else WIDTHS:
-                if rows % parts == 0:
-                    part, share = rows // parts, f" of {parts} ranks" if parts > 1 else ""
-                    product = " × ".join(f"{axis:,}" for axis in (part, *others))
-                    yield Sized(
-                        frame.component, frame.path, (part, *others), width, dtype,
-                        f"{dtype} {words}{share}, {product} × {width} bytes ({frame.words})",
-                        BOTH_KNOWN if parts == 1 else BOTH_KNOWN - 1,
-                    )  # fmt: skip
+                yield Sized(
+                    frame.component, frame.path, axes, width, dtype,
+                    f"{dtype} {shape.words}{share}, {product} × {width} bytes ({frame.words})",
+                    BOTH_KNOWN if parts in (1, cut) else BOTH_KNOWN - 1,
+                )  # fmt: skip
 
 
 def _frame_of_weights(signs: Signs) -> Frame | None:
@@ -111,7 +151,14 @@ def _units(signs: Signs) -> Iterator[Sized]:
     frame = signs.frame
     if frame is None or frame.component not in FLAT:
         return
-    for elements, words in ((each.elements, each.words) for each in units_of_models(signs.text)):
+    cut = cut_in_text(signs.text)
+    units = {each.elements: each.words for each in units_of_models(signs.text)}
+    units |= {
+        each.elements: f"{each.words}, cut over {cut} ranks,"
+        for each in units_of_models(signs.text, cut)
+        if cut > 1
+    }
+    for elements, words in units.items():
         for ranks in ranks_in_text(signs.text) if frame.component != "unsharded_parameters" else (1,):
             part, share = -(-elements // ranks), f", one of {ranks} ranks' share" if ranks > 1 else ""
             for width, dtype in WIDTHS:
@@ -129,15 +176,62 @@ def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     if frame is not None and frame is not BACKWARD and frame.component != "saved_activations":
         return
     told = frame if frame is not None and frame is not BACKWARD else LAYER
+    widths = WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     rank = BOTH_KNOWN if told is frame else BOTH_KNOWN - 1
     found: dict[tuple[str, int], Sized] = {}
-    for of_token in widths_of_models(signs.text):
-        for count in axes.counts:
+    whole = widths_of_models(signs.text, fused=signs.program in SERVERS)
+    of_tokens = [
+        (of_token, count)
+        for of_token in (*whole, *_shares_of(whole, cut_in_text(signs.text)))
+        for count in axes.counts
+    ]
+    of_patches = [
+        (each, count) for each in widths_of_towers(signs.text) for count in patches_in_text(signs.text)
+    ]
+    for unit, made_of in (("tokens", of_tokens), ("patches", of_patches)):
+        for of_token, count in made_of:
             product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
-            for width, dtype in WIDTHS:
+            for width, dtype in widths:
                 made = Sized(
                     told.component, told.path, (count, *of_token.axes), width, dtype,
-                    f"{dtype} {of_token.words} of {count:,} tokens: {product} × {width} bytes", rank,
+                    f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes", rank,
                 )  # fmt: skip
                 found[of_token.words, made.size] = made
     yield from found.values()
+
+
+def _stays_in_16_bits(signs: Signs) -> bool:
+    """Whether a layer makes nothing wider but where its code says so: a server's, and Megatron-LM's."""
+    megatron = signs.program == "Megatron-LM" and IN_16_BITS.search(signs.text)
+    return bool(signs.program in SERVERS or megatron) and not RAISED.search(signs.code)
+
+
+def _shares_of(shapes: tuple[Shape, ...], ranks: int) -> Iterator[Shape]:
+    for shape in shapes if ranks > 1 else ():
+        if (axes := shape.share(ranks)) is not None:
+            yield Shape(axes, f"{shape.words}, one of {ranks} ranks' share,")
+
+
+def _caches(signs: Signs, axes: Axes) -> Iterator[Sized]:
+    """Keys or values of one layer, or both, of the tokens for which a text says that there is room; a pool of
+    pages has one more.
+    """
+    frame = signs.frame
+    if frame is None or frame.component != "kv_cache":
+        return
+    said = tuple(dict.fromkeys(int(each.replace(",", "")) for each in _CACHED.findall(signs.text)))
+    page = int(found[1]) if (found := _CACHED_PAGE.search(signs.text)) else 1
+    pages = page if signs.program == "SGLang" else 0
+    cut = cut_in_text(signs.text)
+    width, dtype = (1, "fp8") if _CACHED_IN_8_BITS.search(signs.text) else WIDTHS[1]
+    for shape in caches_of_models(signs.text):
+        axes_of_token = shape.share(cut) or shape.axes
+        for count in dict.fromkeys((*(each + pages for each in said), *(() if said else axes.counts))):
+            for both in ((), (2,)) if len(shape.axes) > 1 else ((),):
+                made = (*both, count, *axes_of_token)
+                product = " × ".join(f"{axis:,}" for axis in made)
+                words = shape.words.replace(", or", " and") if both else shape.words
+                yield Sized(
+                    frame.component, frame.path, made, width, dtype,
+                    f"{dtype} {words} for {count:,} tokens: {product} × {width} bytes",
+                )  # fmt: skip

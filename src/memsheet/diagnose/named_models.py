@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from memsheet.catalog import find_model
@@ -13,8 +14,18 @@ _HUB_ID = re.compile(
     r"(?<![\w./-])[A-Za-z0-9][\w.-]{1,60}/[A-Za-z0-9][\w.-]{1,90}(?![\w/])"
     r"|(?<!\w)models--[\w.-]{3,150}(?=/|\s|$)"
 )
+_IN_PATH = re.compile(
+    r"(?<=/)[A-Za-z][\w.]{0,30}-[\w.-]{0,60}?\d[bB](?:-\w[\w.]{0,30}){0,5}(?=[/\"'\s,;)\]]|$)"
+)
+"""A part of a path, or of another publisher's hub id, that has a model's size in its name."""
+_OF_SIZE = re.compile(r"\d[bB]\b")
+_SAID = re.compile(
+    r"(?:\bmodel(?:_name(?:_or_path)?|_path|_id)?|\bbase_model|from_pretrained\()[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"[\"']?([A-Za-z][\w.-]{2,80})(?![\w/-])"
+)
+"""A model's name without its publisher, where one is asked for."""
 _SPOKEN = re.compile(
-    r"(?<![\w./-])(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:\.\d)?)?[ -](\d{1,3}(?:\.\d)?b)(?![\w/.-]*/)",
+    r"(?<![\w/-])(?:lora_|qlora_)?(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:[._]\d)?)?[ _-](\d{1,3}(?:[._]\d)?b)(?![\w/.-]*/)",
     re.IGNORECASE,
 )  # fmt: skip
 """A model as people write of it: family, version, size."""
@@ -77,7 +88,8 @@ def _shapes_of(count: Mapping[str, int], *, fused: bool) -> Iterator[tuple[str, 
 
 
 def _spoken_names(text: str) -> Iterator[str]:
-    for family, version, size in dict.fromkeys(_SPOKEN.findall(text)):
+    for family, *digits in dict.fromkeys(_SPOKEN.findall(text)):
+        version, size = (each.replace("_", ".") for each in digits)
         either = (
             (f"{family}{dash}{version}-{size}".lower() for dash in ("-", ""))
             if version
@@ -86,12 +98,29 @@ def _spoken_names(text: str) -> Iterator[str]:
         yield from (name for name in either if find_model(name) is not None)
 
 
-def named_entries(text: str) -> Iterator[Mapping[str, Any]]:
-    """The configurations of the bundled models that a text names."""
+def _names_in_paths(text: str) -> Iterator[str]:
+    """Of each the longest beginning that is a bundled model's name: how its weights are stored, and what was
+    trained of it, stands behind, and leaves the axes as they are.
+    """
+    for name in islice(dict.fromkeys(found.group() for found in _IN_PATH.finditer(text)), MOST):
+        ends = (*(place for place, sign in enumerate(name) if sign == "-"), len(name))
+        begun = (name[:end] for end in reversed(ends) if _OF_SIZE.search(name[:end]))
+        yield from islice((each for each in begun if find_model(each) is not None), 1)
+
+
+@lru_cache(maxsize=8)
+def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
+    """The configurations of the bundled models that a text names, each once."""
     names = dict.fromkeys(found.group().rstrip(".") for found in _HUB_ID.finditer(text))
-    names |= dict.fromkeys(_spoken_names(text) if not names else ())
-    for name in list(names)[:MOST]:
+    names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text)))
+    return tuple(_entries_of(list(names)[:MOST]) or _entries_of(list(_spoken_names(text))))
+
+
+def _entries_of(names: list[str]) -> list[Mapping[str, Any]]:
+    told: list[Mapping[str, Any]] = []
+    for name in names:
         hub_id = name.removeprefix("models--").replace("--", "/", 1) if name.startswith("models--") else name
         found = find_model(hub_id)
-        if found is not None:
-            yield found["config"]
+        if found is not None and found["config"] not in told:
+            told.append(found["config"])
+    return told

@@ -106,6 +106,12 @@ def _large_neighbour(of: Figures, _: Signs) -> bool | None:
     )
 
 
+def _neighbour_of_server(of: Figures, signs: Signs) -> bool | None:
+    """The same on a card of which a server took its share for itself, where no job is told that shares it."""
+    served = signs.program in SERVERS and signs.phase in OF_SERVERS
+    return _large_neighbour(of, signs) if served and not shares_a_card(signs.text) else False
+
+
 def _unseen_neighbour(of: Figures, _: Signs) -> bool | None:
     """A tenth of the card or more is held by nobody that is named."""
     if of.others or of.unseen is None or of.free is None or of.capacity is None:
@@ -365,6 +371,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.REAL_NEED, _beyond_card, _says_beyond_card),
     Rule(Cause.LEAK, _memory_grows, _says_leak),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.changed_at is not None, _says_changed),
+    Rule(Cause.OTHER_PROCESS, _neighbour_of_server, _says_neighbour),
     Rule(Cause.ENGINE_OVERCOMMIT, _phase_says(Cause.ENGINE_OVERCOMMIT), _says_phase),
     Rule(Cause.REGIME_CHANGE, _phase_says(Cause.REGIME_CHANGE), _says_phase),
     Rule(Cause.REAL_NEED, _phase_says(Cause.REAL_NEED), _says_phase),

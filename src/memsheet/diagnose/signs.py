@@ -83,10 +83,10 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("load_weights", "load_model", "create_weights", "_load_state_dict_into_meta_model", "_load_pretrained_model", "from_pretrained",
                      "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module", "create_reference_model"), WEIGHTS),
     **dict.fromkeys(("apply_top_k_top_p", "top_k_mask_logits", "top_p_sampling", "random_sample", "_sample", "sample", "apply_penalties", "gather_logprobs",
-                     "compute_logits", "topk_topp_sampler", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
+                     "compute_logits", "topk_topp_sampler", "compute_probs", "rejection_sampler.forward", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
     **dict.fromkeys(("_get_prompt_logprobs_dict", "sampler.compute_logprobs", "logits_processor.process_input_logprobs",
                      "logits_processor.compute_temp_top_p_normalized_logprobs"), PROMPT_PROBS),
-    "lm_head": _HEAD,
+    **dict.fromkeys(("lm_head", "output_layer"), _HEAD),
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
     **dict.fromkeys((f"{name}.generate_token" for name in _TGI_MODELS), _STEP),
@@ -170,7 +170,7 @@ _CALLS_TRAINING = re.compile(r"\b\w{0,40}[Tt]rainer\.(?:train|fit)\(")
 _SOURCE = re.compile(r"^[\w./-]{1,200}\.py:\d{1,9}: in ([\w.]{1,120})")
 _CALL = re.compile(
     r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal"
-    r"|event_loop_overlap|lm_head(?=\())\b"
+    r"|event_loop_overlap|(?:lm_head|output_layer)(?=\())\b"
 )
 _MADE = (
     (
@@ -182,6 +182,7 @@ _MADE = (
     ),
     (re.compile(r"\bsoftmax\(\s{0,3}(?:attn|att|(?:attn|attention)_(?:weights?|scores|probs))\b"), SCORES),
     (re.compile(r"\b(?:att|(?:attn|attention)_(?:weights?|scores|probs))\s{0,3}\+?=(?!=).{0,80}(?:\b(?:matmul|bmm|softmax)\(|@ |mask\b)"), SCORES),
+    (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)"), _MLP),
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\(.{0,40}\btranspose\("), SCORES),
 )  # fmt: skip
 """A traceback's lines of code that say by their names what they make, where no function's does."""
@@ -264,6 +265,8 @@ class Signs:
     """What was reserved, likewise."""
     buffer: tuple[tuple[int, ...], str] | None = None
     """Shape and dtype that the traceback's last line of code writes out."""
+    code: str = ""
+    """The traceback's last line of code."""
     sleep_freed: Interval | None = None
     """What a server said that it gave back when it was put to sleep."""
     text: str = ""
@@ -335,7 +338,7 @@ def read_signs(log: Log, line: int) -> Signs:
         named = replace(named, phase=phase, frame=named.frame or (_GRAPHS if phase == "graphs" else None))
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
-        frame=named.frame, buffer=_written_buffer(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
+        frame=named.frame, buffer=_written_buffer(own), code=_innermost_code(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
@@ -399,9 +402,12 @@ def _frame_of_code(window: Sequence[str]) -> Frame | None:
 
 def _written_buffer(window: Sequence[str]) -> tuple[tuple[int, ...], str] | None:
     """Shape and dtype of the buffer that the innermost line of code of a traceback makes by plain numbers."""
-    codes = list(_codes_of_frames(window))
-    found = _BUFFER.search(codes[-1]) if codes else None
+    found = _BUFFER.search(_innermost_code(window))
     return (tuple(int(axis) for axis in found[1].split(",")), found[2]) if found else None
+
+
+def _innermost_code(window: Sequence[str]) -> str:
+    return next(reversed(list(_codes_of_frames(window))), "")
 
 
 def _is_frame(lines: Sequence[str]) -> bool:

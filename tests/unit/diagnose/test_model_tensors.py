@@ -5,12 +5,14 @@ sizes that are none are not named.
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from tests.unit.diagnose.corpus import modern, traced
 
 from memsheet.catalog import find_model
-from memsheet.diagnose.message import YES, Term
+from memsheet.diagnose.cleaned import without_prefixes
+from memsheet.diagnose.message import YES, Cause, Term
 from memsheet.diagnose.model_tensors import units_of_models
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 from memsheet.plan.model import ModelSpec
@@ -19,6 +21,14 @@ from memsheet.units import GIB, MIB
 
 LLAMA, MOE = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B"
 TRAINED = f"{LLAMA} per_device_train_batch_size: 4 max_seq_length: 4096"
+EYES = "Qwen/Qwen2.5-VL-7B-Instruct"
+MEGATRON = (
+    "pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --num-experts 8 --moe-router-topk 2 --swiglu --bf16 "
+    "--vocab-size 32000 --seq-length 4096 --micro-batch-size 4 --tensor-model-parallel-size 4 "
+    "--position-embedding-type rope --normalization RMSNorm --disable-bias-linear "
+    "--untie-embeddings-and-output-weights"
+)
 WHOLE = 8_030_261_248
 PAGE = 2 * MIB
 
@@ -50,6 +60,31 @@ CASES = (
     ("_configure_zero_optimizer", f"{LLAMA} world_size=4", (WHOLE // 4,), 4, "master_weights"),
     ("_unshard", LLAMA, (218_112_000,), 2, "unsharded_parameters"),
     ("_all_gather_base", LLAMA, (WHOLE,), 2, "unsharded_parameters"),
+    ("swiglu", TRAINED.replace("meta-llama", "mirror"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("swiglu", TRAINED.replace(LLAMA, "/data/models/Llama-3.1-8B-bnb-4bit"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("swiglu", TRAINED.replace(LLAMA, "torchtune.models.llama3_1.llama3_1_8b"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("swiglu", TRAINED.replace(LLAMA, "/out/Llama-3.1-8B-Instruct-mcore/iter_100"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("swiglu", TRAINED.replace(LLAMA, "--model_name_or_path Llama-3.1-8B"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("swiglu", TRAINED.replace(LLAMA, "torchtune.models.llama3_1.lora_llama3_1_8b"), (4 * 4096, 14336), 2, "saved_activations"),
+    ("cross_entropy", f"{LLAMA} batch_size 16 max_length 1000 loss_fct(shift_logits, shift_labels)", (16 * 999, 128_256), 4, "temporaries"),
+    ("forward", "--model_name_or_path bert-base-uncased batch_size 64 max_length 512", (64 * 512, 30_522), 4, "temporaries"),
+    ("output_layer", MEGATRON, (4 * 4096, 8000), 4, "temporaries"),
+    ("initialize_optimizer_states", f"{LLAMA} world size 8", (WHOLE // 8,), 4, "optimizer_states"),
+    ("create_weights", f"Starting to load model {MOE} tp_size=4", (128, 384, 2048), 2, "parameters"),
+    ("create_weights", f"Starting to load model {MOE} tp_size=4 enable_expert_parallel", (32, 1536, 2048), 2, "parameters"),
+    ("profile_run", f"vllm serve {LLAMA} --tensor-parallel-size 4 --max-num-batched-tokens 8192", (8192, 7168), 2, "saved_activations"),
+    ("initialize_kv_cache", f"vllm serve {LLAMA}\nGPU KV cache size: 500,000 tokens", (2, 500_000, 8, 128), 2, "kv_cache"),
+    ("initialize_kv_cache", f"vllm serve {LLAMA} -tp 4 tp_size=4\nGPU KV cache size: 500,000 tokens", (2, 500_000, 2, 128), 2, "kv_cache"),
+    ("_create_buffers", f"sglang.launch {LLAMA} max_total_num_tokens=450000", (450_001, 8, 128), 2, "kv_cache"),
+    ("_create_buffers", "sglang.launch deepseek-ai/DeepSeek-V3 max_total_num_tokens=450000", (450_001, 576), 2, "kv_cache"),
+    ("compute_probs", f"vllm serve {LLAMA} max_num_seqs=256 num_speculative_tokens=5", (1280, 128_256), 4, "temporaries"),
+    ("compute_probs", f"vllm serve {LLAMA} max_num_seqs=256 num_speculative_tokens=5", (1536, 128_256), 4, "temporaries"),
+    ("_get_prompt_logprobs_dict", f"sglang.launch {LLAMA} chunked_prefill_size=12288", (12288, 128_256), 4, "temporaries"),
+    ("forward", f"{EYES} image_grid_thw: tensor([[1, 128, 128], [1, 64, 64]])", (128**2 + 64**2, 1280), 2, "saved_activations"),
+    ("forward", f"{EYES} video_grid_thw=[[64, 36, 64]]", (64 * 36 * 64, 3420), 2, "saved_activations"),
+    ("eager_attention_forward", f"{EYES} image_grid_thw: tensor([[1, 128, 128]])", (1, 16, 128**2, 128**2), 2, "saved_activations"),
+    ("permute", MEGATRON, (4 * 4096, 2, 4096), 2, "saved_activations"),
+    ("vocab_parallel_cross_entropy", MEGATRON, (4 * 4096, 8000), 4, "temporaries"),
 )  # fmt: skip
 
 
@@ -66,10 +101,90 @@ def test_a_tensor_is_found_by_its_own_size(
     assert term.component == component
 
 
+LINES = (
+    ("logits = self.lm_head(hidden_states)", "return F.linear(input, self.weight, self.bias)", (8192, 128_256), 2),
+    ("logits = logits / self.config.final_logit_softcapping", "logits = torch.tanh(logits)", (8192, 128_256), 2),
+    ("loss = cross_entropy(", "logits.float(), labels, ignore_index=self.ignore_index", (4096, 128_256), 4),
+    ("loss = self.loss_function(", "logits = logits.float()", (4096, 128_256), 4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("calls", "code", "axes", "width"), LINES)
+def test_the_line_that_asked_says_how_wide_logits_are(
+    calls: str, code: str, axes: tuple[int, int], width: int
+) -> None:
+    """As many bytes are twice the tokens in 16 bits: only the line tells them apart."""
+    traceback = "\n".join(
+        f'  File "/x/modeling_llama.py", line {n}, in forward\n    {line}'
+        for n, line in ((8, calls), (9, code))
+    )
+    said = f"{LLAMA} bf16 micro_batch_size: 2 sequence_len: 4096"
+    term = term_of(axes[0] * axes[1] * width, f"{said}\nTraceback (most recent call last):\n{traceback}")
+    assert term is not None
+    assert term.shape == f"[{axes[0]}, {axes[1]}] {'fp32' if width == 4 else 'bf16'}"
+
+
+def test_a_size_of_a_weight_is_no_activation_where_nothing_says_so() -> None:
+    said = f"{LLAMA} bf16 max_length: 4096"
+    assert term_of(4096 * 14336 * 2, said) is None
+    assert term_of(4096 * 14336 * 2, said, "swiglu") is not None
+
+
+def test_a_prompts_cache_is_its_printed_shape_wide() -> None:
+    traceback = traced("update", module="transformers/cache_utils.py")
+    term = term_of(16 * 8192 * 8 * 128 * 2, f"{LLAMA} input_ids torch.Size([16, 8192])\n{traceback}")
+    assert term is not None
+    assert (term.component, term.shape) == ("kv_cache", "[131072, 8, 128] bf16")
+
+
+def test_a_size_of_logits_is_none_where_experts_asked() -> None:
+    term = term_of(4 * 4096 * 32000 * 4, MEGATRON.replace("parallel-size 4", "parallel-size 1"), "permute")
+    assert term is None or "32000" not in term.shape
+
+
+def test_a_gradient_buffer_is_one_share_of_what_flags_describe() -> None:
+    dense = " ".join(re.sub(r"--num-experts 8 --moe-router-topk 2", "", MEGATRON).split())
+    cut = 2 * 32000 * 4096 + 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
+    elements = cut // 4 + 65 * 4096
+    traceback = traced("__init__", module="megatron/core/distributed/param_and_grad_buffer.py")
+    term = term_of(elements * 4, f"{dense}\n{traceback}")
+    assert term is not None
+    assert term.shape == f"[{elements}] fp32"
+
+
+def test_a_neighbour_of_a_server_is_told_before_its_share() -> None:
+    """As the server left room for it, and the other took it; where a job shares the card both are its own."""
+    message = modern(
+        "1.91 GiB",
+        "93.10 GiB",
+        "0.90 GiB",
+        "69.89 GiB",
+        "69.29 GiB",
+        "51.20 MiB",
+        others=((40012, "22.31 GiB"),),
+    )
+    functions = traced("initialize_kv_cache", module="site-packages/vllm/v1/worker/gpu_model_runner.py")
+    alone = diagnose_texts({"log": f"vllm serve {LLAMA}\n{functions}{message}"})
+    assert alone.cause is Cause.OTHER_PROCESS
+    assert alone.cures[0].change == "end or move the other process 40012"
+    shared = diagnose_texts(
+        {"log": f"actor_rollout_ref.hybrid_engine=True vllm serve {LLAMA}\n{functions}{message}"}
+    )
+    assert shared.cause is Cause.ENGINE_OVERCOMMIT
+
+
+def test_a_prefix_that_names_its_rank_is_no_part_of_a_line() -> None:
+    prefix = "(VllmWorker rank=2 pid=4412) ERROR 08-11 09:20:58 [multiproc_executor.py:559] "
+    assert (
+        without_prefixes(f"{prefix}Traceback (most recent call last):")
+        == "Traceback (most recent call last):"
+    )
+
+
 def test_a_size_that_is_none_is_not_named() -> None:
     rng = random.Random(7)
     sizes = [int(2 ** rng.uniform(25, 35)) for _ in range(40)]
-    asked = [(function, said) for function, said, *_ in CASES[:12]]
+    asked = [(function, said) for function, said, *_ in CASES]
     terms = [term_of(size, said, function) for size in sizes for function, said in rng.sample(asked, 3)]
     assert sum(term is not None and term.exact for term in terms) <= len(terms) // 20
 
