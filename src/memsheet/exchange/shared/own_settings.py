@@ -1,0 +1,201 @@
+"""A settings file of people's own whose groups hold the Trainer's arguments, a model and an adapter, as those
+of the script that loads it: ``training: {per_device_train_batch_size: 4}, lora: {r: 16}``. Each value is read
+by its name, so that no verdict on it is sure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from memsheet.exchange.shared.file_format import MORE
+from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
+
+BY_NAMES = "that its script has, whose own file this is: it is read by its names"
+MOST_LEAVES, DEEPEST = 600, 5
+BATCH = "per_device_train_batch_size"
+SPELLINGS = {
+    BATCH: ("per_device_batch_size", "per_gpu_train_batch_size", "micro_batch_size", "train_batch_size", "batch_size", "batch_size_per_device"),
+    "gradient_accumulation_steps": ("grad_accum_steps", "gradient_accumulation", "grad_accumulation_steps", "accumulation_steps", "grad_accum"),
+}  # fmt: skip
+"""How people call the Trainer's arguments in a group of a training's."""
+RECOMPUTES = ("use_gradient_checkpointing", "activation_checkpointing")
+TRAINED_BY = (
+    ("learning_rate", "lr"),
+    ("num_train_epochs", "num_epochs", "epochs", "max_steps", "n_epochs", "epoch", "steps", "train_steps"),
+)
+"""Of each, one stands beside a batch where that is a training's."""
+WIDTHS = ("bfloat16", "float16", "float32", "auto")
+METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward", "rm", "rlhf", "simpo", "cpo", "online_dpo", "distillation", "grpo_vllm"})  # fmt: skip
+"""Trainings of several models or several rows, which such a file does not describe."""
+OF_OTHERS = frozenset({"num_generations", "reward_model", "reward_funcs", "reward_functions", "ref_model", "teacher_model", "kl_coef", "beta_kl"})  # fmt: skip
+NAMES_MODEL = (
+    "model_name_or_path", "pretrained_model_name_or_path", "base_model_name_or_path", "model_name", "base_model", "base_model_name", "model_id", "base_model_id",
+    "hf_model_ckpt", "model_path", "base_model_path", "hf_model", "pretrained_model", "model_checkpoint", "checkpoint", "model",
+)  # fmt: skip
+IN_MODEL_GROUP = ("name", "path", "id", "base", "repo", "repo_id", "hf_id", "pretrained")
+LENGTHS = (
+    "max_length", "max_seq_length", "max_seq_len", "max_sequence_length", "seq_length", "seq_len", "sequence_length", "sequence_len",
+    "cutoff_len", "model_max_length", "block_size", "context_length",
+)  # fmt: skip
+USUAL_RANK = 8
+"""Of an adapter that is switched on and says none (huggingface/peft 0.21.2 tuners/lora/config.py, r)."""
+_ADAPTER = re.compile(r"lora|peft|adapter", re.IGNORECASE)
+_MODEL = re.compile(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
+_OTHER_USE = re.compile(r"eval|infer|generat|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub", re.IGNORECASE)  # fmt: skip
+"""Groups of which a value is no training's."""
+_TRAINS = re.compile(r"train", re.IGNORECASE)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}|[A-Za-z][\w.-]*-\d+(?:\.\d+)?[bB](?:-[\w.-]+)?")
+
+
+class Leaf(NamedTuple):
+    """A value, its key, and the groups that it stands in."""
+
+    groups: tuple[str, ...]
+    key: str
+    value: Any
+
+    @property
+    def trains(self) -> bool:
+        return any(_TRAINS.search(group) for group in self.groups)
+
+
+def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, Any] | None:
+    """The values as those of a training script; None where a tree is no such file. ``is_argument``: whether
+    the Trainer takes an argument of that name.
+    """
+    if not isinstance(tree, Mapping):
+        return None
+    leaves = list(_leaves_below(tree, ()))
+    if len(leaves) > MOST_LEAVES or _trains_otherwise(leaves):
+        return None
+    own = [leaf for leaf in leaves if not any(_OTHER_USE.search(group) for group in leaf.groups)]
+    model = _model_named(own)
+    if model is None or not _trains_a_batch(own):
+        return None
+    adapter = [leaf for leaf in own if any(_ADAPTER.search(group) for group in leaf.groups)]
+    rest = [leaf for leaf in own if leaf not in adapter]
+    arguments = {
+        leaf.key: leaf.value
+        for leaf in sorted(rest, key=lambda leaf: leaf.trains)  # a training's own, where several say it
+        if is_argument(leaf.key) and leaf.key not in LENGTHS
+    }
+    said = {
+        at: value
+        for at, names in SPELLINGS.items()
+        if at not in arguments
+        and (value := _first_value([one for one in rest if one.trains], names, _is_count)) is not None
+    }
+    recomputes = any(one.key in RECOMPUTES and one.trains and one.value is True for one in rest)
+    said |= (
+        {"gradient_checkpointing": True} if recomputes and "gradient_checkpointing" not in arguments else {}
+    )
+    widths = {one.value for one in rest if one.key in ("mixed_precision", "precision")} & {"bf16", "fp16"}
+    said |= {width: True for width in widths if not {"bf16", "fp16"} & arguments.keys()}
+    length = _first_value(own, LENGTHS, _is_count)
+    found = {
+        f"{SCRIPT}.reads": BATCH,
+        f"{SCRIPT}.model": model,
+        f"{SCRIPT}.max_length": length,
+        f"{SCRIPT}.dtype": _first_value(own, ("torch_dtype", "dtype"), lambda value: value in WIDTHS)
+        or UNSAID,
+        f"{SCRIPT}.attention": _first_value(
+            own, ("attn_implementation",), lambda value: isinstance(value, str)
+        ),
+        **_adapter_values(own, adapter),
+        **_quantized_values(own),
+        **arguments,
+        **said,
+        MORE: BY_NAMES,
+    }
+    return {at: value for at, value in found.items() if value is not None}
+
+
+def _leaves_below(tree: Mapping[Any, Any], groups: tuple[str, ...]) -> Iterator[Leaf]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            if len(groups) < DEEPEST:
+                yield from _leaves_below(value, (*groups, str(key)))
+        else:
+            yield Leaf(groups, str(key), value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _trains_a_batch(leaves: list[Leaf]) -> bool:
+    """Whether a group says the Trainer's batch by its name, or a training's by another."""
+    if any(leaf.key == BATCH and leaf.groups and _is_count(leaf.value) for leaf in leaves):
+        return True
+    trained = {leaf.key for leaf in leaves if leaf.trains}
+    names = SPELLINGS[BATCH]
+    return not trained.isdisjoint(names) and all(not trained.isdisjoint(each) for each in TRAINED_BY)
+
+
+def _trains_otherwise(leaves: list[Leaf]) -> bool:
+    words = (
+        str(leaf.value).lower() for leaf in leaves if isinstance(leaf.value, str) and len(leaf.value) < 24
+    )
+    groups = (group.lower() for leaf in leaves for group in leaf.groups)
+    return (
+        not METHODS.isdisjoint(words)
+        or not METHODS.isdisjoint(groups)
+        or any(leaf.key in OF_OTHERS for leaf in leaves)
+    )
+
+
+def _first_value(leaves: list[Leaf], keys: tuple[str, ...], holds: Callable[[Any], bool]) -> Any:
+    """The first of ``keys`` that has a value of that kind, a training's own before others'."""
+    for key in keys:
+        found = [
+            leaf
+            for leaf in leaves
+            if leaf.key == key and not isinstance(leaf.value, bool) and holds(leaf.value)
+        ]
+        if found:
+            return next((leaf.value for leaf in found if leaf.trains), found[0].value)
+    return None
+
+
+def _model_named(leaves: list[Leaf]) -> Any:
+    def is_name(value: Any) -> bool:
+        return isinstance(value, str) and _HUB_ID.fullmatch(value.strip()) is not None
+
+    of_group = [leaf for leaf in leaves if leaf.groups and _MODEL.search(leaf.groups[-1])]
+    return _first_value(leaves, NAMES_MODEL, is_name) or _first_value(of_group, IN_MODEL_GROUP, is_name)
+
+
+def _adapter_values(leaves: list[Leaf], adapter: list[Leaf]) -> Mapping[str, Any]:
+    """What trains an adapter; nothing where its group is switched off."""
+    switches = ("use_lora", "use_peft", "use_qlora", "enable_lora", "lora_enabled", "use_adapter")
+    off = any(leaf.key in switches and leaf.value is False for leaf in leaves) or any(
+        leaf.key in ("enabled", "enable", "use") and leaf.value is False for leaf in adapter
+    )
+    rank = _first_value(adapter, ("r", "rank"), _is_count) or _first_value(
+        leaves, ("lora_r", "lora_rank"), _is_count
+    )
+    on = any(leaf.key in (*switches, "enabled") and leaf.value is True for leaf in adapter)
+    if off or (rank is None and not on):
+        return {}
+    targets = _first_value(
+        adapter, ("target_modules", "lora_target_modules", "targets"), bool
+    ) or _first_value(leaves, ("lora_target_modules", "target_modules"), bool)
+    dropout = _first_value(adapter, ("dropout", "lora_dropout"), lambda value: isinstance(value, float))
+    return {
+        f"{SCRIPT}.lora_rank": rank or USUAL_RANK,
+        f"{SCRIPT}.lora_targets": targets,
+        f"{SCRIPT}.lora_dropout": dropout or 0.0,
+    }
+
+
+def _quantized_values(leaves: list[Leaf]) -> Mapping[str, Any]:
+    on = {leaf.key for leaf in leaves if leaf.value is True}
+    if "load_in_4bit" in on:
+        kind = _first_value(leaves, ("bnb_4bit_quant_type",), lambda value: value in ("nf4", "fp4"))
+        return {
+            f"{SCRIPT}.quantized": kind or "fp4",
+            f"{SCRIPT}.double_quant": "bnb_4bit_use_double_quant" in on or None,
+        }
+    return {f"{SCRIPT}.quantized": "int8"} if "load_in_8bit" in on else {}

@@ -1,0 +1,98 @@
+"""A settings file of people's own is read by its names: the same sheet as of a script that says the same, and
+no sure verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.errors import InputError
+
+TRAINING: dict[str, Any] = {
+    "per_device_train_batch_size": 2, "gradient_checkpointing": True, "bf16": True, "optim": "adamw_torch", "learning_rate": 1e-4, "num_train_epochs": 3,
+}  # fmt: skip
+OWN: dict[str, Any] = {
+    "model": {"name": "Qwen/Qwen2.5-0.5B", "max_seq_length": 1024},
+    "training": TRAINING,
+    "data": {"path": "org/data", "max_length": 77},
+}
+LORA: dict[str, Any] = {**OWN, "lora": {"r": 16, "alpha": 32, "target_modules": ["q_proj", "v_proj"]}}
+SCRIPT = """
+import torch
+from transformers import AutoModelForCausalLM, TrainingArguments
+from peft import LoraConfig
+from trl import SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+args = TrainingArguments(output_dir="o", per_device_train_batch_size=2, gradient_checkpointing=True, bf16=True, optim="adamw_torch")
+{lora}
+SFTTrainer(model=model, args=args, max_seq_length=1024, {given}).train()
+"""  # fmt: skip
+
+
+def checked(folder: Path, tree: Any, name: str = "config.json") -> memsheet.Checked:
+    (folder / name).write_text(tree if isinstance(tree, str) else json.dumps(tree))
+    return memsheet.check(folder / name, gpus="1xH100-80GB")
+
+
+def peak_of(found: memsheet.Checked) -> Any:
+    assert found.answer is not None
+    return found.answer.sheets[0].device.value
+
+
+@pytest.mark.parametrize(
+    ("own", "lora", "given"),
+    [
+        (OWN, "", ""),
+        (LORA, "lora = LoraConfig(r=16, lora_alpha=32, target_modules=['q_proj', 'v_proj'])", "peft_config=lora"),
+    ],
+)  # fmt: skip
+def test_it_is_the_sheet_of_a_script_of_the_same(tmp_path: Path, own: Any, lora: str, given: str) -> None:
+    found = checked(tmp_path, own)
+    assert found.result is Result.UNCERTAIN
+    assert not found.stops
+    assert "its own" in str(found.doubt) or "own file" in str(found.doubt)
+    assert peak_of(found) == peak_of(checked(tmp_path, SCRIPT.format(lora=lora, given=given), "train.py"))
+
+
+OTHER_NAMES = {
+    "base_model": "Qwen/Qwen2.5-0.5B",
+    "training": {"batch_size": 2, "lr": 1e-4, "epochs": 3, "use_gradient_checkpointing": True, "mixed_precision": "bf16", "optim": "adamw_torch"},
+    "tokenizer": {"max_length": 1024},
+    "evaluation": {"batch_size": 64, "max_seq_length": 9999},
+}  # fmt: skip
+
+
+def test_other_names_say_the_same(tmp_path: Path) -> None:
+    assert peak_of(checked(tmp_path, OTHER_NAMES)) == peak_of(checked(tmp_path, OWN))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {**OWN, "training": {**TRAINING, "num_generations": 8}},
+        {**OWN, "method": "dpo"},
+        {**OWN, "model": {"name": "a model of ours"}},
+        {"model": {"name": "Qwen/Qwen2.5-0.5B"}, "training": {"epochs": 3, "lr": 1e-4}},
+        {"model": {"name": "Qwen/Qwen2.5-0.5B"}, "evaluation": {"batch_size": 2, "lr": 1, "epochs": 2}},
+    ],
+)
+def test_what_is_another_training_or_none_is_not_read(tmp_path: Path, tree: Any) -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        checked(tmp_path, tree)
+
+
+def test_a_switched_off_adapter_trains_the_whole_model(tmp_path: Path) -> None:
+    off = {**OWN, "lora": {**LORA["lora"], "enabled": False}}
+    assert peak_of(checked(tmp_path, off)) == peak_of(checked(tmp_path, OWN))
+
+
+def test_an_adapter_that_is_only_switched_on_has_the_usual_rank(tmp_path: Path) -> None:
+    switched = checked(tmp_path, {**OWN, "peft": {"use_lora": True, "target_modules": ["q_proj"]}})
+    said = checked(tmp_path, {**OWN, "lora": {"r": 8, "target_modules": ["q_proj"]}})
+    assert peak_of(switched) == peak_of(said)
