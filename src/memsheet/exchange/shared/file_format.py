@@ -294,7 +294,7 @@ def read_format_values(form: Format, values: Values) -> Read:
         if held != {} or at in rows or at in form.removed
     }
     shipped = form.shipped(values)
-    values = {**shipped, **values}
+    values = {**shipped, **{at: UNSET if _is_open_list(held) else held for at, held in values.items()}}
     request: dict[str, Any] = dict(form.said)
     assumed = [f"{len(shipped)} keys as the configuration says that {form.tested} ships"] if shipped else []
     by_default: dict[str, Mapping[str, Any]] = {}
@@ -315,7 +315,11 @@ def read_format_values(form: Format, values: Values) -> Read:
         else:
             taken = False
         if value is not None:
-            said = {key: held for key, held in row.read(value, values).items() if held is not None}
+            said = {
+                key: held
+                for key, held in row.read(value, values).items()
+                if held not in (None, UNSET) and not _is_open_list(held)
+            }
             if taken and said:
                 assumed.append(line := f"{at} = {_value_text(value)} ({form.tested}'s default)")
                 by_default[line] = said
@@ -363,6 +367,11 @@ def read_format_values(form: Format, values: Values) -> Read:
         assumed=tuple(assumed),
         problems=tuple(problems),
     )
+
+
+def _is_open_list(value: Any) -> bool:
+    """Whether a part of a list is a variable that nobody set."""
+    return isinstance(value, list) and UNSET in value
 
 
 def _value_text(value: Any) -> str:

@@ -25,7 +25,7 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
             name = "" if equals else name
         elif (not name or filled) and OPEN_WORD.fullmatch(word):
             found[MORE] = word
-        elif word in ARGUMENTS:
+        elif word in ARGUMENTS or (filled and not word):
             continue
         elif not name:
             left.append(word)

@@ -15,6 +15,7 @@ from memsheet.exchange.shared.shell_text import ShellScript
 ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 MOST_WORDS = 4000
 REDIRECTED = (">", ">>", "&>", "&>>", "2>&1", "2>", "<", "<<")
+FORK = "of a fork of Megatron-LM, by its underscores: it is read as that"
 PROGRAM = "$.program"
 """The script that the flags are given to."""
 
@@ -142,6 +143,7 @@ def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
     """
     script = ShellScript(text)
     given = [words for words in script.commands() if any(word.startswith("--") for word in words)]
+    given = [words for words in given if not _is_case_label(words)]
     commands = [words for words in given if not _starts_a_script(words)]
     settings = [words[0] for name in (ALLOCATOR, OLDER) if (words := script.known.get(name))]
     exported = {ALLOCATOR: settings[0]} if settings else {}
@@ -154,6 +156,11 @@ def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
     return {}
 
 
+def _is_case_label(words: list[str]) -> bool:
+    """Whether a line only names the arms of a ``case`` (``-m | --micro-batch-size )``)."""
+    return words[0].startswith("-") and any(word.endswith(")") for word in words[:4])
+
+
 def _starts_a_script(words: list[str]) -> bool:
     """Whether a command starts another shell's script, which has flags of its own."""
     program = next((word for word in words[:3] if word.rpartition("/")[2] not in ("bash", "sh")), "")
@@ -161,8 +168,9 @@ def _starts_a_script(words: list[str]) -> bool:
 
 
 def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """``--a b``, ``--a=b``, ``--a b c`` and switches; those of torchrun by their newer names. What stands
-    before a launcher is another's. ``own_switches``: of a program that has more than Megatron-LM's.
+    """``--a b``, ``--a=b``, ``--a b c`` and switches; those of torchrun by their newer names, and those of
+    forks of Megatron-LM that have underscores in theirs (epfLLM/Megatron-LLM). What stands before a launcher
+    is another's. ``own_switches``: of a program that has more than Megatron-LM's.
     """
     switches = SWITCHES | own_switches
     starts = [
@@ -170,22 +178,23 @@ def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()
         for at, word in enumerate(words)
         if word.endswith((".py", "torchrun")) or word.startswith("torch.distributed")
     ]
-    found: dict[str, Any] = {}
+    forked = _has_underscores(words, switches | VALUED)
+    respelled = {"--nnodes", "--nproc-per-node", *LAUNCHER, *(switches | VALUED if forked else ())}
+    found: dict[str, Any] = {MORE: FORK} if forked else {}
     at = ""
     for word in words[starts[0] if starts else 0 :]:
         if word in REDIRECTED:
             break
         if word.startswith("--"):
             at, equals, value = word.partition("=")
-            at = (
-                newer
-                if (newer := at.replace("_", "-")) in ("--nnodes", "--nproc-per-node", *LAUNCHER)
-                else at
-            )
+            newer = at.replace("_", "-")
+            at = newer if newer in respelled else at
             found[at] = _parse_flag_value(value) if equals else True
         elif word.endswith(".py"):
             at = ""
             found[PROGRAM] = word.rpartition("/")[2]
+        elif not word:
+            continue  # a variable that holds nothing
         elif at in switches or not at:
             found |= {MORE: word} if OPEN_WORD.fullmatch(word) else {}
         elif word not in ARGUMENTS:
@@ -196,6 +205,13 @@ def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()
                 else [*(held if isinstance(held, list) else [held]), _parse_flag_value(word)]
             )
     return found
+
+
+def _has_underscores(words: Sequence[str], own: frozenset[str]) -> bool:
+    """Whether flags of several words, more than one, all have underscores in place of dashes."""
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    dashed = any("-" in name[2:] for name in names & own)
+    return not dashed and sum("_" in name and name.replace("_", "-") in own for name in names) > 1
 
 
 def _parse_flag_value(word: str) -> Any:

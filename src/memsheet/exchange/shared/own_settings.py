@@ -185,7 +185,7 @@ def _adapter_values(leaves: list[Leaf], adapter: list[Leaf]) -> Mapping[str, Any
     dropout = _first_value(adapter, ("dropout", "lora_dropout"), lambda value: isinstance(value, float))
     return {
         f"{SCRIPT}.lora_rank": rank or USUAL_RANK,
-        f"{SCRIPT}.lora_targets": targets,
+        f"{SCRIPT}.lora_targets": [targets] if isinstance(targets, str) else targets,
         f"{SCRIPT}.lora_dropout": dropout or 0.0,
     }
 

@@ -18,7 +18,7 @@ from memsheet.exchange.formats.megatron.described import (
 )
 from memsheet.exchange.formats.megatron.stages import STAGES, unequal_stage_problems
 from memsheet.exchange.shared.config_commands import STARTS
-from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, plan_word
+from memsheet.exchange.shared.file_format import UNSET, Format, Key, Moved, Values, plan_word
 from memsheet.exchange.shared.megatron_flags import (
     ALLOCATOR,
     LAUNCHER,
@@ -310,7 +310,7 @@ KEYS = (
     Key(at="--expert-tensor-parallel-size", says="mesh.etp", back=_expert_split, usual=TP, source=f"{ARGS}:2779, 395"),
     Key(
         at="--sequence-parallel", out=lambda a: True if a.get("sequence_parallel") else None,
-        back=lambda v, values: {"sequence_parallel": v is True and values.get(TP, 1) != 1}, usual=False, source=f"{ARGS}:1996, 838",
+        back=lambda v, values: {"sequence_parallel": v is True and values.get(TP, 1) not in (1, UNSET)}, usual=False, source=f"{ARGS}:1996, 838",
     ),
     Key(
         at="--use-distributed-optimizer", out=lambda a: True if a.get("zero") == 1 else None,

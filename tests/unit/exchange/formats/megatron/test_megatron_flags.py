@@ -3,6 +3,7 @@ scripts.
 """
 
 import argparse
+import re
 import shlex
 from typing import Any
 
@@ -315,3 +316,24 @@ def test_muon_deals_its_matrices_where_the_optimizer_is_distributed(flags: str, 
     found = reading(f"--micro-batch-size 1 {flags}")
     assert (found.request["optimizer.name"], found.request["zero"]) == ("muon", zero)
     assert not found.unknown
+
+
+PLAIN = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --vocab-size 50304 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 --bf16"  # fmt: skip
+
+
+def test_flags_of_a_fork_with_underscores_are_read_and_told() -> None:
+    fork = re.sub(r"(?<=[a-z])-(?=[a-z])", "_", PLAIN)
+    plain, forked = (reading(f"torchrun --nproc-per-node 8 pretrain_gpt.py {text}") for text in (PLAIN, fork))
+    assert forked.request == plain.request
+    assert "fork" not in str(plain.unmodelled)
+    assert "fork" in str(forked.unmodelled)
+
+
+def test_arms_of_a_case_are_no_launch() -> None:
+    arms = 'while [ "$1" ]; do\n case $1 in\n  --micro-batch-size )\n   shift\n   M=$1\n   ;;\n  --seq-length)\n   S=$2;;\n esac\ndone\n'
+    assert reading(f"{arms}torchrun pretrain_gpt.py {PLAIN}").request["microbatch"] == 4
+
+
+def test_an_empty_variable_is_no_value() -> None:
+    text = f"E=\ntorchrun pretrain_gpt.py {PLAIN} --hidden-dropout 0.0 $E --attention-dropout 0.0 ${{E}}"
+    assert reading(text).request["dropout"] == 0.0
