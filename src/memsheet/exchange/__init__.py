@@ -16,9 +16,8 @@ from typing import Any
 
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.exchange.servers import servers_in_text
-from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, is_key, read_format_values
+from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read_format_values
 from memsheet.exchange.shared.named_server import joined_script
-from memsheet.exchange.shared.own_settings import own_settings
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.serve_pods import given_to
@@ -309,9 +308,8 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
                     form, text, read_format_values(form, dict(flatten_tree(found, whole=form.whole)))
                 )
     why = held["json" if name.endswith(".json") else "yaml"]
-    form = find_format("transformers")
-    if own := own_settings(why, lambda at: is_key(form, at)):
-        return read_format_values(form, dict(flatten_tree(own, whole=form.whole)))
+    if isinstance(why, Mapping) and (read := _read_by_groups(why)):
+        return read
     told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
     large = next((str(one) for one in held.values() if isinstance(one, TooMuchError)), "")
     reason = str(why).splitlines()[0] if told else large
@@ -321,6 +319,14 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
         "is not recognised as a configuration",
         f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason),
     )
+
+
+def _read_by_groups(tree: Mapping[str, Any]) -> Read | None:
+    """A file that no key at its top tells, by what its groups hold."""
+    for form in map(find_format, NAMES):
+        if form.by_groups is not None and (values := form.by_groups(tree)):
+            return read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
+    return None
 
 
 def _has_needed_keys(form: Format, found: Mapping[str, Any]) -> bool:

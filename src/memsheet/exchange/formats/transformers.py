@@ -23,6 +23,7 @@ from memsheet.exchange.shared.file_format import (
 )
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
+from memsheet.exchange.shared.own_settings import own_settings
 from memsheet.exchange.shared.peft_configs import READ, trains_beside
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
@@ -418,11 +419,17 @@ def _trainer_problems(asked: Values) -> Iterator[Problem]:
 
 
 METHOD, OF_METHOD = "method", "of_method"
-FORMAT = Format(
+
+
+def _own_settings(tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return own_settings(tree, lambda at: is_key(FORMAT, at))
+
+
+FORMAT: Format = Format(
     name="transformers", gradient_sync="last", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     problems=_trainer_problems, fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
-    never=OF_SWIFT, rename=_rename_trainer_key, also=_script_arguments, started=_script_arguments,
+    never=OF_SWIFT, rename=_rename_trainer_key, by_groups=_own_settings, also=_script_arguments, started=_script_arguments,
     model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},

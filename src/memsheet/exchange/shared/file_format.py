@@ -160,6 +160,9 @@ class Format:
         None  # text of a shell format, of values and what is asked
     )
     parse: Callable[[str], Mapping[str, Any]] | None = None  # and back
+    by_groups: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = (
+        None  # the same values of a tree that nothing at its top tells, if its groups do
+    )
     also: Callable[[str], Mapping[str, Any]] | None = None  # the same values from a script that says them
     started: Callable[[str, Values], Mapping[str, Any]] | None = (
         None  # the same of a script that a command starts with some flags

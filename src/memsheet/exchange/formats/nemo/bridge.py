@@ -11,12 +11,13 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from memsheet.exchange.shared.file_format import UNSET, Format, Values
+from memsheet.exchange.shared.file_format import MORE, UNSET, Format, Values
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
 from memsheet.patterns import late_pattern
 
 VERSION = "Megatron-Bridge"  # of its recipes at commit 067f987d
 RECIPE, SEVERAL = "$.bridge_recipe", "$.bridge_recipes"
+OVERRIDDEN, NAMED = "a recipe that is not named", "$.checkpoint"
 _CALLED = late_pattern(r"\b(\w+?)_pretrain(?:_\d+gpu_h100_bf16)?(?:_(\d+k))?_config\b")
 MODEL, TRAIN = "model", "train"
 DEGREES = {
@@ -98,6 +99,26 @@ def parse_bridge_script(text: str) -> Mapping[str, Any]:
     return {RECIPE: known[0], **dict(_set_places(tree)), **several}
 
 
+def bridge_overrides(tree: Any) -> Mapping[str, Any] | None:
+    """What a YAML puts over a recipe that its launch names (``--config-file``, 067f987d
+    scripts/training/README.md); None of any other tree. The model is the checkpoint's, where that names one.
+    """
+    groups = {name: tree.get(name) for name in GROUPS} if isinstance(tree, Mapping) else {}
+    model, train = groups.get(MODEL), groups.get(TRAIN)
+    if not isinstance(model, Mapping) or model.keys().isdisjoint(DEGREES.values()):
+        return None
+    if not isinstance(train, Mapping) or train.keys().isdisjoint(("micro_batch_size", "global_batch_size")):
+        return None
+    checkpoint = tree.get("checkpoint")
+    named = str(checkpoint.get("pretrained_checkpoint") or "") if isinstance(checkpoint, Mapping) else ""
+    return {
+        **{name: held for name, held in groups.items() if isinstance(held, Mapping)},
+        RECIPE: OVERRIDDEN,
+        MORE: "of the recipe that it is put over",
+        **({NAMED: named} if named else {}),
+    }
+
+
 def _set_places(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """Places of a configuration that the script sets, whatever it calls it."""
     for node in ast.walk(tree):
@@ -109,7 +130,8 @@ def _set_places(tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 def _read_recipe_name(_: Any, values: Values) -> Mapping[str, Any]:
     """The model, its degrees, batch and length; sixteen bits with copies in fp32, which ranks divide."""
-    recipe = RECIPES.get(str(values.get(RECIPE)))
+    told = Recipe(str(values.get(NAMED, ""))) if values.get(RECIPE) == OVERRIDDEN else None
+    recipe = RECIPES.get(str(values.get(RECIPE)), told)
     if recipe is None:
         return {}
     said = {
@@ -119,7 +141,7 @@ def _read_recipe_name(_: Any, values: Values) -> Mapping[str, Any]:
     shared, stages = values.get(SHARED, recipe.shared), positive_count(degrees.get("pp", 1)) or 1
     again = values.get(AGAIN, recipe.again)
     return {
-        "@model": recipe.model, "engine": "megatron", "zero": 1, "precision.name": "megatron-mixed", **{f"mesh.{name}": held for name, held in degrees.items()},
+        "@model": recipe.model or None, "engine": "megatron", "zero": 1, "precision.name": "megatron-mixed", **{f"mesh.{name}": held for name, held in degrees.items()},
         "sequence_parallel": shared is True and degrees.get("tp", 1) != 1, **({"schedule": "interleaved" if degrees.get("vpp") else "1f1b"} if stages > 1 else {}),
         "seq_len": next((values[at] for at in LENGTHS if values.get(at) is not None), recipe.length), "microbatch": values.get(MICRO, recipe.micro),
         "global_batch": values.get(STEP, recipe.step), "recompute.mode": again if again in ("full", "selective") else "none",
@@ -134,7 +156,7 @@ KEYS = (
 )
 
 FORMAT = Format(
-    name="megatron-bridge", file="recipe.py", kind="python", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=frozenset({RECIPE}), parse=parse_bridge_script,
+    name="megatron-bridge", file="recipe.py", kind="python", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=frozenset({RECIPE}), parse=parse_bridge_script, by_groups=bridge_overrides,
     program_known=lambda _: False,
     unmodelled={
         SEVERAL: (), "peft": (), "mixed_precision": ("bf16_mixed",), f"{MODEL}.recompute_num_layers": (1,), f"{MODEL}.recompute_modules": (), f"{MODEL}.recompute_method": ("uniform",),

@@ -330,7 +330,16 @@ def test_flags_of_a_fork_with_underscores_are_read_and_told() -> None:
 
 
 def test_arms_of_a_case_are_no_launch() -> None:
-    arms = 'while [ "$1" ]; do\n case $1 in\n  --micro-batch-size )\n   shift\n   M=$1\n   ;;\n  --seq-length)\n   S=$2;;\n esac\ndone\n'
+    arms = """
+while [ "$1" ]; do
+  case $1 in
+    --micro-batch-size )
+      M=$2
+      ;;
+    --seq-length) S=$2 ;;
+  esac
+done
+"""
     assert reading(f"{arms}torchrun pretrain_gpt.py {PLAIN}").request["microbatch"] == 4
 
 
