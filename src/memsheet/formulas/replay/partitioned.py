@@ -80,7 +80,7 @@ class Partitioned(Run):
             script.take(width * self.total)
             script.give([*copies, *trained])
         else:
-            script.take(width * self.shard * int(plan.mesh.dp_shard))
+            script.take(width * self.shard * int(plan.mesh.sharded))
             script.give(trained)
         copy = script.take(width * self.shard)
         if plan.zero == 0 or width < FP32.nbytes(1):
@@ -154,8 +154,11 @@ class Partitioned(Run):
         1665-1689, 1833-1867).
         """
         script, width = self.script, self.zero.width
-        if self.lowest // self.shard != (self.lowest + self.filled - 1) // self.shard:
-            script.give([script.take(width * self.filled)])
+        joins = self.lowest // self.shard != (self.lowest + self.filled - 1) // self.shard
+        copies = [script.take(width * self.filled)] if joins else []
+        if int(self.plan.mesh.cp) > 1 and width < FP32.nbytes(1):
+            copies.append(script.take(int(FP32.nbytes(self.filled))))
+        script.give(copies)
         if self.partition is None:
             self.partition = script.take(width * self.shard)
         script.give(self.wide)
@@ -201,8 +204,8 @@ class Partitioned(Run):
 
     def _all_reduce(self, sizes: list[int]) -> None:
         """Gradients are joined until more than a bucket is there (engine.py:3691-3702)."""
-        joined = 0
-        for number, size in enumerate(sizes if int(self.plan.mesh.dp_replicate) > 1 else [], 1):
+        joined, mesh = 0, self.plan.mesh
+        for number, size in enumerate(sizes if int(mesh.dp_replicate * mesh.cp) > 1 else [], 1):
             joined += size
             if joined > ALLREDUCE_BUCKET or number == len(sizes):
                 self.script.give([self.script.take(self.zero.width * joined)])

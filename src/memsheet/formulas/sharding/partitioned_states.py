@@ -60,7 +60,7 @@ class Zero:
 def zero_of(plan: Plan, parameters: tuple[Held, ...], buckets: Buckets = BUCKETS) -> Zero:
     """The counts of a plan."""
     trained = [h for h in parameters if h.trains]
-    ranks = plan.mesh.dp_shard
+    ranks = plan.mesh.sharded
     total = sum(h.times * h.elements for h in trained)
     shard = (
         sum(h.times * tensor_shard(h, ranks) for h in trained)
@@ -79,7 +79,7 @@ def flat_partition(elements: Count, plan: Plan) -> Count:
     """Elements of one rank's part of the flat buffer (the whole of it at stage 0)."""
     if plan.zero == 0:
         return elements
-    return round_up(elements, ALIGNMENT * plan.mesh.dp_shard) // plan.mesh.dp_shard
+    return round_up(elements, ALIGNMENT * plan.mesh.sharded) // plan.mesh.sharded
 
 
 # ---- states ------------------------------------------------------------------------------------------------

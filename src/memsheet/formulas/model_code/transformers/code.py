@@ -106,6 +106,7 @@ def _attention_axes(at: Attention, plan: Plan, shape: PassShape) -> dict[str, Co
         "s+1": shape.tokens + 1,
         "prefix": plan.past_tokens,
         "cp": plan.mesh.cp,
+        "k+": maximum(at.kv_heads, plan.mesh.cp),
         "p+s": plan.past_tokens + shape.tokens,
         "p+s8": -(-(plan.past_tokens + shape.tokens) // 8) * 8,
     }
