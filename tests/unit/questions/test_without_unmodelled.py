@@ -16,10 +16,11 @@ from memsheet.questions.without_unmodelled import answer_without
 
 AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\n"
 LORA = "adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\n"
+DORA = LORA + "peft_use_dora: true\n"
 LEFT = {
     "optimizer.name": "optimizer: adamw_torch_4bit\n",
     "adapter.full_modules": LORA + "lora_modules_to_save: [norm, lm_head]\n",
-    "adapter.targets": LORA.replace("q_proj,", "q_proj, embed_tokens,"),
+    "adapter.targets": DORA.replace("q_proj,", "q_proj, embed_tokens,"),
 }
 
 
@@ -64,11 +65,12 @@ def test_words_for_linear_layers_are_not_passed_over(
 def test_targets_outside_the_layers_are_modules_that_are_not_modelled(
     word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checked(LORA.replace("q_proj, v_proj", f"q_proj, {word}"), tmp_path, capsys)
+    assert checked(LORA.replace("q_proj, v_proj", word), tmp_path, capsys)["doubt"] is None
+    found = checked(DORA.replace("q_proj, v_proj", f"q_proj, {word}"), tmp_path, capsys)
     assert not [one for one in found["mistakes"] if one["rule"] == "targets-passed-over"]
     assert found["result"] == "uncertain"
     assert f"{word} is outside the layers" in found["doubt"]
-    alone = checked(LORA.replace("q_proj, v_proj", word), tmp_path, capsys)
+    alone = checked(DORA.replace("q_proj, v_proj", word), tmp_path, capsys)
     assert "where adapters are not modelled" in alone["why_not"][0]
 
 

@@ -31,7 +31,7 @@ from memsheet.plan.dtypes import (
 )
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Graded, LatentAttention, ModelSpec, Role, Weight
-from memsheet.plan.plan import AdapterKind, Mesh, Plan, Quantization
+from memsheet.plan.plan import Adapter, AdapterKind, Mesh, Plan, Quantization
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
 
@@ -121,7 +121,9 @@ def _tensor_and_adapters(path: str, weight: Weight, times: int, plan: Plan, *, u
     if adapter is None or not path.endswith(".weight"):
         return
     name = path.split(".")[-2]
-    if weight.role is Role.LINEAR and name in adapter.targets:
+    if weight.role is Role.EMBEDDING and name in adapter.targets:
+        yield from _embedding_matrices(path, shape, adapter, times)
+    if weight.role in (Role.LINEAR, Role.HEAD) and name in adapter.targets:
         yield from _lora_matrices(path, shape[::-1] if weight.transposed else shape, plan, times)
     if (
         name in adapter.full_modules
@@ -145,6 +147,12 @@ def _latent_paths(spec: ModelSpec) -> frozenset[str]:
         if isinstance(m, LatentAttention)
         for w in m.weights
     )
+
+
+def _embedding_matrices(path: str, shape: tuple[Count, ...], adapter: Adapter, times: int) -> Iterator[Held]:
+    """A of rank x words and B of width x rank (peft 0.21.2 tuners/lora/layer.py:1243-1246, Embedding)."""
+    for name, size in (("A", (adapter.rank, shape[0])), ("B", (shape[1], adapter.rank))):
+        yield Held(f"{module_of(path)}.lora_embedding_{name}", size, adapter.dtype, True, Role.LINEAR, times)
 
 
 @formula(

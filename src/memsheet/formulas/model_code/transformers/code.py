@@ -133,7 +133,7 @@ def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     tokens = shape.sequences * shape.tokens
     return {
         "b": shape.sequences, "s": shape.tokens, **prompt_axes(plan, shape), **prefix_axes(spec, plan), "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
-        "n": spec.head.width, "s-1": shape.tokens - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
+        "n": spec.head.width, "r": plan.adapter.rank if plan.adapter else 0, "s-1": shape.tokens - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
 
 
