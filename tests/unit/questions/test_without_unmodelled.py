@@ -18,7 +18,7 @@ AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_le
 LORA = "adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\n"
 DORA = LORA + "peft_use_dora: true\n"
 LEFT = {
-    "optimizer.name": "optimizer: adamw_torch_4bit\n",
+    "optimizer.name": "optimizer: schedule_free_adamw\n",
     "adapter.full_modules": LORA + "lora_modules_to_save: [norm, lm_head]\n",
     "adapter.targets": DORA.replace("q_proj,", "q_proj, embed_tokens,"),
 }
@@ -156,7 +156,7 @@ def test_the_usual_precision_stands_in_for_one_that_is_not_accounted(
 
 
 def test_what_a_flag_asks_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = checked(LORA, tmp_path, capsys, "--optimizer", "adamw_torch_4bit")
+    found = checked(LORA, tmp_path, capsys, "--optimizer", "schedule_free_adamw")
     assert found.get("sheet") is None
     assert found["why_not"]
 
@@ -177,7 +177,7 @@ STANDS_IN = {
         LORA.replace("[q_proj, v_proj]", r"'model.layers.(1|2).mlp.(up|down)_proj'"),
         "of adapter.targets = down_proj,up_proj",
     ),
-    "optimizer": ("deepspeed: z.json\noptimizer: adamw_bnb_8bit\n", "without optimizer.name"),
+    "optimizer": ("deepspeed: z.json\noptimizer: adamw_torch_8bit\n", "without optimizer.name"),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.engine import Engine, PlanArrays, Runner, Sharding
-from memsheet.plan.plan import ContextParallel, Implementation, OptimizerName
+from memsheet.plan.plan import PAGED, ContextParallel, Implementation, OptimizerName
 from memsheet.plan.server_limits import ServerLimits
 from memsheet.references import TRANSFORMERS
 from memsheet.sheet import Cited, Evidence, FromCode
@@ -39,10 +39,26 @@ ENGINE = Engine(
     limits=ServerLimits(library_modules=True),
     autocast=False,
     casts_whole_model=True,
-    optimizers=(OptimizerName.ADAMW, OptimizerName.LION),
+    optimizers=(
+        OptimizerName.ADAMW,
+        OptimizerName.LION,
+        OptimizerName.ADAMW_8BIT,
+        OptimizerName.LION_8BIT,
+        OptimizerName.ADEMAMIX,
+        OptimizerName.ADEMAMIX_8BIT,
+        OptimizerName.RMSPROP,
+        OptimizerName.RMSPROP_8BIT,
+        *(name for name in OptimizerName if name in PAGED),
+    ),
     default_implementation=Implementation.FUSED,
     implementations={  # FusedLion (ops/lion/fused_lion.py)
-        OptimizerName.LION: (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
+        OptimizerName.LION: (
+            Implementation.FUSED,
+            Implementation.FOREACH,
+            Implementation.LOOP,
+            Implementation.BNB,
+        ),
+        OptimizerName.RMSPROP: (Implementation.BNB,),
     },
     adapter_dtype="bf16",  # engine.py:1755-1762: the whole module is cast to the model's dtype
     offload=("optimizer", "parameters", "activations"),

@@ -46,10 +46,17 @@ OPTIMIZERS = {
     ("adamw", "fused"): "adamw_torch_fused", ("adamw", "foreach"): "adamw_torch", ("sgd", "foreach"): "sgd",
     ("adafactor", "loop"): "adafactor", ("adamw_8bit", "bnb"): "adamw_bnb_8bit", ("adamw_8bit", "torchao"): "adamw_torch_8bit",
     ("lion", "bnb"): "lion_32bit", ("lion_8bit", "bnb"): "lion_8bit", ("paged_adamw", "bnb"): "paged_adamw_32bit",
-    ("paged_adamw_8bit", "bnb"): "paged_adamw_8bit",
+    ("paged_adamw_8bit", "bnb"): "paged_adamw_8bit", ("adamw_4bit", "torchao"): "adamw_torch_4bit", ("paged_lion", "bnb"): "paged_lion_32bit",
+    ("paged_lion_8bit", "bnb"): "paged_lion_8bit", ("ademamix", "bnb"): "ademamix", ("ademamix_8bit", "bnb"): "ademamix_8bit",
+    ("paged_ademamix", "bnb"): "paged_ademamix_32bit", ("paged_ademamix_8bit", "bnb"): "paged_ademamix_8bit", ("rmsprop", "foreach"): "rmsprop",
+    ("rmsprop", "bnb"): "rmsprop_bnb", ("rmsprop_8bit", "bnb"): "rmsprop_bnb_8bit", ("adagrad", "foreach"): "adagrad",
 }  # fmt: skip
 """By name and implementation (training_args.py:113-160; trainer_optimizer.py:605-616)."""
-_ALSO = {"adamw_8bit": ("adamw_8bit", "bnb"), "adamw_hf": ("adamw", "foreach")}
+_ALSO = {
+    "adamw_8bit": ("adamw_8bit", "bnb"),
+    "adamw_hf": ("adamw", "foreach"),
+    "rmsprop_bnb_32bit": ("rmsprop", "bnb"),
+}
 
 
 def _read_optim_name(value: Any, _: Values) -> Mapping[str, Any]:

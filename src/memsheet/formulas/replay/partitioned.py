@@ -16,14 +16,26 @@ from memsheet.formulas.sharding.partitioned_states import (
     optimizer_scratch,
     zero_of,
 )
+from memsheet.formulas.states.optimizers import STATES_EACH
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP32
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import EIGHT_BITS, Implementation, Plan
 
 CHECKS = (4, 1, 1, 1, 4)
 """Bytes an element of what a search for overflow makes (zero/stage_1_and_2.py:2486-2491)."""
 NORM = 8
 """The same, of a norm in double precision (zero/stage_1_and_2.py:2085)."""
+
+
+def flat_state_sizes(elements: int, plan: Plan) -> list[int]:
+    """Bytes of each state of a flat tensor; of eight bits the numbers, then the maxima."""
+    whole, one = int(moment_bytes(elements, plan)), int(plan.precision.moments.nbytes(elements))
+    if plan.optimizer is None or plan.optimizer.implementation is not Implementation.BNB:
+        return [one] * (whole // one)
+    count = STATES_EACH.get(plan.optimizer.name, 2)
+    each = whole // count
+    apart = plan.optimizer.name in EIGHT_BITS and elements < each < FP32.nbytes(elements)
+    return [elements] * count + [each - elements] * count if apart else [each] * count if each else []
 
 
 class Partitioned(Run):
@@ -100,8 +112,7 @@ class Partitioned(Run):
         """Over one flat fp32 tensor. ``fresh``: its states are made."""
         script, plan = self.script, self.plan
         if fresh:
-            one = int(plan.precision.moments.nbytes(elements))
-            self.states += [script.take(one) for _ in range(int(moment_bytes(elements, plan)) // one)]
+            self.states += [script.take(size) for size in flat_state_sizes(elements, plan)]
         scratch = int(optimizer_scratch(elements, plan))
         script.give([script.take(scratch)] if scratch else ())
 

@@ -13,9 +13,11 @@ from memsheet.formulas.sharding.partitioned_buckets import ALIGNMENT, BUCKETS, B
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.resident_state import Host
 from memsheet.formulas.states.held import Held, module_of, row_scales
+from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP16, FP32
+from memsheet.plan.model import Role
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula
 from memsheet.sheet import Component
@@ -109,10 +111,20 @@ def offloaded_partition_elements(shard: Count, plan: Plan, buckets: Buckets) -> 
 def moment_bytes(elements: Count, plan: Plan) -> Count:
     """Optimizer states of a flat partition."""
     assert plan.optimizer is not None
+    if plan.optimizer.implementation is Implementation.BNB:
+        return optimizer_bytes(flat_tensor(elements), elements, plan)
     count = {OptimizerName.ADAMW: 2, OptimizerName.LION: 1, OptimizerName.SGD_MOMENTUM: 1}.get(
         plan.optimizer.name, 0
     )
     return count * plan.precision.moments.nbytes(elements)
+
+
+def flat_tensor(elements: Count) -> Held:
+    """The partition as the one tensor that an optimizer is handed, of which no part is known as embeddings."""
+    return Held(path=PARTITION_NAME, shape=(elements,), dtype=FP32, trains=True, role=Role.OTHER, times=1)
+
+
+PARTITION_NAME = "zero/fp32_partition"
 
 
 @formula(

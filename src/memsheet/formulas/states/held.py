@@ -335,8 +335,8 @@ def eight_bit_states(held: Held, elements: Count, *, alike: bool = False) -> Cou
     return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), INT8_ADAM.nbytes(elements), whole)
 
 
-TORCHAO_BLOCK, TORCHAO_TABLE = 256, 256
-"""Elements that share a maximum, and fp32 values of the table that every state has for itself."""
+TORCHAO_BLOCK = 256
+"""Elements that share a maximum; every state has a table of fp32 values for itself, one for each code."""
 
 
 @formula(
@@ -346,9 +346,12 @@ TORCHAO_BLOCK, TORCHAO_TABLE = 256, 256
         "odd ones as they are"
     ),
 )
-def torchao_states(elements: Count, dtype: DType) -> Count:
-    """Two moments of a tensor, embeddings included. ``dtype``: of what is not quantized, the parameter's."""
+def torchao_states(elements: Count, dtype: DType, code: DType = INT8) -> Count:
+    """Two moments of a tensor, embeddings included. ``dtype``: of what is not quantized, the parameter's. Of
+    four bits (subclass_4bit.py zeros) there are as many blocks where transformers makes it
+    (trainer_optimizer.py:471); the table of each has a value for each code.
+    """
     odd = elements - elements // TORCHAO_BLOCK * TORCHAO_BLOCK
     whole = dtype.nbytes(elements)
-    low = INT8.nbytes(elements) + FP32.nbytes(elements // TORCHAO_BLOCK) + FP32.nbytes(TORCHAO_TABLE)
+    low = code.nbytes(elements) + FP32.nbytes(elements // TORCHAO_BLOCK) + FP32.nbytes(2**code.bits)
     return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), where(at_least(0, odd), low, whole), whole)
