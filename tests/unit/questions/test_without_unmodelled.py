@@ -177,7 +177,7 @@ STANDS_IN = {
         LORA.replace("[q_proj, v_proj]", r"'model.layers.(1|2).mlp.(up|down)_proj'"),
         "of adapter.targets = down_proj,up_proj",
     ),
-    "optimizer": ("deepspeed: z.json\noptimizer: adamw_torch_8bit\n", "without optimizer.name"),
+    "optimizer": ("deepspeed: z.json\noptimizer: adamw_torch_4bit\n", "without optimizer.name"),
 }  # fmt: skip
 
 
