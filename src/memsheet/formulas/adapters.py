@@ -99,8 +99,8 @@ def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Bra
 def embedding_adapter(
     r: Recorder, base: list[Tensor], name: str, sizes: tuple[Axis, Axis, Axis], dtype: DType
 ) -> Tensor:
-    """``table(x) + (A.T[x] @ B.T) * scaling``, cast (tuners/lora/layer.py Embedding.forward). ``sizes``: words,
-    sequences and tokens. A's gradient is made by words, and then in A's own layout.
+    """``table(x) + (A.T[x] @ B.T) * scaling``, cast (tuners/lora/layer.py Embedding.forward). ``sizes``:
+    words, sequences and tokens. A's gradient is made by words, and then in A's own layout.
     """
     words, sequences, tokens = sizes
     down = r.parameter(f"{name}.lora_embedding_A", ("r", words), dtype)

@@ -119,8 +119,8 @@ def targets_of(
 
 
 def adapted_ends(model: ModelSpec, engine: Engine, kind: AdapterKind) -> frozenset[str]:
-    """Last names of the table of words and of the output projection, where plain LoRA of them is accounted: by
-    peft on the library's own layers of a causal model, in which they are two.
+    """Last names of the table of words and of the output projection, where plain LoRA of them is accounted:
+    by peft on the library's own layers of a causal model, in which they are two.
     """
     if kind is not AdapterKind.LORA or engine.layers is not None or "train" not in engine.tasks:
         return frozenset()

@@ -59,11 +59,11 @@ def in_base_dtype(gaps: RequestResolver, adapter: Adapter, base: DType) -> Adapt
 
 def _check_ends(gaps: RequestResolver, targets: tuple[str, ...]) -> None:
     """Adapters of the output projection beside a loss that is handed its matrix (Liger takes
-    ``lm_head.weight``, the frozen one: linkedin/Liger-Kernel ead96b6 transformers/model/llama.py:183-197), and of
-    modules of which a copy is trained.
+    ``lm_head.weight``, the frozen one: linkedin/Liger-Kernel ead96b6 transformers/model/llama.py:183-197),
+    and of modules of which a copy is trained.
     """
     if "lm_head" in targets and gaps.request.get("loss") not in (None, "plain"):
-        why = "is not modelled with adapters of the output projection, of which it takes the frozen matrix alone"
+        why = "is not modelled with adapters of the output projection: it takes the frozen matrix alone"
         gaps.wrong("loss", gaps.request["loss"], why, "plain")
     for name in set(targets) & set(gaps.request.get("adapter.full_modules") or ()):
         gaps.wrong("adapter.targets", name, "is trained whole already", "leave it out")

@@ -20,4 +20,5 @@ SHARDED_TENSORS: Mapping[OptimizerName, tuple[Implementation, ...]] = {
     OptimizerName.SGD_MOMENTUM: (Implementation.FOREACH, Implementation.LOOP),
     OptimizerName.ADAMW_8BIT: (Implementation.BNB, Implementation.TORCHAO),
 }
-"""torchao's states are of the part that a rank has (torchao 0.18.0 optim/adam.py:64-86). DTensor shards no fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
+"""torchao's states are of the part that a rank has (torchao 0.18.0 optim/adam.py:64-86). DTensor shards no
+fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""

@@ -172,14 +172,12 @@ def _last_flush(zero: Zero, made: list[Flush], partition: BytesByPath) -> BytesB
     """
     last = made[-1]
     wide = zero.width * last.elements if last.elements > zero.buckets.reduce_bucket else 0
-    copy = BytesByPath.of(
-        [(FLUSH, reduction_copy_bytes(zero, last)), ((C.GRADIENTS, "zero/extra_large"), wide)]
-    )
+    copy = BytesByPath.of([(FLUSH, _reduction_copies(zero, last)), ((C.GRADIENTS, "zero/extra_large"), wide)])
     copying = [(1, copy), (1, partition if len(made) > 1 else EMPTY), (1, _offload_scratch(zero))]
     return largest_moment_rows([copying, [(1, partition)]])
 
 
-def reduction_copy_bytes(zero: Zero, flush: Flush) -> Count:
+def _reduction_copies(zero: Zero, flush: Flush) -> Count:
     """The copies of a bucket that one reduction makes: parts of several ranks are joined for it."""
     return zero.width * flush.copied + shared_reduction_bytes(zero.plan, flush.elements)
 
@@ -187,8 +185,8 @@ def reduction_copy_bytes(zero: Zero, flush: Flush) -> Count:
 @formula(
     cites=DEEPSPEED,
     at=(
-        "stage_1_and_2.py:1847-1851: ranks that share sequences reduce in fp32 at stages 1 and 2; stage 3 in the "
-        "model's dtype, with NCCL 2.27.3 or later (runtime/constants.py:299-303)"
+        "stage_1_and_2.py:1847-1851: ranks that share sequences reduce in fp32 at stages 1 and 2; stage 3 "
+        "in the model's dtype, with NCCL 2.27.3 or later (runtime/constants.py:299-303)"
     ),
 )
 def shared_reduction_bytes(plan: Plan, elements: Count) -> Count:
@@ -206,7 +204,7 @@ def flush_peak_rows(zero: Zero, place: Place, made: list[Flush], partition: Byte
     candidates = [[(1, partition)]] if before else [[(1, EMPTY)]]
     for number, flush in enumerate(made):
         if flush.place == place:
-            copy = BytesByPath.of([(FLUSH, reduction_copy_bytes(zero, flush))])
+            copy = BytesByPath.of([(FLUSH, _reduction_copies(zero, flush))])
             candidates += [
                 [(1, copy), (1, partition if number else EMPTY), (1, _offload_scratch(zero))],
                 [(1, partition)],

@@ -120,7 +120,7 @@ def moment_bytes(elements: Count, plan: Plan) -> Count:
 
 
 def flat_tensor(elements: Count) -> Held:
-    """The partition as the one tensor that an optimizer is handed, of which no part is known as embeddings."""
+    """The partition as the one tensor that an optimizer is handed, no part of it known as embeddings."""
     return Held(path=PARTITION_NAME, shape=(elements,), dtype=FP32, trains=True, role=Role.OTHER, times=1)
 
 

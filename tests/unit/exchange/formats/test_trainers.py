@@ -632,7 +632,8 @@ def test_a_script_and_its_launcher_share_sequences_alike(capsys: Any, tmp_path: 
 
 @pytest.mark.parametrize(("key", "exchange"), [("cp_size", None), ("sp_size", "all_to_all")])
 def test_degrees_in_a_script_are_no_unknown_keys(key: str, exchange: str | None) -> None:
-    text = f"from transformers import TrainingArguments\nTrainingArguments('out', parallelism_config=ParallelismConfig({key}=2))\n"
+    made = f"TrainingArguments('out', parallelism_config=ParallelismConfig({key}=2))"
+    text = f"from transformers import TrainingArguments\n{made}\n"
     read = read_text("train.py", text, PARSERS)
     assert (read.request["mesh.cp"], read.request.get("context_parallel_comm")) == (2, exchange)
     assert not read.unknown

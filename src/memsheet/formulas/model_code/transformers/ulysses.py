@@ -1,5 +1,6 @@
-"""Attention over ranks that exchange positions for heads, as accelerate has DeepSpeed run it (DeepSpeed edaa722
-runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF; accelerate 1.15.0 accelerator.py:2395-2447).
+"""Attention over ranks that exchange positions for heads, as accelerate has DeepSpeed run it (DeepSpeed
+edaa722 runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF; accelerate 1.15.0
+accelerator.py:2395-2447).
 
 Outside attention a rank has one part of every sequence; inside, all positions of its part of the heads.
 """
@@ -29,8 +30,8 @@ BY_POSITION = "results by position"
 MERGED: Shape = ("b", "s", "a", "d")
 SEQUENCES_FIRST: Shape = ("s", "b", "a", "d")
 OF_ALL: Shape = ("b", "k+", "s", "d")
-"""Keys or values of a rank's heads at all positions, as many numbers as all heads at its own: ``k+`` heads, one
-a rank at least.
+"""Keys or values of a rank's heads at all positions, as many numbers as all heads at its own: ``k+`` heads,
+one a rank at least.
 """
 EXCHANGING = frozenset({
     "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe",
@@ -101,8 +102,8 @@ def exchanged_attention(
 
 
 def _head_positions(r: Recorder, x: Tensor, path: str, name: str, how: RunConfig) -> Tensor:
-    """A rank's heads at all positions, of all heads at its own. Where there are fewer heads of keys than ranks,
-    they are repeated first. A gradient that comes back by ranks is laid out by positions.
+    """A rank's heads at all positions, of all heads at its own. Where there are fewer heads of keys than
+    ranks, they are repeated first. A gradient that comes back by ranks is laid out by positions.
     """
     keys, whole, dtype = name != "q", x.shape, x.dtype
     repeats, laid = (

@@ -208,7 +208,7 @@ def test_heads_of_keys_are_repeated_where_there_are_fewer_than_ranks() -> None:
 
 @pytest.mark.parametrize(("zero", "width"), [(1, 4), (2, 2 + 4), (3, 2)])
 def test_stages_one_and_two_reduce_in_single_precision(zero: int, width: int) -> None:
-    """Four bytes of every element of a bucket, beside the two of what is joined while its gradients are there."""
+    """Four bytes of every element of a bucket, beside the two of what is joined where gradients are gone."""
     shared, path = {"cp": 4, "dp_shard": 2, "gpus": "8xH100-80GB", "seq_len": 256}, "zero/reduction_copy"
     held = sheet("llama-3.2-1b", zero=zero, **shared)
     copies = [item.at[Instant.BACKWARD].value for item in held.items if item.path == path]
