@@ -292,10 +292,13 @@ class ServedAdapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Storage of the linear weights; modules named in ``skip`` keep the parameters' dtype."""
+    """Storage of the linear weights; modules named in ``skip`` keep the parameters' dtype. ``experts``:
+    stacked experts are stored so, too, where the format's library has them as they are.
+    """
 
     weights: DType
     skip: tuple[str, ...] = ()
+    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

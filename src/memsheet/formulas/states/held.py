@@ -226,7 +226,8 @@ def is_quantized(path: str, weight: Weight, how: Quantization) -> bool:
     """
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return False
-    if weight.role is Role.EXPERT and not path.endswith(".weight") and how.weights in OF_LINEAR_LAYERS:
+    stacked = weight.role is Role.EXPERT and not path.endswith(".weight")
+    if stacked and how.weights in OF_LINEAR_LAYERS and not how.experts:
         return False
     return not any(_is_named(path, name) for name in how.skip)
 
@@ -260,7 +261,7 @@ def _pattern_fits(pattern: str, path: str) -> bool:
 def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
     """What is said where a quantized model keeps its experts as they are."""
     how = plan.quantization
-    if how is None or how.weights not in OF_LINEAR_LAYERS:
+    if how is None or how.weights not in OF_LINEAR_LAYERS or how.experts:
         return ()
     experts = any(
         w.role is Role.EXPERT and not path.endswith(".weight") for path, w, _ in parameter_tensors(spec)

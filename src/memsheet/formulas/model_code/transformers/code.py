@@ -26,6 +26,7 @@ from memsheet.formulas.model_code.transformers.ends import (
     logits_or_states,
     loss_input,
 )
+from memsheet.formulas.model_code.transformers.experts import expert_options
 from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.first_qwen import spec_with_fused_qkv
 from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers
@@ -167,7 +168,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
     return replace(
         how,
-        options=how.options | ring_options(plan),
+        options=how.options | ring_options(plan) | expert_options(plan),
         keeps_scores=softmax_keeps_input(plan.engine_version),
         asks_grad=asks,
         handed_low=casts_arguments(plan),

@@ -8,6 +8,7 @@ from memsheet.formulas.model_code.transformers.blocks import unmodelled_block_re
 from memsheet.formulas.model_code.transformers.cross_attention import is_t5
 from memsheet.formulas.model_code.transformers.encoders import unmodelled_head
 from memsheet.formulas.model_code.transformers.ends import HEADS
+from memsheet.formulas.model_code.transformers.experts import expert_problems
 from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.language_stacks import (
     language_blocks,
@@ -92,6 +93,7 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *prefix_problems(spec, plan),
         *ring_problems(spec, plan),
         *exchange_problems(spec, plan),
+        *expert_problems(spec, plan),
         *sparse_problems(spec, plan),
     ]
 
