@@ -1,6 +1,6 @@
 """Experts that are one parameter a layer in four bits: a stand-in for what bitsandbytes makes of such
-parameters (0.50.2 nn/parametrize.py), which cannot wrap a fake tensor: the same tensors, made whole where they
-are read and kept until their module's forward is done.
+parameters (0.50.2 nn/parametrize.py), which cannot wrap a fake tensor: the same tensors, made whole where
+they are read and kept until their module's forward is done.
 """
 
 from __future__ import annotations
