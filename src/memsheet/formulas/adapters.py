@@ -57,12 +57,12 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
         x = r.cast(x, at.dtype, f"{at.name}/lora_input")
     if at.kind is AdapterKind.DORA:
         return _with_direction(r, x, base, at)
-    x = r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)
+    dropped = [r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)]  # x goes by its name until the end
     if at.kind is AdapterKind.ADALORA:
-        return _add_in_place(r, base.pop(), _singular_product(r, x, at))
+        return _add_in_place(r, base.pop(), _singular_product(r, dropped.pop(), at))
     if at.kind is AdapterKind.VERA:
-        return _add_adapter_branch(r, base, _between_vectors(r, x, at), at)
-    return _add_adapter_branch(r, base, _scaled_low_rank(r, x, base[0].dtype, at), at)
+        return _add_adapter_branch(r, base, _between_vectors(r, dropped.pop(), at), at)
+    return _add_adapter_branch(r, base, _scaled_low_rank(r, dropped.pop(), base[0].dtype, at), at)
 
 
 def _scaled_low_rank(r: Recorder, x: Tensor, lower: DType, at: Branch) -> Tensor:
@@ -94,6 +94,29 @@ def _add_adapter_branch(r: Recorder, base: list[Tensor], branch: Tensor, at: Bra
     total = r.add(base.pop(), branch, f"{at.name}/output")
     del branch
     return r.cast(total, lower, f"{at.name}/output")
+
+
+def embedding_adapter(
+    r: Recorder, base: list[Tensor], name: str, sizes: tuple[Axis, Axis, Axis], dtype: DType
+) -> Tensor:
+    """``table(x) + (A.T[x] @ B.T) * scaling``, cast (tuners/lora/layer.py Embedding.forward). ``sizes``:
+    words, sequences and tokens. A's gradient is made by words, and then in A's own layout.
+    """
+    words, sequences, tokens = sizes
+    down = r.parameter(f"{name}.lora_embedding_A", ("r", words), dtype)
+    up = r.parameter(f"{name}.lora_embedding_B", ("h", "r"), dtype)
+    down, up = r.transposed_view(down, (words, "r")), r.view(up, up.shape)
+    low = r.apply(
+        r.tensor(f"{name}/lora_embedding_A", (sequences, tokens, "r"), dtype),
+        (down,),
+        (),
+        lambda _: [r.grad((words, "r"), dtype)],
+    )
+    branch = r.scale(r.linear(low, up, "h", f"{name}.lora_embedding_B"), f"{name}/lora_scaled")
+    back = base[0].dtype
+    total = r.add(base.pop(), branch, f"{name}/output")
+    del branch
+    return r.cast(total, back, f"{name}/output")
 
 
 def _between_vectors(r: Recorder, x: Tensor, at: Branch) -> Tensor:

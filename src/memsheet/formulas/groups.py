@@ -253,7 +253,7 @@ def enters_frozen(spec: ModelSpec, plan: Plan) -> bool:
     if plan.virtual_tokens:
         return False
     tables = {weight.path.split(".")[-2] for weight in spec.embeddings.weights}
-    return plan.adapter is not None and not tables & set(plan.adapter.full_modules)
+    return plan.adapter is not None and not tables & {*plan.adapter.full_modules, *plan.adapter.targets}
 
 
 def _as_run(plan: Plan, *, recomputed: bool) -> Plan:

@@ -146,6 +146,22 @@ def vocabulary_table(
     return r.parameter(path, shape, how.parameters, trains=how.trains, joined=joined)
 
 
+def head_adapter(r: Recorder, x: Tensor, base: list[Tensor], how: RunConfig) -> Tensor:
+    """Logits with LoRA's of the output projection, which no format quantizes."""
+    assert how.adapter_dtype is not None
+    branch = Branch(
+        kind=how.adapter_kind,
+        name="lm_head",
+        out="V",
+        width="h",
+        dtype=how.adapter_dtype,
+        kept=how.parameters,
+        dropout=how.adapter_dropout,
+        quantized=False,
+    )
+    return with_adapter(r, x, base, branch)
+
+
 def record_parameter(r: Recorder, weight: Weight, how: RunConfig, path: str) -> Tensor:
     return r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains or weight.adapter)
 

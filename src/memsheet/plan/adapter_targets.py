@@ -102,10 +102,12 @@ def targets_of(
     if moved := [ALL_LINEAR] if all_linear and stacked else sorted(stacked.intersection(targets)):
         _refuse_stacked(gaps, model, moved, stacked)
         return tuple(targets)
+    ends = adapted_ends(model, engine, kind)
     for target in targets:
         if (
             target not in present
             and target not in engine.targets
+            and target not in ends
             and not _joined_from(gaps, target, targets, present)
         ):
             hint = f"it has {', '.join(sorted(present))}; or {LINEAR_MODULES} alone"
@@ -114,6 +116,18 @@ def targets_of(
             reason = unlike if outside else f"names no linear layer of {model.name}"
             gaps.wrong("adapter.targets", target, reason, hint)
     return tuple(targets)
+
+
+def adapted_ends(model: ModelSpec, engine: Engine, kind: AdapterKind) -> frozenset[str]:
+    """Last names of the table of words and of the output projection, where plain LoRA of them is accounted:
+    by peft on the library's own layers of a causal model, in which they are two.
+    """
+    if kind is not AdapterKind.LORA or engine.layers is not None or "train" not in engine.tasks:
+        return frozenset()
+    if model.head.kind != "causal_lm" or model.head.tied or model.recording is not None or model.towers:
+        return frozenset()
+    words = () if model.embeddings.scaled else model.embeddings.weights[:1]
+    return frozenset(weight.path.split(".")[-2] for weight in (*words, *model.head.weights[:1]))
 
 
 def _modules_at_ends(model: ModelSpec) -> set[str]:

@@ -184,7 +184,12 @@ RANKLESS = (
     "prefix-projection",
 )
 NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
-NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
+NEEDS_WEIGHTS = (
+    "quantization.group_size",
+    "quantization.double_quant",
+    "quantization.skip",
+    "quantization.experts",
+)
 
 # keys that only the other task reads; any value but these is refused rather than ignored
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {

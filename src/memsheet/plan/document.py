@@ -168,7 +168,9 @@ def _quantization_document(quantization: Quantization) -> dict[str, Any]:
     if own_group and name == FP8_BLOCK.name:
         own_group = math.isqrt(own_group)  # the side of a square block
     double = weights.name in (NF4.name, FP4_BNB_DOUBLE.name) if name in (NF4.name, "fp4") else None
-    return {"weights": name, "group_size": own_group, "double_quant": double, "skip": list(quantization.skip)}
+    experts = {"experts": True} if quantization.experts else {}
+    said = {"weights": name, "group_size": own_group, "double_quant": double, "skip": list(quantization.skip)}
+    return {**said, **experts}
 
 
 def _offload_document(offload: Offload) -> dict[str, Any]:

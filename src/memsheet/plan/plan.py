@@ -46,12 +46,22 @@ class ContextParallel(Enum):
 class OptimizerName(Enum):
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw_8bit"
+    ADAMW_4BIT = "adamw_4bit"
     SGD = "sgd"
     SGD_MOMENTUM = "sgd_momentum"
     LION = "lion"
     LION_8BIT = "lion_8bit"
     PAGED_ADAMW = "paged_adamw"
     PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    PAGED_LION = "paged_lion"
+    PAGED_LION_8BIT = "paged_lion_8bit"
+    ADEMAMIX = "ademamix"
+    ADEMAMIX_8BIT = "ademamix_8bit"
+    PAGED_ADEMAMIX = "paged_ademamix"
+    PAGED_ADEMAMIX_8BIT = "paged_ademamix_8bit"
+    RMSPROP = "rmsprop"
+    RMSPROP_8BIT = "rmsprop_8bit"
+    ADAGRAD = "adagrad"
     ADAFACTOR = "adafactor"
     MUON = "muon"
     ADAM_MINI = "adam_mini"
@@ -59,6 +69,18 @@ class OptimizerName(Enum):
     LORA_FA = "lora_fa"
 
     __hash__ = object.__hash__  # see sheet.Component
+
+
+PAGED = frozenset({
+    OptimizerName.PAGED_ADAMW, OptimizerName.PAGED_ADAMW_8BIT, OptimizerName.PAGED_LION, OptimizerName.PAGED_LION_8BIT,
+    OptimizerName.PAGED_ADEMAMIX, OptimizerName.PAGED_ADEMAMIX_8BIT,
+})  # fmt: skip
+"""bitsandbytes', whose large states are in memory that driver and host share page by page."""
+EIGHT_BITS = frozenset({
+    OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.ADEMAMIX_8BIT, OptimizerName.RMSPROP_8BIT,
+    OptimizerName.PAGED_ADAMW_8BIT, OptimizerName.PAGED_LION_8BIT, OptimizerName.PAGED_ADEMAMIX_8BIT,
+})  # fmt: skip
+"""Whose states have eight bits an element."""
 
 
 class Implementation(Enum):
@@ -270,10 +292,13 @@ class ServedAdapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Storage of the linear weights; modules named in ``skip`` keep the parameters' dtype."""
+    """Storage of the linear weights; modules named in ``skip`` keep the parameters' dtype. ``experts``:
+    stacked experts are stored so, too, where the format's library has them as they are.
+    """
 
     weights: DType
     skip: tuple[str, ...] = ()
+    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     targets = norms_of(gaps, model, kind) if copies_norms else targets_of(gaps, model, engine, kind)
     if kind in LINEAR_ALONE and model is not None and _transposed(model, targets):
         gaps.wrong("adapter.kind", kind.value, f"is not made by peft on the layers of {model.name}", "lora")
+    _check_ends(gaps, targets)
     return Adapter(
         kind=kind,
         rank=rank or 0,
@@ -54,6 +55,18 @@ def in_base_dtype(gaps: RequestResolver, adapter: Adapter, base: DType) -> Adapt
     if (asked := gaps.request.get("adapter.dtype")) and dtype_named(asked) is not base:
         gaps.wrong("adapter.dtype", asked, "is not what copies of norms have", base.name)
     return replace(adapter, dtype=base)
+
+
+def _check_ends(gaps: RequestResolver, targets: tuple[str, ...]) -> None:
+    """Adapters of the output projection beside a loss that is handed its matrix (Liger takes
+    ``lm_head.weight``, the frozen one: linkedin/Liger-Kernel ead96b6 transformers/model/llama.py:183-197),
+    and of modules of which a copy is trained.
+    """
+    if "lm_head" in targets and gaps.request.get("loss") not in (None, "plain"):
+        why = "is not modelled with adapters of the output projection: it takes the frozen matrix alone"
+        gaps.wrong("loss", gaps.request["loss"], why, "plain")
+    for name in set(targets) & set(gaps.request.get("adapter.full_modules") or ()):
+        gaps.wrong("adapter.targets", name, "is trained whole already", "leave it out")
 
 
 def _transposed(model: ModelSpec, targets: tuple[str, ...]) -> bool:

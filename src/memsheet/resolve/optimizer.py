@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.plan import Implementation, Optimizer, OptimizerName
+from memsheet.plan.plan import PAGED, Implementation, Optimizer, OptimizerName
 
 OPTIMIZER_ALIASES = {
     "adam": "adamw", "adamwtorch": "adamw", "adamwhf": "adamw", "adam8bit": "adamw_8bit", "adamwbnb8bit": "adamw_8bit",
     "pagedadamw32bit": "paged_adamw", "pagedadam": "paged_adamw", "pagedadam8bit": "paged_adamw_8bit", "lion32bit": "lion",
-    "galoreadamw": "galore",
+    "galoreadamw": "galore", "adamwtorch4bit": "adamw_4bit", "adam4bit": "adamw_4bit", "pagedlion32bit": "paged_lion", "pagedademamix32bit": "paged_ademamix",
+    "rmspropbnb": "rmsprop", "rmspropbnb32bit": "rmsprop", "rmspropbnb8bit": "rmsprop_8bit",
 }  # fmt: skip
 """Other names of optimizers, without dashes and underscores."""
 GALORE_RANK = 128
@@ -43,7 +44,10 @@ def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
 
 _TORCH = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
 _OTHERS: dict[OptimizerName, tuple[Implementation, ...]] = {
-    **dict.fromkeys((OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW, OptimizerName.PAGED_ADAMW_8BIT), (Implementation.BNB,)),
+    **dict.fromkeys((OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.RMSPROP_8BIT, *PAGED, OptimizerName.ADEMAMIX, OptimizerName.ADEMAMIX_8BIT), (Implementation.BNB,)),
+    OptimizerName.ADAMW_4BIT: (Implementation.TORCHAO,),
+    OptimizerName.RMSPROP: (Implementation.FOREACH, Implementation.LOOP, Implementation.BNB),
+    OptimizerName.ADAGRAD: (Implementation.FOREACH, Implementation.LOOP),  # its fused step is a processor's
     **dict.fromkeys((OptimizerName.ADAM_MINI, OptimizerName.GALORE, OptimizerName.LORA_FA), (Implementation.LOOP,)),
     OptimizerName.ADAFACTOR: (Implementation.LOOP, Implementation.FOREACH),  # transformers' own, torch's
     OptimizerName.LION: (Implementation.LOOP, Implementation.FOREACH),  # lion-pytorch's two

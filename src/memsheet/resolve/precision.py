@@ -17,7 +17,16 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import BF16_UNITS, is_older_device, lowers_itself, not_served_in
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
+from memsheet.plan.plan import (
+    EIGHT_BITS,
+    PAGED,
+    Adapter,
+    AdapterKind,
+    Implementation,
+    OptimizerName,
+    Plan,
+    Precision,
+)
 from memsheet.plan.workload import Training
 from memsheet.resolve.adapters import in_base_dtype
 
@@ -257,8 +266,13 @@ def _check_reduce(gaps: RequestResolver, found: Precision, engine: Engine) -> No
         )
 
 
-EIGHT_BITS = (OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW_8BIT)
-OWN_DTYPE = (OptimizerName.SGD, OptimizerName.ADAFACTOR, OptimizerName.PAGED_ADAMW)
+OWN_DTYPE = (
+    OptimizerName.SGD,
+    OptimizerName.ADAFACTOR,
+    OptimizerName.ADAMW_4BIT,
+    OptimizerName.ADEMAMIX,
+    *PAGED,
+)
 """What keeps no moments, or keeps them in a dtype of its own."""
 
 

@@ -89,7 +89,9 @@ def quantization_of(
             "add an adapter: --lora-rank 16",
         )
     found = Quantization(
-        weights=_dtype_with_scales(gaps, name, weights, model), skip=_unquantized_modules(gaps, model)
+        weights=_dtype_with_scales(gaps, name, weights, model),
+        skip=_unquantized_modules(gaps, model),
+        experts=_quantizes_experts(gaps, engine, task),
     )
     return None if name.startswith("gguf:") and _unpacks_gguf(gaps, engine, task) else found
 
@@ -237,6 +239,15 @@ def _dtype_with_scales(
     if weights.name.startswith("fp8"):
         return dtypes.fp8_blocks(group)
     return dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
+
+
+def _quantizes_experts(gaps: RequestResolver, engine: Engine, task: str) -> bool:
+    """Whether stacked experts are quantized by bitsandbytes as they are loaded, which is training's."""
+    asked = bool(gaps.request.get("quantization.experts"))
+    if asked and (task != "train" or engine.layers is not None):
+        why = f"is not modelled for {engine.name}"
+        gaps.wrong("quantization.experts", True, why, "training with engine transformers")
+    return asked
 
 
 def _unquantized_modules(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:

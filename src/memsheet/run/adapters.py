@@ -22,6 +22,7 @@ from memsheet.run.dtypes import torch_dtype
 from memsheet.run.eight_bit import LinearInt8, lora_of_int8
 from memsheet.run.four_bit import can_quantize, four_bit
 from memsheet.run.model import layers_of
+from memsheet.run.stacked_experts import quantize_stacked_experts
 
 _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
 """bitsandbytes functional.py quantize_4bit: a maximum every 64 weights; with double quantization those are
@@ -232,6 +233,8 @@ def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
             setattr(
                 model.get_submodule(parent), last, four_bit(module, how, plan) if real else made(module, plan)
             )
+    if how.experts:
+        quantize_stacked_experts(model, plan)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.is_loaded_in_4bit = real  # type: ignore[assignment]  # by which peft knows its own layers for them

@@ -77,8 +77,14 @@ def _make_optimizer(
             return torch.optim.SGD(trained, lr=RATE, **switches)
         case OptimizerName.SGD_MOMENTUM:
             return torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM, **switches)
-        case OptimizerName.ADAMW_8BIT if plan.optimizer.implementation is Implementation.TORCHAO:
-            return _torchao_adamw8bit(trained)
+        case OptimizerName.RMSPROP if plan.optimizer.implementation is not Implementation.BNB:
+            return torch.optim.RMSprop(trained, lr=RATE, **switches)
+        case OptimizerName.ADAGRAD:
+            return torch.optim.Adagrad(trained, lr=RATE, **switches)
+        case OptimizerName.ADAMW_8BIT | OptimizerName.ADAMW_4BIT if (
+            plan.optimizer.implementation is Implementation.TORCHAO
+        ):
+            return _torchao_adamw(trained, plan.optimizer.name)
         case OptimizerName.MUON:
             hidden = _hidden_layer_matrices(model)
             return Together(trained, {copy for copy, own in meant if own in hidden}, switches)
@@ -128,17 +134,22 @@ class Together(torch.optim.Optimizer):
             self.state.update(one.state)
 
 
-def _torchao_adamw8bit(trained: list[nn.Parameter]) -> torch.optim.Optimizer:
+TORCHAO_BLOCK = 256
+"""As transformers asks for it, of four bits too (5.23.0 trainer_optimizer.py:471)."""
+
+
+def _torchao_adamw(trained: list[nn.Parameter], name: OptimizerName) -> torch.optim.Optimizer:
     """Its step is compiled for a GPU; a processor, which may have no compiler, takes it operation by
     operation.
     """
     try:
-        from torchao.optim import AdamW8bit
+        from torchao.optim import AdamW4bit, AdamW8bit
     except ImportError:
         raise input_error(
             "optimizer.implementation", "torchao", "is not installed", "pip install torchao"
         ) from None
-    made: torch.optim.Optimizer = AdamW8bit(trained, lr=RATE)
+    kind = AdamW4bit if name is OptimizerName.ADAMW_4BIT else AdamW8bit
+    made: torch.optim.Optimizer = kind(trained, lr=RATE, block_size=TORCHAO_BLOCK)
     if trained[0].device.type != "cuda":
         made.step = partial(_step_eagerly, made.step)  # type: ignore[method-assign]
     return made

@@ -16,7 +16,9 @@ from memsheet.plan.plan import Implementation, OptimizerName, Plan
 RATE = 1e-4
 BNB = {
     OptimizerName.ADAMW_8BIT: "AdamW8bit", OptimizerName.PAGED_ADAMW_8BIT: "PagedAdamW8bit", OptimizerName.PAGED_ADAMW: "PagedAdamW32bit",
-    OptimizerName.LION: "Lion", OptimizerName.LION_8BIT: "Lion8bit",
+    OptimizerName.LION: "Lion", OptimizerName.LION_8BIT: "Lion8bit", OptimizerName.PAGED_LION: "PagedLion32bit", OptimizerName.PAGED_LION_8BIT: "PagedLion8bit",
+    OptimizerName.ADEMAMIX: "AdEMAMix", OptimizerName.ADEMAMIX_8BIT: "AdEMAMix8bit", OptimizerName.PAGED_ADEMAMIX: "PagedAdEMAMix32bit", OptimizerName.PAGED_ADEMAMIX_8BIT: "PagedAdEMAMix8bit",
+    OptimizerName.RMSPROP: "RMSprop", OptimizerName.RMSPROP_8BIT: "RMSprop8bit",
 }  # fmt: skip
 GAP, SCALE = 200, 0.25
 """Steps between projections, and the factor of what is projected back (transformers 5.23

@@ -53,6 +53,9 @@ ZERO: dict[str, Callable[[], Cases]] = {
     "partitioned_overhead._last_flush": lambda: {"stage 2": call(zero(2), [Flush((0, 0), 8, symbol("copied"))], PARTITION)},
     "partitioned_overhead._offload_buffers": lambda: {"stage 2": call(zero(2, optimizer=1.0))},
     "partitioned_overhead._offload_scratch": lambda: {f"stage {n}": call(zero(n, optimizer=1.0)) for n in (2, 3)},
+    "partitioned_overhead.shared_reduction_bytes": lambda: {
+        f"stage {stage}": ((plan("deepspeed", zero=stage), symbol("elements")), {}) for stage in (1, 3)
+    },
     "partitioned_overhead.bucket_bytes": lambda: {
         f"stage {n}": call(replace(zero(n), buckets=replace(BUCKETS, reduce_bucket=symbol("reduce_bucket")))) for n in (2, 3)
     },

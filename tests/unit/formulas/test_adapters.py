@@ -60,6 +60,40 @@ def test_lora_trains_two_matrices_a_layer() -> None:
     assert trained(sheet()) == PAIRS
 
 
+@pytest.mark.parametrize(
+    "targets", [["lm_head"], ["embed_tokens"], ["q_proj", "embed_tokens", "lm_head"]], ids="+".join
+)
+def test_it_trains_as_many_of_words_as_peft_makes(targets: list[str]) -> None:
+    """Of the table and of the output projection: two matrices each, counted on the meta device."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**TINY))
+        made = peft.get_peft_model(model, peft.LoraConfig(r=RANK, target_modules=targets))
+    found = made.get_nb_trainable_parameters()[0]
+    held = sheet(adapter__targets=targets)
+    assert trained(held) == found
+    states = held.of(Component.OPTIMIZER_STATES, instant=Instant.OPTIMIZER_STEP).value
+    assert states // 8 == pytest.approx(found, abs=16)
+
+
+@pytest.mark.parametrize(
+    ("config", "request_", "words"),
+    [
+        ({"tie_word_embeddings": True}, {}, "outside the layers"),
+        ({}, {"adapter.kind": "dora"}, "outside the layers"),
+        ({}, {"loss": "fused"}, "the frozen matrix alone"),
+        ({}, {"adapter.full_modules": ["lm_head"]}, "is trained whole already"),
+    ],
+)
+def test_adapters_of_words_are_refused_where_they_are_not_accounted(
+    config: dict[str, Any], request_: dict[str, Any], words: str
+) -> None:
+    asked = {**LORA, "adapter.targets": ["q_proj", "lm_head"], **request_}
+    with pytest.raises(InputError, match=words):
+        memsheet.train({**TINY, **config}, plan=asked)
+
+
 def test_dora_trains_a_magnitude_for_every_output_besides() -> None:
     assert trained(sheet(adapter__kind="dora")) == PAIRS + LAYERS * (HIDDEN + NARROW)
 

@@ -372,7 +372,7 @@ def test_26_gb_is_not_gib_and_a_card_gives_less_than_its_box_says() -> None:
         {"engine": "nanotron"},
         {"sequence_parallel": True},
         {"optimizer": "shampoo"},
-        {"cp": 2, "engine": "deepspeed"},
+        {"cp": 2, "engine": "transformers"},
     ],
 )
 def test_27_what_is_not_modelled_is_refused_never_ignored(options: dict[str, Any]) -> None:

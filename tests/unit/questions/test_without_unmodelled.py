@@ -16,10 +16,11 @@ from memsheet.questions.without_unmodelled import answer_without
 
 AXOLOTL = "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\n"
 LORA = "adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\n"
+DORA = LORA + "peft_use_dora: true\n"
 LEFT = {
-    "optimizer.name": "optimizer: adamw_torch_4bit\n",
+    "optimizer.name": "optimizer: schedule_free_adamw\n",
     "adapter.full_modules": LORA + "lora_modules_to_save: [norm, lm_head]\n",
-    "adapter.targets": LORA.replace("q_proj,", "q_proj, embed_tokens,"),
+    "adapter.targets": DORA.replace("q_proj,", "q_proj, embed_tokens,"),
 }
 
 
@@ -64,11 +65,12 @@ def test_words_for_linear_layers_are_not_passed_over(
 def test_targets_outside_the_layers_are_modules_that_are_not_modelled(
     word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checked(LORA.replace("q_proj, v_proj", f"q_proj, {word}"), tmp_path, capsys)
+    assert checked(LORA.replace("q_proj, v_proj", word), tmp_path, capsys)["doubt"] is None
+    found = checked(DORA.replace("q_proj, v_proj", f"q_proj, {word}"), tmp_path, capsys)
     assert not [one for one in found["mistakes"] if one["rule"] == "targets-passed-over"]
     assert found["result"] == "uncertain"
     assert f"{word} is outside the layers" in found["doubt"]
-    alone = checked(LORA.replace("q_proj, v_proj", word), tmp_path, capsys)
+    alone = checked(DORA.replace("q_proj, v_proj", word), tmp_path, capsys)
     assert "where adapters are not modelled" in alone["why_not"][0]
 
 
@@ -154,7 +156,7 @@ def test_the_usual_precision_stands_in_for_one_that_is_not_accounted(
 
 
 def test_what_a_flag_asks_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = checked(LORA, tmp_path, capsys, "--optimizer", "adamw_torch_4bit")
+    found = checked(LORA, tmp_path, capsys, "--optimizer", "schedule_free_adamw")
     assert found.get("sheet") is None
     assert found["why_not"]
 
@@ -175,7 +177,7 @@ STANDS_IN = {
         LORA.replace("[q_proj, v_proj]", r"'model.layers.(1|2).mlp.(up|down)_proj'"),
         "of adapter.targets = down_proj,up_proj",
     ),
-    "optimizer": ("deepspeed: z.json\noptimizer: adamw_bnb_8bit\n", "without optimizer.name"),
+    "optimizer": ("deepspeed: z.json\noptimizer: adamw_torch_4bit\n", "without optimizer.name"),
 }  # fmt: skip
 
 

@@ -42,7 +42,17 @@ def test_the_first_loss_is_the_bases():
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16-autocast", "bf16-pure"])
-@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("o_proj", "down_proj"), LINEAR], ids="+".join)
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ("q_proj", "v_proj"),
+        ("o_proj", "down_proj"),
+        LINEAR,
+        ("q_proj", "lm_head"),
+        ("embed_tokens", "lm_head"),
+    ],
+    ids="+".join,
+)
 def test_every_instant_is_as_predicted(targets, precision, recompute):
     """Also of layers whose input autocast has lowered already, which peft raises to the adapters' dtype."""
     how = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.engine import Engine, PlanArrays, Runner, Sharding
-from memsheet.plan.plan import Implementation, OptimizerName
+from memsheet.plan.plan import PAGED, ContextParallel, Implementation, OptimizerName
 from memsheet.plan.server_limits import ServerLimits
 from memsheet.references import TRANSFORMERS
 from memsheet.sheet import Cited, Evidence, FromCode
@@ -22,7 +22,8 @@ ENGINE = Engine(
     name="deepspeed",
     tested="0.19.8",
     tasks=("train", "infer"),
-    axes=("dp_replicate", "dp_shard"),
+    axes=("dp_replicate", "dp_shard", "cp"),
+    context_parallel=(ContextParallel.ALL_TO_ALL,),
     serving_axes=("tp",),
     server="deepspeed",
     models=frozenset({"secondary_shard"}),
@@ -38,10 +39,26 @@ ENGINE = Engine(
     limits=ServerLimits(library_modules=True),
     autocast=False,
     casts_whole_model=True,
-    optimizers=(OptimizerName.ADAMW, OptimizerName.LION),
+    optimizers=(
+        OptimizerName.ADAMW,
+        OptimizerName.LION,
+        OptimizerName.ADAMW_8BIT,
+        OptimizerName.LION_8BIT,
+        OptimizerName.ADEMAMIX,
+        OptimizerName.ADEMAMIX_8BIT,
+        OptimizerName.RMSPROP,
+        OptimizerName.RMSPROP_8BIT,
+        *(name for name in OptimizerName if name in PAGED),
+    ),
     default_implementation=Implementation.FUSED,
     implementations={  # FusedLion (ops/lion/fused_lion.py)
-        OptimizerName.LION: (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
+        OptimizerName.LION: (
+            Implementation.FUSED,
+            Implementation.FOREACH,
+            Implementation.LOOP,
+            Implementation.BNB,
+        ),
+        OptimizerName.RMSPROP: (Implementation.BNB,),
     },
     adapter_dtype="bf16",  # engine.py:1755-1762: the whole module is cast to the model's dtype
     offload=("optimizer", "parameters", "activations"),
@@ -62,6 +79,8 @@ ENGINE = Engine(
         "communication": _deepspeed_source("zero/stage_1_and_2.py", 2493),
         "communication at zero 3": _deepspeed_source("zero/stage3.py", 730),
         "unsharded_parameters": _deepspeed_source("zero/partitioned_param_coordinator.py", 453),
+        "context_parallel": _deepspeed_source("sequence_parallel/ulysses_sp.py", 57),
+        "shards over ranks that share a sequence": _deepspeed_source("engine.py", 2351),
         "step": _deepspeed_source("zero/stage_1_and_2.py", 2361),
         "offload": _deepspeed_source("zero/offload_config.py", 75),
         "defaults": _deepspeed_source("zero/config.py", 113),

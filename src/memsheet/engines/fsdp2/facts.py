@@ -29,6 +29,7 @@ ENGINE = Engine(
     optimizers=(
         OptimizerName.ADAMW,
         OptimizerName.ADAMW_8BIT,
+        OptimizerName.ADAMW_4BIT,
         OptimizerName.SGD,
         OptimizerName.SGD_MOMENTUM,
         OptimizerName.LION,

@@ -15,7 +15,10 @@ WHOLE_TENSORS: Mapping[OptimizerName, tuple[Implementation, ...]] = {
 }
 """Other libraries step whole tensors besides."""
 
-SHARDED_TENSORS: Mapping[OptimizerName, tuple[Implementation, ...]] = dict.fromkeys(
-    (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM), (Implementation.FOREACH, Implementation.LOOP)
-)
-"""DTensor shards no fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
+SHARDED_TENSORS: Mapping[OptimizerName, tuple[Implementation, ...]] = {
+    OptimizerName.SGD: (Implementation.FOREACH, Implementation.LOOP),
+    OptimizerName.SGD_MOMENTUM: (Implementation.FOREACH, Implementation.LOOP),
+    OptimizerName.ADAMW_8BIT: (Implementation.BNB, Implementation.TORCHAO),
+}
+"""torchao's states are of the part that a rank has (torchao 0.18.0 optim/adam.py:64-86). DTensor shards no
+fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""

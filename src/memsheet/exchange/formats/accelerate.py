@@ -15,6 +15,7 @@ F, D, M = "fsdp_config", "deepspeed_config", "parallelism_config"
 LAUNCHED = "config_file"
 """A flag of ``accelerate launch``: the file of this format that says the rest."""
 _TYPES = {"fsdp2": "FSDP", "fsdp1": "FSDP", "deepspeed": "DEEPSPEED", "transformers": "MULTI_GPU"}
+SHARING = f"{M}.parallelism_config_sp_size"
 STRATEGY = f"{F}.fsdp_sharding_strategy"
 _FULL, _KEPT = ("FULL_SHARD", "1"), ("SHARD_GRAD_OP", "2")  # utils/constants.py: FSDP_SHARDING_STRATEGY
 _STAGES = {
@@ -144,20 +145,53 @@ def _of_deepspeed(key: str, *, device: bool = False) -> Any:
     return out
 
 
+def _exchanges_heads(asked: Values) -> bool:
+    return bool(asked["engine"] == "deepspeed" and asked.get("mesh.cp", 1) > 1)
+
+
+def _of_mesh(axis: str) -> Any:
+    """A degree of fsdp2's mesh; of DeepSpeed's, where ranks share sequences, how many do not."""
+    degree = _of_fsdp2(f"mesh.{axis}")
+    return lambda a: a.get("mesh.dp_shard", 1) if axis == "dp_shard" and _exchanges_heads(a) else degree(a)
+
+
+def _read_exchanging_ranks(value: Any, _: Values) -> Mapping[str, Any]:
+    """Ranks that share sequences and exchange heads (DeepSpeed's Ulysses; accelerator.py:2395-2447)."""
+    shared = isinstance(value, int) and value > 1
+    return {"mesh.cp": value, "context_parallel_comm": "all_to_all"} if shared else {}
+
+
+def _kernel_of_ranks(asked: Values) -> Any:
+    words = {"sdpa": "sdpa", "flash": "flash_attention_2"}
+    return words.get(asked.get("attention", "sdpa")) if _exchanges_heads(asked) else None
+
+
+def _read_kernel_of_ranks(value: Any, values: Values) -> Mapping[str, Any]:
+    """The model's own, or DeepSpeed refuses it (0.19.8 runtime/sequence_parallel/ulysses_sp.py:447)."""
+    shared = values.get(SHARING) not in (None, 1)
+    return {"?attention": "flash" if "flash" in str(value) else value} if shared and value else {}
+
+
 def _parallelism_size_row(axis: str) -> Key:
     at = f"{M}.parallelism_config_{axis}_size"
     return Key(
         at=at,
-        out=_of_fsdp2(f"mesh.{axis}"),
+        out=_of_mesh(axis),
         back=lambda v, _: {f"mesh.{axis}": v},
         source="commands/launch.py:906-929",
     )
 
 
+def _of_ring(asked: Values) -> str | None:
+    words = {"all_gather": "allgather", "ring": "alltoall"}
+    return words.get(asked.get("context_parallel_comm", "")) if asked["engine"] == "fsdp2" else None
+
+
 def _read_rotation(value: Any, values: Values) -> Mapping[str, Any]:
     """How keys and values reach other ranks: gathered where nobody says."""
     shared = values.get(f"{M}.parallelism_config_cp_size") not in (None, 1)
-    return {"context_parallel_comm": "ring"} if shared and value == "alltoall" else {}
+    words = {"alltoall": "ring", "allgather": "all_gather"}
+    return {"context_parallel_comm": words[value]} if shared and value in words else {}
 
 
 def _offload_device_row(name: str, plan: str, line: int) -> Key:
@@ -191,7 +225,9 @@ KEYS = (
     Key(at=f"{F}.fsdp_offload_params", out=_offloads_params, back=_read_offload_params, usual=False, source="commands/launch.py:521"),
     Key(at=f"{F}.fsdp_activation_checkpointing", out=_fsdp_checkpointing_switch, back=_read_fsdp_checkpointing, source="commands/launch.py:600"),
     *map(_parallelism_size_row, ("dp_replicate", "dp_shard", "tp", "cp")),
-    Key(at=f"{M}.parallelism_config_cp_comm_strategy", out=lambda _: None, back=_read_rotation, source="utils/dataclasses.py:2245"),
+    Key(at=SHARING, out=lambda a: a.get("mesh.cp") if _exchanges_heads(a) else None, back=_read_exchanging_ranks, source="commands/launch.py:949"),
+    Key(at=f"{M}.parallelism_config_sp_attn_implementation", out=_kernel_of_ranks, back=_read_kernel_of_ranks, source="commands/launch.py:977"),
+    Key(at=f"{M}.parallelism_config_cp_comm_strategy", out=_of_ring, back=_read_rotation, source="utils/dataclasses.py:2245"),
     Key(at=f"{D}.zero_stage", out=_of_deepspeed("zero"), back=_read_zero_stage, usual=2, source="commands/launch.py:417"),
     Key(
         at=f"{D}.gradient_accumulation_steps", out=_of_deepspeed("@accumulation"), back=lambda v, _: {"@accumulation": v},
@@ -228,6 +264,11 @@ def _questionnaire_keys(asked: Values) -> Mapping[str, Any]:
         own |= {
             f"{D}.deepspeed_multinode_launcher": "standard",
             f"{D}.zero3_init_flag": asked.get("zero") == 3,
+        }
+    if _exchanges_heads(asked):
+        own |= {
+            f"{M}.parallelism_config_sp_backend": "deepspeed",
+            f"{M}.parallelism_config_sp_seq_length_is_variable": True,
         }
     if _is_fsdp_engine(asked):
         own |= {
@@ -267,7 +308,7 @@ FORMAT = Format(
     }),
     unmodelled={
         f"{F}.fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.fsdp_activation_checkpointing_offload": (False,),
-        f"{M}.parallelism_config_sp_size": (1,), "dynamo_config.dynamo_backend": ("NO", "no"), "fp8_config": ({},), "mpirun_config": ({},),
+        "dynamo_config.dynamo_backend": ("NO", "no"), "fp8_config": ({},), "mpirun_config": ({},),
         f"{D}.offload_optimizer_nvme_path": ("none",), f"{D}.offload_param_nvme_path": ("none",), "use_cpu": (False,),
         f"{D}.deepspeed_moe_layer_cls_names": (), STRATEGY: (*_FULL, 1, *_KEPT, 2, "NO_SHARD", "3", 3),
     },
@@ -286,6 +327,5 @@ FORMAT = Format(
         f"{F}.fsdp_forward_prefetch", f"{F}.fsdp_min_num_params", f"{F}.fsdp_ignored_modules",
         f"{M}.parallelism_config_cp_backend", f"{M}.parallelism_config_sp_backend",
         f"{M}.parallelism_config_sp_seq_length", f"{M}.parallelism_config_sp_seq_length_is_variable",
-        f"{M}.parallelism_config_sp_attn_implementation",
     }),
 )  # fmt: skip

@@ -223,7 +223,7 @@ FORMAT = Format(
         }
     ),
     beside=frozenset({
-        "seq_len", "attention", "loss", "dropout", "optimizer.name", "optimizer.implementation", "mesh.dp_shard", "mesh.dp_replicate",
+        "seq_len", "attention", "loss", "dropout", "optimizer.name", "optimizer.implementation", "mesh.dp_shard", "mesh.dp_replicate", "mesh.cp", "context_parallel_comm",
         "allocator.expandable_segments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",
         "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype", "adapter.dropout", "adapter.full_modules",
         "quantization.weights", "quantization.double_quant", "quantization.group_size", "quantization.skip",
@@ -234,7 +234,7 @@ FORMAT = Format(
         f"{Z}.cpu_offload": (False,), f"{Z}.cpu_offload_params": (False,), f"{Z}.cpu_offload_param": (False,), f"{Z}.zenflow": ({},),
         f"{HOST}.super_offload": (False,), "amp.enabled": (False,), "torch_autocast.enabled": (False,), "torch_autocast.dtype": (),
         "bf16.immediate_grad_update": (False,), "bf16.bf16_master_weights_and_grads": (False,), "bf16.bf16_optimizer_states": (False,),
-        "fp16.fp16_master_weights_and_grads": (False,), "data_types.grad_accum_dtype": (), "communication_data_type": (),
+        "fp16.fp16_master_weights_and_grads": (False,), "data_types.grad_accum_dtype": (), "communication_data_type": (), "seq_parallel_communication_data_type": ("bf16", "bfp16", "fp16"),
         "activation_checkpointing.partition_activations": (False,), "activation_checkpointing.cpu_checkpointing": (False,),
         "activation_checkpointing.contiguous_memory_optimization": (False,), "tensor_parallel.autotp_size": (0, 1),
         "expert_parallel.autoep_size": (0, 1), "sequence_parallel_size": (1,), "elasticity.enabled": (False,), "compile.enabled": (False,), "compile.deepcompile": (False,),
@@ -259,7 +259,7 @@ FORMAT = Format(
         "optimizer.params.*", "optimizer.legacy_fusion", "scheduler.*", "gradient_clipping", "steps_per_print", "wall_clock_breakdown",
         "memory_breakdown", "dump_state", "prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op", "sparse_gradients",
         "disable_allgather", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "managed_gradient_accumulation",
-        "check_overflow", "dataloader_drop_last", "use_data_before_expert_parallelism", "log_level", "seq_parallel_communication_data_type",
+        "check_overflow", "dataloader_drop_last", "use_data_before_expert_parallelism", "log_level",
         "flops_profiler.*", "tensorboard.*", "wandb.*", "csv_monitor.*", "comet.*", "comms_logger.*", "aio.*", "checkpoint.*", "autotuning.*",
         "data_efficiency.*", "curriculum_learning.*", "nebula.*", "compression_training.*", "progressive_layer_drop.*", "data_types.*",
         "activation_checkpointing.number_checkpoints", "activation_checkpointing.synchronize_checkpoint_boundary",

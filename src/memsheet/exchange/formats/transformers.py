@@ -51,14 +51,22 @@ from memsheet.sheet import Instant
 VERSION = "transformers 5.23.0"
 CHUNKED, PIECE, EIGHTHS = "chunked_nll", 256, 8
 F = "fsdp_config"
+PARALLEL = "parallelism_config"
 OPTIMIZERS = {
     ("adamw", "fused"): "adamw_torch_fused", ("adamw", "foreach"): "adamw_torch", ("sgd", "foreach"): "sgd",
     ("adafactor", "loop"): "adafactor", ("adamw_8bit", "bnb"): "adamw_bnb_8bit", ("adamw_8bit", "torchao"): "adamw_torch_8bit",
     ("lion", "bnb"): "lion_32bit", ("lion_8bit", "bnb"): "lion_8bit", ("paged_adamw", "bnb"): "paged_adamw_32bit",
-    ("paged_adamw_8bit", "bnb"): "paged_adamw_8bit",
+    ("paged_adamw_8bit", "bnb"): "paged_adamw_8bit", ("adamw_4bit", "torchao"): "adamw_torch_4bit", ("paged_lion", "bnb"): "paged_lion_32bit",
+    ("paged_lion_8bit", "bnb"): "paged_lion_8bit", ("ademamix", "bnb"): "ademamix", ("ademamix_8bit", "bnb"): "ademamix_8bit",
+    ("paged_ademamix", "bnb"): "paged_ademamix_32bit", ("paged_ademamix_8bit", "bnb"): "paged_ademamix_8bit", ("rmsprop", "foreach"): "rmsprop",
+    ("rmsprop", "bnb"): "rmsprop_bnb", ("rmsprop_8bit", "bnb"): "rmsprop_bnb_8bit", ("adagrad", "foreach"): "adagrad",
 }  # fmt: skip
 """By name and implementation (training_args.py:113-160; trainer_optimizer.py:605-616)."""
-_ALSO = {"adamw_8bit": ("adamw_8bit", "bnb"), "adamw_hf": ("adamw", "foreach")}
+_ALSO = {
+    "adamw_8bit": ("adamw_8bit", "bnb"),
+    "adamw_hf": ("adamw", "foreach"),
+    "rmsprop_bnb_32bit": ("rmsprop", "bnb"),
+}
 
 
 def _read_optim_name(value: Any, _: Values) -> Mapping[str, Any]:
@@ -257,6 +265,24 @@ def _read_attn_implementation(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 EXAMPLES = "huggingface/transformers v5.3.0 examples/pytorch/language-modeling/run_clm.py"
+
+
+def _read_sequence_ranks(value: Any, values: Values) -> Mapping[str, Any]:
+    """Ranks that share sequences: by torch's ring, or by DeepSpeed, which exchanges heads (accelerate 1.15.0
+    parallelism_config.py:45-81).
+    """
+    del values
+    return {"mesh.cp": value, "context_parallel_comm": "all_to_all"} if value not in (None, 1) else {}
+
+
+def _read_degree(axis: str) -> Any:
+    return lambda value, _: {f"mesh.{axis}": value} if value is not None else {}
+
+
+def _read_rotation(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"context_parallel_comm": "ring"} if value == "alltoall" else {}
+
+
 KEYS = (
     Key(at="model_name_or_path", says="@model", out=lambda _: None, source=f"{EXAMPLES}, ModelArguments"),
     Key(
@@ -307,6 +333,12 @@ KEYS = (
         for at in ("model_max_length", "cutoff_len", "max_seq_len")
     ),
     Key(at=f"{SCRIPT}.model", says="@model", out=lambda _: None, source="modeling_utils.py, from_pretrained: pretrained_model_name_or_path"),
+    *(
+        Key(at=f"{PARALLEL}.{axis}_size", out=lambda _: None, back=_read_degree(axis), source="accelerate 1.15.0 parallelism_config.py:71-74")
+        for axis in ("dp_replicate", "dp_shard", "tp", "cp")
+    ),
+    Key(at=f"{PARALLEL}.sp_size", out=lambda _: None, back=_read_sequence_ranks, source="accelerate 1.15.0 parallelism_config.py:75"),
+    Key(at=f"{PARALLEL}.cp_handler.cp_comm_strategy", out=lambda _: None, back=_read_rotation, source="accelerate 1.15.0 utils/dataclasses.py:2245"),
     Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=read_model_dtype, source="modeling_utils.py, from_pretrained: dtype"),
     Key(
         at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
@@ -434,7 +466,7 @@ FORMAT: Format = Format(
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({
-        "engine", "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
+        "engine", "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.cp", "context_parallel_comm", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
         "allocator.expandable_segments", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce",
         "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",
         "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype", "adapter.dropout", "adapter.full_modules", "quantization.weights",
@@ -446,7 +478,7 @@ FORMAT: Format = Format(
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), KEYWORDS: (),
         **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
-        "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
+        "torch_empty_cache_steps": (), "neftune_noise_alpha": (), PARALLEL: (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
     },
     known=frozenset({
@@ -456,7 +488,7 @@ FORMAT: Format = Format(
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(
+        "gradient_checkpointing_kwargs.*", *(f"{PARALLEL}.{name}" for name in ("class", "cp_backend", "sp_backend", "cp_handler.class", "sp_handler.*")), f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(
             f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
         ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",

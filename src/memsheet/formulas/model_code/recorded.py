@@ -129,6 +129,7 @@ def recorded_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("attention", plan.attention.value, "is not modelled of recorded layers", plan.attention is AttentionKind.XFORMERS, "sdpa"),
         ("image_tokens", plan.training.image_tokens, "are not run: a record is of text alone", not agreed(plan.training.image_tokens == 0), "leave it out"),
         ("adapter.kind", kind.value if kind else None, "is not recorded", kind in NOT_RECORDED, "lora"),
+        ("quantization.experts", True, "is not recorded", plan.quantization is not None and plan.quantization.experts, "leave it out"),
         ("offload.activations", True, "is not recorded", plan.offload.activations, "leave it out"),
     ]  # fmt: skip
     return [

@@ -51,7 +51,7 @@ class FetchedTensors(Partitioned):
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """Of parameters that are not there before they are gathered."""
-        ranks, known = plan.mesh.dp_shard, plan.optimizer is not None and stays_on_device(plan)
+        ranks, known = plan.mesh.sharded, plan.optimizer is not None and stays_on_device(plan)
         return known and plan.zero == 3 and isinstance(ranks, int) and ranks > 1
 
     @classmethod

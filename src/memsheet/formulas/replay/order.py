@@ -29,14 +29,14 @@ from memsheet.formulas.states.optimizers import (
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.frozen import dataclass, field
 from memsheet.plan.dtypes import INT64
-from memsheet.plan.plan import OptimizerName, Plan
+from memsheet.plan.plan import PAGED, OptimizerName, Plan
 
 T = TypeVar("T")
 MOST_MICROBATCHES = 2
 """Of a step: from the second on all are alike."""
 THREADS = 2
 """That multiply matrices: the one that runs forward, and autograd's."""
-PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT})
+PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.ADAMW_4BIT})
 """Optimizers with two alike states of a tensor."""
 
 
@@ -63,8 +63,7 @@ def stays_on_device(plan: Plan) -> bool:
 
 UNPLAYED = frozenset(
     {
-        OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA, OptimizerName.ADAM_MINI, OptimizerName.PAGED_ADAMW,
-        OptimizerName.PAGED_ADAMW_8BIT,
+        OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA, OptimizerName.ADAM_MINI, *PAGED,
     }
 )  # fmt: skip
 """Optimizers whose copies are more than those of a tensor at a time, or whose states lie elsewhere."""

@@ -16,14 +16,26 @@ from memsheet.formulas.sharding.partitioned_states import (
     optimizer_scratch,
     zero_of,
 )
+from memsheet.formulas.states.optimizers import STATES_EACH
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP32
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import EIGHT_BITS, Implementation, Plan
 
 CHECKS = (4, 1, 1, 1, 4)
 """Bytes an element of what a search for overflow makes (zero/stage_1_and_2.py:2486-2491)."""
 NORM = 8
 """The same, of a norm in double precision (zero/stage_1_and_2.py:2085)."""
+
+
+def flat_state_sizes(elements: int, plan: Plan) -> list[int]:
+    """Bytes of each state of a flat tensor; of eight bits the numbers, then the maxima."""
+    whole, one = int(moment_bytes(elements, plan)), int(plan.precision.moments.nbytes(elements))
+    if plan.optimizer is None or plan.optimizer.implementation is not Implementation.BNB:
+        return [one] * (whole // one)
+    count = STATES_EACH.get(plan.optimizer.name, 2)
+    each = whole // count
+    apart = plan.optimizer.name in EIGHT_BITS and elements < each < FP32.nbytes(elements)
+    return [elements] * count + [each - elements] * count if apart else [each] * count if each else []
 
 
 class Partitioned(Run):
@@ -80,7 +92,7 @@ class Partitioned(Run):
             script.take(width * self.total)
             script.give([*copies, *trained])
         else:
-            script.take(width * self.shard * int(plan.mesh.dp_shard))
+            script.take(width * self.shard * int(plan.mesh.sharded))
             script.give(trained)
         copy = script.take(width * self.shard)
         if plan.zero == 0 or width < FP32.nbytes(1):
@@ -100,8 +112,7 @@ class Partitioned(Run):
         """Over one flat fp32 tensor. ``fresh``: its states are made."""
         script, plan = self.script, self.plan
         if fresh:
-            one = int(plan.precision.moments.nbytes(elements))
-            self.states += [script.take(one) for _ in range(int(moment_bytes(elements, plan)) // one)]
+            self.states += [script.take(size) for size in flat_state_sizes(elements, plan)]
         scratch = int(optimizer_scratch(elements, plan))
         script.give([script.take(scratch)] if scratch else ())
 
@@ -154,8 +165,11 @@ class Partitioned(Run):
         1665-1689, 1833-1867).
         """
         script, width = self.script, self.zero.width
-        if self.lowest // self.shard != (self.lowest + self.filled - 1) // self.shard:
-            script.give([script.take(width * self.filled)])
+        joins = self.lowest // self.shard != (self.lowest + self.filled - 1) // self.shard
+        copies = [script.take(width * self.filled)] if joins else []
+        if int(self.plan.mesh.cp) > 1 and width < FP32.nbytes(1):
+            copies.append(script.take(int(FP32.nbytes(self.filled))))
+        script.give(copies)
         if self.partition is None:
             self.partition = script.take(width * self.shard)
         script.give(self.wide)
@@ -201,8 +215,8 @@ class Partitioned(Run):
 
     def _all_reduce(self, sizes: list[int]) -> None:
         """Gradients are joined until more than a bucket is there (engine.py:3691-3702)."""
-        joined = 0
-        for number, size in enumerate(sizes if int(self.plan.mesh.dp_replicate) > 1 else [], 1):
+        joined, mesh = 0, self.plan.mesh
+        for number, size in enumerate(sizes if int(mesh.dp_replicate * mesh.cp) > 1 else [], 1):
             joined += size
             if joined > ALLREDUCE_BUCKET or number == len(sizes):
                 self.script.give([self.script.take(self.zero.width * joined)])

@@ -23,6 +23,7 @@ from memsheet.formulas.sharding.partitioned_states import (
     PARTITION,
     Zero,
     at_step,
+    flat_tensor,
     host_memory,
     of_parts,
     whole_gradients,
@@ -36,6 +37,7 @@ from memsheet.formulas.sharding.resident_state import (
     with_hosted_activations,
 )
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
+from memsheet.formulas.states.optimizers import paged_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.frozen import replace
 from memsheet.plan.engine import Engine
@@ -77,6 +79,7 @@ def partitioned_state(
         resident=accumulated_gradient_rows(zero),
         at_step=at_step(zero),
         host=host_memory(zero),
+        paged=paged_bytes(flat_tensor(zero.shard), zero.shard, plan),
         gradients=ended_gradients(zero),
         ranges=_flush_and_gather_ranges(zero),
         notes=(AUTO,) if plan.zero else (),

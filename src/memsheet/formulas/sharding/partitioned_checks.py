@@ -80,9 +80,25 @@ def check_partitioned(plan: Plan) -> None:
             "is not modelled at zero 3",
             "zero 2 keeps it whole",
         )
+    if plan.optimizer is not None and plan.optimizer.implementation is Implementation.BNB:
+        found += _bitsandbytes_problems(plan)
     found += _offload_problems(plan)
     found += _secondary_problems(plan)
     raise_if_problems(found)
+
+
+def _bitsandbytes_problems(plan: Plan) -> list[Problem]:
+    """Its states are of flat fp32 partitions on the device, and its kernels are the device's."""
+    name = plan.optimizer.name.value if plan.optimizer else ""
+    reasons = [
+        ("at zero 0 is not modelled, where parameters are not flat", plan.zero == 0, "zero 1 to 3"),
+        ("is not modelled beside states on the host", bool(plan.offload.optimizer), "adamw"),
+    ]
+    return [
+        Problem(field="optimizer.name", value=name, reason=why, hint=hint)
+        for why, holds, hint in reasons
+        if holds
+    ]
 
 
 def _offload_problems(plan: Plan) -> list[Problem]:
@@ -129,7 +145,7 @@ def _offload_problems(plan: Plan) -> list[Problem]:
 
 def _secondary_problems(plan: Plan) -> list[Problem]:
     """Of hpZ: it is of stage 3 (engine.py:2428-2444), and its groups are whole (utils/groups.py:872-881)."""
-    size, ranks, found = plan.secondary_shard, plan.mesh.dp_shard, []
+    size, ranks, found = plan.secondary_shard, plan.mesh.sharded, []
     if size > 1 and plan.zero != 3:
         found.append(("exists at zero 3 only", "--zero 3"))
     elif size > 1 and agreed(ranks % minimum(size, ranks) != 0):

@@ -31,6 +31,7 @@ from memsheet.formulas.sharding.partitioned_states import (
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32
+from memsheet.plan.plan import Plan
 from memsheet.references import DEEPSPEED, formula
 from memsheet.sheet import Component
 
@@ -82,8 +83,9 @@ def _unless_resident(zero: Zero) -> list[tuple[Key, Count]]:
     at="engine.py:3691-3702, 3784-3797: gradients are flattened by 5e8 elements for one all-reduce",
 )
 def _all_reduce(zero: Zero) -> BytesByPath:
+    mesh = zero.plan.mesh
     copied = where(
-        at_least(zero.plan.mesh.dp_replicate, 2), zero.width * minimum(zero.total, ALLREDUCE_BUCKET), 0
+        at_least(mesh.dp_replicate * mesh.cp, 2), zero.width * minimum(zero.total, ALLREDUCE_BUCKET), 0
     )
     return BytesByPath.of([*_unless_resident(zero), ((C.COMMUNICATION, "allreduce/flat"), copied)])
 
@@ -104,11 +106,13 @@ def _around_one(zero: Zero) -> ShardingOverhead:
     wide = at_least(next((h.elements for h in zero.parameters if h.trains), 0), most + 1)
     first = where(wide, 0, minimum(zero.total, most))
     grown = 0 if zero.plan.offload.optimizer else maximum(0, zero.width * (zero.shard - first))
+    wide_copy = shared_reduction_bytes(zero.plan, minimum(zero.total, maximum(most, zero.widest)))
     end = BytesByPath.of(
         [
             *_unless_resident(zero),
             *bucket.held.items(),
-            (PARTITION, grown),
+            (PARTITION, maximum(0, grown - wide_copy)),
+            (FLUSH, wide_copy),
             *_offload_scratch(zero).held.items(),
         ]
     )
@@ -168,9 +172,28 @@ def _last_flush(zero: Zero, made: list[Flush], partition: BytesByPath) -> BytesB
     """
     last = made[-1]
     wide = zero.width * last.elements if last.elements > zero.buckets.reduce_bucket else 0
-    copy = BytesByPath.of([(FLUSH, zero.width * last.copied), ((C.GRADIENTS, "zero/extra_large"), wide)])
+    copy = BytesByPath.of([(FLUSH, _reduction_copies(zero, last)), ((C.GRADIENTS, "zero/extra_large"), wide)])
     copying = [(1, copy), (1, partition if len(made) > 1 else EMPTY), (1, _offload_scratch(zero))]
     return largest_moment_rows([copying, [(1, partition)]])
+
+
+def _reduction_copies(zero: Zero, flush: Flush) -> Count:
+    """The copies of a bucket that one reduction makes: parts of several ranks are joined for it."""
+    return zero.width * flush.copied + shared_reduction_bytes(zero.plan, flush.elements)
+
+
+@formula(
+    cites=DEEPSPEED,
+    at=(
+        "stage_1_and_2.py:1847-1851: ranks that share sequences reduce in fp32 at stages 1 and 2; stage 3 "
+        "in the model's dtype, with NCCL 2.27.3 or later (runtime/constants.py:299-303)"
+    ),
+)
+def shared_reduction_bytes(plan: Plan, elements: Count) -> Count:
+    """The fp32 copy of a bucket of so many elements."""
+    if plan.zero == 3 or plan.precision.parameters is FP32:
+        return 0
+    return where(at_least(plan.mesh.cp, 2), FP32.nbytes(elements), 0)
 
 
 def flush_peak_rows(zero: Zero, place: Place, made: list[Flush], partition: BytesByPath) -> BytesByPath:
@@ -181,7 +204,7 @@ def flush_peak_rows(zero: Zero, place: Place, made: list[Flush], partition: Byte
     candidates = [[(1, partition)]] if before else [[(1, EMPTY)]]
     for number, flush in enumerate(made):
         if flush.place == place:
-            copy = BytesByPath.of([(FLUSH, zero.width * flush.copied)])
+            copy = BytesByPath.of([(FLUSH, _reduction_copies(zero, flush))])
             candidates += [
                 [(1, copy), (1, partition if number else EMPTY), (1, _offload_scratch(zero))],
                 [(1, partition)],

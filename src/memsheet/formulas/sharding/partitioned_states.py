@@ -13,9 +13,11 @@ from memsheet.formulas.sharding.partitioned_buckets import ALIGNMENT, BUCKETS, B
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.resident_state import Host
 from memsheet.formulas.states.held import Held, module_of, row_scales
+from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP16, FP32
+from memsheet.plan.model import Role
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula
 from memsheet.sheet import Component
@@ -60,7 +62,7 @@ class Zero:
 def zero_of(plan: Plan, parameters: tuple[Held, ...], buckets: Buckets = BUCKETS) -> Zero:
     """The counts of a plan."""
     trained = [h for h in parameters if h.trains]
-    ranks = plan.mesh.dp_shard
+    ranks = plan.mesh.sharded
     total = sum(h.times * h.elements for h in trained)
     shard = (
         sum(h.times * tensor_shard(h, ranks) for h in trained)
@@ -79,7 +81,7 @@ def flat_partition(elements: Count, plan: Plan) -> Count:
     """Elements of one rank's part of the flat buffer (the whole of it at stage 0)."""
     if plan.zero == 0:
         return elements
-    return round_up(elements, ALIGNMENT * plan.mesh.dp_shard) // plan.mesh.dp_shard
+    return round_up(elements, ALIGNMENT * plan.mesh.sharded) // plan.mesh.sharded
 
 
 # ---- states ------------------------------------------------------------------------------------------------
@@ -109,10 +111,20 @@ def offloaded_partition_elements(shard: Count, plan: Plan, buckets: Buckets) -> 
 def moment_bytes(elements: Count, plan: Plan) -> Count:
     """Optimizer states of a flat partition."""
     assert plan.optimizer is not None
+    if plan.optimizer.implementation is Implementation.BNB:
+        return optimizer_bytes(flat_tensor(elements), elements, plan)
     count = {OptimizerName.ADAMW: 2, OptimizerName.LION: 1, OptimizerName.SGD_MOMENTUM: 1}.get(
         plan.optimizer.name, 0
     )
     return count * plan.precision.moments.nbytes(elements)
+
+
+def flat_tensor(elements: Count) -> Held:
+    """The partition as the one tensor that an optimizer is handed, no part of it known as embeddings."""
+    return Held(path=PARTITION_NAME, shape=(elements,), dtype=FP32, trains=True, role=Role.OTHER, times=1)
+
+
+PARTITION_NAME = "zero/fp32_partition"
 
 
 @formula(

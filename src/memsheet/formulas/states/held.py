@@ -31,7 +31,7 @@ from memsheet.plan.dtypes import (
 )
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Graded, LatentAttention, ModelSpec, Role, Weight
-from memsheet.plan.plan import AdapterKind, Mesh, Plan, Quantization
+from memsheet.plan.plan import Adapter, AdapterKind, Mesh, Plan, Quantization
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
 
@@ -121,7 +121,9 @@ def _tensor_and_adapters(path: str, weight: Weight, times: int, plan: Plan, *, u
     if adapter is None or not path.endswith(".weight"):
         return
     name = path.split(".")[-2]
-    if weight.role is Role.LINEAR and name in adapter.targets:
+    if weight.role is Role.EMBEDDING and name in adapter.targets:
+        yield from _embedding_matrices(path, shape, adapter, times)
+    if weight.role in (Role.LINEAR, Role.HEAD) and name in adapter.targets:
         yield from _lora_matrices(path, shape[::-1] if weight.transposed else shape, plan, times)
     if (
         name in adapter.full_modules
@@ -145,6 +147,12 @@ def _latent_paths(spec: ModelSpec) -> frozenset[str]:
         if isinstance(m, LatentAttention)
         for w in m.weights
     )
+
+
+def _embedding_matrices(path: str, shape: tuple[Count, ...], adapter: Adapter, times: int) -> Iterator[Held]:
+    """A of rank x words and B of width x rank (peft 0.21.2 tuners/lora/layer.py:1243-1246, Embedding)."""
+    for name, size in (("A", (adapter.rank, shape[0])), ("B", (shape[1], adapter.rank))):
+        yield Held(f"{module_of(path)}.lora_embedding_{name}", size, adapter.dtype, True, Role.LINEAR, times)
 
 
 @formula(
@@ -218,7 +226,8 @@ def is_quantized(path: str, weight: Weight, how: Quantization) -> bool:
     """
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return False
-    if weight.role is Role.EXPERT and not path.endswith(".weight") and how.weights in OF_LINEAR_LAYERS:
+    stacked = weight.role is Role.EXPERT and not path.endswith(".weight")
+    if stacked and how.weights in OF_LINEAR_LAYERS and not how.experts:
         return False
     return not any(_is_named(path, name) for name in how.skip)
 
@@ -252,7 +261,7 @@ def _pattern_fits(pattern: str, path: str) -> bool:
 def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
     """What is said where a quantized model keeps its experts as they are."""
     how = plan.quantization
-    if how is None or how.weights not in OF_LINEAR_LAYERS:
+    if how is None or how.weights not in OF_LINEAR_LAYERS or how.experts:
         return ()
     experts = any(
         w.role is Role.EXPERT and not path.endswith(".weight") for path, w, _ in parameter_tensors(spec)
@@ -327,8 +336,8 @@ def eight_bit_states(held: Held, elements: Count, *, alike: bool = False) -> Cou
     return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), INT8_ADAM.nbytes(elements), whole)
 
 
-TORCHAO_BLOCK, TORCHAO_TABLE = 256, 256
-"""Elements that share a maximum, and fp32 values of the table that every state has for itself."""
+TORCHAO_BLOCK = 256
+"""Elements that share a maximum; every state has a table of fp32 values for itself, one for each code."""
 
 
 @formula(
@@ -338,9 +347,12 @@ TORCHAO_BLOCK, TORCHAO_TABLE = 256, 256
         "odd ones as they are"
     ),
 )
-def torchao_states(elements: Count, dtype: DType) -> Count:
-    """Two moments of a tensor, embeddings included. ``dtype``: of what is not quantized, the parameter's."""
+def torchao_states(elements: Count, dtype: DType, code: DType = INT8) -> Count:
+    """Two moments of a tensor, embeddings included. ``dtype``: of what is not quantized, the parameter's. Of
+    four bits (subclass_4bit.py zeros) there are as many blocks where transformers makes it
+    (trainer_optimizer.py:471); the table of each has a value for each code.
+    """
     odd = elements - elements // TORCHAO_BLOCK * TORCHAO_BLOCK
     whole = dtype.nbytes(elements)
-    low = INT8.nbytes(elements) + FP32.nbytes(elements // TORCHAO_BLOCK) + FP32.nbytes(TORCHAO_TABLE)
+    low = code.nbytes(elements) + FP32.nbytes(elements // TORCHAO_BLOCK) + FP32.nbytes(2**code.bits)
     return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), where(at_least(0, odd), low, whole), whole)

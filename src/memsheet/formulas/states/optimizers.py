@@ -15,10 +15,10 @@ from memsheet.errors import Problem
 from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, Held, eight_bit_states, torchao_states
 from memsheet.formulas.tapes.evaluate import Stepped
 from memsheet.frozen import dataclass
-from memsheet.plan.dtypes import BF16, FP32, INT8_ADAM, DType
+from memsheet.plan.dtypes import BF16, FP32, INT4, INT8_ADAM, DType
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
-from memsheet.plan.plan import Implementation, OptimizerName, Plan
+from memsheet.plan.plan import EIGHT_BITS, PAGED, Implementation, OptimizerName, Plan
 from memsheet.plan.torch_versions import eight_bit_alike, torch_version
 from memsheet.references import (
     ADAFACTOR,
@@ -37,7 +37,6 @@ Name, Way = OptimizerName, Implementation
 
 WHOLE_SHAPES = frozenset({Name.ADAFACTOR, Name.MUON, Name.ADAM_MINI, Name.GALORE, Name.LORA_FA})
 """Optimizers whose states follow from a tensor's dimensions, not only from how many elements there are."""
-PAGED = frozenset({Name.PAGED_ADAMW, Name.PAGED_ADAMW_8BIT})
 PAGED_MINIMUM = 100_000
 """Smaller tensors have states of the ordinary kind (bitsandbytes optim/optimizer.py:383)."""
 
@@ -74,12 +73,13 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Coun
     match name:
         case Name.ADAMW_8BIT if plan.optimizer.implementation is Way.TORCHAO:
             return torchao_states(elements, dtype)
-        case Name.ADAMW_8BIT:
-            return eight_bit_states(held, elements, alike=quantizes_all_moments(plan))
-        case Name.LION_8BIT:
-            return eight_bit_states(held, elements, alike=quantizes_all_moments(plan)) // 2
-        case Name.PAGED_ADAMW | Name.PAGED_ADAMW_8BIT:
+        case Name.ADAMW_4BIT:
+            return torchao_states(elements, dtype, INT4)
+        case name if name in PAGED:
             return _paged_moment_bytes(held, elements, plan)[0]
+        case name if name in EIGHT_BITS:
+            pair = eight_bit_states(held, elements, alike=quantizes_all_moments(plan))
+            return pair * STATES_EACH.get(name, 2) // 2
         case Name.ADAFACTOR:
             own = plan.optimizer.implementation is Way.LOOP
             return adafactor_states(held, elements, FP32 if own else dtype) + (
@@ -95,7 +95,11 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Coun
             return _of_every_element(elements, plan, dtype)
 
 
-STATES_EACH = {Name.SGD: 0, Name.SGD_MOMENTUM: 1, Name.LION: 1}
+STATES_EACH = {
+    Name.SGD: 0, Name.ADAGRAD: 1,
+    **dict.fromkeys((Name.SGD_MOMENTUM, Name.LION, Name.LION_8BIT, Name.PAGED_LION, Name.PAGED_LION_8BIT, Name.RMSPROP, Name.RMSPROP_8BIT), 1),
+    **dict.fromkeys((Name.ADEMAMIX, Name.ADEMAMIX_8BIT, Name.PAGED_ADEMAMIX, Name.PAGED_ADEMAMIX_8BIT), 3),  # a slow average besides (optim/ademamix.py:150-181)
+}  # fmt: skip
 """Numbers beside an element where they are not two."""
 
 
@@ -130,14 +134,15 @@ def paged_bytes(held: Held, elements: Count, plan: Plan) -> Count:
     at="optim/optimizer.py:374-390, 492-531: large states come from cudaMallocManaged, their maxima do not",
 )
 def _paged_moment_bytes(held: Held, elements: Count, plan: Plan) -> tuple[Count, Count]:
-    """Two moments of a tensor: bytes on the device, and bytes in pages."""
+    """States of a tensor: bytes on the device, and bytes in pages."""
     assert plan.optimizer is not None
-    large, wide = at_least(elements, PAGED_MINIMUM), 2 * FP32.nbytes(elements)
-    if plan.optimizer.name is Name.PAGED_ADAMW or (
+    each = STATES_EACH.get(plan.optimizer.name, 2)
+    large, wide = at_least(elements, PAGED_MINIMUM), each * FP32.nbytes(elements)
+    if plan.optimizer.name not in EIGHT_BITS or (
         held.role is Role.EMBEDDING and not engine_of(plan).eight_bit_embeddings
     ):
         return where(large, 0, wide), where(large, wide, 0)
-    low, pages = 2 * INT8_ADAM.nbytes(elements), 2 * elements
+    low, pages = each * INT8_ADAM.nbytes(elements), each * elements
     return where(large, low - pages, where(at_least(elements, EIGHT_BIT_MINIMUM), low, wide)), where(
         large, pages, 0
     )
@@ -347,6 +352,12 @@ WORK: dict[tuple[OptimizerName, Implementation], Work] = {
     (Name.ADAFACTOR, Way.FOREACH): Work(
         together=1
     ),  # _adafactor.py: var_estimates of all, which become updates
+    (Name.RMSPROP, Way.FOREACH): Work(together=1),  # rmsprop.py _multi_tensor_rmsprop: avg of all
+    (Name.RMSPROP, Way.LOOP): Work(alone=1, left=1),  # _single_tensor_rmsprop: avg, beside the last one
+    (Name.ADAGRAD, Way.FOREACH): Work(
+        together=2
+    ),  # adagrad.py _multi_tensor_adagrad: std and numerator of all
+    (Name.ADAGRAD, Way.LOOP): Work(alone=1, left=1),  # _single_tensor_adagrad: std, beside the last one
     (Name.ADAM_MINI, Way.LOOP): Work(alone=2),  # adam_mini.py: update and its negative
 }
 """What is not listed works inside kernels."""

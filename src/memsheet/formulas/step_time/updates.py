@@ -11,19 +11,27 @@ from memsheet.formulas.step_time.rates import Rates
 from memsheet.formulas.step_time.replicas import EVEN, groups_of
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.plan import Implementation, OptimizerName, Plan, RecomputeMode
+from memsheet.plan.plan import EIGHT_BITS, Implementation, OptimizerName, Plan, RecomputeMode
 from memsheet.references import MEGATRON_SP, TORCH_OPTIM, ZERO_OFFLOAD, formula
 
 SEPARATE = {Implementation.FOREACH: 12, Implementation.LOOP: 12}
 """Passes of four bytes that an optimizer written operation by operation makes besides (torch/optim/adam.py,
 _multi_tensor_adam: lerp, mul, addcmul, sqrt, div, add, addcdiv, each with a temporary).
 """
-EIGHT_BITS = frozenset({OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW_8BIT})
 MOMENTS = {
     OptimizerName.SGD: 0,
     OptimizerName.SGD_MOMENTUM: 1,
     OptimizerName.LION: 1,
     OptimizerName.LION_8BIT: 1,
+    OptimizerName.PAGED_LION: 1,
+    OptimizerName.PAGED_LION_8BIT: 1,
+    OptimizerName.RMSPROP: 1,
+    OptimizerName.RMSPROP_8BIT: 1,
+    OptimizerName.ADAGRAD: 1,
+    OptimizerName.ADEMAMIX: 3,
+    OptimizerName.ADEMAMIX_8BIT: 3,
+    OptimizerName.PAGED_ADEMAMIX: 3,
+    OptimizerName.PAGED_ADEMAMIX_8BIT: 3,
     OptimizerName.MUON: 1,
 }
 """States of the size of a parameter; two of the others (those of Adafactor, Adam-mini and GaLore are smaller:

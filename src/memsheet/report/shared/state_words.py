@@ -9,7 +9,7 @@ from memsheet.formulas.states.optimizers import keeps_wide_moments, quantizes_al
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.layers import has_experts
 from memsheet.plan.model import ModelSpec, Role
-from memsheet.plan.plan import Adapter, AdapterKind, GradientSync, OptimizerName, Plan
+from memsheet.plan.plan import EIGHT_BITS, PAGED, Adapter, AdapterKind, GradientSync, OptimizerName, Plan
 from memsheet.sheet import Component
 
 SHARDED_FROM = {
@@ -21,8 +21,10 @@ SHARDED_FROM = {
 """The zero stage from which dp_shard splits a component (ZeRO, arXiv:1910.02054, section 5)."""
 
 MOMENTS = {
-    OptimizerName.ADAMW: "two {dtype} moments", OptimizerName.PAGED_ADAMW: "moments of small tensors, others in pages",
-    OptimizerName.ADAMW_8BIT: "two moments in 8 bits", OptimizerName.PAGED_ADAMW_8BIT: "maxima of 8-bit moments, which are in pages",
+    **dict.fromkeys(PAGED - EIGHT_BITS, "moments of small tensors, others in pages"), **dict.fromkeys(PAGED & EIGHT_BITS, "maxima of 8-bit moments, which are in pages"),
+    OptimizerName.ADAMW: "two {dtype} moments", OptimizerName.ADAMW_8BIT: "two moments in 8 bits", OptimizerName.ADAMW_4BIT: "two moments in 4 bits",
+    OptimizerName.ADEMAMIX: "three fp32 moments", OptimizerName.ADEMAMIX_8BIT: "three moments in 8 bits",
+    OptimizerName.RMSPROP: "one {dtype} moment", OptimizerName.RMSPROP_8BIT: "one moment in 8 bits", OptimizerName.ADAGRAD: "one {dtype} sum of squares",
     OptimizerName.LION: "one {dtype} moment", OptimizerName.LION_8BIT: "one moment in 8 bits",
     OptimizerName.SGD: "none but scalars", OptimizerName.SGD_MOMENTUM: "one {dtype} moment",
     OptimizerName.ADAFACTOR: "second moments as rows and columns", OptimizerName.MUON: "one {dtype} moment of matrices, two of the rest",
@@ -31,7 +33,7 @@ MOMENTS = {
 }  # fmt: skip
 """What an optimizer keeps between steps."""
 
-EIGHT_BIT = (OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT)
+EIGHT_BIT = EIGHT_BITS - PAGED
 
 TRAINED = {
     AdapterKind.LN_TUNING: "of the norms' copies", AdapterKind.P_TUNING: "of the tokens and the network that makes them",

@@ -117,7 +117,14 @@ def _startup_changes_by_kind(
         yield [{"serving.kv_dtype": "fp8"}]
     if request.get("quantization.weights") is not None:
         yield [
-            dict.fromkeys(("quantization.weights", "quantization.group_size", "quantization.skip"))
+            dict.fromkeys(
+                (
+                    "quantization.weights",
+                    "quantization.group_size",
+                    "quantization.skip",
+                    "quantization.experts",
+                )
+            )
         ]  # as released, which may take less
     bits = plan.quantization.weights.bits if plan.quantization is not None else plan.precision.parameters.bits
     yield [{"quantization.weights": name} for name in FEWER_BITS.get(bits, ())]

@@ -13,7 +13,7 @@ from memsheet.errors import InputError
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import Attention, ModelSpec
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import ContextParallel, Plan
 from memsheet.resolve import resolve_request
 from memsheet.search.train.lattice import Array, Rows, Tally, legal_count_rows, select_rows
 from memsheet.search.train.space import AXES, Request, Space
@@ -178,6 +178,9 @@ def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
     yield from (rows[name] > 1 for name in space.engine.arrays.asks_several)
     for kv in _groups_of_keys(space.model):
         yield np.minimum(1, ceil_div(kv, rows["tp"]) - 1)
+        if ContextParallel.ALL_TO_ALL in space.engine.context_parallel:
+            yield rows["cp"] > kv
+            yield rows["cp"] >= kv
         if not space.engine.arrays.shares_key_heads:
             yield kv % rows["tp"] != 0
     if not space.engine.arrays.adds_to_buffer:

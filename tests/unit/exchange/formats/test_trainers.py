@@ -553,3 +553,96 @@ def test_frozen_parts_of_a_model_with_a_tower(said: str, doubted: bool, tmp_path
     assert bool(found.doubt) is doubted
     frozen = [one.at for one in found.moved if one.low_bytes < 0]
     assert frozen == ([] if doubted else ["freeze_vision_tower"])
+
+
+# ---- ranks that share sequences ----------------------------------------------------------------------------
+
+SHARING_SCRIPT = """
+from accelerate import ParallelismConfig
+from accelerate.utils import DeepSpeedSequenceParallelConfig
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+parallel = ParallelismConfig(
+    dp_shard_size=2, sp_size=2, sp_backend="deepspeed",
+    sp_handler=DeepSpeedSequenceParallelConfig(sp_attn_implementation="sdpa", sp_seq_length_is_variable=True),
+)
+model = AutoModelForCausalLM.from_pretrained("unsloth/Llama-3.2-1B", dtype="bfloat16", attn_implementation="sdpa")
+args = TrainingArguments("out", bf16=True, deepspeed="ds.json", parallelism_config=parallel)
+Trainer(model=model, args=args, train_dataset=rows).train()
+"""
+STAGE_THREE = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}'
+
+
+LAUNCHER = Path(__file__).parents[3] / "configs" / "accelerate-trl-alst-ulysses-4gpu.yaml"
+
+
+def checked_plan(capsys: Any, folder: Path, *options: str) -> dict[str, Any]:
+    """The plan of a folder's files, none of which is left out."""
+    capsys.readouterr()
+    main(
+        (
+            "check",
+            str(folder),
+            "--gpus",
+            "4xH100-80GB",
+            "--seq-len",
+            "4096",
+            "--microbatch",
+            "1",
+            *options,
+            "--json",
+        )
+    )
+    found = json.loads(capsys.readouterr()[0])
+    assert found["doubt"] is None
+    plan: dict[str, Any] = found["sheet"]["plan"]
+    return plan
+
+
+def test_a_script_and_its_launcher_share_sequences_alike(capsys: Any, tmp_path: Path) -> None:
+    """And what is planned is written as it was read."""
+    script, launcher, written = (tmp_path / name for name in ("script", "launcher", "written"))
+    for folder, files in (
+        (script, {"train.py": SHARING_SCRIPT, "ds.json": STAGE_THREE}),
+        (launcher, {"a.yaml": LAUNCHER.read_text()}),
+    ):
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    first, second = checked_plan(capsys, script), checked_plan(capsys, launcher, "--model", "llama-3.2-1b")
+    (tmp_path / "plan.json").write_text(json.dumps(second))
+    assert (
+        main(
+            (
+                "export",
+                str(tmp_path / "plan.json"),
+                "--to",
+                "accelerate,deepspeed,transformers",
+                "--out",
+                str(written),
+            )
+        )
+        == 0
+    )
+    third = checked_plan(capsys, written, "--model", "llama-3.2-1b")
+    for plan, attention in ((first, "sdpa"), (second, "flash"), (third, "flash")):
+        assert (plan["mesh"]["dp_shard"], plan["mesh"]["cp"], plan["zero"]) == (2, 2, 3)
+        assert (plan["context_parallel_comm"], plan["attention"]) == ("all_to_all", attention)
+
+
+@pytest.mark.parametrize(("key", "exchange"), [("cp_size", None), ("sp_size", "all_to_all")])
+def test_degrees_in_a_script_are_no_unknown_keys(key: str, exchange: str | None) -> None:
+    made = f"TrainingArguments('out', parallelism_config=ParallelismConfig({key}=2))"
+    text = f"from transformers import TrainingArguments\n{made}\n"
+    read = read_text("train.py", text, PARSERS)
+    assert (read.request["mesh.cp"], read.request.get("context_parallel_comm")) == (2, exchange)
+    assert not read.unknown
+
+
+def test_ranks_that_exchange_heads_are_of_deepspeed_alone(capsys: Any, tmp_path: Path) -> None:
+    """accelerate reads their number nowhere else (1.15.0 accelerator.py:2155-2158, _prepare_deepspeed)."""
+    text = LAUNCHER.read_text().replace("distributed_type: DEEPSPEED", "distributed_type: FSDP")
+    (tmp_path / "a.yaml").write_text(text)
+    asked = ("--model", "llama-3.2-1b", "--gpus", "4xH100-80GB", "--seq-len", "4096", "--microbatch", "1")
+    main(("check", str(tmp_path), *asked, "--json"))
+    assert "context_parallel_comm" in json.loads(capsys.readouterr()[0])["doubt"]

@@ -82,7 +82,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((
         "liger_use_token_scaling", "chunked_cross_entropy", "flash_attn_cross_entropy", "flash_attn_fuse_mlp",
         "flash_optimum", "use_eaft", "tiled_mlp", "layer_offloading", "fused_attn_kernel", "gemma4_hybrid_attn_impl", "scaling_softmax",
-        "use_kernels", "use_onebitllms", "quantize_moe_experts", "llama4_linearized_experts", "merge_lora", "relora",
+        "use_kernels", "use_onebitllms", "llama4_linearized_experts", "merge_lora", "relora",
         "freeze_mm_modules", "embeddings_skip_upcast", "shrink_embeddings", "lora_on_cpu",
         "reward_model", "process_reward_model", "fp8", "fp8_enable_fsdp_float8_all_gather", "fp32_norms", "deepcompile",
         "auto_find_batch_size", "dense_mixer", "kd_trainer", "flash_attn_d512", "do_causal_lm_eval", "generate_samples",

@@ -286,6 +286,16 @@ def _read_load_in_4bit(value: Any, values: Values) -> Mapping[str, Any]:
     )
 
 
+def _read_quantized_experts(value: Any, values: Values) -> Mapping[str, Any]:
+    """Experts that are one parameter a layer, quantized as they are loaded (monkeypatch/moe_quant.py) where
+    the rest is.
+    """
+    quantized = _read_load_in_4bit(values.get("load_in_4bit"), values) or _read_load_in_8bit(
+        values.get("load_in_8bit"), values
+    )
+    return {"quantization.experts": True} if parse_switch(value) and quantized else {}
+
+
 def _read_load_in_8bit(value: Any, values: Values) -> Mapping[str, Any]:
     return {"quantization.weights": "int8"} if parse_switch(value) and values.get("adapter") == "lora" else {}
 
@@ -391,6 +401,7 @@ KEYS = (
         lambda a: False if a.get("adapter.dtype") == "bf16" and a["engine"] != "deepspeed" else None,
     ),
     Key(at="load_in_4bit", out=_load_in_4bit, back=_read_load_in_4bit, source=f"{S}/peft.py:37"),
+    Key(at="quantize_moe_experts", out=lambda a: True if a.get("quantization.experts") else None, back=_read_quantized_experts, source=f"{C}:923"),
     Key(at="load_in_8bit", out=lambda _: None, back=_read_load_in_8bit, source=f"{S}/peft.py:31"),
     *inside_rows(DEEPSPEED),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from memsheet.formulas.model_code.transformers.rotary_positions import (
     apply_rotary_positions,
     scale_by_position,
 )
+from memsheet.formulas.model_code.transformers.ulysses import EXCHANGED, exchanged_attention
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -61,7 +62,7 @@ def attention(
     if how.adapter_kind.before_keys:
         k, v = (after_past(r, x, f"{at.path}/{name}", how) for x, name in ((k, "k"), (v, "v")))
     core = bloom_attention if own.batched_bias else CORES[how.attention]
-    made = ring_attention(r, q, k, v, at, how) if RING in how.options else core(r, q, k, v, at, how, own)
+    made = _core_attention(r, (q, k, v), at, how, own, core)
     context, probabilities = made[0], made[1]
     if own.batched_bias:
         inside += [q, k, v, *made]
@@ -70,6 +71,22 @@ def attention(
         ".weight"
     )
     return record_linear(r, context, weights, out, "h", "a·d", how), probabilities
+
+
+def _core_attention(
+    r: Recorder,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    at: Attention,
+    how: RunConfig,
+    own: FamilyTraits,
+    core: Core,
+) -> tuple[Tensor, Tensor | None, *tuple[Tensor | None, ...]]:
+    """Over the positions that a rank has, or over those of all ranks that share a sequence."""
+    if RING in how.options:
+        return ring_attention(r, *qkv, at, how)
+    if EXCHANGED in how.options:
+        return exchanged_attention(r, qkv, at.path, how)
+    return core(r, *qkv, at, how, own)
 
 
 # ---- queries, keys and values ------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from memsheet.formulas.model_code.transformers.cross_attention import is_t5
 from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
 from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
 from memsheet.formulas.model_code.transformers.picture_towers import of_tower, tower_numerics
+from memsheet.formulas.model_code.transformers.ulysses import exchange_options
 from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention
-from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
 from memsheet.plan.workload import PassShape
 
 HEAD_ALIGNMENT = 8
@@ -24,6 +25,8 @@ def block_numerics(block: Block, plan: Plan, shape: PassShape, how: RunConfig) -
         return tower_numerics(block, plan, how)
     how = replace(how, transposed=True) if family_traits(block.kind).transposed else how
     at = block.mixers[0]
+    if plan.context_parallel is ContextParallel.ALL_TO_ALL and isinstance(at, Attention):
+        return replace(how, options=how.options | exchange_options(at, plan), by_sequences=True)
     if isinstance(at, LinearAttention):
         return replace(how, options=chunk_options(shape.tokens))
     if isinstance(

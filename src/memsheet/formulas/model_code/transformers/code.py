@@ -26,6 +26,7 @@ from memsheet.formulas.model_code.transformers.ends import (
     logits_or_states,
     loss_input,
 )
+from memsheet.formulas.model_code.transformers.experts import expert_options
 from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.first_qwen import spec_with_fused_qkv
 from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers
@@ -106,6 +107,7 @@ def _attention_axes(at: Attention, plan: Plan, shape: PassShape) -> dict[str, Co
         "s+1": shape.tokens + 1,
         "prefix": plan.past_tokens,
         "cp": plan.mesh.cp,
+        "k+": maximum(at.kv_heads, plan.mesh.cp),
         "p+s": plan.past_tokens + shape.tokens,
         "p+s8": -(-(plan.past_tokens + shape.tokens) // 8) * 8,
     }
@@ -132,7 +134,7 @@ def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     tokens = shape.sequences * shape.tokens
     return {
         "b": shape.sequences, "s": shape.tokens, **prompt_axes(plan, shape), **prefix_axes(spec, plan), "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
-        "n": spec.head.width, "s-1": shape.tokens - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
+        "n": spec.head.width, "r": plan.adapter.rank if plan.adapter else 0, "s-1": shape.tokens - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
 
 
@@ -166,7 +168,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
     return replace(
         how,
-        options=how.options | ring_options(plan),
+        options=how.options | ring_options(plan) | expert_options(plan),
         keeps_scores=softmax_keeps_input(plan.engine_version),
         asks_grad=asks,
         handed_low=casts_arguments(plan),

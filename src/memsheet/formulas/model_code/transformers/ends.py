@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memsheet.formulas.adapters import embedding_adapter
 from memsheet.formulas.model_code.transformers.encoders import class_loss, classification_logits, masked_words
 from memsheet.formulas.model_code.transformers.first_qwen import (
     SHIFTED,
@@ -24,7 +25,7 @@ from memsheet.formulas.model_code.transformers.pictures import (
 )
 from memsheet.formulas.model_code.transformers.prefixes import with_prefix
 from memsheet.formulas.model_code.transformers.prompts import is_prompt, with_prompt
-from memsheet.formulas.numerics import RunConfig, vocabulary_table
+from memsheet.formulas.numerics import RunConfig, head_adapter, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -52,9 +53,7 @@ def input_embeddings(
     prompted = len(tables) < len(embeddings.weights) and how.adapter_kind.before_text
     x = _look_up(r, first.path, "V0", how, "b", tied=tied, tokens="ids" if prompted else "s")
     if how.asks_grad:
-        x.node = x.node or Node(
-            0, "", (), [], [x.storage], lambda _: []
-        )  # where gradients are added up names the tensor
+        x.node = x.node or _asked_gradient(x)
     x = with_prompt(r, x, how) if prompted else with_prefix(r, x, how) if how.adapter_kind.before_keys else x
     rows = [
         _look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1)
@@ -69,6 +68,11 @@ def input_embeddings(
     for norm in embeddings.norms:
         x = apply_norm(r, x, norm, how)
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout), named
+
+
+def _asked_gradient(x: Tensor) -> Node:
+    """Where gradients of a tensor are added up that is asked for them, which names it."""
+    return Node(0, "", (), [], [x.storage], lambda _: [])
 
 
 def _look_up(
@@ -87,12 +91,16 @@ def _look_up(
     if how.tensor_parallel and rows == "V0":
         return _look_up_cut(r, name, how)
     table = vocabulary_table(r, path, (rows, "h"), how, joined=tied)
-    return r.apply(
+    found = r.apply(
         r.tensor(f"{name}/output", (sequences, tokens, "h"), dtype),
         (table,),
         (),
         lambda _: [r.grad((rows, "h"), dtype)],
     )
+    if how.adapter_dtype is not None and name.rpartition(".")[2] in how.adapter_targets:
+        found.node = _asked_gradient(found) if how.asks_grad else found.node
+        return embedding_adapter(r, [found], name, (rows, sequences, tokens), how.adapter_dtype)
+    return found
 
 
 def _look_up_cut(r: Recorder, name: str, how: RunConfig) -> Tensor:
@@ -120,6 +128,13 @@ def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: RunConfig, ta
     weight = vocabulary_table(r, table, ("V", "h"), how, joined=joined)
     x = r.cast(x, how.parameters, "lm_head/input") if head.wide else x
     logits = r.linear(r.spread(x, "lm_head") if how.tensor_parallel else x, weight, "V", "lm_head")
+    if (
+        how.adapter_dtype is not None
+        and table.removesuffix(".weight").rpartition(".")[2] in how.adapter_targets
+    ):
+        base = [logits]
+        del logits
+        logits = head_adapter(r, x, base, how)
     if how.tensor_parallel:
         logits = r.gathered(logits, ("b", "s", "V0"), "lm_head")
     if head.wide:

@@ -8,6 +8,7 @@ Axes: ``e`` experts, ``t`` experts of a token, ``i`` an expert's width.
 
 from __future__ import annotations
 
+from memsheet.errors import Problem
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense_feed_forward
 from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
 from memsheet.formulas.model_code.transformers.llama4 import every_expert
@@ -21,8 +22,10 @@ from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.plan.dtypes import BOOL, INT32, INT64
-from memsheet.plan.model import Moe, Weight
+from memsheet.plan.dtypes import BOOL, FP4_BNB, FP4_BNB_DOUBLE, INT32, INT64, NF4, NF4_SINGLE
+from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.model import ModelSpec, Moe, Weight
+from memsheet.plan.plan import Plan
 
 COPIES: Shape = ("b", "s", "t", "h")
 STREAM: Shape = ("b", "s", "h")
@@ -77,19 +80,65 @@ def _routed_experts_output(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, scor
     offsets = r.tensor(module + "/offsets", ("e",), INT32)
     del counts, tokens
     biases = _expert_row_biases(r, weights, "gate_up_proj", (*PAIRS, "2·i"), sorted_, how, module)
+    up = _expert_matrices(r, weights["gate_up_proj"], how, module)
     made = _grouped_expert_mm(
-        r, copies, weights["gate_up_proj"], offsets, (*PAIRS, "2·i"), biases, how, module
+        r, copies, (weights["gate_up_proj"], up), offsets, (*PAIRS, "2·i"), biases, how, module
     )
     made = (_gate_clamped if biases else _gated_activation)(r, made, ff.activation, module)
     biases = _expert_row_biases(r, weights, "down_proj", COPIES, sorted_, how, module)
-    made = _grouped_expert_mm(r, made, weights["down_proj"], offsets, COPIES, biases, how, module)
+    down = _expert_matrices(r, weights["down_proj"], how, module)
+    made = _grouped_expert_mm(r, made, (weights["down_proj"], down), offsets, COPIES, biases, how, module)
     weighted = r.mul(made, shares, module + "/weighted")
     inverse = r.tensor(module + "/inverse", PAIRS, INT64)
     ordered = _index_select_rows(r, weighted, COPIES, inverse, module + "/ordered")
     del weighted
     result = _sum_over_experts(r, ordered, module)
     del sorted_, order, inverse, copies, made, ordered, shares, biases
-    return r.cast(result, x.dtype, module + "/output")
+    result = r.cast(result, x.dtype, module + "/output")
+    del up, down  # which a cache names until the module is done
+    return result
+
+
+DEQUANTIZED = "dequantized experts"
+"""In ``RunConfig.options``: their matrices are stored in fewer bits and made whole for a module's forward
+(bitsandbytes 0.50.2 nn/parametrize.py: a parametrization, and a cache of its results while the module runs).
+"""
+
+
+def expert_options(plan: Plan) -> frozenset[str]:
+    """What of ``RunConfig.options`` a plan's quantization makes."""
+    return frozenset({DEQUANTIZED} if plan.quantization is not None and plan.quantization.experts else ())
+
+
+def expert_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What of experts in fewer bits is not modelled: kinds of layers that are not recorded here, formats of
+    another library, and states that ranks divide.
+    """
+    if plan.quantization is None or not plan.quantization.experts:
+        return []
+    kinds = {block.kind for block in spec.blocks() if isinstance(block.feed_forward, Moe)}
+    others = sorted(kinds - (ROUTED - {LLAMA4}))
+    reasons = [
+        ("has no meaning where no layer has experts", not kinds, "leave it out"),
+        (f"is not modelled of {', '.join(others)}", bool(others), "leave it out"),
+        (f"is not modelled of {plan.quantization.weights.name}", plan.quantization.weights not in FOUR_BITS, "nf4"),
+        (f"is not modelled where {plan.engine} divides them", engine_of(plan).sharding.gathers or plan.zero == 3, "zero 2"),
+    ]  # fmt: skip
+    return [
+        Problem(field="quantization.experts", value=True, reason=why, hint=hint)
+        for why, holds, hint in reasons
+        if holds
+    ]
+
+
+FOUR_BITS = (NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE)
+
+
+def _expert_matrices(r: Recorder, weight: Weight, how: RunConfig, module: str) -> Tensor:
+    """All experts' matrices: the parameter, or what is made of it."""
+    if DEQUANTIZED in how.options:
+        return r.tensor(f"{module}/dequantized", tuple(weight.shape), how.parameters)
+    return r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains)
 
 
 def _gated_activation(r: Recorder, both: Tensor, activation: str, module: str) -> Tensor:
@@ -157,7 +206,7 @@ def _index_select_rows(r: Recorder, x: Tensor, shape: Shape, by: Tensor, path: s
 def _grouped_expert_mm(
     r: Recorder,
     x: Tensor,
-    weight: Weight,
+    of: tuple[Weight, Tensor],
     offsets: Tensor,
     out: Shape,
     biases: Tensor | None,
@@ -167,8 +216,8 @@ def _grouped_expert_mm(
     """Each row times its expert's matrix and, in place, its bias, in the matrices' dtype, which autocast
     leaves alone (integrations/moe.py:374-381).
     """
+    weight, matrices = of
     name = f"{module}/{weight.path.rpartition('.')[2]}"
-    matrices = r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains)
     x = r.cast(x, how.parameters, name + "_input")
     shape, dtype, trains, needs = x.shape, x.dtype, matrices.needs_grad, x.needs_grad
 

@@ -8,6 +8,7 @@ from memsheet.formulas.model_code.transformers.blocks import unmodelled_block_re
 from memsheet.formulas.model_code.transformers.cross_attention import is_t5
 from memsheet.formulas.model_code.transformers.encoders import unmodelled_head
 from memsheet.formulas.model_code.transformers.ends import HEADS
+from memsheet.formulas.model_code.transformers.experts import expert_problems
 from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.language_stacks import (
     language_blocks,
@@ -19,6 +20,7 @@ from memsheet.formulas.model_code.transformers.picture_problems import picture_p
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures
 from memsheet.formulas.model_code.transformers.prefixes import prefix_problems
 from memsheet.formulas.model_code.transformers.ring import ring_problems
+from memsheet.formulas.model_code.transformers.ulysses import exchange_problems
 from memsheet.plan.dtypes import INT8
 from memsheet.plan.engine_registry import MODELLED, engine_of, find_engine
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec
@@ -90,6 +92,8 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *_idle_dropout(spec, plan),
         *prefix_problems(spec, plan),
         *ring_problems(spec, plan),
+        *exchange_problems(spec, plan),
+        *expert_problems(spec, plan),
         *sparse_problems(spec, plan),
     ]
 

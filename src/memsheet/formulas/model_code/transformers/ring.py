@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count, agreed, ceil_div
 from memsheet.errors import Problem
+from memsheet.formulas.model_code.transformers.ulysses import EXCHANGED
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -15,7 +16,7 @@ from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP16, FP32, INT64, DType
 from memsheet.plan.model import Attention, ModelSpec
-from memsheet.plan.plan import AttentionKind, Loss, Plan
+from memsheet.plan.plan import AttentionKind, ContextParallel, Loss, Plan
 from memsheet.references import TRANSFORMERS, formula
 
 RING = "ring"
@@ -40,7 +41,7 @@ def ring_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     refuses.
     """
     degree, low = plan.mesh.cp, plan.precision.compute
-    if plan.context_parallel is None:
+    if plan.context_parallel is None or plan.context_parallel is ContextParallel.ALL_TO_ALL:
         return []
     mixers = spec.mixers()
     plain = all(isinstance(at, Attention) and at.causal and not (at.window or at.chunk) for at in mixers)
@@ -81,6 +82,8 @@ def ring_options(plan: Plan) -> frozenset[str]:
     """What of ``RunConfig.options`` a plan's ranks make."""
     if plan.context_parallel is None:
         return frozenset()
+    if plan.context_parallel is ContextParallel.ALL_TO_ALL:
+        return frozenset({EXCHANGED})
     return frozenset({RING, LONG} if agreed(plan.mesh.cp > PIECES) else {RING})
 
 
@@ -92,6 +95,9 @@ def shared_inputs(plan: Plan, tokens: Count, sequences: Count) -> dict[str, Coun
     """Bytes of a batch of which a rank has ``tokens`` bytes of ids: whole, for it is cut in place, positions
     of one sequence, the parts, and which pieces they are (torch's _context_parallel_buffers).
     """
+    # a part of each comes from the host (DeepSpeed edaa722 ulysses_sp.py:668-706)
+    if plan.context_parallel is ContextParallel.ALL_TO_ALL:
+        return dict.fromkeys(("input_ids", "shift_labels", "position_ids"), tokens)
     whole = tokens * plan.mesh.cp
     places = whole * INT64.nbytes(1) // sequences
     return {

@@ -16,6 +16,7 @@ from memsheet.formulas.model_code.transformers.mixers import other_masks, other_
 from memsheet.formulas.model_code.transformers.picture_towers import kept_beside
 from memsheet.formulas.model_code.transformers.ring import RING
 from memsheet.formulas.model_code.transformers.rotary_positions import lowers_tables
+from memsheet.formulas.model_code.transformers.ulysses import EXCHANGED
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.dtypes import BOOL, FP32
@@ -69,7 +70,7 @@ def _table_sizes(spec: ModelSpec, shape: PassShape, how: RunConfig, *, copied: b
             at.rotary_dim // (2 if at.sinks else 1),
             kind in TABLES_BY_KIND and at.window is not None,
             FP32 if family_traits(kind).wide_tables else how.stream,
-            family_traits(kind).tables_each or RING in how.options,
+            family_traits(kind).tables_each or bool({RING, EXCHANGED} & how.options),
         )
         for kind, at in attention_mixers(spec)
         if at.rotary_dim
