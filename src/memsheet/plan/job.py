@@ -81,8 +81,8 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logits:
-    """Whole logits of ``tokens`` positions (None: of all that the phase's plan brings in), as ``per_logit``
-    bytes of each.
+    """Whole logits of ``tokens`` positions of a rank (None: of all that the phase's plan brings to it), as
+    ``per_logit`` bytes of each.
     """
 
     tokens: int | None

@@ -350,9 +350,10 @@ def _has_fused_kernels(values: Values) -> bool:
 def _read_logits(values: Values, plan: Mapping[str, int], each: tuple[int, int, int]) -> dict[str, Any]:
     if _has_fused_kernels(values):
         return {}
-    size = each if is_sharded(values) else MEGATRON_LOGITS
-    tokens = plan.get("microbatch", 0) * plan.get("seq_len", 0)
-    return {"logits": logits_key(tokens, size, "of all tokens, read only (workers/actor/dp_actor.py:240)")}
+    why = "of all tokens, read only (workers/actor/dp_actor.py:240)"
+    if not is_sharded(values):  # whose sequences ranks may share
+        return {"logits": {"bytes": list(MEGATRON_LOGITS), "why": why}}
+    return {"logits": logits_key(plan.get("microbatch", 0) * plan.get("seq_len", 0), each, why)}
 
 
 def _learnt_logits(values: Values) -> dict[str, Any]:
