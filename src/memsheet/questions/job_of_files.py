@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from math import gcd
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -22,11 +23,21 @@ from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.factory_ppo import factory_ppo_document
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
-from memsheet.jobs.templates.planned import Made, Sizes
-from memsheet.jobs.templates.preferences import AXOLOTL, FACTORY, SCRIPTS, TRL, preference_document
+from memsheet.jobs.templates.planned import Held, Made, Sizes
+from memsheet.jobs.templates.preferences import (
+    AXOLOTL,
+    FACTORY,
+    SCRIPTS,
+    SWIFT,
+    TRL,
+    preference_document,
+)
 from memsheet.jobs.templates.prime_rl import prime_rl_job
 from memsheet.jobs.templates.roll import roll_job
 from memsheet.jobs.templates.slime import slime_job
+from memsheet.jobs.templates.swift import swift_gkd_job, swift_grpo_job
+from memsheet.jobs.templates.swift_megatron import swift_megatron_job
+from memsheet.jobs.templates.swift_rollout import answer_tokens
 from memsheet.jobs.templates.trl_values import (
     ANSWERS_OF,
     OF_ANSWERS,
@@ -44,7 +55,8 @@ from memsheet.plan.document import asked_as, plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.job import WITH_OUTPUT, answer_job
-from memsheet.questions.named_models import is_surely_bundled, likely_name
+from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
+from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.sheet import Component, Instant, Item
 
@@ -177,6 +189,11 @@ def _answer_or_plainer(
             return answer_job(document, where, known=known), tuple(words)
         except InputError as error:
             fields = dict.fromkeys(problem.field for problem in error.problems)
+            stands = _plainer_models(document, error, known)
+        if stands:
+            known = {**known, **{name: made for name, (made, _) in stands.items()}}
+            words += [f"{name}: {told}" for name, (_, told) in stands.items()]
+            continue
         plainer = deepcopy(dict(document))
         left = [field for field in fields if _leaves_out(plainer["roles"], field)]
         if not left:
@@ -184,6 +201,23 @@ def _answer_or_plainer(
         words += [f"{field.removeprefix('roles.')} is not counted" for field in left]
         document = plainer
     return None
+
+
+def _plainer_models(
+    document: Mapping[str, Any], error: InputError, known: Mapping[str, ModelSpec]
+) -> dict[str, tuple[ModelSpec, str]]:
+    """Plainer models, by their names, for those of roles that train or are read and that nobody accounts
+    under their engine, and what is told of each.
+    """
+    named = [role["model"] for role in document["roles"].values() if role["plan"].get("task") == "train"]
+    found = {}
+    for name in dict.fromkeys(one for one in named if one not in known):
+        spec = model_of(name)
+        own = [one for one in error.problems if spec is not None and one.value == spec.name]
+        stands = plainer_model(spec, own) if spec is not None and own else None
+        if stands is not None:
+            found[name] = stands
+    return found
 
 
 def _leaves_out(roles: dict[str, Any], field: str) -> bool:
@@ -204,7 +238,13 @@ def _where_placed(document: Mapping[str, Any], ask: Mapping[str, Any], cluster: 
     places = document.get("placement", {}).values()
     count = max((first + many for first, many in places), default=0)
     if count and where["cluster"] is None and count != cluster.count:
-        where |= {"gpus": f"{count}x{cluster.device.name}", "nodes": None, "per_node": None}
+        each = gcd(cluster.per_node, *(end for first, many in places for end in (first, many)))
+        fills = count <= cluster.per_node or count % cluster.per_node == 0
+        where |= {
+            "gpus": f"{count}x{cluster.device.name}",
+            "nodes": None,
+            "per_node": None if fills else each,
+        }
     return where
 
 
@@ -433,10 +473,67 @@ def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
     return _job_of_preferences(FACTORY, read, answer)
 
 
+OF_SWIFT, SWIFT_MEGATRON = "$.method", "swift-megatron"
+"""ms-swift's key of a method, and the name of its format over Megatron-Core."""
+SWIFT_STEP = 16
+"""Sequences of a step that it fills up where nothing is said (swift/trainers/arguments.py)."""
+
+
+def _job_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+    """Of ms-swift's ``swift rlhf``; nothing of a fine-tuning."""
+    plan, model, method = (
+        plan_document(answer.plan),
+        asked_as(answer.model),
+        read.values.get("rlhf_type", "dpo"),
+    )
+    if read.values.get(OF_SWIFT) != "rlhf":
+        return None
+    if method == "ppo":
+        return _ppo_of_swift(read, answer, ask)
+    make = {"grpo": swift_grpo_job, "gkd": swift_gkd_job}.get(str(method))
+    if make is None:
+        return _job_of_preferences(SWIFT, read, answer)
+    return make(
+        read.values, plan, model, _sizes_of(answer), _held_by(answer), token_elements=_token_elements(answer),
+        length=_said_length(answer),
+    )  # fmt: skip
+
+
+def _job_of_swift_megatron(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    plan, model, said = plan_document(answer.plan), asked_as(answer.model), _said_length(answer) is not None
+    return swift_megatron_job(read.values, plan, model, _sizes_of(answer), _held_by(answer), said=said)
+
+
+def _ppo_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+    """TRL's own trainer, with adapters on its critic, too (modelscope/ms-swift 3602360
+    swift/pipelines/train/rlhf.py:112, swift/rlhf_trainers/ppo_trainer.py).
+    """
+    plan, rows = plan_document(answer.plan), int(answer.plan.training.microbatch)
+    filled = -(-SWIFT_STEP // (rows * int(answer.plan.mesh.data_parallel)))
+    own = {
+        **read.values, "@seq_len": _said_length(answer), "response_length": answer_tokens(read.values),
+        "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps") or max(1, filled),
+    }  # fmt: skip
+    made = ppo_document(
+        own, plan, asked_as(answer.model), answer.model.vocab, _token_elements(answer), adapted_critic=True
+    )
+    made = _with_critic_at_once(made, ask) if made else None
+    return made and made._replace(accounted=frozenset({"reward_model", "ref_model"}))
+
+
+def _held_by(answer: Answer) -> Held:
+    """What the model that trains holds between its steps."""
+    sheet = worst_sheet(answer.sheets)
+    rests = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS)
+    held = [int(sheet.of(one, instant=Instant.LOAD).value) for one in rests]
+    return Held(held[0], held[1], held[2], int(answer.plan.precision.compute.nbytes(answer.parameters)))
+
+
 MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
     VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
     AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
     SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)), PRIME_RL: (ROLES, _of_launcher(prime_rl_job)),
-    AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)),
+    AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)), SWIFT: (OF_SWIFT, _job_of_swift),
+    SWIFT_MEGATRON: (OF_SWIFT, _job_of_swift_megatron),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

@@ -19,6 +19,15 @@ class Sizes(NamedTuple):
     layers: int = 0
 
 
+class Held(NamedTuple):
+    """Bytes of what trains on a card between its steps, and of all its weights in the dtype of products."""
+
+    parameters: int
+    master: int
+    gradients: int
+    weights: int
+
+
 class Made(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
     long as the longest, which shorter ones may be, what else is counted that may not be there, and further

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.jobs.templates.generation import generating_phase, own_generation
 from memsheet.jobs.templates.option import option_refusal
 from memsheet.jobs.templates.planned import (
     Made,
@@ -96,9 +97,14 @@ def generating_document(
     if options["vllm"] == "colocate":
         roles["rollout"] = {"model": model, "plan": rollout_plan(options), "process": "trainer"}
     elif own:
-        roles["rollout"] = _own_generation(actor, options, model)
+        rows, length = (
+            _generated_rows(options),
+            options["max_prompt_length"] + options["max_completion_length"],
+        )
+        new = options["max_completion_length"]
+        roles["rollout"] = own_generation({**actor, "seq_len": length}, model, rows=rows, new=new)
         phases = [
-            _generating(actor, options, token_elements),
+            generating_phase(actor, token_elements * rows * length),
             *({**one, "residents": {"rollout": "absent"}} for one in phases),
         ]
     rewards = _reward_roles(values, actor)
@@ -203,47 +209,6 @@ def _generated_rows(options: Mapping[str, Any]) -> int:
     return int(options["per_device_train_batch_size"]) * int(
         options["steps_per_generation"] or options["gradient_accumulation_steps"]
     )
-
-
-def _own_generation(actor: Mapping[str, Any], options: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The model that generates itself, with the trainer's own tensors; where ZeRO divides them, with a whole
-    copy that is gathered (models/utils.py, unwrap_model_for_generation).
-    """
-    prompt, rows = options["max_prompt_length"], _generated_rows(options)
-    width = (actor.get("precision") or {}).get("compute", "bf16")
-    serving = {
-        "max_model_len": prompt + options["max_completion_length"],
-        "max_sequences": rows,
-        "prompt_tokens": prompt,
-    }
-    plan = {
-        "task": "infer",
-        "engine": "transformers",
-        "precision": {"parameters": width, "compute": width},
-        "serving": serving,
-    }
-    gathered = actor.get("engine") == "deepspeed" and actor.get("zero") == 3
-    return {
-        "model": model,
-        "plan": plan,
-        "process": "trainer",
-        **({} if gathered else {"weights_of": "actor"}),
-    }
-
-
-def _generating(actor: Mapping[str, Any], options: Mapping[str, Any], token_elements: int) -> dict[str, Any]:
-    """The phase of it. Beside weights in fp32 keys are turned in fp32 and values are not: half as much of the
-    cache again, and as much again at the most.
-    """
-    phase: dict[str, Any] = {"name": "gen", "active": "rollout"}
-    if (actor.get("precision") or {}).get("parameters") == "fp32":
-        tokens = _generated_rows(options) * (options["max_prompt_length"] + options["max_completion_length"])
-        cache = 2 * token_elements * tokens
-        why = "keys that rotary angles in fp32 make fp32, and values at the most"
-        phase["items"] = [
-            {"component": "kv_cache", "path": "cache_in_fp32", "bytes": [0, cache // 2, cache], "why": why}
-        ]
-    return phase
 
 
 OF_ANSWERS = "distillation"
@@ -402,9 +367,15 @@ OF_REWARD, OF_RESPONSE = "EleutherAI/pythia-160m", 53
 
 
 def ppo_document(
-    values: Values, plan: Mapping[str, Any], model: str, vocab: int, token_elements: int
+    values: Values,
+    plan: Mapping[str, Any],
+    model: str,
+    vocab: int,
+    token_elements: int,
+    *,
+    adapted_critic: bool = False,
 ) -> Made | None:
-    """The job of ``PPOTrainer``: policy and critic are one module, whose passes are both saved before either
+    """The job of ``PPOTrainer``, with adapters on its critic, too, where a program puts them there: policy and critic are one module, whose passes are both saved before either
     goes back; nothing of it is recomputed, whatever is said, as its own loop never asks for that
     (experimental/ppo/ppo_trainer.py:272-296, 574-900). A copy of the policy and a reward model stand beside.
     """
@@ -426,7 +397,7 @@ def ppo_document(
         return None
     said = isinstance(values.get("@seq_len"), int)
     actor |= {"seq_len": values["@seq_len"] if said else PROMPT + new, "recompute": {"mode": "none"}}
-    whole = {key: held for key, held in actor.items() if key != "adapter"}
+    whole = {key: held for key, held in actor.items() if adapted_critic or key != "adapter"}
     roles: dict[str, Any] = {
         "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"},
         "critic": {"model": reward, "plan": whole, "trained": True, "process": "trainer", "head": "values"},
