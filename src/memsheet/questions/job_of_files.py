@@ -38,6 +38,7 @@ from memsheet.jobs.templates.slime import slime_job
 from memsheet.jobs.templates.swift import swift_gkd_job, swift_grpo_job
 from memsheet.jobs.templates.swift_megatron import swift_megatron_job
 from memsheet.jobs.templates.swift_rollout import answer_tokens
+from memsheet.jobs.templates.trl_students import STUDENTS, regressing_document, student_document
 from memsheet.jobs.templates.trl_values import (
     ANSWERS_OF,
     OF_ANSWERS,
@@ -327,9 +328,13 @@ def _job_of_method(
 ) -> Made | None:
     plan, model = plan_document(answer.plan), asked_as(answer.model)
     method = AS_GRPO.get(method, method)
+    elements, sizes, said = _token_elements(answer), _sizes_of(answer), _said_length(answer)
+    if method in STUDENTS:
+        return student_document(method, {**values, "@seq_len": said}, plan, model, elements, sizes)
     if method in OF_METHODS:
-        values = {**values, "@seq_len": _said_length(answer)}
-        return generating_document(method, values, plan, model, _token_elements(answer))
+        return generating_document(method, {**values, "@seq_len": said}, plan, model, elements, sizes)
+    if method in REGRESSED:
+        return regressing_document({**values, "@seq_len": said}, plan, model, elements)
     if method in ASYNCHRONOUS:
         own = {**values, "@seq_len": _said_length(answer)}
         return asynchronous_document(own, plan, model, answer.model.vocab)
@@ -339,7 +344,7 @@ def _job_of_method(
         teacher = next(
             (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
         )
-        return distilling_document(method, values, plan, model, teacher) if teacher else None
+        return distilling_document(method, values, plan, model, teacher, sizes) if teacher else None
     if method in ONLINE:
         return online_document(method, values, plan, model)
     if method == "PPO":
@@ -401,6 +406,7 @@ AS_GRPO: Mapping[str, str] = dict.fromkeys(("GMPO", "GRPOWithReplayBuffer"), "GR
 beside (huggingface/trl f2cd577 trl/experimental/gmpo, grpo_with_replay_buffer).
 """
 ASYNCHRONOUS = ("asynchronous GRPO", "AsyncGRPO")
+REGRESSED = ("A2PO", "A*-PO")
 
 
 def _job_of_preferences(
@@ -462,7 +468,8 @@ def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
             "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps"),
         }
         plan = plan_document(answer.plan)
-        return generating_document("GRPO", own, plan, asked_as(answer.model), _token_elements(answer))
+        elements, sizes = _token_elements(answer), _sizes_of(answer)
+        return generating_document("GRPO", own, plan, asked_as(answer.model), elements, sizes)
     return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
 
 

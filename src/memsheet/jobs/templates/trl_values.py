@@ -11,15 +11,24 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.jobs.templates.generation import generating_phase, own_generation
+from memsheet.jobs.templates.liger import head_gradient_items, student_chunk_items
 from memsheet.jobs.templates.option import option_refusal
 from memsheet.jobs.templates.planned import (
     Made,
+    Sizes,
     planned_actor,
     planned_reference,
     planned_reward,
     ranks_of_data,
 )
 from memsheet.jobs.templates.trl import GRPO, PROMPT, grpo_notes, grpo_phases, has_reference, rollout_plan
+from memsheet.jobs.templates.trl_colocated import (
+    ONLINE_SHARE,
+    SHARES,
+    UNSAID_MODE,
+    serves_beside,
+    vllm_beside,
+)
 
 Values = Mapping[str, Any]
 RLOO = {
@@ -30,15 +39,16 @@ RLOO = {
 """Its own defaults (trainer/rloo_config.py:297, 494); it runs the same passes
 (trainer/rloo_trainer.py:1458-1480).
 """
-OF_METHODS = {"GRPO": GRPO, "RLOO": RLOO}
+SHORT = {**GRPO, "max_completion_length": GRPO["max_completion_length"]._replace(usual=256)}
+"""Answers of those that are taught by themselves (experimental/sdpo/sdpo_config.py:299,
+experimental/sdft/sdft_config.py:224, experimental/ssd/ssd_config.py:131).
+"""
+OF_METHODS = {"GRPO": GRPO, "RLOO": RLOO, "MiniLLM": GRPO, **dict.fromkeys(("SDPO", "SDFT", "SSD"), SHORT)}
 OTHER_GENERATION = ("use_transformers_paged", "use_transformers_continuous_batching")
 """With a cache in blocks, which nobody accounts (trainer/grpo_config.py:171)."""
 OWN_ENGINES = ("transformers", "deepspeed")
 """Under which a model generates with whole layers; FSDP gathers them one by one."""
 UNSAID_PROMPT = f"nothing says how long prompts are: counted with {PROMPT} tokens (--seq-len says a row's)"
-UNSAID_MODE = (
-    "vllm_mode is not said: counted on the same cards, as releases since 1.0 take it, and on others' before"
-)
 DISTILLED: Mapping[str, tuple[int, int]] = {"widened": (36, 68), "computed": (18, 34)}
 """Bytes of a logit of the student: of both ends of the divergence, and between them (experimental/gkd/
 gkd_trainer.py:216-300: logits and their logarithms of both models, two stacked mixtures, three divergences).
@@ -48,7 +58,7 @@ OF_SFT = 1024
 
 
 def generating_document(
-    method: str, values: Values, plan: Mapping[str, Any], model: str, token_elements: int
+    method: str, values: Values, plan: Mapping[str, Any], model: str, token_elements: int, sizes: Sizes
 ) -> Made | None:
     """The job of ``GRPOTrainer`` or ``RLOOTrainer``. ``plan``: of what trains, as its own sheet has it;
     ``token_elements``: what one token adds to the cache of a model that generates by itself.
@@ -94,6 +104,11 @@ def generating_document(
         for one in grpo_phases(options)
         if not own or one["name"] != "old_log_prob" or _reads_first(method, values)
     ]
+    if not whole and method == "GRPO":
+        phases[-1] = {
+            **phases[-1],
+            "items": [*phases[-1].get("items", ()), *head_gradient_items(sizes, actor)],
+        }
     if options["vllm"] == "colocate":
         roles["rollout"] = {"model": model, "plan": rollout_plan(options), "process": "trainer"}
     elif own:
@@ -221,21 +236,14 @@ ANSWERS_OF: Mapping[str, tuple[str, int]] = {
 APART = "vLLM has cards of its own, which are not counted here: `memsheet infer --engine vllm`"
 
 
-def _serves_beside_trainer(values: Values) -> bool:
-    """Whether vLLM may be on the trainer's cards, which these jobs do not account."""
-    return values.get("use_vllm") not in (None, False) and values.get("vllm_mode") != "server"
-
-
 def distilling_document(
-    method: str, values: Values, plan: Mapping[str, Any], model: str, teacher: str
+    method: str, values: Values, plan: Mapping[str, Any], model: str, teacher: str, sizes: Sizes
 ) -> Made | None:
     """The job of ``GKDTrainer``, ``GOLDTrainer`` and ``DistillationTrainer``: a student, and a teacher whose
     logits stand beside its own. It generates without a cache where layers are recomputed
     (experimental/gkd/gkd_trainer.py:185; experimental/gold/gold_trainer.py:2249-2300, 2575-2600). None where
-    vLLM generates on its cards.
+    a number of a server beside it is none.
     """
-    if _serves_beside_trainer(values):
-        return None
     actor, _ = planned_actor(plan)
     answer, usual = ANSWERS_OF[method]
     new = values.get(answer, usual)
@@ -249,9 +257,28 @@ def distilling_document(
         "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}, "teacher": planned_reference(actor, teacher),
     }  # fmt: skip
     phase: dict[str, Any] = {"name": "update_actor", "active": "actor"}
-    if values.get("use_liger_kernel") is not True:
-        ends, between = DISTILLED["computed" if actor["engine"] == "deepspeed" else "widened"]
-        each = ends if values.get("beta", 0.5) in (0, 1) else between
+    phases: list[dict[str, Any]] = [phase]
+    words: list[str] = []
+    if method in SHARES and serves_beside(values):
+        rows, rounds = actor.get("microbatch"), values.get("gradient_accumulation_steps", 1)
+        sequences = rows * rounds if isinstance(rows, int) and isinstance(rounds, int) else None
+        own = length if method == "GOLD" else None
+        longest = values.get("vllm_max_model_length") or own
+        beside = vllm_beside(values, model, sequences=sequences, longest=longest, share=SHARES[method])
+        if beside is None:
+            return None
+        roles["rollout"] = beside.role
+        phase |= beside.more
+        phases[:0] = beside.phases
+        words += beside.words
+    between = values.get("beta", 0.5) not in (0, 1)
+    if values.get("use_liger_kernel") is True:
+        tokens = int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or OF_SFT)
+        items = student_chunk_items(sizes, tokens, between=between)
+        phase["items"] = [*phase.get("items", ()), *items]
+    else:
+        ends, middle = DISTILLED["computed" if actor["engine"] == "deepspeed" else "widened"]
+        each = middle if between else ends
         more = (
             -(-each * (length + new) // length)
             if isinstance(length, int) and isinstance(new, int)
@@ -261,17 +288,20 @@ def distilling_document(
             "bytes": [ends // 2, each, more],
             "why": "of student and teacher, their logarithms and divergences",
         }
-    words = []
     if values.get("teacher_model_init_kwargs") is None:
         words.append("the teacher is counted in the width of the student's weights, and loaded in its own")
     if values.get("use_uld_loss") is True:
         words.append("the loss over two vocabularies is counted as over the student's")
     document = {
-        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": [phase], "notes": [APART] if values.get("use_vllm") is True else [],
+        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": phases, "notes": [APART] if _is_served_apart(values) else [],
     }  # fmt: skip
     if method == OF_ANSWERS and values.get("@seq_len") is None:
         words.append(UNSAID_PROMPT)
     return Made(document, tuple(words))
+
+
+def _is_served_apart(values: Values) -> bool:
+    return values.get("use_vllm") is True and not serves_beside(values)
 
 
 ONLINE: Mapping[str, tuple[str, int]] = {
@@ -289,8 +319,6 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
     generates by itself has fewer bytes a row than the step that follows.
     """
     name, answers = ONLINE[method]
-    if _serves_beside_trainer(values):
-        return None
     actor, _ = planned_actor(plan)
     sizes = [values.get("max_length", 512), values.get("max_new_tokens", 64), actor.get("microbatch")]
     length, new, rows = (one if isinstance(one, int) and one > 0 else 0 for one in sizes)
@@ -312,9 +340,19 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
         "bytes": [low, value, max(most, value)],
         "why": "of whole rows, and logarithms of the answers' with their gradients",
     }
-    phases = [{"name": "update_actor", "active": "actor", "logits": logits}]
+    update: dict[str, Any] = {"name": "update_actor", "active": "actor", "logits": logits}
+    phases = [update]
     words = (*_open_words(values, served=False, said=True), *_width_words(rewards, actor))
-    notes = [APART] if values.get("use_vllm") is True else []
+    if serves_beside(values):
+        tensor = values.get("vllm_tensor_parallel_size", 1)
+        sequences = rows * tensor if isinstance(tensor, int) else None
+        beside = vllm_beside(values, model, sequences=sequences, longest=length + new, share=ONLINE_SHARE)
+        if beside is None:
+            return None
+        roles["rollout"] = beside.role
+        phases = [*beside.phases, {**update, **beside.more}]
+        words = (*words, *beside.words)
+    notes = [APART] if _is_served_apart(values) else []
     document = {"schema": "memsheet/job/1", "name": name, "roles": roles, "phases": phases, "notes": notes}
     return Made(document, words, over_words=(OF_REWARDS,) if rewards else ())
 
