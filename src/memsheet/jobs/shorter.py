@@ -7,6 +7,16 @@ from copy import deepcopy
 from typing import Any
 
 MOST_HALVES = 5
+GENERATED = ("max_model_len", "prompt_tokens")
+"""Lengths of what a model generates between its own steps, whose cache is as long as its rows."""
+
+
+def is_own_generation(role: Mapping[str, Any]) -> bool:
+    """Whether a role generates with the trainer's own code, whose cache grows with its rows; a server's pool
+    is there whatever they are.
+    """
+    plan = role["plan"]
+    return bool(plan.get("task") == "infer" and plan.get("engine") == "transformers")
 
 
 def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any]:
@@ -18,6 +28,10 @@ def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any
         if isinstance(plan.get("seq_len"), int):
             plan["seq_len"] = max(1, plan["seq_len"] // part)
             plan.pop("global_batch", None)
+    for serving in (
+        role["plan"].get("serving", {}) for role in changed["roles"].values() if is_own_generation(role)
+    ):
+        serving |= {at: max(1, serving[at] // part) for at in GENERATED if isinstance(serving.get(at), int)}
     return _with_fewer_logits(changed, part)
 
 

@@ -18,7 +18,7 @@ from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.frozen import replace
-from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
+from memsheet.jobs.shorter import MOST_HALVES, is_own_generation, tokens_at_once, with_shorter_rows
 from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.factory_ppo import factory_ppo_document
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
@@ -85,9 +85,15 @@ class JobOfFiles(NamedTuple):
     @property
     def least_bytes(self) -> int:
         """What the fullest card holds at the least, however short its rows are."""
+        roles = (self.answer.job or {}).get("roles", {})
+        own = tuple(f"{name}/" for name, role in roles.items() if is_own_generation(role))
         return max(
             int(
-                sum(item.at[when].low for item in sheet.items if when in item.at and not _of_rows(item, when))
+                sum(
+                    item.at[when].low
+                    for item in sheet.items
+                    if when in item.at and not _of_rows(item, when) and not _is_cache_of(own, item)
+                )
             )
             for sheet in self.answer.sheets
             for when in sheet.instants
@@ -133,6 +139,10 @@ OF_ROWS = (
 def _of_rows(item: Item, when: Instant) -> bool:
     """Whether its size follows the tokens that a pass has."""
     return item.component in OF_ROWS and when.step is not Instant.OPTIMIZER_STEP
+
+
+def _is_cache_of(roles: tuple[str, ...], item: Item) -> bool:
+    return item.component is Component.KV_CACHE and item.path.startswith(roles)
 
 
 def job_of_files(

@@ -179,4 +179,4 @@ def regressing_document(
     ]  # fmt: skip
     document = {"schema": "memsheet/job/1", "name": "trl-a2po", "roles": roles, "phases": phases, "notes": []}
     words = () if isinstance(said, int) or values.get("max_prompt_length") else (UNSAID_PROMPT,)
-    return Made(document, words)
+    return Made(document, words, shorter_rows=True)

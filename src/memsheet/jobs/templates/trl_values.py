@@ -136,7 +136,7 @@ def generating_document(
         "notes": [] if own else grpo_notes(options),
     }
     words = (*_open_words(values, served=served, said=said), *_width_words(rewards, actor))
-    return Made(document, words, over_words=(OF_REWARDS,) if rewards else ())
+    return Made(document, words, shorter_rows=True, over_words=(OF_REWARDS,) if rewards else ())
 
 
 def _reads_first(method: str, values: Values) -> bool:
@@ -297,7 +297,7 @@ def distilling_document(
     }  # fmt: skip
     if method == OF_ANSWERS and values.get("@seq_len") is None:
         words.append(UNSAID_PROMPT)
-    return Made(document, tuple(words))
+    return Made(document, tuple(words), shorter_rows=True)
 
 
 def _is_served_apart(values: Values) -> bool:
@@ -354,7 +354,7 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
         words = (*words, *beside.words)
     notes = [APART] if _is_served_apart(values) else []
     document = {"schema": "memsheet/job/1", "name": name, "roles": roles, "phases": phases, "notes": notes}
-    return Made(document, words, over_words=(OF_REWARDS,) if rewards else ())
+    return Made(document, words, shorter_rows=True, over_words=(OF_REWARDS,) if rewards else ())
 
 
 HEAD_WORDS, OF_HEAD = 8192, (0, 6, 16)

@@ -104,3 +104,28 @@ def test_ligers_loss_has_its_own_gradients(tmp_path: Path) -> None:
         last = phases_by_name(found)["update_actor"]
         assert "logits" not in last
         assert [one["path"] for one in last["items"]] == ["liger"]
+
+
+def test_answers_that_may_be_shorter_stop_nobody(tmp_path: Path) -> None:
+    """Neither what is learnt from nor the cache of a model that generates itself is as long as it may be."""
+    found = student(tmp_path, "SSD", "gradient_accumulation_steps=64")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result.name == "FITS"
+    (tmp_path / "run.py").write_text((tmp_path / "run.py").read_text().replace("length=256", "length=65536"))
+    long = memsheet.check(tmp_path / "run.py", gpus="1xA100-80GB")
+    assert long.answer is not None
+    assert long.answer.verdict is not None
+    assert long.answer.verdict.result.name == "UNCERTAIN"
+    assert "may have at the most" in long.doubt
+
+
+def test_a_head_that_labels_steps_stands_alone(tmp_path: Path) -> None:
+    text = SCRIPT.format("PRM", "", MODEL, "").replace(
+        "max_completion_length=256, max_prompt_length=512, ", "max_length=512"
+    )
+    (tmp_path / "run.py").write_text(text)
+    found = memsheet.check(tmp_path / "run.py", gpus="1xA100-80GB")
+    assert found.answer is not None
+    assert found.answer.model.head.kind == "none"
+    assert "PRM" not in found.doubt
