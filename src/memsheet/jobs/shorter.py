@@ -35,6 +35,37 @@ def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any
     return _with_fewer_logits(changed, part)
 
 
+def with_rows_of(document: Mapping[str, Any], tokens: int, counted: int) -> dict[str, Any]:
+    """The document with rows of ``tokens`` in place of ``counted``, and whatever is of rows in proportion."""
+    changed = deepcopy(dict(document))
+    for plan in _training_plans(changed):
+        _set_in_proportion(plan, ("seq_len",), tokens, counted)
+    for role in changed["roles"].values():
+        if role["plan"].get("task") == "infer" and isinstance(role["plan"].get("serving"), dict):
+            _set_in_proportion(role["plan"]["serving"], GENERATED, tokens, counted)
+    return _with_logits_of(changed, tokens, counted)
+
+
+def with_so_many_rows(document: Mapping[str, Any], rows: int, counted: int) -> dict[str, Any]:
+    """The document with micro-batches of ``rows`` in place of ``counted``, of a step that is as many."""
+    changed = deepcopy(dict(document))
+    for plan in _training_plans(changed):
+        _set_in_proportion(plan, ("microbatch",), rows, counted)
+        plan.pop("global_batch", None)
+    return _with_logits_of(changed, rows, counted)
+
+
+def _set_in_proportion(held: dict[str, Any], names: tuple[str, ...], more: int, counted: int) -> None:
+    held |= {at: max(1, -(-held[at] * more // counted)) for at in names if isinstance(held.get(at), int)}
+
+
+def _with_logits_of(document: dict[str, Any], more: int, counted: int) -> dict[str, Any]:
+    for phase in document["phases"]:
+        if isinstance((phase.get("logits") or {}).get("tokens"), int):
+            _set_in_proportion(phase["logits"], ("tokens",), more, counted)
+    return document
+
+
 def with_smaller_batches(document: Mapping[str, Any], times: int, ranks: int) -> dict[str, Any]:
     """Every pass of what trains, and of what stands beside it, with so many times fewer rows. ``ranks``: that
     share a batch, which stays as large.
@@ -63,7 +94,10 @@ def _with_fewer_logits(document: dict[str, Any], part: int) -> dict[str, Any]:
 
 def tokens_at_once(document: Mapping[str, Any]) -> int:
     """Tokens of the largest micro-batch that is learnt from."""
-    plans = [role["plan"] for role in document["roles"].values() if role.get("trained")]
+    plans = [
+        role["plan"] for role in document["roles"].values()
+        if role["plan"].get("task") == "train" and role.get("trained", True)
+    ]  # fmt: skip
     return max(
         (int(plan.get("microbatch") or 1) * int(plan.get("seq_len") or 0) for plan in plans), default=0
     )
