@@ -70,7 +70,7 @@ LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL, PRIME_RL, AREAL, ROLL)
 
 class JobOfFiles(NamedTuple):
     """The answer about all models, what of them stays open, the files without what it accounts, and the
-    machines.
+    machines. ``elsewhere``: roles that may be on other cards.
     """
 
     answer: Answer
@@ -79,20 +79,25 @@ class JobOfFiles(NamedTuple):
     where: Mapping[str, Any]
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     known: Mapping[str, ModelSpec] = MappingProxyType({})
     """By their names, models as they stand in for those that nobody knows."""
 
     @property
     def least_bytes(self) -> int:
-        """What the fullest card holds at the least, however short its rows are."""
+        """What the fullest card holds at the least, however short its rows are, and without what may be on
+        others.
+        """
         roles = (self.answer.job or {}).get("roles", {})
         own = tuple(f"{name}/" for name, role in roles.items() if is_own_generation(role))
+        away = tuple(f"{name}/" for name in self.elsewhere)
         return max(
             int(
                 sum(
                     item.at[when].low
                     for item in sheet.items
-                    if when in item.at and not _of_rows(item, when) and not _is_cache_of(own, item)
+                    if when in item.at
+                    and not (_of_rows(item, when) or _is_cache_of(own, item) or item.path.startswith(away))
                 )
             )
             for sheet in self.answer.sheets
@@ -173,7 +178,14 @@ def job_of_files(
         known = replace(known, assumed=(*known.assumed, told))
     words = (*made.open_words, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
     return JobOfFiles(
-        whole, words, {**reads, name: known}, where, made.shorter_rows, made.over_words, known_models
+        whole,
+        words,
+        {**reads, name: known},
+        where,
+        made.shorter_rows,
+        made.over_words,
+        made.elsewhere,
+        known_models,
     )
 
 

@@ -30,8 +30,8 @@ class Held(NamedTuple):
 
 class Made(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
-    long as the longest, which shorter ones may be, what else is counted that may not be there, and further
-    keys of the file that it accounts.
+    long as the longest, which shorter ones may be, what else is counted that may not be there, further keys
+    of the file that it accounts, and roles that may be on other cards.
     """
 
     document: dict[str, Any]
@@ -39,6 +39,7 @@ class Made(NamedTuple):
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
     accounted: frozenset[str] = frozenset()
+    elsewhere: tuple[str, ...] = ()
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

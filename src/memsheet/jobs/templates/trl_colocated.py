@@ -5,7 +5,7 @@ Lines are of huggingface/trl f2cd577, under trl.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memsheet.jobs.templates.trl import CONTEXT_AT_MOST, MOST_TOKENS
@@ -18,6 +18,18 @@ ONLINE_SHARE = 0.55
 UNSAID_MODE = (
     "vllm_mode is not said: counted on the same cards, as releases since 1.0 take it, and on others' before"
 )
+
+
+def card_of_its_own(values: Values) -> str | None:
+    """``server`` where a file says vLLM's device, as releases had it that gave it a card beside the trainer's
+    (huggingface/trl v0.14.0 trl/trainer/grpo_config.py, vllm_device); None where it does not.
+    """
+    return "server" if values.get("vllm_device") is not None else None
+
+
+def may_be_elsewhere(words: Sequence[str]) -> tuple[str, ...]:
+    """The server's role where nobody says whether it is on the trainer's cards."""
+    return ("rollout",) if UNSAID_MODE in words else ()
 
 
 class Beside(NamedTuple):

@@ -26,6 +26,8 @@ from memsheet.jobs.templates.trl_colocated import (
     ONLINE_SHARE,
     SHARES,
     UNSAID_MODE,
+    card_of_its_own,
+    may_be_elsewhere,
     serves_beside,
     vllm_beside,
 )
@@ -66,7 +68,7 @@ def generating_document(
     None where something of it is not accounted: a server of unknown share, an engine whose layers are
     gathered for generation.
     """
-    served, mode = values.get("use_vllm") is True, values.get("vllm_mode")
+    served, mode = values.get("use_vllm") is True, values.get("vllm_mode") or card_of_its_own(values)
     if values.get("use_vllm") not in (None, True, False) or mode not in (None, "colocate", "server"):
         return None
     actor, whole = planned_actor(plan)
@@ -136,7 +138,8 @@ def generating_document(
         "notes": [] if own else grpo_notes(options),
     }
     words = (*_open_words(values, served=served, said=said), *_width_words(rewards, actor))
-    return Made(document, words, shorter_rows=True, over_words=(OF_REWARDS,) if rewards else ())
+    over = (OF_REWARDS,) if rewards else ()
+    return Made(document, words, shorter_rows=True, over_words=over, elsewhere=may_be_elsewhere(words))
 
 
 def _reads_first(method: str, values: Values) -> bool:
@@ -159,7 +162,7 @@ def _rows_are_said(values: Values, actor: Mapping[str, Any], options: Mapping[st
 
 def _open_words(values: Values, *, served: bool, said: bool) -> list[str]:
     found = [] if said else [UNSAID_PROMPT]
-    if served and values.get("vllm_mode") is None:
+    if served and values.get("vllm_mode") is None and card_of_its_own(values) is None:
         found.append(UNSAID_MODE)
     if values.get("judge") is not None:
         found.append(f"the judge {values['judge']} may have a model on the cards and is not counted")
@@ -297,7 +300,7 @@ def distilling_document(
     }  # fmt: skip
     if method == OF_ANSWERS and values.get("@seq_len") is None:
         words.append(UNSAID_PROMPT)
-    return Made(document, tuple(words), shorter_rows=True)
+    return Made(document, tuple(words), shorter_rows=True, elsewhere=may_be_elsewhere(words))
 
 
 def _is_served_apart(values: Values) -> bool:
@@ -354,7 +357,8 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
         words = (*words, *beside.words)
     notes = [APART] if _is_served_apart(values) else []
     document = {"schema": "memsheet/job/1", "name": name, "roles": roles, "phases": phases, "notes": notes}
-    return Made(document, words, shorter_rows=True, over_words=(OF_REWARDS,) if rewards else ())
+    over = (OF_REWARDS,) if rewards else ()
+    return Made(document, words, shorter_rows=True, over_words=over, elsewhere=may_be_elsewhere(words))
 
 
 HEAD_WORDS, OF_HEAD = 8192, (0, 6, 16)

@@ -129,3 +129,30 @@ def test_a_head_that_labels_steps_stands_alone(tmp_path: Path) -> None:
     assert found.answer is not None
     assert found.answer.model.head.kind == "none"
     assert "PRM" not in found.doubt
+
+
+GRPO = """
+from trl import GRPOConfig, GRPOTrainer
+args = GRPOConfig(output_dir="o", per_device_train_batch_size=8, max_completion_length=1024, max_prompt_length=512,
+                  use_vllm=True, vllm_gpu_memory_utilization=0.9, {0})
+GRPOTrainer(model="Qwen/Qwen2.5-1.5B-Instruct", reward_funcs=f, args=args, train_dataset=data).train()
+"""
+
+
+def test_a_server_that_may_be_on_other_cards_stops_nobody(tmp_path: Path) -> None:
+    """Where no release is said: it has been on a card of its own by itself, and is beside the trainer now."""
+    results = []
+    for said in ("", 'vllm_mode="colocate"'):
+        (tmp_path / "run.py").write_text(GRPO.format(said))
+        found = memsheet.check(tmp_path / "run.py", gpus="1xA100-80GB").answer
+        assert found is not None
+        assert found.verdict is not None
+        results.append(found.verdict.result.name)
+    assert results == ["UNCERTAIN", "DOES_NOT_FIT"]
+
+
+def test_a_device_for_vllm_is_a_card_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(GRPO.format('vllm_device="auto"'))
+    found = memsheet.check(tmp_path / "run.py", gpus="1xA100-80GB")
+    assert set(job_document(found)["roles"]) == {"actor"}
+    assert "vllm_mode" not in found.doubt
