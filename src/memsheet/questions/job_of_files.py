@@ -8,7 +8,7 @@ from math import gcd
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from memsheet.budget import Answer, worst_sheet
+from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import InputError
 from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD
@@ -50,7 +50,7 @@ from memsheet.jobs.templates.trl_values import (
     online_document,
     ppo_document,
 )
-from memsheet.jobs.templates.verl import has_shorter_rows, open_words, verl_document
+from memsheet.jobs.templates.verl import has_shorter_rows, has_unsaid_longest, open_words, verl_document
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.plan.model import ModelSpec
@@ -146,6 +146,29 @@ def _of_rows(item: Item, when: Instant) -> bool:
     return item.component in OF_ROWS and when.step is not Instant.OPTIMIZER_STEP
 
 
+def _longer_words(
+    document: Mapping[str, Any], where: Mapping[str, Any], whole: Answer, known: Mapping[str, ModelSpec]
+) -> tuple[str, ...]:
+    """What is told of a server that starts with the rows that it is asked for, and would not with sequences as
+    long as its model was made for, where nobody says which it takes.
+    """
+    changed = deepcopy(dict(document))
+    for role in changed["roles"].values():
+        if role["plan"].get("task") == "infer":
+            role["plan"].get("serving", {}).pop("max_model_len", None)
+    longer = _answer_or_plainer(changed, where, known)
+    stops = longer is not None and longer[0].verdict and longer[0].verdict.result is Result.DOES_NOT_FIT
+    if not stops or (whole.verdict and whole.verdict.result is Result.DOES_NOT_FIT):
+        return ()
+    return (UNSAID_LONGEST,)
+
+
+UNSAID_LONGEST = (
+    "max_model_len is not said: counted as a prompt and an answer, as older releases take it, and newer ones "
+    "take as many tokens as the model was made for, for one sequence of which the server's pool is too small"
+)
+
+
 def _is_cache_of(roles: tuple[str, ...], item: Item) -> bool:
     return item.component is Component.KV_CACHE and item.path.startswith(roles)
 
@@ -176,7 +199,8 @@ def job_of_files(
     if where["gpus"] != ask.get("gpus"):
         told = f"gpus = {where['gpus']}: as many as its models have places on"
         known = replace(known, assumed=(*known.assumed, told))
-    words = (*made.open_words, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
+    longer = _longer_words(document, where, whole, known_models) if made.unsaid_longest else ()
+    words = (*made.open_words, *longer, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
     return JobOfFiles(
         whole,
         words,
@@ -306,7 +330,10 @@ ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
 
 def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
     found = verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
-    return Made(found, open_words(read.values), has_shorter_rows(read.values)) if found else None
+    if found is None:
+        return None
+    own = has_unsaid_longest(read.values)
+    return Made(found, open_words(read.values), has_shorter_rows(read.values), unsaid_longest=own)
 
 
 def _of_launcher(

@@ -31,7 +31,8 @@ class Held(NamedTuple):
 class Made(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
     long as the longest, which shorter ones may be, what else is counted that may not be there, further keys
-    of the file that it accounts, and roles that may be on other cards.
+    of the file that it accounts, roles that may be on other cards, and whether a server may take sequences
+    as long as its model does.
     """
 
     document: dict[str, Any]
@@ -40,6 +41,7 @@ class Made(NamedTuple):
     over_words: tuple[str, ...] = ()
     accounted: frozenset[str] = frozenset()
     elsewhere: tuple[str, ...] = ()
+    unsaid_longest: bool = False
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

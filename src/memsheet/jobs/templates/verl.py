@@ -219,7 +219,7 @@ def _values_plan(values: Values) -> dict[str, int]:
 
 def _rollout_plan(values: Values) -> dict[str, Any]:
     """The engine as verl starts it (workers/rollout/vllm_rollout/vllm_async_server.py:255-285)."""
-    longest = whole_number(values, f"{ROLLOUT}.max_model_len", None)
+    longest = whole_number(values, f"{ROLLOUT}.max_model_len", None) or row_length(values)
     tensor, stages, groups, experts = _server_degrees(values)
     engine = _server_name(values)
     paged = engine == ROLLOUTS[0]
@@ -422,6 +422,14 @@ def open_words(values: Values) -> tuple[str, ...]:
     if _server_name(values) != ROLLOUTS[0]:
         found.append("how much is free when the server starts is not known")
     return tuple(found)
+
+
+def has_unsaid_longest(values: Values) -> bool:
+    """Whether nobody says the server's longest sequence: that of a prompt and an answer in older releases
+    (their copy in PRIME-RL/TTRL 3e2cc93 verl/verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py:108), as
+    long as the model was made for since (workers/rollout/vllm_rollout/vllm_async_server.py:993-996).
+    """
+    return held_value(values, f"{ROLLOUT}.max_model_len", None) is None
 
 
 def has_shorter_rows(values: Values) -> bool:
