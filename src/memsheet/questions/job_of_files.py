@@ -50,7 +50,13 @@ from memsheet.jobs.templates.trl_values import (
     online_document,
     ppo_document,
 )
-from memsheet.jobs.templates.verl import has_shorter_rows, has_unsaid_longest, open_words, verl_document
+from memsheet.jobs.templates.verl import (
+    has_shorter_rows,
+    has_unsaid_longest,
+    open_words,
+    verl_document,
+    with_machines_of,
+)
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.plan.model import ModelSpec
@@ -329,11 +335,12 @@ ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
 
 
 def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    found = verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
+    values = with_machines_of(read.values, answer.cluster.per_node, answer.cluster.nodes) if answer.cluster else read.values  # fmt: skip
+    found = verl_document(values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
     if found is None:
         return None
-    own = has_unsaid_longest(read.values)
-    return Made(found, open_words(read.values), has_shorter_rows(read.values), unsaid_longest=own)
+    own = has_unsaid_longest(values)
+    return Made(found, open_words(values), has_shorter_rows(values), unsaid_longest=own)
 
 
 def _of_launcher(

@@ -424,6 +424,13 @@ def open_words(values: Values) -> tuple[str, ...]:
     return tuple(found)
 
 
+def with_machines_of(values: Values, each: int, nodes: int) -> Values:
+    """The values with the machines that are asked about, where a script leaves to others how many there are."""
+    if rank_count(values) is not None:
+        return values
+    return {**values, "trainer.nnodes": nodes, "trainer.n_gpus_per_node": each}
+
+
 def has_unsaid_longest(values: Values) -> bool:
     """Whether nobody says the server's longest sequence: that of a prompt and an answer in older releases
     (their copy in PRIME-RL/TTRL 3e2cc93 verl/verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py:108), as

@@ -299,3 +299,17 @@ def test_a_server_whose_longest_nobody_says_stops_nobody(tmp_path: Path) -> None
         assert found.answer.verdict is not None
         told[said] = found.answer.verdict.result.name, "max_model_len is not said" in found.doubt
     assert list(told.values()) == [("UNCERTAIN", True), ("FITS", False), ("DOES_NOT_FIT", False)]
+
+
+def test_machines_that_a_script_leaves_open_are_those_that_are_asked_about(tmp_path: Path) -> None:
+    text = LONG.replace("MORE", "actor_rollout_ref.rollout.max_model_len=1536")
+    told = []
+    for nodes in ("1", "TO_BE_FILLED"):
+        (tmp_path / "run.sh").write_text(text.replace("trainer.nnodes=1", f"trainer.nnodes={nodes}"))
+        found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+        assert found.answer is not None
+        told.append(
+            (found.answer.job is not None, max(int(sheet.device.value) for sheet in found.answer.sheets))
+        )
+    assert told[0] == told[1]
+    assert told[0][0]
