@@ -344,7 +344,7 @@ COMMANDS = {command.name: command for command in (
     ),
     Command(
         "solve", "The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.",
-        (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters, sequences, max-model-len; of a job gpu-memory-utilization.", required=True), MODEL),
+        (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters, sequences, max-model-len; of a job gpu-memory-utilization, row-tokens, micro-batch-tokens.", required=True), MODEL),
         _job_flags(*SOLVE_FLAGS, FORMAT, *OUTPUT_FLAGS),
         ("memsheet solve seq-len llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --recompute full",
          "memsheet solve gpu-memory-utilization job.json",

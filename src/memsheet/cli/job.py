@@ -52,13 +52,13 @@ def _machines_of(asked: Given) -> dict[str, Any]:
     }
 
 
-def solve_share(asked: Given) -> int:
-    """`memsheet solve gpu-memory-utilization JOB`: a file of memsheet/job/1, or one that `check` reads as a
-    job.
+def solve_of_job(asked: Given) -> int:
+    """`memsheet solve gpu-memory-utilization JOB` and its kin: a file of memsheet/job/1, or one that `check`
+    reads as a job.
     """
     from memsheet.questions.check import check_configuration_files
-    from memsheet.questions.solve_job import largest_share
-    from memsheet.report.screen.jobs.phases import render_share
+    from memsheet.questions.solve_job import ROWS, TARGET, largest_micro_batch, largest_share, longest_rows
+    from memsheet.report.screen.jobs.phases import render_share, render_tokens
 
     look = screen.terminal_look(decimal=screen.wants_decimal_units(asked.units), full=False)
     where = _machines_of(asked)
@@ -73,14 +73,21 @@ def solve_share(asked: Given) -> int:
         checked = check_configuration_files((asked.model,), None, question)
         answer = checked.answer
         if answer is None or answer.job is None:
-            reason = "is no job of several models with a server beside what trains"
+            reason = "is no job of several models that is accounted"
             raise input_error("JOB", asked.model, reason, "--gpus names the cards")
         open_words = (f"not held: {checked.doubt}",) if checked.doubt else ()
         document = {**answer.job, "notes": [*answer.job.get("notes", ()), *open_words]}
-    found = largest_share(document, where)
+    if asked.what == TARGET:
+        share = largest_share(document, where)
+        said, answer = share.share, share.answer
+        text = render_share(share.share, share.answer, share.beyond, look)
+    else:
+        tokens = (longest_rows if asked.what == ROWS else largest_micro_batch)(document, where)
+        said, answer = tokens.tokens, tokens.answer
+        text = render_tokens(str(asked.what), tokens.tokens, tokens.counted, (answer, tokens.beyond), look)
     if asked.json or asked.output is not None:
         check_form("job", asked.output)
-        write_form("job", asked.output or "json", found.answer)
+        write_form("job", asked.output or "json", answer)
     else:
-        screen.write_stdout(render_share(found.share, found.answer, found.beyond, look))
-    return EXIT[Result.FITS if found.share else Result.DOES_NOT_FIT]
+        screen.write_stdout(text)
+    return EXIT[Result.FITS if said else Result.DOES_NOT_FIT]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memsheet.cli import question as jobs
 from memsheet.cli import screen
 from memsheet.cli.forms import check_form, write_form
-from memsheet.cli.job import solve_share
+from memsheet.cli.job import solve_of_job
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
 from memsheet.questions.solve import Solved, solve_question, target_named
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from memsheet.search.solve.targets import Solution
 
 
-SHARE = "gpu-memory-utilization"
+OF_JOBS = ("gpu-memory-utilization", "row-tokens", "micro-batch-tokens")
 
 
 def solve(asked: Given) -> int:
     """The longest sequence, the largest micro-batch, the fewest GPUs or the largest model that fits."""
-    if asked.what == SHARE:
-        return solve_share(asked)
+    if asked.what in OF_JOBS:
+        return solve_of_job(asked)
     decimal, target = screen.wants_decimal_units(asked.units), target_named(asked.what)
     check_form("solve", asked.output)
     _check_family(target.value, asked)

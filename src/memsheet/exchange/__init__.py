@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.exchange.servers import servers_in_text
+from memsheet.exchange.servers.swift_commands import swift_servers
 from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read_format_values
-from memsheet.exchange.shared.named_server import joined_script
+from memsheet.exchange.shared.named_server import NamedServer, joined_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.serve_pods import given_to
@@ -107,10 +108,11 @@ MOST_SCRIPT = 2**15
 """
 MOST_COMMENT = 300
 TRAINING = late_pattern(
-    r"^[^#\n]*\b(?:swift\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)|accelerate\s+launch)\s",
+    r"^[^#\n]*\b(?:(?:swift|megatron)\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)|accelerate\s+launch)\s",
     re.MULTILINE,
 )
 """A training that a file starts beside a server, whose sheet it then has."""
+OWN_TRAINING = late_pattern(r"^[^#\n]*\b(?:swift|megatron)\s+(?:rlhf|sft|pt)\s", re.MULTILINE)
 TRAINS_TOO = ("training_beside", "(the file starts a training, too, which the server's sheet is without)")
 Parser = Callable[[str, str], Any]
 
@@ -276,6 +278,8 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
     the file's name; ``server``: the one of several that a file starts, the first where none is named.
     """
     servers = servers_in_text(name, text, parsers["yaml"])
+    if not server and (trained := _training_beside(name, text, servers, parsers)):
+        return trained
     if not servers:
         return given_to(_recognise_format(name, text, parsers), None)
     own = [one for one in servers if one.name == server]
@@ -288,6 +292,20 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
     )
     others = (*others, *([TRAINS_TOO] if TRAINING.search(text) else ()))
     return replace(found, unmodelled=(*found.unmodelled, *others), assumed=(*found.assumed, *first.remarks))
+
+
+def _training_beside(
+    name: str, text: str, servers: Sequence[NamedServer], parsers: Mapping[str, Parser]
+) -> Read | None:
+    """The training of a script that starts engines of the same program beside it or before it, which has
+    what it shares with none of them; None of any other file.
+    """
+    own = {one.name for one in servers} <= {one.name for one in swift_servers(name, text, parsers["yaml"])}
+    if not servers or not own or not OWN_TRAINING.search(text):
+        return None
+    found = _recognise_format(name, text, parsers)
+    told = ", ".join(dict.fromkeys(f"{one.name} of {name}" for one in servers))
+    return replace(found, assumed=(*found.assumed, f"{told} has cards or a time of its own: not counted"))
 
 
 def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:

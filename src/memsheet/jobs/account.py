@@ -209,11 +209,12 @@ def _phase_rows(
             if at:
                 at = {instant.of_phase(phase.name): size for instant, size in at.items()}
                 yield replace(item, path=f"{role.name}/{item.path}", at=at)
-    if phase.active not in (None, *parts):
-        return  # what its work has beside is where it is
     for extra in phase.extras:
+        owner = extra.role or phase.active or roles[0].name
+        if owner not in parts:
+            continue  # what its work has beside is where it is
         at = {instant.of_phase(phase.name): extra.size for instant in steps}
-        yield Item(extra.component, f"{phase.active or roles[0].name}/{extra.path}", at, Derived(extra.why))
+        yield Item(extra.component, f"{owner}/{extra.path}", at, Derived(extra.why))
 
 
 def _over_phase(items: tuple[Item, ...], steps: tuple[Instant, ...]) -> tuple[Item, ...]:

@@ -232,12 +232,13 @@ def _read_extras(phase: Fields) -> Iterator[Extra]:
         phase.wrong("items", None, f"are a list of 1 to {MOST_EXTRAS} objects")
     for number, row in enumerate(rows[:MOST_EXTRAS]):
         one = Fields(row, f"{phase.where}.items[{number}]", phase.problems)
-        _refuse_unknown(one, ("component", "path", "bytes", "why"))
+        _refuse_unknown(one, ("component", "path", "bytes", "why", "role"))
         yield Extra(
             component=_word_of(one, "component", Component, Component.TEMPORARIES),
             path=one.text("path", default="extra"),
             size=_read_range(one, "bytes"),
             why=one.text("why", default="as the document says"),
+            role=one.text("role", default="") or None,
         )
 
 
@@ -257,6 +258,11 @@ def _phase_problems(roles: tuple[WrittenRole, ...], phases: tuple[WrittenPhase, 
         if role and role.serves and phase.logits:
             reason = "are of a pass of what trains, and the role serves"
             yield Problem(field=f"{where}.logits", reason=reason)
+        for at, extra in enumerate(phase.extras):
+            if extra.role is not None and extra.role not in known:
+                hint = f"one of {', '.join(known)}"
+                field = f"{where}.items[{at}].role"
+                yield Problem(field=field, value=extra.role, reason="is no role of the job", hint=hint)
         if role is None and (phase.plan or phase.logits):
             yield Problem(field=f"{where}.plan", reason="is of the active role, and the phase has none")
         away = (Residency.ABSENT, Residency.RESIDUE, *OF_SERVERS)

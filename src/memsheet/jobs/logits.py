@@ -21,11 +21,14 @@ OWN_LOSS = "loss"
 
 
 def logits_item(role: Role, plan: Plan, logits: Logits) -> Item:
-    """Logits of a phase, of a rank's part of the vocabulary where ranks divide it."""
+    """Logits of a phase, of a rank's part of the vocabulary where ranks divide it; and of its part of the
+    sequence, where nobody says how many tokens they are of.
+    """
     words = role.model.head.width
     shards = int(plan.mesh.tp)
     job = plan.training
-    tokens = int(job.microbatch) * int(job.length) if logits.tokens is None else logits.tokens
+    brought = int(job.microbatch) * -(-int(job.length) // int(plan.mesh.cp))
+    tokens = brought if logits.tokens is None else logits.tokens
     elements = tokens * -(-int(words) // shards)
     each = logits.per_logit
     size = Bytes(elements * each.low, elements * each.value, elements * each.high) if elements else NOTHING

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from memsheet.arith import maximum
+from memsheet.arith import maximum, minimum
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
@@ -52,7 +52,12 @@ def _held_at_rest(role: Role, sheet: Sheet, how: Residency) -> Iterator[Item]:
             _keeps_of_server(item, how, loaded=loaded) if role.serves else _keeps_of_training(role, item, how)
         )
         if kept:
-            yield replace(item, at={Instant.LOAD: size})
+            yield replace(item, at={Instant.LOAD: _in_order(size)})
+
+
+def _in_order(size: Bytes) -> Bytes:
+    """A range by itself: a server's pool is the smaller the more its passes take, which are not there."""
+    return Bytes(minimum(size.low, size.high), size.value, maximum(size.low, size.high))
 
 
 def _keeps_of_server(item: Item, how: Residency, *, loaded: bool) -> bool:

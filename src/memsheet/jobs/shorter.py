@@ -7,6 +7,16 @@ from copy import deepcopy
 from typing import Any
 
 MOST_HALVES = 5
+GENERATED = ("max_model_len", "prompt_tokens")
+"""Lengths of what a model generates between its own steps, whose cache is as long as its rows."""
+
+
+def is_own_generation(role: Mapping[str, Any]) -> bool:
+    """Whether a role generates with the trainer's own code, whose cache grows with its rows; a server's pool
+    is there whatever they are.
+    """
+    plan = role["plan"]
+    return bool(plan.get("task") == "infer" and plan.get("engine") == "transformers")
 
 
 def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any]:
@@ -18,7 +28,42 @@ def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any
         if isinstance(plan.get("seq_len"), int):
             plan["seq_len"] = max(1, plan["seq_len"] // part)
             plan.pop("global_batch", None)
+    for serving in (
+        role["plan"].get("serving", {}) for role in changed["roles"].values() if is_own_generation(role)
+    ):
+        serving |= {at: max(1, serving[at] // part) for at in GENERATED if isinstance(serving.get(at), int)}
     return _with_fewer_logits(changed, part)
+
+
+def with_rows_of(document: Mapping[str, Any], tokens: int, counted: int) -> dict[str, Any]:
+    """The document with rows of ``tokens`` in place of ``counted``, and whatever is of rows in proportion."""
+    changed = deepcopy(dict(document))
+    for plan in _training_plans(changed):
+        _set_in_proportion(plan, ("seq_len",), tokens, counted)
+    for role in changed["roles"].values():
+        if role["plan"].get("task") == "infer" and isinstance(role["plan"].get("serving"), dict):
+            _set_in_proportion(role["plan"]["serving"], GENERATED, tokens, counted)
+    return _with_logits_of(changed, tokens, counted)
+
+
+def with_so_many_rows(document: Mapping[str, Any], rows: int, counted: int) -> dict[str, Any]:
+    """The document with micro-batches of ``rows`` in place of ``counted``, of a step that is as many."""
+    changed = deepcopy(dict(document))
+    for plan in _training_plans(changed):
+        _set_in_proportion(plan, ("microbatch",), rows, counted)
+        plan.pop("global_batch", None)
+    return _with_logits_of(changed, rows, counted)
+
+
+def _set_in_proportion(held: dict[str, Any], names: tuple[str, ...], more: int, counted: int) -> None:
+    held |= {at: max(1, -(-held[at] * more // counted)) for at in names if isinstance(held.get(at), int)}
+
+
+def _with_logits_of(document: dict[str, Any], more: int, counted: int) -> dict[str, Any]:
+    for phase in document["phases"]:
+        if isinstance((phase.get("logits") or {}).get("tokens"), int):
+            _set_in_proportion(phase["logits"], ("tokens",), more, counted)
+    return document
 
 
 def with_smaller_batches(document: Mapping[str, Any], times: int, ranks: int) -> dict[str, Any]:
@@ -49,7 +94,10 @@ def _with_fewer_logits(document: dict[str, Any], part: int) -> dict[str, Any]:
 
 def tokens_at_once(document: Mapping[str, Any]) -> int:
     """Tokens of the largest micro-batch that is learnt from."""
-    plans = [role["plan"] for role in document["roles"].values() if role.get("trained")]
+    plans = [
+        role["plan"] for role in document["roles"].values()
+        if role["plan"].get("task") == "train" and role.get("trained", True)
+    ]  # fmt: skip
     return max(
         (int(plan.get("microbatch") or 1) * int(plan.get("seq_len") or 0) for plan in plans), default=0
     )

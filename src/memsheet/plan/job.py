@@ -81,8 +81,8 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logits:
-    """Whole logits of ``tokens`` positions (None: of all that the phase's plan brings in), as ``per_logit``
-    bytes of each.
+    """Whole logits of ``tokens`` positions of a rank (None: of all that the phase's plan brings to it), as
+    ``per_logit`` bytes of each.
     """
 
     tokens: int | None
@@ -92,12 +92,15 @@ class Logits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
-    """Bytes of a phase that are of no role's own step."""
+    """Bytes of a phase that are of no role's own step. ``role``: whose they are, where they are not of the
+    one that works.
+    """
 
     component: Component
     path: str
     size: Bytes
     why: str
+    role: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

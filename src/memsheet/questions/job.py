@@ -15,6 +15,7 @@ from memsheet.frozen import replace
 from memsheet.guard import read_json
 from memsheet.jobs.account import account_job
 from memsheet.jobs.document import SCHEMA, VALUES, WrittenJob, WrittenPhase, WrittenRole, read_job
+from memsheet.jobs.first_step import first_step
 from memsheet.jobs.templates import TEMPLATES, job_of_template
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.hardware import unsupported_choices
@@ -26,14 +27,16 @@ from memsheet.questions.labelled_models import without_vocabulary
 from memsheet.questions.question_parts import REPLAY, SHARE, parse_question, read_named_model
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.jobs.phases import fullest_instant
+from memsheet.report.shared.words import INSTANTS
 from memsheet.resolve import Resolved, resolve_request
-from memsheet.sheet import Bytes
+from memsheet.sheet import Bytes, Sheet
 from memsheet.units import format_bytes
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster")
 NOWHERE: Mapping[str, Any] = {}
 NO_MODELS: Mapping[str, ModelSpec] = {}
 OF_VALUES = "it gives one value of each token"
+AFTER_FIRST = "phases are those of a step after the first, when the optimizer's states are there"
 WITH_OUTPUT = "is counted with the output matrix that its head of one value lacks"
 RECOMPUTED = {"recompute.mode": "full"}
 """How the step is asked whose forward is a pass without gradients."""
@@ -116,7 +119,13 @@ def answer_job(
     return replace(
         answer,
         assumed=(*written.assumed, *assumed),
-        notes=(*written.notes, *_shortage_words(short), *_job_notes(found, of_values), *notes),
+        notes=(
+            *written.notes,
+            *_shortage_words(short),
+            *_job_notes(found, of_values),
+            _first_step_words(found, sheets),
+            *notes,
+        ),
         job={"schema": SCHEMA, **{key: value for key, value in document.items() if key != "schema"}},
         seeks_changes=False,
     )
@@ -148,7 +157,20 @@ def _job_notes(found: Job, of_values: Container[str]) -> Iterator[str]:
     for role in found.roles:
         if role.name in of_values and role.model.head.kind != "none":
             yield f"{role.name} {WITH_OUTPUT}"
-    yield "phases are those of a step after the first, when the optimizer's states are there"
+
+
+def _first_step_words(found: Job, sheets: tuple[Sheet, ...]) -> str:
+    """Which step the phases are of, and what the first needs of the card that is fullest in it."""
+    firsts = [one for sheet in sheets if (one := first_step(found, sheet)) is not None]
+    if not firsts:
+        return AFTER_FIRST
+    worst = max(firsts, key=lambda one: one.size.value)
+    made = " and ".join(f"{name}'s {format_bytes(size)}" for name, size in worst.made.items())
+    told = f"the first needs {format_bytes(int(worst.size.value))}, most in {INSTANTS[worst.instant]}"
+    needs, cluster = max(int(sheet.device.value) for sheet in sheets), found.cluster
+    if cluster is not None and int(worst.size.value) <= cluster.device.framework_low_bytes < needs:
+        told += ", and is expected to fit where the second is not"
+    return f"{AFTER_FIRST}, of which {made} are made by the first update: {told}"
 
 
 def _cluster_of(document: Mapping[str, Any], where: Mapping[str, Any]) -> Cluster | None:

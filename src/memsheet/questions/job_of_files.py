@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from math import gcd
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from memsheet.budget import Answer, worst_sheet
+from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import InputError
 from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD
@@ -17,16 +18,27 @@ from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.frozen import replace
-from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
+from memsheet.jobs.shorter import MOST_HALVES, is_own_generation, tokens_at_once, with_shorter_rows
 from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.factory_ppo import factory_ppo_document
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
-from memsheet.jobs.templates.planned import Made, Sizes
-from memsheet.jobs.templates.preferences import AXOLOTL, FACTORY, SCRIPTS, TRL, preference_document
+from memsheet.jobs.templates.planned import Held, Made, Sizes
+from memsheet.jobs.templates.preferences import (
+    AXOLOTL,
+    FACTORY,
+    SCRIPTS,
+    SWIFT,
+    TRL,
+    preference_document,
+)
 from memsheet.jobs.templates.prime_rl import prime_rl_job
 from memsheet.jobs.templates.roll import roll_job
 from memsheet.jobs.templates.slime import slime_job
+from memsheet.jobs.templates.swift import swift_gkd_job, swift_grpo_job
+from memsheet.jobs.templates.swift_megatron import swift_megatron_job
+from memsheet.jobs.templates.swift_rollout import answer_tokens
+from memsheet.jobs.templates.trl_students import STUDENTS, regressing_document, student_document
 from memsheet.jobs.templates.trl_values import (
     ANSWERS_OF,
     OF_ANSWERS,
@@ -38,13 +50,20 @@ from memsheet.jobs.templates.trl_values import (
     online_document,
     ppo_document,
 )
-from memsheet.jobs.templates.verl import has_shorter_rows, open_words, verl_document
+from memsheet.jobs.templates.verl import (
+    has_shorter_rows,
+    has_unsaid_longest,
+    open_words,
+    verl_document,
+    with_machines_of,
+)
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.job import WITH_OUTPUT, answer_job
-from memsheet.questions.named_models import is_surely_bundled, likely_name
+from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
+from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.sheet import Component, Instant, Item
 
@@ -57,7 +76,7 @@ LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL, PRIME_RL, AREAL, ROLL)
 
 class JobOfFiles(NamedTuple):
     """The answer about all models, what of them stays open, the files without what it accounts, and the
-    machines.
+    machines. ``elsewhere``: roles that may be on other cards.
     """
 
     answer: Answer
@@ -66,15 +85,26 @@ class JobOfFiles(NamedTuple):
     where: Mapping[str, Any]
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     known: Mapping[str, ModelSpec] = MappingProxyType({})
     """By their names, models as they stand in for those that nobody knows."""
 
     @property
     def least_bytes(self) -> int:
-        """What the fullest card holds at the least, however short its rows are."""
+        """What the fullest card holds at the least, however short its rows are, and without what may be on
+        others.
+        """
+        roles = (self.answer.job or {}).get("roles", {})
+        own = tuple(f"{name}/" for name, role in roles.items() if is_own_generation(role))
+        away = tuple(f"{name}/" for name in self.elsewhere)
         return max(
             int(
-                sum(item.at[when].low for item in sheet.items if when in item.at and not _of_rows(item, when))
+                sum(
+                    item.at[when].low
+                    for item in sheet.items
+                    if when in item.at
+                    and not (_of_rows(item, when) or _is_cache_of(own, item) or item.path.startswith(away))
+                )
             )
             for sheet in self.answer.sheets
             for when in sheet.instants
@@ -122,6 +152,33 @@ def _of_rows(item: Item, when: Instant) -> bool:
     return item.component in OF_ROWS and when.step is not Instant.OPTIMIZER_STEP
 
 
+def _longer_words(
+    document: Mapping[str, Any], where: Mapping[str, Any], whole: Answer, known: Mapping[str, ModelSpec]
+) -> tuple[str, ...]:
+    """What is told of a server that starts with the rows that it is asked for, and would not with sequences as
+    long as its model was made for, where nobody says which it takes.
+    """
+    changed = deepcopy(dict(document))
+    for role in changed["roles"].values():
+        if role["plan"].get("task") == "infer":
+            role["plan"].get("serving", {}).pop("max_model_len", None)
+    longer = _answer_or_plainer(changed, where, known)
+    stops = longer is not None and longer[0].verdict and longer[0].verdict.result is Result.DOES_NOT_FIT
+    if not stops or (whole.verdict and whole.verdict.result is Result.DOES_NOT_FIT):
+        return ()
+    return (UNSAID_LONGEST,)
+
+
+UNSAID_LONGEST = (
+    "max_model_len is not said: counted as a prompt and an answer, as older releases take it, and newer ones "
+    "take as many tokens as the model was made for, for one sequence of which the server's pool is too small"
+)
+
+
+def _is_cache_of(roles: tuple[str, ...], item: Item) -> bool:
+    return item.component is Component.KV_CACHE and item.path.startswith(roles)
+
+
 def job_of_files(
     reads: Mapping[str, Read], answer: Answer | None, ask: Mapping[str, Any]
 ) -> JobOfFiles | None:
@@ -148,9 +205,17 @@ def job_of_files(
     if where["gpus"] != ask.get("gpus"):
         told = f"gpus = {where['gpus']}: as many as its models have places on"
         known = replace(known, assumed=(*known.assumed, told))
-    words = (*made.open_words, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
+    longer = _longer_words(document, where, whole, known_models) if made.unsaid_longest else ()
+    words = (*made.open_words, *longer, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
     return JobOfFiles(
-        whole, words, {**reads, name: known}, where, made.shorter_rows, made.over_words, known_models
+        whole,
+        words,
+        {**reads, name: known},
+        where,
+        made.shorter_rows,
+        made.over_words,
+        made.elsewhere,
+        known_models,
     )
 
 
@@ -177,6 +242,11 @@ def _answer_or_plainer(
             return answer_job(document, where, known=known), tuple(words)
         except InputError as error:
             fields = dict.fromkeys(problem.field for problem in error.problems)
+            stands = _plainer_models(document, error, known)
+        if stands:
+            known = {**known, **{name: made for name, (made, _) in stands.items()}}
+            words += [f"{name}: {told}" for name, (_, told) in stands.items()]
+            continue
         plainer = deepcopy(dict(document))
         left = [field for field in fields if _leaves_out(plainer["roles"], field)]
         if not left:
@@ -184,6 +254,23 @@ def _answer_or_plainer(
         words += [f"{field.removeprefix('roles.')} is not counted" for field in left]
         document = plainer
     return None
+
+
+def _plainer_models(
+    document: Mapping[str, Any], error: InputError, known: Mapping[str, ModelSpec]
+) -> dict[str, tuple[ModelSpec, str]]:
+    """Plainer models, by their names, for those of roles that train or are read and that nobody accounts
+    under their engine, and what is told of each.
+    """
+    named = [role["model"] for role in document["roles"].values() if role["plan"].get("task") == "train"]
+    found = {}
+    for name in dict.fromkeys(one for one in named if one not in known):
+        spec = model_of(name)
+        own = [one for one in error.problems if spec is not None and one.value == spec.name]
+        stands = plainer_model(spec, own) if spec is not None and own else None
+        if stands is not None:
+            found[name] = stands
+    return found
 
 
 def _leaves_out(roles: dict[str, Any], field: str) -> bool:
@@ -204,7 +291,13 @@ def _where_placed(document: Mapping[str, Any], ask: Mapping[str, Any], cluster: 
     places = document.get("placement", {}).values()
     count = max((first + many for first, many in places), default=0)
     if count and where["cluster"] is None and count != cluster.count:
-        where |= {"gpus": f"{count}x{cluster.device.name}", "nodes": None, "per_node": None}
+        each = gcd(cluster.per_node, *(end for first, many in places for end in (first, many)))
+        fills = count <= cluster.per_node or count % cluster.per_node == 0
+        where |= {
+            "gpus": f"{count}x{cluster.device.name}",
+            "nodes": None,
+            "per_node": None if fills else each,
+        }
     return where
 
 
@@ -242,8 +335,12 @@ ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
 
 
 def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    found = verl_document(read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
-    return Made(found, open_words(read.values), has_shorter_rows(read.values)) if found else None
+    values = with_machines_of(read.values, answer.cluster.per_node, answer.cluster.nodes) if answer.cluster else read.values  # fmt: skip
+    found = verl_document(values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
+    if found is None:
+        return None
+    own = has_unsaid_longest(values)
+    return Made(found, open_words(values), has_shorter_rows(values), unsaid_longest=own)
 
 
 def _of_launcher(
@@ -287,9 +384,13 @@ def _job_of_method(
 ) -> Made | None:
     plan, model = plan_document(answer.plan), asked_as(answer.model)
     method = AS_GRPO.get(method, method)
+    elements, sizes, said = _token_elements(answer), _sizes_of(answer), _said_length(answer)
+    if method in STUDENTS:
+        return student_document(method, {**values, "@seq_len": said}, plan, model, elements, sizes)
     if method in OF_METHODS:
-        values = {**values, "@seq_len": _said_length(answer)}
-        return generating_document(method, values, plan, model, _token_elements(answer))
+        return generating_document(method, {**values, "@seq_len": said}, plan, model, elements, sizes)
+    if method in REGRESSED:
+        return regressing_document({**values, "@seq_len": said}, plan, model, elements)
     if method in ASYNCHRONOUS:
         own = {**values, "@seq_len": _said_length(answer)}
         return asynchronous_document(own, plan, model, answer.model.vocab)
@@ -299,7 +400,7 @@ def _job_of_method(
         teacher = next(
             (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
         )
-        return distilling_document(method, values, plan, model, teacher) if teacher else None
+        return distilling_document(method, values, plan, model, teacher, sizes) if teacher else None
     if method in ONLINE:
         return online_document(method, values, plan, model)
     if method == "PPO":
@@ -361,6 +462,7 @@ AS_GRPO: Mapping[str, str] = dict.fromkeys(("GMPO", "GRPOWithReplayBuffer"), "GR
 beside (huggingface/trl f2cd577 trl/experimental/gmpo, grpo_with_replay_buffer).
 """
 ASYNCHRONOUS = ("asynchronous GRPO", "AsyncGRPO")
+REGRESSED = ("A2PO", "A*-PO")
 
 
 def _job_of_preferences(
@@ -422,7 +524,8 @@ def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
             "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps"),
         }
         plan = plan_document(answer.plan)
-        return generating_document("GRPO", own, plan, asked_as(answer.model), _token_elements(answer))
+        elements, sizes = _token_elements(answer), _sizes_of(answer)
+        return generating_document("GRPO", own, plan, asked_as(answer.model), elements, sizes)
     return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
 
 
@@ -433,10 +536,67 @@ def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
     return _job_of_preferences(FACTORY, read, answer)
 
 
+OF_SWIFT, SWIFT_MEGATRON = "$.method", "swift-megatron"
+"""ms-swift's key of a method, and the name of its format over Megatron-Core."""
+SWIFT_STEP = 16
+"""Sequences of a step that it fills up where nothing is said (swift/trainers/arguments.py)."""
+
+
+def _job_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+    """Of ms-swift's ``swift rlhf``; nothing of a fine-tuning."""
+    plan, model, method = (
+        plan_document(answer.plan),
+        asked_as(answer.model),
+        read.values.get("rlhf_type", "dpo"),
+    )
+    if read.values.get(OF_SWIFT) != "rlhf":
+        return None
+    if method == "ppo":
+        return _ppo_of_swift(read, answer, ask)
+    make = {"grpo": swift_grpo_job, "gkd": swift_gkd_job}.get(str(method))
+    if make is None:
+        return _job_of_preferences(SWIFT, read, answer)
+    return make(
+        read.values, plan, model, _sizes_of(answer), _held_by(answer), token_elements=_token_elements(answer),
+        length=_said_length(answer),
+    )  # fmt: skip
+
+
+def _job_of_swift_megatron(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+    plan, model, said = plan_document(answer.plan), asked_as(answer.model), _said_length(answer) is not None
+    return swift_megatron_job(read.values, plan, model, _sizes_of(answer), _held_by(answer), said=said)
+
+
+def _ppo_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+    """TRL's own trainer, with adapters on its critic, too (modelscope/ms-swift 3602360
+    swift/pipelines/train/rlhf.py:112, swift/rlhf_trainers/ppo_trainer.py).
+    """
+    plan, rows = plan_document(answer.plan), int(answer.plan.training.microbatch)
+    filled = -(-SWIFT_STEP // (rows * int(answer.plan.mesh.data_parallel)))
+    own = {
+        **read.values, "@seq_len": _said_length(answer), "response_length": answer_tokens(read.values),
+        "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps") or max(1, filled),
+    }  # fmt: skip
+    made = ppo_document(
+        own, plan, asked_as(answer.model), answer.model.vocab, _token_elements(answer), adapted_critic=True
+    )
+    made = _with_critic_at_once(made, ask) if made else None
+    return made and made._replace(accounted=frozenset({"reward_model", "ref_model"}))
+
+
+def _held_by(answer: Answer) -> Held:
+    """What the model that trains holds between its steps."""
+    sheet = worst_sheet(answer.sheets)
+    rests = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS)
+    held = [int(sheet.of(one, instant=Instant.LOAD).value) for one in rests]
+    return Held(held[0], held[1], held[2], int(answer.plan.precision.compute.nbytes(answer.parameters)))
+
+
 MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
     VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
     AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
     SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)), PRIME_RL: (ROLES, _of_launcher(prime_rl_job)),
-    AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)),
+    AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)), SWIFT: (OF_SWIFT, _job_of_swift),
+    SWIFT_MEGATRON: (OF_SWIFT, _job_of_swift_megatron),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

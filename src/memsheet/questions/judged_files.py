@@ -47,6 +47,8 @@ from memsheet.report.shared.checked import Checked
 if TYPE_CHECKING:
     from memsheet.questions.job_of_files import JobOfFiles
 
+OF_PHASES = ("whole-logits",)
+"""Rules about what phases of a job say themselves, with their framework's own cures."""
 UNDER_A_SERVER = ("fragmentation",)
 """Rules whose cure a server that sleeps cannot have: its pools do not go with expandable segments (vLLM
 010c211 device_allocator/cumem.py), and verl switches them itself.
@@ -150,6 +152,8 @@ def _judge_several(
     if job.answer and (unsaid := job.whole.script):
         doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
     doubt = both_doubts(doubt, _shorter_rows_doubt(found))
+    if any(phase.get("logits") for phase in (found.answer.job or {}).get("phases", ())):
+        mistakes = tuple(one for one in mistakes if one[0].id not in OF_PHASES)
     if found.serves:
         mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
     # what a change frees of one model's plan is not what it frees of the job

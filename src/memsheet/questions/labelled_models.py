@@ -51,7 +51,7 @@ def with_labels_head(
 TASK = "task_type"
 TASKS = {"seq_cls": "ForSequenceClassification"}
 """What a task's name puts on the model (modelscope/ms-swift swift/model/register.py:279-302)."""
-SAYS_METHOD = ("method", "script.method")
+SAYS_METHOD = ("method", "script.method", "$.method")
 """Where a file that trains by a reward's loss alone says so: its sheet has all that there is, pairs of rows
 and one value a row (huggingface/trl f2cd577 trl/trainer/reward_trainer.py:739-778).
 """

@@ -1,14 +1,17 @@
-"""The largest share of the card that a job's server may take so that every phase fits."""
+"""What may be largest of a job so that every phase fits: the share of the card that its server takes, the tokens
+of a row, those of a micro-batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 from memsheet.budget import Answer, budget_of
 from memsheet.errors import input_error
 from memsheet.jobs.document import read_job
+from memsheet.jobs.shorter import tokens_at_once, with_rows_of, with_so_many_rows
 from memsheet.questions.job import NOWHERE, answer_job
 
 TARGET = "gpu-memory-utilization"
@@ -36,22 +39,84 @@ def largest_share(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHER
     if len(servers) != 1:
         reason = f"has {len(servers)} servers, and the share of one is solved for"
         raise input_error("job", None, reason, "a job with one role that serves")
+    low, found, beyond = _largest_that_fits(
+        lambda hundredths: answer_job(with_share(document, servers[0], hundredths / HUNDREDTHS), where),
+        HUNDREDTHS,
+    )
+    return SolvedShare(low / HUNDREDTHS if low and _starts(found) else None, found, beyond)
+
+
+ROWS, BATCH = "row-tokens", "micro-batch-tokens"
+PART = 64
+"""Tokens of a row are looked at in parts of so many."""
+MOST_TOKENS, MOST_ROWS = 2**20, 2**12
+
+
+class SolvedTokens(NamedTuple):
+    """``tokens``: the most with which every phase fits surely, None where the fewest do not. ``counted``: as
+    the document has them; ``answer`` and ``beyond`` as of ``SolvedShare``.
+    """
+
+    tokens: int | None
+    counted: int
+    answer: Answer
+    beyond: Answer | None
+
+
+def longest_rows(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> SolvedTokens:
+    """The longest rows of what trains, prompts and answers in the proportion that they have, with a server's
+    longest sequence as much longer. Raises InputError where nothing trains, or no cards are named.
+    """
+    counted = _row_tokens(document)
+    low, found, beyond = _largest_that_fits(
+        lambda parts: answer_job(with_rows_of(document, parts * PART, counted), where), MOST_TOKENS // PART
+    )
+    return SolvedTokens(low * PART or None, counted, found, beyond)
+
+
+def largest_micro_batch(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> SolvedTokens:
+    """The most tokens of a micro-batch: rows as long as they are, and where they are packed into one, that
+    one. Raises InputError as ``longest_rows`` does.
+    """
+    counted, row = tokens_at_once(document), _row_tokens(document)
+    if counted <= row:
+        return longest_rows(document, where)
+    rows = counted // row
+    low, found, beyond = _largest_that_fits(
+        lambda count: answer_job(with_so_many_rows(document, count, rows), where), MOST_ROWS
+    )
+    return SolvedTokens(low * row or None, counted, found, beyond)
+
+
+def _row_tokens(document: Mapping[str, Any]) -> int:
+    roles = read_job(document).roles
+    found = [length for role in roles if role.trained and type(length := role.plan.get("seq_len")) is int]
+    if not found:
+        raise input_error("job", None, "trains nothing whose rows have a length", "a role with seq_len")
+    return max(found)
+
+
+def _largest_that_fits(ask: Callable[[int], Answer], most: int) -> tuple[int, Answer, Answer | None]:
+    """The largest count with which every phase fits, nothing where one does not; the answer at it, or at one;
+    and the answer of the next, where there is one. Every step is a whole answer.
+    """
     known: dict[int, Answer] = {}
 
-    def ask(hundredths: int) -> Answer:
-        if hundredths not in known:
-            known[hundredths] = answer_job(with_share(document, servers[0], hundredths / HUNDREDTHS), where)
-        return known[hundredths]
+    def asked(count: int) -> Answer:
+        if count not in known:
+            known[count] = ask(count)
+        return known[count]
 
-    if ask(1).verdict is None:
+    if asked(1).verdict is None:
         raise input_error("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
-    low, high = 0, HUNDREDTHS + 1  # the one fits, the other does not
+    low, high = 0, 1
+    while high <= most and _has_room(asked(high)):
+        low, high = high, 2 * high
+    high = min(high, most + 1)  # the one fits, the other does not
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _has_room(ask(middle)) else (low, middle)
-    found = ask(max(low, 1))
-    share = low / HUNDREDTHS if low and _starts(found) else None
-    return SolvedShare(share, found, ask(high) if high <= HUNDREDTHS else None)
+        low, high = (middle, high) if _has_room(asked(middle)) else (low, middle)
+    return low, asked(max(low, 1)), asked(high) if high <= most else None
 
 
 def with_share(document: Mapping[str, Any], name: str, share: float) -> dict[str, Any]:

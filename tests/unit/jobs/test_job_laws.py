@@ -260,3 +260,33 @@ def test_what_a_phase_has_beside_its_role_is_on_that_role_s_cards_alone() -> Non
     }).sheets  # fmt: skip
     assert [item.path for item in first.items if item.path.endswith("beside")] == ["actor/beside"]
     assert not [item for item in second.items if item.path.endswith("beside")]
+
+
+def test_ranks_that_share_a_sequence_have_logits_of_their_part_alone() -> None:
+    def held(context: int) -> int:
+        mesh = {"cp": context, "dp_replicate": 8 // context}
+        plan = {
+            "task": "train",
+            "engine": "megatron",
+            "zero": 1,
+            "mesh": mesh,
+            "seq_len": 4096,
+            "loss": "fused",
+        }
+        phase = {"name": "update_actor", "active": "actor", "logits": {"bytes": 4, "why": "x"}}
+        document = {"roles": {"actor": {"model": "qwen2.5-1.5b", "plan": plan}}, "phases": [phase]}
+        sheet = memsheet.job(document, gpus="8xH100-80GB").sheets[0]
+        found = next(item for item in sheet.items if item.path == "actor/logits")
+        return int(found.at[Instant("update_actor/loss")].value)
+
+    assert held(1) == 2 * held(2) == 4 * held(4)
+
+
+def test_a_server_that_rests_has_a_range_in_order() -> None:
+    """Whose pool is the smaller the more its own passes may take."""
+    phases = [{"name": "gen", "active": "rollout"}, {"name": "update_actor", "active": "actor"}]
+    roles = {name: JOB["roles"][name] for name in ("actor", "rollout")}
+    sheet = memsheet.job(changed(roles=roles, phases=phases)).sheets[0]
+    for when in sheet.instants:
+        held = [item.at[when] for item in sheet.items if when in item.at and when.phase == "update_actor"]
+        assert all(size.low <= size.value <= size.high for size in held)

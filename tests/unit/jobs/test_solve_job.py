@@ -10,8 +10,10 @@ import pytest
 
 import memsheet
 from memsheet.cli import main
+from memsheet.errors import InputError
+from memsheet.jobs.shorter import with_rows_of
 from memsheet.questions.job import answer_job
-from memsheet.questions.solve_job import largest_share, with_share
+from memsheet.questions.solve_job import largest_micro_batch, largest_share, longest_rows, with_share
 
 JOB: dict[str, Any] = {
     "schema": "memsheet/job/1", "gpus": "1xA100-80GB",
@@ -68,3 +70,49 @@ def test_no_server_has_no_share() -> None:
     }
     with pytest.raises(memsheet.InputError, match="0 servers"):
         largest_share(job)
+
+
+@pytest.mark.parametrize("solve", [longest_rows, largest_micro_batch])
+def test_one_part_more_does_not_fit(solve: Any) -> None:
+    """Of rows as many tokens as are looked at at once, of a micro-batch a row."""
+    plan = {**JOB["roles"]["actor"]["plan"], "seq_len": 2048, "microbatch": 8}
+    logits = {"tokens": 8 * 1025, "bytes": [8, 16, 16], "why": "x"}
+    half = with_share(JOB, "rollout", 0.5)
+    job = {
+        **half,
+        "roles": {**half["roles"], "actor": {"model": "qwen3-0.6b", "plan": plan}},
+        "phases": [JOB["phases"][0], {**JOB["phases"][1], "logits": logits}],
+    }
+    found = solve(job)
+    assert found.tokens is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result is memsheet.Result.FITS
+    assert found.beyond is not None
+    assert found.beyond.verdict is not None
+    assert found.beyond.verdict.result is not memsheet.Result.FITS
+    assert found.counted == (2048 if solve is longest_rows else 8 * 2048)
+    assert found.tokens % (64 if solve is longest_rows else 2048) == 0
+
+
+def test_longer_rows_are_served_and_read_as_long() -> None:
+    changed = with_rows_of(JOB, 2048, 1024)
+    assert changed["roles"]["actor"]["plan"]["seq_len"] == 2048
+    assert changed["roles"]["rollout"]["plan"]["serving"]["max_model_len"] == 4096
+    phase = {"name": "ref", "active": "actor", "work": "forward", "plan": {"seq_len": 512}, "logits": {"tokens": 100, "bytes": 2}}  # fmt: skip
+    (read,) = with_rows_of({**JOB, "phases": [phase]}, 2048, 1024)["phases"]
+    assert (read["plan"]["seq_len"], read["logits"]["tokens"]) == (1024, 200)
+
+
+def test_a_job_whose_rows_nobody_says_is_refused() -> None:
+    roles = {"rollout": JOB["roles"]["rollout"]}
+    with pytest.raises(InputError, match="trains nothing"):
+        longest_rows({**JOB, "roles": roles, "phases": JOB["phases"][:1]})
+
+
+def test_the_command_says_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.json"
+    half = with_share(JOB, "rollout", 0.5)
+    file.write_text(json.dumps(half))
+    for what, solve in (("row-tokens", longest_rows), ("micro-batch-tokens", largest_micro_batch)):
+        assert main(["solve", what, str(file)]) == 0
+        assert f"{what} up to {solve(half).tokens:,}" in capsys.readouterr().out

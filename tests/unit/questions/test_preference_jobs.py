@@ -82,7 +82,9 @@ def test_both_sequences_of_a_pair_are_counted(tmp_path: Path, name: str) -> None
     assert _reach(_checked(tmp_path, name, PAIRS[name]))[0] == 2 * BATCH
 
 
-@pytest.mark.parametrize(("name", "each"), [("script.py", 12), ("factory.yaml", 16), ("axolotl.yaml", 12)])
+@pytest.mark.parametrize(
+    ("name", "each"), [("script.py", 12), ("factory.yaml", 16), ("axolotl.yaml", 12), ("swift.sh", 16)]
+)
 def test_the_reference_is_a_model_of_the_job(tmp_path: Path, name: str, each: int) -> None:
     """Beside the logits of both sequences, and without what the sheet of one model was doubted for."""
     found = _checked(tmp_path, name, PAIRS[name])
@@ -97,9 +99,11 @@ def test_the_reference_is_a_model_of_the_job(tmp_path: Path, name: str, each: in
     assert sum(held) >= 2 * PARAMETERS - VOCAB * 896 * 2
 
 
-@pytest.mark.parametrize("name", ["swift.sh"])
-def test_the_range_holds_the_reference_and_its_logits(tmp_path: Path, name: str) -> None:
-    found = _checked(tmp_path, name, PAIRS[name])
+def test_the_range_holds_the_reference_and_its_logits(tmp_path: Path) -> None:
+    """Of a program that puts losses of its own in the place of TRL's."""
+    loads, _, rest = UNSLOTH.partition("model = FastLanguageModel.get_peft_model")
+    whole = loads.replace("load_in_4bit=True", "full_finetuning=True") + rest.partition("\n")[2]
+    found = _checked(tmp_path, "unsloth.py", whole)
     assert found.answer is not None
     sheet = found.answer.sheets[0]
     logits, copy = 2 * BATCH * LENGTH * VOCAB * (2 + 4), 2 * PARAMETERS

@@ -61,10 +61,13 @@ ONE_LABEL = ("reward", "rw")
 deepspeedai/DeepSpeedExamples training/DeepSpeed-Chat/dschat/utils/model/reward_model.py); a head of values
 beside the matrix is another way.
 """
+OF_STEPS = ("prm", "process reward")
+"""One sequence, with a label for the end of each step, by a head of two (experimental/prm/prm_trainer.py)."""
 METHODS: Mapping[str, Preferences] = {
     **{name: Preferences(name.upper(), 2, 2, reference=True) for name in PAIRED},
     **{name: Preferences(name.upper(), 2, 2) for name in ALONE},
     **{name: Preferences("the reward model", 2, scored=name in ONE_LABEL) for name in SCORED},
+    **{name: Preferences("the process reward model", 1, scored=True) for name in OF_STEPS},
     "tpo": Preferences("TPO", 3, 3),
     "kto": Preferences("KTO", 1, 3, reference=True), "bco": Preferences("BCO", 1, 1, reference=True),
 }  # fmt: skip

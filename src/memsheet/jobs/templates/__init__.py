@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 OF_TRAINER = "per_device_train_batch_size: {rows}, gradient_accumulation_steps: {rounds}"
 DIVIDED = "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward true"
 OF_AXOLOTL = "micro_batch_size: {rows}, gradient_accumulation_steps: {rounds}"
+FLAGS_OF_TRAINER = "--per_device_train_batch_size {rows} --gradient_accumulation_steps {rounds}"
+OF_SWIFT_SERVER = {
+    "sleep": "--sleep_level 2", "offload": "--offload_model true --offload_optimizer true", "share": "--vllm_gpu_memory_utilization {share:g}",
+}  # fmt: skip
+OF_SWIFT = {
+    **OF_SWIFT_SERVER,
+    "logits": "--use_liger_kernel true",
+    "batch": FLAGS_OF_TRAINER,
+    "shard": "--deepspeed zero3",
+}
 WORDS: Mapping[str, Mapping[str, str]] = {
     "verl": {
         "sleep": "actor_rollout_ref.rollout.free_cache_engine=True",
@@ -44,6 +54,9 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("dpo", "ipo")},
     **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "tpo", "online", "xpo", "nash", "ppo")},
     **{f"axolotl-{method}": {"logits": "", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("orpo", "simpo", "kto")},
+    **{f"swift-{method}": {**OF_SWIFT, "offload": ""} for method in ("grpo-zero", "gkd-zero")}, "swift-grpo": OF_SWIFT, "swift-gkd": OF_SWIFT,
+    **{f"swift-{method}": {"logits": "", "batch": FLAGS_OF_TRAINER, "shard": "--deepspeed zero3"} for method in ("dpo", "kto", "orpo", "cpo", "simpo")},
+    **{f"swift-megatron-{method}": {**OF_SWIFT_SERVER, "logits": "", "batch": "--micro_batch_size {rows}", "shard": ""} for method in ("dpo", "kto", "grpo", "gkd")},
     **{f"llamafactory-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model", "ppo")},
 }  # fmt: skip
 """What to write for a kind of cure; empty where the framework has no such option."""

@@ -19,10 +19,20 @@ class Sizes(NamedTuple):
     layers: int = 0
 
 
+class Held(NamedTuple):
+    """Bytes of what trains on a card between its steps, and of all its weights in the dtype of products."""
+
+    parameters: int
+    master: int
+    gradients: int
+    weights: int
+
+
 class Made(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
-    long as the longest, which shorter ones may be, what else is counted that may not be there, and further
-    keys of the file that it accounts.
+    long as the longest, which shorter ones may be, what else is counted that may not be there, further keys
+    of the file that it accounts, roles that may be on other cards, and whether a server may take sequences
+    as long as its model does.
     """
 
     document: dict[str, Any]
@@ -30,6 +40,8 @@ class Made(NamedTuple):
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
     accounted: frozenset[str] = frozenset()
+    elsewhere: tuple[str, ...] = ()
+    unsaid_longest: bool = False
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -17,7 +17,7 @@ from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.jobs.templates.planned import planned_actor, planned_reference
 
 Range = tuple[int, int, int]
-TRL, SCRIPTS, AXOLOTL, FACTORY = "trl", "transformers", "axolotl", "llamafactory"
+TRL, SCRIPTS, AXOLOTL, FACTORY, SWIFT = "trl", "transformers", "axolotl", "llamafactory", "swift"
 """Names of formats: TRL's own words, scripts that call its trainers, and programs that train on preferences.
 """
 
@@ -50,7 +50,16 @@ OF_FACTORY: Mapping[str, Learnt] = {
     "SIMPO": Learnt((8, 12, 16), (8, 12, 16)), "the reward model": VALUES,
 }  # fmt: skip
 """It makes them fp32 itself and keeps their logarithms, and those of KTO's answers with the others'."""
-PROGRAMS: Mapping[str, Mapping[str, Learnt]] = {TRL: OF_TRL, AXOLOTL: OF_TRL, FACTORY: OF_FACTORY}
+OF_ONE_READING = Learnt((2, 16, 16), (2, 7, 8))
+OF_SWIFT: Mapping[str, Learnt] = {
+    "DPO": OF_ONE_READING, "KTO": OF_ONE_READING, "ORPO": MARGINS, "CPO": MARGINS, "SIMPO": MARGINS,
+}  # fmt: skip
+"""Of answers alone at the least, without copies of marked ones (modelscope/ms-swift 3602360
+swift/rlhf_trainers/{dpo,kto}_trainer.py, rlhf_mixin.py:142-180); the rest are TRL's own.
+"""
+PROGRAMS: Mapping[str, Mapping[str, Learnt]] = {
+    TRL: OF_TRL, AXOLOTL: OF_TRL, FACTORY: OF_FACTORY, SWIFT: OF_SWIFT,
+}  # fmt: skip
 READ_OF_KTO: Range = (2, 6, 6)
 """Of the mismatched answers, which are whole whatever the loss is made of (trainer/kto_trainer.py:1305-1327).
 """

@@ -10,15 +10,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.jobs.templates.generation import generating_phase, own_generation
+from memsheet.jobs.templates.liger import head_gradient_items, student_chunk_items
 from memsheet.jobs.templates.option import option_refusal
 from memsheet.jobs.templates.planned import (
     Made,
+    Sizes,
     planned_actor,
     planned_reference,
     planned_reward,
     ranks_of_data,
 )
 from memsheet.jobs.templates.trl import GRPO, PROMPT, grpo_notes, grpo_phases, has_reference, rollout_plan
+from memsheet.jobs.templates.trl_colocated import (
+    ONLINE_SHARE,
+    SHARES,
+    UNSAID_MODE,
+    card_of_its_own,
+    may_be_elsewhere,
+    serves_beside,
+    vllm_beside,
+)
 
 Values = Mapping[str, Any]
 RLOO = {
@@ -29,15 +41,16 @@ RLOO = {
 """Its own defaults (trainer/rloo_config.py:297, 494); it runs the same passes
 (trainer/rloo_trainer.py:1458-1480).
 """
-OF_METHODS = {"GRPO": GRPO, "RLOO": RLOO}
+SHORT = {**GRPO, "max_completion_length": GRPO["max_completion_length"]._replace(usual=256)}
+"""Answers of those that are taught by themselves (experimental/sdpo/sdpo_config.py:299,
+experimental/sdft/sdft_config.py:224, experimental/ssd/ssd_config.py:131).
+"""
+OF_METHODS = {"GRPO": GRPO, "RLOO": RLOO, "MiniLLM": GRPO, **dict.fromkeys(("SDPO", "SDFT", "SSD"), SHORT)}
 OTHER_GENERATION = ("use_transformers_paged", "use_transformers_continuous_batching")
 """With a cache in blocks, which nobody accounts (trainer/grpo_config.py:171)."""
 OWN_ENGINES = ("transformers", "deepspeed")
 """Under which a model generates with whole layers; FSDP gathers them one by one."""
 UNSAID_PROMPT = f"nothing says how long prompts are: counted with {PROMPT} tokens (--seq-len says a row's)"
-UNSAID_MODE = (
-    "vllm_mode is not said: counted on the same cards, as releases since 1.0 take it, and on others' before"
-)
 DISTILLED: Mapping[str, tuple[int, int]] = {"widened": (36, 68), "computed": (18, 34)}
 """Bytes of a logit of the student: of both ends of the divergence, and between them (experimental/gkd/
 gkd_trainer.py:216-300: logits and their logarithms of both models, two stacked mixtures, three divergences).
@@ -47,7 +60,7 @@ OF_SFT = 1024
 
 
 def generating_document(
-    method: str, values: Values, plan: Mapping[str, Any], model: str, token_elements: int
+    method: str, values: Values, plan: Mapping[str, Any], model: str, token_elements: int, sizes: Sizes
 ) -> Made | None:
     """The job of ``GRPOTrainer`` or ``RLOOTrainer``. ``plan``: of what trains, as its own sheet has it;
     ``token_elements``: what one token adds to the cache of a model that generates by itself.
@@ -55,7 +68,7 @@ def generating_document(
     None where something of it is not accounted: a server of unknown share, an engine whose layers are
     gathered for generation.
     """
-    served, mode = values.get("use_vllm") is True, values.get("vllm_mode")
+    served, mode = values.get("use_vllm") is True, values.get("vllm_mode") or card_of_its_own(values)
     if values.get("use_vllm") not in (None, True, False) or mode not in (None, "colocate", "server"):
         return None
     actor, whole = planned_actor(plan)
@@ -93,12 +106,22 @@ def generating_document(
         for one in grpo_phases(options)
         if not own or one["name"] != "old_log_prob" or _reads_first(method, values)
     ]
+    if not whole and method == "GRPO":
+        phases[-1] = {
+            **phases[-1],
+            "items": [*phases[-1].get("items", ()), *head_gradient_items(sizes, actor)],
+        }
     if options["vllm"] == "colocate":
         roles["rollout"] = {"model": model, "plan": rollout_plan(options), "process": "trainer"}
     elif own:
-        roles["rollout"] = _own_generation(actor, options, model)
+        rows, length = (
+            _generated_rows(options),
+            options["max_prompt_length"] + options["max_completion_length"],
+        )
+        new = options["max_completion_length"]
+        roles["rollout"] = own_generation({**actor, "seq_len": length}, model, rows=rows, new=new)
         phases = [
-            _generating(actor, options, token_elements),
+            generating_phase(actor, token_elements * rows * length),
             *({**one, "residents": {"rollout": "absent"}} for one in phases),
         ]
     rewards = _reward_roles(values, actor)
@@ -115,7 +138,8 @@ def generating_document(
         "notes": [] if own else grpo_notes(options),
     }
     words = (*_open_words(values, served=served, said=said), *_width_words(rewards, actor))
-    return Made(document, words, over_words=(OF_REWARDS,) if rewards else ())
+    over = (OF_REWARDS,) if rewards else ()
+    return Made(document, words, shorter_rows=True, over_words=over, elsewhere=may_be_elsewhere(words))
 
 
 def _reads_first(method: str, values: Values) -> bool:
@@ -138,7 +162,7 @@ def _rows_are_said(values: Values, actor: Mapping[str, Any], options: Mapping[st
 
 def _open_words(values: Values, *, served: bool, said: bool) -> list[str]:
     found = [] if said else [UNSAID_PROMPT]
-    if served and values.get("vllm_mode") is None:
+    if served and values.get("vllm_mode") is None and card_of_its_own(values) is None:
         found.append(UNSAID_MODE)
     if values.get("judge") is not None:
         found.append(f"the judge {values['judge']} may have a model on the cards and is not counted")
@@ -205,47 +229,6 @@ def _generated_rows(options: Mapping[str, Any]) -> int:
     )
 
 
-def _own_generation(actor: Mapping[str, Any], options: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The model that generates itself, with the trainer's own tensors; where ZeRO divides them, with a whole
-    copy that is gathered (models/utils.py, unwrap_model_for_generation).
-    """
-    prompt, rows = options["max_prompt_length"], _generated_rows(options)
-    width = (actor.get("precision") or {}).get("compute", "bf16")
-    serving = {
-        "max_model_len": prompt + options["max_completion_length"],
-        "max_sequences": rows,
-        "prompt_tokens": prompt,
-    }
-    plan = {
-        "task": "infer",
-        "engine": "transformers",
-        "precision": {"parameters": width, "compute": width},
-        "serving": serving,
-    }
-    gathered = actor.get("engine") == "deepspeed" and actor.get("zero") == 3
-    return {
-        "model": model,
-        "plan": plan,
-        "process": "trainer",
-        **({} if gathered else {"weights_of": "actor"}),
-    }
-
-
-def _generating(actor: Mapping[str, Any], options: Mapping[str, Any], token_elements: int) -> dict[str, Any]:
-    """The phase of it. Beside weights in fp32 keys are turned in fp32 and values are not: half as much of the
-    cache again, and as much again at the most.
-    """
-    phase: dict[str, Any] = {"name": "gen", "active": "rollout"}
-    if (actor.get("precision") or {}).get("parameters") == "fp32":
-        tokens = _generated_rows(options) * (options["max_prompt_length"] + options["max_completion_length"])
-        cache = 2 * token_elements * tokens
-        why = "keys that rotary angles in fp32 make fp32, and values at the most"
-        phase["items"] = [
-            {"component": "kv_cache", "path": "cache_in_fp32", "bytes": [0, cache // 2, cache], "why": why}
-        ]
-    return phase
-
-
 OF_ANSWERS = "distillation"
 ANSWERS_OF: Mapping[str, tuple[str, int]] = {
     "GKD": ("max_new_tokens", 128), "GOLD": ("max_completion_length", 128), OF_ANSWERS: ("max_completion_length", 512),
@@ -256,21 +239,14 @@ ANSWERS_OF: Mapping[str, tuple[str, int]] = {
 APART = "vLLM has cards of its own, which are not counted here: `memsheet infer --engine vllm`"
 
 
-def _serves_beside_trainer(values: Values) -> bool:
-    """Whether vLLM may be on the trainer's cards, which these jobs do not account."""
-    return values.get("use_vllm") not in (None, False) and values.get("vllm_mode") != "server"
-
-
 def distilling_document(
-    method: str, values: Values, plan: Mapping[str, Any], model: str, teacher: str
+    method: str, values: Values, plan: Mapping[str, Any], model: str, teacher: str, sizes: Sizes
 ) -> Made | None:
     """The job of ``GKDTrainer``, ``GOLDTrainer`` and ``DistillationTrainer``: a student, and a teacher whose
     logits stand beside its own. It generates without a cache where layers are recomputed
     (experimental/gkd/gkd_trainer.py:185; experimental/gold/gold_trainer.py:2249-2300, 2575-2600). None where
-    vLLM generates on its cards.
+    a number of a server beside it is none.
     """
-    if _serves_beside_trainer(values):
-        return None
     actor, _ = planned_actor(plan)
     answer, usual = ANSWERS_OF[method]
     new = values.get(answer, usual)
@@ -284,9 +260,28 @@ def distilling_document(
         "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}, "teacher": planned_reference(actor, teacher),
     }  # fmt: skip
     phase: dict[str, Any] = {"name": "update_actor", "active": "actor"}
-    if values.get("use_liger_kernel") is not True:
-        ends, between = DISTILLED["computed" if actor["engine"] == "deepspeed" else "widened"]
-        each = ends if values.get("beta", 0.5) in (0, 1) else between
+    phases: list[dict[str, Any]] = [phase]
+    words: list[str] = []
+    if method in SHARES and serves_beside(values):
+        rows, rounds = actor.get("microbatch"), values.get("gradient_accumulation_steps", 1)
+        sequences = rows * rounds if isinstance(rows, int) and isinstance(rounds, int) else None
+        own = length if method == "GOLD" else None
+        longest = values.get("vllm_max_model_length") or own
+        beside = vllm_beside(values, model, sequences=sequences, longest=longest, share=SHARES[method])
+        if beside is None:
+            return None
+        roles["rollout"] = beside.role
+        phase |= beside.more
+        phases[:0] = beside.phases
+        words += beside.words
+    between = values.get("beta", 0.5) not in (0, 1)
+    if values.get("use_liger_kernel") is True:
+        tokens = int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or OF_SFT)
+        items = student_chunk_items(sizes, tokens, between=between)
+        phase["items"] = [*phase.get("items", ()), *items]
+    else:
+        ends, middle = DISTILLED["computed" if actor["engine"] == "deepspeed" else "widened"]
+        each = middle if between else ends
         more = (
             -(-each * (length + new) // length)
             if isinstance(length, int) and isinstance(new, int)
@@ -296,17 +291,20 @@ def distilling_document(
             "bytes": [ends // 2, each, more],
             "why": "of student and teacher, their logarithms and divergences",
         }
-    words = []
     if values.get("teacher_model_init_kwargs") is None:
         words.append("the teacher is counted in the width of the student's weights, and loaded in its own")
     if values.get("use_uld_loss") is True:
         words.append("the loss over two vocabularies is counted as over the student's")
     document = {
-        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": [phase], "notes": [APART] if values.get("use_vllm") is True else [],
+        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": phases, "notes": [APART] if _is_served_apart(values) else [],
     }  # fmt: skip
     if method == OF_ANSWERS and values.get("@seq_len") is None:
         words.append(UNSAID_PROMPT)
-    return Made(document, tuple(words))
+    return Made(document, tuple(words), shorter_rows=True, elsewhere=may_be_elsewhere(words))
+
+
+def _is_served_apart(values: Values) -> bool:
+    return values.get("use_vllm") is True and not serves_beside(values)
 
 
 ONLINE: Mapping[str, tuple[str, int]] = {
@@ -324,8 +322,6 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
     generates by itself has fewer bytes a row than the step that follows.
     """
     name, answers = ONLINE[method]
-    if _serves_beside_trainer(values):
-        return None
     actor, _ = planned_actor(plan)
     sizes = [values.get("max_length", 512), values.get("max_new_tokens", 64), actor.get("microbatch")]
     length, new, rows = (one if isinstance(one, int) and one > 0 else 0 for one in sizes)
@@ -347,11 +343,22 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
         "bytes": [low, value, max(most, value)],
         "why": "of whole rows, and logarithms of the answers' with their gradients",
     }
-    phases = [{"name": "update_actor", "active": "actor", "logits": logits}]
+    update: dict[str, Any] = {"name": "update_actor", "active": "actor", "logits": logits}
+    phases = [update]
     words = (*_open_words(values, served=False, said=True), *_width_words(rewards, actor))
-    notes = [APART] if values.get("use_vllm") is True else []
+    if serves_beside(values):
+        tensor = values.get("vllm_tensor_parallel_size", 1)
+        sequences = rows * tensor if isinstance(tensor, int) else None
+        beside = vllm_beside(values, model, sequences=sequences, longest=length + new, share=ONLINE_SHARE)
+        if beside is None:
+            return None
+        roles["rollout"] = beside.role
+        phases = [*beside.phases, {**update, **beside.more}]
+        words = (*words, *beside.words)
+    notes = [APART] if _is_served_apart(values) else []
     document = {"schema": "memsheet/job/1", "name": name, "roles": roles, "phases": phases, "notes": notes}
-    return Made(document, words, over_words=(OF_REWARDS,) if rewards else ())
+    over = (OF_REWARDS,) if rewards else ()
+    return Made(document, words, shorter_rows=True, over_words=over, elsewhere=may_be_elsewhere(words))
 
 
 HEAD_WORDS, OF_HEAD = 8192, (0, 6, 16)
@@ -402,9 +409,15 @@ OF_REWARD, OF_RESPONSE = "EleutherAI/pythia-160m", 53
 
 
 def ppo_document(
-    values: Values, plan: Mapping[str, Any], model: str, vocab: int, token_elements: int
+    values: Values,
+    plan: Mapping[str, Any],
+    model: str,
+    vocab: int,
+    token_elements: int,
+    *,
+    adapted_critic: bool = False,
 ) -> Made | None:
-    """The job of ``PPOTrainer``: policy and critic are one module, whose passes are both saved before either
+    """The job of ``PPOTrainer``, with adapters on its critic, too, where a program puts them there: policy and critic are one module, whose passes are both saved before either
     goes back; nothing of it is recomputed, whatever is said, as its own loop never asks for that
     (experimental/ppo/ppo_trainer.py:272-296, 574-900). A copy of the policy and a reward model stand beside.
     """
@@ -426,7 +439,7 @@ def ppo_document(
         return None
     said = isinstance(values.get("@seq_len"), int)
     actor |= {"seq_len": values["@seq_len"] if said else PROMPT + new, "recompute": {"mode": "none"}}
-    whole = {key: held for key, held in actor.items() if key != "adapter"}
+    whole = {key: held for key, held in actor.items() if adapted_critic or key != "adapter"}
     roles: dict[str, Any] = {
         "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"},
         "critic": {"model": reward, "plan": whole, "trained": True, "process": "trainer", "head": "values"},

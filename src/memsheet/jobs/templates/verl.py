@@ -219,7 +219,7 @@ def _values_plan(values: Values) -> dict[str, int]:
 
 def _rollout_plan(values: Values) -> dict[str, Any]:
     """The engine as verl starts it (workers/rollout/vllm_rollout/vllm_async_server.py:255-285)."""
-    longest = whole_number(values, f"{ROLLOUT}.max_model_len", None)
+    longest = whole_number(values, f"{ROLLOUT}.max_model_len", None) or row_length(values)
     tensor, stages, groups, experts = _server_degrees(values)
     engine = _server_name(values)
     paged = engine == ROLLOUTS[0]
@@ -350,9 +350,10 @@ def _has_fused_kernels(values: Values) -> bool:
 def _read_logits(values: Values, plan: Mapping[str, int], each: tuple[int, int, int]) -> dict[str, Any]:
     if _has_fused_kernels(values):
         return {}
-    size = each if is_sharded(values) else MEGATRON_LOGITS
-    tokens = plan.get("microbatch", 0) * plan.get("seq_len", 0)
-    return {"logits": logits_key(tokens, size, "of all tokens, read only (workers/actor/dp_actor.py:240)")}
+    why = "of all tokens, read only (workers/actor/dp_actor.py:240)"
+    if not is_sharded(values):  # whose sequences ranks may share
+        return {"logits": {"bytes": list(MEGATRON_LOGITS), "why": why}}
+    return {"logits": logits_key(plan.get("microbatch", 0) * plan.get("seq_len", 0), each, why)}
 
 
 def _learnt_logits(values: Values) -> dict[str, Any]:
@@ -421,6 +422,21 @@ def open_words(values: Values) -> tuple[str, ...]:
     if _server_name(values) != ROLLOUTS[0]:
         found.append("how much is free when the server starts is not known")
     return tuple(found)
+
+
+def with_machines_of(values: Values, each: int, nodes: int) -> Values:
+    """The values with the machines that are asked about, where a script leaves to others how many there are."""
+    if rank_count(values) is not None:
+        return values
+    return {**values, "trainer.nnodes": nodes, "trainer.n_gpus_per_node": each}
+
+
+def has_unsaid_longest(values: Values) -> bool:
+    """Whether nobody says the server's longest sequence: that of a prompt and an answer in older releases
+    (their copy in PRIME-RL/TTRL 3e2cc93 verl/verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py:108), as
+    long as the model was made for since (workers/rollout/vllm_rollout/vllm_async_server.py:993-996).
+    """
+    return held_value(values, f"{ROLLOUT}.max_model_len", None) is None
 
 
 def has_shorter_rows(values: Values) -> bool:

@@ -20,6 +20,8 @@ class Role(Document):
     trained: bool = optional_key()
     process: str = optional_key()
     keeps_cache: bool = optional_key()
+    head: Literal["tokens", "values"] = optional_key()
+    weights_of: str = optional_key()
 
 
 class Logits(Document):
@@ -31,12 +33,13 @@ class Logits(Document):
 
 
 class Extra(Document):
-    """Bytes of a phase that are of no role's own step."""
+    """Bytes of a phase that are of no role's own step. ``role``: whose they are, else of the one that works."""
 
     component: Component = optional_key()
     path: str = optional_key()
     bytes: Sizes
     why: str = optional_key()
+    role: str = optional_key()
 
 
 class Phase(Document):

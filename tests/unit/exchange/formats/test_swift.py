@@ -9,7 +9,7 @@ import pytest
 
 import memsheet
 from memsheet.cli import main
-from memsheet.exchange import read_text
+from memsheet.exchange import TRAINS_TOO, read_text
 from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
 
@@ -232,13 +232,25 @@ def test_liger_makes_no_loss_where_the_trainer_weighs_tokens(more: str, loss: st
     assert reading(f"{LORA}    --use_liger_kernel true {more}").request["loss"] == loss
 
 
-def test_a_server_beside_a_training_has_a_sheet_that_is_not_all_of_the_file(tmp_path: Path) -> None:
+def test_a_script_that_trains_beside_its_server_is_read_as_the_training(tmp_path: Path) -> None:
     serves = "swift rollout --model Qwen/Qwen3-1.7B --vllm_max_model_len 4096\n"
     trains = "swift rlhf --rlhf_type grpo --model Qwen/Qwen3-1.7B --use_vllm true --vllm_mode server\n"
-    for text, doubted in ((serves, False), (serves + trains, True)):
+    for text, trained in ((serves, False), (serves + trains, True)):
         (tmp_path / "run.sh").write_text(text)
         found = memsheet.check(tmp_path / "run.sh", gpus="1xA100-80GB")
-        assert ("starts a training, too" in found.doubt) is doubted
+        assert found.answer is not None
+        assert bool(found.answer.job) is trained
+        assert any("swift rollout of run.sh" in line for line in found.assumed) is trained
+
+
+def test_a_server_that_is_asked_about_is_read_beside_a_training() -> None:
+    serves = "swift rollout --model Qwen/Qwen3-1.7B --vllm_max_model_len 4096\n"
+    for program in ("swift", "megatron"):
+        trains = f"{program} rlhf --rlhf_type grpo --model Qwen/Qwen3-1.7B --vllm_mode server\n"
+        found = read_text(
+            "run.sh", serves + trains, {"yaml": parse_yaml, "json": parse_json}, "swift rollout"
+        )
+        assert found.unmodelled == (TRAINS_TOO,)
 
 
 FILE = """model: Qwen/Qwen2.5-7B-Instruct

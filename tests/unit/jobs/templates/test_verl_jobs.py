@@ -276,3 +276,40 @@ def test_a_pool_that_is_too_small_is_told_as_that(tmp_path: Path, capsys: pytest
     assert "its pool is too small for one sequence" in said
     assert "dies in" not in said
     assert "leaves update_actor too little" not in said
+
+
+LONG = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256 data.max_prompt_length=512 \\
+ data.max_response_length=1024 actor_rollout_ref.model.path=meta-llama/Llama-3.1-8B-Instruct \\
+ actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 \\
+ actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True \\
+ actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 actor_rollout_ref.rollout.name=vllm MORE \\
+ actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.35 \\
+ actor_rollout_ref.rollout.n=5 trainer.n_gpus_per_node=8 trainer.nnodes=1
+"""
+
+
+def test_a_server_whose_longest_nobody_says_stops_nobody(tmp_path: Path) -> None:
+    """Older releases take a prompt and an answer, newer ones what the model was made for."""
+    longest = "actor_rollout_ref.rollout.max_model_len"
+    told = {}
+    for said in ("", f"{longest}=1536", f"{longest}=131072"):
+        (tmp_path / "run.sh").write_text(LONG.replace("MORE", said))
+        found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+        assert found.answer is not None
+        assert found.answer.verdict is not None
+        told[said] = found.answer.verdict.result.name, "max_model_len is not said" in found.doubt
+    assert list(told.values()) == [("UNCERTAIN", True), ("FITS", False), ("DOES_NOT_FIT", False)]
+
+
+def test_machines_that_a_script_leaves_open_are_those_that_are_asked_about(tmp_path: Path) -> None:
+    text = LONG.replace("MORE", "actor_rollout_ref.rollout.max_model_len=1536")
+    told = []
+    for nodes in ("1", "TO_BE_FILLED"):
+        (tmp_path / "run.sh").write_text(text.replace("trainer.nnodes=1", f"trainer.nnodes={nodes}"))
+        found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+        assert found.answer is not None
+        told.append(
+            (found.answer.job is not None, max(int(sheet.device.value) for sheet in found.answer.sheets))
+        )
+    assert told[0] == told[1]
+    assert told[0][0]

@@ -37,9 +37,12 @@ def trained_method(values: Values) -> Any:
 
 
 def swift_preferences(values: Values) -> Preferences | None:
-    """The method, without a reference where its probabilities are made before."""
+    """The method, without a reference where its probabilities are made before; a reward model has a head of
+    one label (swift/arguments/rlhf_args.py:497).
+    """
+    method = trained_method(values)
     given = {"reference": False} if values.get("precompute_ref_log_probs") is True else {}
-    return preferences_of(trained_method(values), **given)
+    return preferences_of(method, **given, **({"scored": True} if method == "rm" else {}))
 
 
 def swift_flags(text: str, program: str, at_file: str) -> Mapping[str, Any]:

@@ -124,9 +124,15 @@ def _method_of(values: Values) -> Mapping[str, Any]:
     }
 
 
+OWN_LOSSES, OF_LOSS = ("grpo", "gkd", "rm"), "--cross-entropy-fusion-impl"
+"""Methods whose loss is not Megatron's (swift/megatron/trainers), and what moves its logits."""
+
+
 def _moved_as_there(values: Values, asked: Values) -> Iterable[Moved]:
     assert MEGATRON.moves is not None
-    return MEGATRON.moves({**USUAL, **values}, asked)
+    found = MEGATRON.moves({**USUAL, **values}, asked)
+    own = trained_method(values) in OWN_LOSSES
+    return [one for one in found if not (own and one.at == OF_LOSS)]
 
 
 FORMAT = Format(

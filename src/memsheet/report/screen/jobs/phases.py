@@ -40,6 +40,26 @@ def render_share(share: float | None, answer: Answer, beyond: Answer | None, loo
     return render_parts(_share_sections(share, answer, beyond, look), look)
 
 
+def render_tokens(
+    what: str, tokens: int | None, counted: int, answers: tuple[Answer, Answer | None], look: Look
+) -> str:
+    """The most tokens of a row or a micro-batch, what more come to, and the job at them. ``answers``: at them,
+    and beyond.
+    """
+    return render_parts(_tokens_sections(what, tokens, counted, answers, look), look)
+
+
+def _tokens_sections(
+    what: str, tokens: int | None, counted: int, answers: tuple[Answer, Answer | None], look: Look
+) -> Iterator[RenderableType]:
+    if tokens is None:
+        yield labelled_row("NONE", "bold red", (f"no {what} lets every phase fit",), look)
+    else:
+        said = (f"{what} up to {tokens:,}: every phase fits", f"the job has {counted:,}")
+        yield labelled_row(f"{tokens:,}", "bold green", said, look)
+    yield from _beyond_sections("more", *answers, look)
+
+
 def _share_sections(
     share: float | None, answer: Answer, beyond: Answer | None, look: Look
 ) -> Iterator[RenderableType]:
@@ -48,12 +68,18 @@ def _share_sections(
     else:
         said = (f"gpu-memory-utilization up to {share:g}: every phase fits",)
         yield labelled_row(f"{share:g}", "bold green", said, look)
+    yield from _beyond_sections("0.01 more", answer, beyond, look)
+
+
+def _beyond_sections(
+    label: str, answer: Answer, beyond: Answer | None, look: Look
+) -> Iterator[RenderableType]:
     if beyond is not None and beyond.verdict is not None:
         sheet = deciding_sheet(beyond)
         size = sheet.device
         needs = f"needs {look.need(size.value, look.digits)}{size_range_suffix(size, look)}"
         most = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
-        yield labelled_row("0.01 more", "bold", (needs, f"most in {INSTANTS[most]}"), look)
+        yield labelled_row(label, "bold", (needs, f"most in {INSTANTS[most]}"), look)
     yield from _job_sections(answer, look)
 
 
