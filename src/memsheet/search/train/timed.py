@@ -68,20 +68,35 @@ def planned_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timed:
-    """A graded stratum with the rows that fit and their seconds; infinite where a step is not timed."""
+    """A graded stratum with the rows that fit and their seconds; infinite where a step is not timed.
+    ``uneven``: rows that an uneven routing alone may keep from fitting.
+    """
 
     engine: str
     graded: Graded
     space: Space
     fit: Any
     seconds: Any
+    uneven: Any
+    uneven_seconds: Any
     efficiency: Efficiency | None
 
     @classmethod
     def of(cls, engine: str, graded: Graded, space: Space, efficiency: Efficiency | None) -> Timed:
-        fit = np.flatnonzero(result_masks(graded, space)[Result.FITS])
-        seconds = seconds_of(graded.stratum, fit, space, efficiency)
-        return cls(engine=engine, graded=graded, space=space, fit=fit, seconds=seconds, efficiency=efficiency)
+        masks = result_masks(graded, space)
+        fit = np.flatnonzero(masks[Result.FITS])
+        uneven = _rows_of_uneven_routing(graded, space, masks[Result.UNCERTAIN])
+        seconds = seconds_of(graded.stratum, np.concatenate([fit, uneven]), space, efficiency)
+        return cls(
+            engine=engine,
+            graded=graded,
+            space=space,
+            fit=fit,
+            seconds=seconds[: len(fit)],
+            uneven=uneven,
+            uneven_seconds=seconds[len(fit) :],
+            efficiency=efficiency,
+        )
 
     def planned(self, cluster: Cluster, row: int) -> Planned:
         return planned_of(self.space.model, cluster, self.request(row), self.efficiency)
@@ -111,6 +126,15 @@ class Timed:
             return card
         host = np.asarray(self.graded.host_bytes) - cluster.host_bytes // cluster.per_node
         return np.where(host > 0, np.maximum(card, 0) + host, card)
+
+
+def _rows_of_uneven_routing(graded: Graded, space: Space, uncertain: Any) -> Any:
+    """Plans whose expected bytes fit and whose high end may not, where experts are dealt to ranks."""
+    routing = graded.stratum.plan.routing
+    if routing is None or routing.balanced or routing.padded:
+        return np.zeros(0, dtype=np.int64)
+    expected = np.asarray(graded.device.value) <= budget_of(space.cluster).low_bytes
+    return np.flatnonzero(uncertain & expected & (graded.stratum.rows["ep"] > 1))
 
 
 def seconds_of(stratum: Stratum, rows: Any, space: Space, efficiency: Efficiency | None) -> Any:
