@@ -5,7 +5,7 @@ chunks differ, those numbers become arrays, and plans that differ in their pipel
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,14 @@ def merge_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Ra
     """One rank and plan for all plans of some strata, one stratum after another."""
     if len(strata) == 1:
         return ranks[0].rank, strata[0].plan
+    return _merge_ranks(ranks, np.array([len(stratum) for stratum in strata])), _merge_plans(tuple(strata))
+
+
+@lru_cache(maxsize=4)
+def _merge_plans(strata: tuple[Stratum, ...]) -> Plan:
+    """One plan for all plans of some strata: the same object for each rank of theirs that is asked about, so
+    that these share what is made for a plan.
+    """
     lengths = np.array([len(stratum) for stratum in strata])
     rows = {name: np.concatenate([stratum.rows[name] for stratum in strata]) for name in strata[0].rows}
     plan = with_counts(strata[0].space, strata[0].plan, rows)
@@ -110,7 +118,7 @@ def merge_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Ra
         axis: _per_plan_column([getattr(stratum.plan.mesh, axis) for stratum in strata], lengths)
         for axis in ("pp", "vpp")
     }
-    return _merge_ranks(ranks, lengths), replace(plan, mesh=replace(plan.mesh, **counts))
+    return replace(plan, mesh=replace(plan.mesh, **counts))
 
 
 def sums_of_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> Sums:
@@ -120,11 +128,8 @@ def sums_of_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> Sums:
     rank, plan = merge_strata(strata, ranks)
     if not depends_on_routing(plan):
         return sums_of(rank, plan)
-    ends, rows = len(ENDS_OF_ROUTING), sum(map(len, strata))
-    rank, plan = merge_strata([*strata] * ends, [*ranks] * ends)
-    assert plan.routing is not None
-    spread = np.repeat(np.arange(ends), rows)
-    plan = replace(plan, routing=replace(plan.routing, spread=spread))
+    rows, ends = sum(map(len, strata)), len(ENDS_OF_ROUTING)
+    rank, plan = merge_strata([*strata] * ends, [*ranks] * ends)[0], _merge_ends(tuple(strata))
     step = account_training_step(rank, plan, engine_for(rank.model, plan))
     apart = {instant: _bytes_apart(bag, step.kept, rows) for instant, bag in step.bags.items()}
     return Sums(
@@ -134,6 +139,16 @@ def sums_of_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> Sums:
         paged=_first_rows(step.kept.paged, rows),
         host_bytes=_first_rows(step.kept.host.bytes, rows),
     )
+
+
+@lru_cache(maxsize=4)
+def _merge_ends(strata: tuple[Stratum, ...]) -> Plan:
+    """One plan for all plans of some strata, once for each end of their routing."""
+    ends = len(ENDS_OF_ROUTING)
+    plan = _merge_plans(strata * ends)
+    assert plan.routing is not None
+    place = np.repeat(np.arange(ends), sum(map(len, strata)))
+    return replace(plan, routing=replace(plan.routing, spread=place))
 
 
 def _bytes_apart(bag: BytesByPath, kept: ResidentState, rows: int) -> tuple[Any, Any]:
