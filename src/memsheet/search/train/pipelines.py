@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,22 @@ class Placed:
         return tuple(own), tuple(places)
 
     @cached_property
-    def form(self) -> Hashable:
-        """What it has besides numbers. A few layers are numbers that formulas tell apart."""
-        return (
-            len(self.rank.chunks) > 1,
-            _model_structure_key(self.rank.model),
-            tuple(map(_model_structure_key, self.kinds[0])),
-        )
+    def form(self) -> int:
+        """What it has besides numbers, which stands for all that has the same. A few layers are numbers that
+        formulas tell apart.
+        """
+        parts = (self.rank.model, *self.kinds[0])
+        return _form_number((len(self.rank.chunks) > 1, *map(_model_structure_key, parts)))
+
+
+FORMS = count()
+
+
+@lru_cache(maxsize=4096)
+def _form_number(form: Hashable) -> int:
+    """Another for each form: it is compared with others in every batch."""
+    del form
+    return next(FORMS)
 
 
 def _model_structure_key(model: ModelSpec) -> Hashable:
