@@ -63,6 +63,7 @@ def measured(case: Case) -> dict[str, Any]:
     from memsheet.readers.hf_config import read_hf_config
     from memsheet.search.train.grid import account_plan_grid, account_stratum
     from memsheet.search.train.space import space_of
+    from memsheet.search.train.timed import timed_strata
 
     described = find_model(case.model)
     assert described is not None
@@ -75,7 +76,7 @@ def measured(case: Case) -> dict[str, Any]:
     searched = account_plan_grid(space)
     seconds, plans, strata = time.process_time() - start, searched.plans, len(searched.graded)
     start = time.process_time()
-    timed = 0 if case.one_stratum else sum(_timed(one) for one in searched.graded)
+    timed = 0 if case.one_stratum else sum(len(one.fit) for one in timed_strata(searched, None))
     timed_s = time.process_time() - start
     if case.one_stratum:
         full = max((one.stratum for one in searched.graded), key=len).full()
@@ -92,20 +93,6 @@ def measured(case: Case) -> dict[str, Any]:
         "peak_bytes": peak,
     }
     return {**found, "timed": timed, "timed_s": timed_s}
-
-
-def _timed(one: Any) -> int:
-    """The plans of a stratum that fit, each with the seconds of a step, as a ranking weighs them; how many
-    there are.
-    """
-    import numpy as np
-
-    from memsheet.budget import Result
-    from memsheet.search.train.grid import result_masks
-    from memsheet.search.train.timed import seconds_of
-
-    space = one.stratum.space
-    return len(seconds_of(one.stratum, np.flatnonzero(result_masks(one, space)[Result.FITS]), space, None))
 
 
 if __name__ == "__main__":

@@ -297,10 +297,13 @@ def each(function: Callable[..., int], *counts: Count) -> Count:
     if space is None:
         return function(*counts)
     columns = space.broadcast_arrays(*(space.asarray(count) for count in counts))
-    places = list(zip(*(column.ravel().tolist() for column in columns), strict=True))
-    known = {place: function(*place) for place in set(places)}
-    found = space.asarray([known[place] for place in places], dtype=space.int64)
-    return found.reshape(columns[0].shape)  # type: ignore[no-any-return]
+    code = space.zeros_like(columns[0])
+    for column in columns:
+        values, place = space.unique_inverse(column)
+        code = code * len(values) + place
+    _, first, which, _ = space.unique_all(code)
+    places = zip(*(column.ravel()[first].tolist() for column in columns), strict=True)
+    return space.asarray([function(*place) for place in places], dtype=space.int64)[which]  # type: ignore[no-any-return]
 
 
 def looked_up(table: Mapping[Count, Sequence[int]], a: Count) -> list[Count]:

@@ -53,9 +53,11 @@ class InputError(ValueError):
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        super().__init__(
-            "\n".join([*(str(p) for p in self.problems[:MOST_SHOWN]), *more_than_shown(len(self.problems))])
-        )
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        """Put into words where it is shown: a search raises hundreds that are only counted."""
+        return "\n".join([*map(str, self.problems[:MOST_SHOWN]), *more_than_shown(len(self.problems))])
 
 
 def more_than_shown(count: int, most: int = MOST_SHOWN) -> list[str]:

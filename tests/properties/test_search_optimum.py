@@ -225,7 +225,7 @@ def optimum(seed: int, space: Space, graded: tuple[Graded, ...], fitting: set[Pl
     timed: dict[Plan, float] = {}
     for one in graded:
         fit = np.flatnonzero(result_masks(one, space)[Result.FITS])
-        times = seconds_of(one.stratum, fit, space, None)
+        times = seconds_of([(one.stratum, fit)], space, None)[0]
         timed |= {one_plan(one.stratum, int(row)): float(time) for row, time in zip(fit, times, strict=True)}
     alone = {plan: seconds(space, plan) for plan in fitting}
     if not alone:

@@ -31,8 +31,10 @@ def play_plain_segments(  # noqa: PLR0915 one loop without calls
     blocks: list[Block | None],
 ) -> tuple[int, int] | None:
     """As ``caching.play_requests``, which says what it takes and returns. No block is another stream's, too,
-    and ages are not kept: nothing is collected by age.
+    and ages are not kept: nothing is collected by age. A block that another took in is used again for the
+    next rest: making one takes as long as the rest of a request.
     """
+    spare: list[Block] = []
     held = most_held = allocator.allocated
     most = allocator.reserved
     for event in events:
@@ -53,7 +55,11 @@ def play_plain_segments(  # noqa: PLR0915 one loop without calls
             over = block.size - size
             if over > pool.keeps:
                 block.size = size
-                rest = Block(pool, block.address + size, over)
+                if spare:
+                    rest = spare.pop()
+                    rest.pool, rest.address, rest.size = pool, block.address + size, over
+                else:
+                    rest = Block(pool, block.address + size, over)
                 rest.state, rest.before, rest.after = FREE, block, block.after
                 if rest.after is not None:
                     rest.after.before = rest
@@ -71,26 +77,29 @@ def play_plain_segments(  # noqa: PLR0915 one loop without calls
         gone = blocks[~event]
         if gone is None:
             continue
-        held -= gone.size
+        size = gone.size
+        held -= size
         keys, free = gone.pool.keys, gone.pool.blocks
         after, before = gone.after, gone.before
         if after is not None and after.state == FREE:
             key = after.key
             del free[key], keys[bisect_left(keys, key)]
-            gone.size += after.size
+            size += after.size
             gone.after = beyond = after.after
             if beyond is not None:
                 beyond.before = gone
+            spare.append(after)
         if before is not None and before.state == FREE:
             key = before.key
             del free[key], keys[bisect_left(keys, key)]
-            before.size += gone.size
+            size += before.size
             before.after = beyond = gone.after
             if beyond is not None:
                 beyond.before = before
+            spare.append(gone)
             gone = before
-        gone.state = FREE
-        gone.key = key = gone.size << ADDRESS_BITS | gone.address
+        gone.size, gone.state = size, FREE
+        gone.key = key = size << ADDRESS_BITS | gone.address
         insort(keys, key)
         free[key] = gone
     allocator.allocated = held

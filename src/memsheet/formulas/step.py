@@ -38,7 +38,7 @@ from memsheet.formulas.training_step import Step
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Plan, Spread
+from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, Spread
 from memsheet.sheet import Instant
 
 Instants = dict[Instant, BytesByPath]
@@ -90,18 +90,18 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     check_modelled(rank.whole, plan, engine)
     plan = model_code(engine.layers).of_rank(plan)
     bags, kept = _last_smaller(rank, plan, engine)
-    if plan.routing is None or not _depends_on_routing(plan):
+    if plan.routing is None or not depends_on_routing(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)
     alone = algorithm_of(engine.sharding).state_alone is not None
     states = kept if alone else None  # which holds what it holds however tokens are routed
     low, high = (
         _last_smaller(rank, replace(plan, routing=replace(plan.routing, spread=spread)), engine, states)[0]
-        for spread in (Spread.BALANCED, Spread.WORST)
+        for spread in ENDS_OF_ROUTING[1:]
     )
     return Trained(bags=bags, low=low, high=high, kept=kept)
 
 
-def _depends_on_routing(plan: Plan) -> bool:
+def depends_on_routing(plan: Plan) -> bool:
     """Whether the number of copies that a rank's experts are given depends on the routing."""
     routing = plan.routing
     stated = routing is not None and routing.spread is not Spread.EXPECTED

@@ -5,6 +5,7 @@ these.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.frozen import dataclass
@@ -319,6 +320,9 @@ class Spread(Enum):
     WORST = "worst"
 
 
+ENDS_OF_ROUTING = (Spread.EXPECTED, Spread.BALANCED, Spread.WORST)
+"""What is expected of a routing that is open, and its low and high ends."""
+
 MAX_VIOLATION = 0.72
 """How far the most loaded expert was above an even share in a trained model that an auxiliary loss balances:
 MaxVio_global of the 1B model of arXiv:2408.15664 (table 2); 0.52 for its 3B, 0.04 for both where biases
@@ -338,7 +342,10 @@ class Routing:
     capacity_factor: float | None = None
     padded: bool = False
     balanced: bool = False
-    spread: Spread = Spread.EXPECTED  # set by account, which asks for all three
+    spread: Spread | Any = Spread.EXPECTED
+    """Set by account, which asks for ``ENDS_OF_ROUTING``; where plans of a stratum have several, the place of
+    each plan's there.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

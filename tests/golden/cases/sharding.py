@@ -22,7 +22,7 @@ from memsheet.sheet import Component
 KNOWN = replace(TENSOR, shape=(8192, 1024))
 """A tensor in numbers: what chooses by its size asks it."""
 SHARDED = replace(TENSOR, dtype=BF16)
-PART = Part(SHARDED, ranks=symbol("ranks"))
+PART = Part.of(SHARDED, symbol("ranks"))
 PARTITION = BytesByPath.of([((Component.GRADIENTS, "partition"), symbol("partition"))])
 MOE, SEEING = "qwen3-30b-a3b", "qwen2-vl-2b"
 

@@ -65,7 +65,7 @@ ENGINE = Engine(
     offloads_parameters_at=3,  # zero/config.py: offload_param is valid with stage 3 alone
     runner=Runner.OWN_ENGINE,
     searched=2,
-    arrays=PlanArrays(asks_several=("dp_replicate",)),  # replicas of shards
+    arrays=PlanArrays(asks_beyond={"dp_replicate": 1}),  # replicas of shards
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "parameters": _deepspeed_source("zero/stage_1_and_2.py", 439),

@@ -60,7 +60,7 @@ _SINGLE = Engine(
     usual_targets=("q_proj", "v_proj"),  # finetune/lora.py:46-52
     targets=frozenset({"q_proj", "k_proj", "v_proj", "o_proj"}),
     adapter_dtype="bf16",
-    arrays=PlanArrays(asks_several=("microbatch",)),
+    arrays=PlanArrays(asks_beyond={"microbatch": 1}),
     evidence={
         "activations": Cited(LITGPT, "operation by operation"),
         "linear layers in four bits": FromCode(

@@ -80,7 +80,7 @@ ENGINE = Engine(
     searched=0,
     arrays=PlanArrays(
         pipelines=True,
-        asks_several=("microbatch",),
+        asks_beyond={"microbatch": 1},
         shares_key_heads=True,  # transformer/attention.py: fewer groups than ranks are repeated
         adds_to_buffer=True,  # distributed/param_and_grad_buffer.py: main_grad
     ),

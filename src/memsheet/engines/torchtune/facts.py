@@ -46,7 +46,7 @@ _DISTRIBUTED = Engine(
     # the whole model is built in the recipe's dtype (recipes/lora_finetune_single_device.py:400)
     adapter_dtype="bf16",
     offload=("optimizer", "parameters", "activations"),
-    arrays=PlanArrays(asks_several=("microbatch",)),
+    arrays=PlanArrays(asks_beyond={"microbatch": 1}),
     evidence={
         "activations": Cited(TORCHTUNE_MODEL, "modules, operation by operation"),
         "saved_activations": _torchtune_source("torchtune/modules/transformer.py", 75),

@@ -44,14 +44,21 @@ DISPATCH: Key = (Component.COMMUNICATION, "moe_dispatch")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A parameter with the ranks that its optimizer states are divided over."""
+    """A parameter with the ranks that its optimizer states are divided over: elements of ``each`` tensor, of
+    ``all`` of them and of a rank's ``shard``.
+    """
 
     held: Held
     ranks: Count
+    each: Count
+    all: Count
+    shard: Count
 
-    @property
-    def shard(self) -> Count:
-        return ceil_div(self.held.times * self.held.elements, self.ranks)
+    @classmethod
+    def of(cls, held: Held, ranks: Count) -> Part:
+        each = held.elements
+        whole = held.times * each
+        return cls(held, ranks, each, whole, ceil_div(whole, ranks))
 
 
 @formula(
@@ -98,7 +105,7 @@ def distributed_optimizer_state(spec: ModelSpec, plan: Plan) -> ResidentState:
     parts = _optimizer_shards(tensors, plan)
     states = BytesByPath.of(
         [
-            *buffers_and_shards(tensors, plan).held.items(),
+            *_buffer_and_shard_rows(parts, plan),
             *_microbatch_input_rows(plan),
             *_dummy_wgrad_rows(spec, plan),
             *_sequence_gather_buffer(spec, plan),
@@ -205,18 +212,20 @@ def _step_work(spec: ModelSpec, plan: Plan, tensors: Iterable[Held]) -> tuple[Co
 
 
 def _optimizer_shards(tensors: Iterable[Held], plan: Plan) -> tuple[Part, ...]:
-    return tuple(Part(h, state_ranks(plan.mesh, h.role, plan.zero)) for h in tensors)
+    own = tuple(tensors)
+    ranks = {role: state_ranks(plan.mesh, role, plan.zero) for role in {h.role for h in own}}
+    return tuple(Part.of(h, ranks[h.role]) for h in own)
 
 
 def buffers_and_shards(tensors: Iterable[Held], plan: Plan) -> BytesByPath:
     """The two buffers and the distributed optimizer's parts of these tensors: there at every instant."""
-    parts = _optimizer_shards(tensors, plan)
-    return BytesByPath.of(
-        [
-            *(row for part in parts for row in _model_state_rows(part, plan)),
-            *_buffer_padding_rows(parts, plan),
-        ]
-    )
+    return BytesByPath.of(_buffer_and_shard_rows(_optimizer_shards(tensors, plan), plan))
+
+
+def _buffer_and_shard_rows(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]:
+    for part in parts:
+        yield from _model_state_rows(part, plan)
+    yield from _buffer_padding_rows(parts, plan)
 
 
 @formula(
@@ -231,12 +240,12 @@ def _model_state_rows(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
     module = module_of(held.path)
     yield (
         (Component.PARAMETERS, module),
-        held.times * _fp8_weight_copies(held.dtype) * held.dtype.nbytes(held.elements),
+        held.times * _fp8_weight_copies(held.dtype) * held.dtype.nbytes(part.each),
     )
     if not held.trains:
         return
     trained = held.dtype if plan.adapter else precision.gradients
-    yield (Component.GRADIENTS, module), held.times * trained.nbytes(held.elements)
+    yield (Component.GRADIENTS, module), held.times * trained.nbytes(part.each)
     if precision.master_weights is not None:
         yield (Component.MASTER_WEIGHTS, module), precision.master_weights.nbytes(part.shard)
     moments = 1 if is_orthogonalized(held, plan) else 2
@@ -257,7 +266,7 @@ def _fp8_parameter_ranges(parts: tuple[Part, ...]) -> dict[Key, tuple[Count, Cou
     for part in parts:
         held = part.held
         if held.dtype is FP8:
-            one = held.times * held.dtype.nbytes(held.elements)
+            one = held.times * held.dtype.nbytes(part.each)
             found[Component.PARAMETERS, module_of(held.path)] = (one, 2 * one)
     return found
 
@@ -267,7 +276,7 @@ def _cast_weights(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Co
     (module/base.py, get_weight_workspace).
     """
     if plan.fp8 is not None and not plan.fp8.stored:
-        size = sum(p.held.times * p.held.elements for p in parts if p.held.role in (Role.LINEAR, Role.EXPERT))
+        size = sum(p.all for p in parts if p.held.role in (Role.LINEAR, Role.EXPERT))
         yield (Component.WORKSPACES, "transformer_engine/cast_weights"), 2 * FP8.nbytes(size)
 
 
@@ -288,8 +297,8 @@ def _buffer_padding_rows(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[
             p for p in parts if p.held.trains and (p.held.role in (Role.EXPERT, Role.EXPERT_BIAS)) is experts
         ]
         if own:
-            exact = sum(p.held.times * p.held.elements for p in own)
-            aligned = sum(p.held.times * round_up(p.held.elements, PARAMETER_ALIGNMENT) for p in own)
+            exact = sum(p.all for p in own)
+            aligned = sum(p.held.times * round_up(p.each, PARAMETER_ALIGNMENT) for p in own)
             spare = round_up(aligned, own[0].ranks * BUCKET_ALIGNMENT) - exact
             name = "expert_buffer/padding" if experts else "buffer/padding"
             yield (Component.PARAMETERS, name), dtypes[0].nbytes(spare)

@@ -27,6 +27,7 @@ from memsheet.search.train.pipelines import (
     merge_strata,
     placed_in,
     stratum_choice_key,
+    sums_of_strata,
 )
 from memsheet.search.train.reduced_strata import Fewer, reduce_stratum, sums_by_fewer
 from memsheet.search.train.space import AXES, Space
@@ -264,9 +265,9 @@ def _piece_totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
     )
     rank, plan = merge_strata(own, ranks)
     cluster = own[0].space.cluster
-    if few:
-        return totals_of(sums_by_fewer(few, ranks), plan, cluster)
-    return step_totals(rank, one_plan(own[0], 0) if sum(map(len, own)) == 1 else plan, cluster)
+    if sum(map(len, own)) == 1:
+        return step_totals(rank, one_plan(own[0], 0), cluster)
+    return totals_of(sums_by_fewer(few, ranks) if few else sums_of_strata(own, ranks), plan, cluster)
 
 
 def _graded_by_worst_stage(stratum: Stratum, found: Mapping[int, tuple[Bytes, Array]]) -> Graded:

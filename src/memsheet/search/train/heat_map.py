@@ -201,7 +201,7 @@ class _Weigh:
         """Of every row; infinite where it does not fit, is not timed, or nobody asks."""
         found = np.full(len(one), np.inf)
         if self.shows is Shows.FASTEST and len(fit):
-            found[fit] = seconds_of(one.stratum, fit, self.space, self.scaled(self.engine))
+            found[fit] = seconds_of([(one.stratum, fit)], self.space, self.scaled(self.engine))[0]
         return found
 
     def _places(self, one: Graded) -> Iterator[tuple[Place, Any]]:

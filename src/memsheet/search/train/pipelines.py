@@ -5,17 +5,22 @@ chunks differ, those numbers become arrays, and plans that differ in their pipel
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from memsheet.account import deciding_stages, rank_of
+from memsheet.account import Sums, deciding_stages, rank_of, sums_of
+from memsheet.arith import Count, is_array
 from memsheet.formulas.groups import FEW
-from memsheet.formulas.step import Rank
+from memsheet.formulas.model_code import engine_for
+from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.step import Rank, account_training_step, depends_on_routing
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Mesh, Plan
+from memsheet.plan.plan import ENDS_OF_ROUTING, Mesh, Plan
 from memsheet.search.train.lattice import Array
 from memsheet.search.train.strata import Stratum, with_counts
 
@@ -38,13 +43,22 @@ class Placed:
         return tuple(own), tuple(places)
 
     @cached_property
-    def form(self) -> Hashable:
-        """What it has besides numbers. A few layers are numbers that formulas tell apart."""
-        return (
-            len(self.rank.chunks) > 1,
-            _model_structure_key(self.rank.model),
-            tuple(map(_model_structure_key, self.kinds[0])),
-        )
+    def form(self) -> int:
+        """What it has besides numbers, which stands for all that has the same. A few layers are numbers that
+        formulas tell apart.
+        """
+        parts = (self.rank.model, *self.kinds[0])
+        return _form_number((len(self.rank.chunks) > 1, *map(_model_structure_key, parts)))
+
+
+FORMS = count()
+
+
+@lru_cache(maxsize=4096)
+def _form_number(form: Hashable) -> int:
+    """Another for each form: it is compared with others in every batch."""
+    del form
+    return next(FORMS)
 
 
 def _model_structure_key(model: ModelSpec) -> Hashable:
@@ -99,6 +113,14 @@ def merge_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Ra
     """One rank and plan for all plans of some strata, one stratum after another."""
     if len(strata) == 1:
         return ranks[0].rank, strata[0].plan
+    return _merge_ranks(ranks, np.array([len(stratum) for stratum in strata])), _merge_plans(tuple(strata))
+
+
+@lru_cache(maxsize=4)
+def _merge_plans(strata: tuple[Stratum, ...]) -> Plan:
+    """One plan for all plans of some strata: the same object for each rank of theirs that is asked about, so
+    that these share what is made for a plan.
+    """
     lengths = np.array([len(stratum) for stratum in strata])
     rows = {name: np.concatenate([stratum.rows[name] for stratum in strata]) for name in strata[0].rows}
     plan = with_counts(strata[0].space, strata[0].plan, rows)
@@ -106,7 +128,59 @@ def merge_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Ra
         axis: _per_plan_column([getattr(stratum.plan.mesh, axis) for stratum in strata], lengths)
         for axis in ("pp", "vpp")
     }
-    return _merge_ranks(ranks, lengths), replace(plan, mesh=replace(plan.mesh, **counts))
+    return replace(plan, mesh=replace(plan.mesh, **counts))
+
+
+def sums_of_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> Sums:
+    """What the tensors of all plans of some strata add up to, one stratum after another. Where a routing is
+    open its ends are accounted with it, as if they were other plans: most of a step is the same.
+    """
+    rank, plan = merge_strata(strata, ranks)
+    if not depends_on_routing(plan):
+        return sums_of(rank, plan)
+    rows, ends = sum(map(len, strata)), len(ENDS_OF_ROUTING)
+    rank, plan = merge_strata([*strata] * ends, [*ranks] * ends)[0], _merge_ends(tuple(strata))
+    step = account_training_step(rank, plan, engine_for(rank.model, plan))
+    apart = {instant: _bytes_apart(bag, step.kept, rows) for instant, bag in step.bags.items()}
+    return Sums(
+        tensors={instant: _first_rows(bag.total, rows) for instant, bag in step.bags.items()},
+        below={instant: below for instant, (below, _) in apart.items()},
+        above={instant: above for instant, (_, above) in apart.items()},
+        paged=_first_rows(step.kept.paged, rows),
+        host_bytes=_first_rows(step.kept.host.bytes, rows),
+    )
+
+
+@lru_cache(maxsize=4)
+def _merge_ends(strata: tuple[Stratum, ...]) -> Plan:
+    """One plan for all plans of some strata, once for each end of their routing."""
+    ends = len(ENDS_OF_ROUTING)
+    plan = _merge_plans(strata * ends)
+    assert plan.routing is not None
+    place = np.repeat(np.arange(ends), sum(map(len, strata)))
+    return replace(plan, routing=replace(plan.routing, spread=place))
+
+
+def _bytes_apart(bag: BytesByPath, kept: ResidentState, rows: int) -> tuple[Any, Any]:
+    """How far the ends of a bag's parts lie below and above what is expected, where its rows are those of one
+    routing after another. No routing changes the states.
+    """
+    states, ranges = kept.states.held, kept.ranges
+    own = [
+        size
+        for key, size in bag.held.items()
+        if key not in ranges and is_array(size) and size is not states.get(key)
+    ]
+    value, low, high = np.array(own).reshape(len(own), len(ENDS_OF_ROUTING), rows).transpose(1, 0, 2)
+    below, above = (value - np.minimum(low, value)).sum(0), (np.maximum(high, value) - value).sum(0)
+    for key in ranges.keys() & bag.held.keys():
+        size, low, high = (_first_rows(one, rows) for one in (bag.held[key], *ranges[key]))
+        below, above = below + size - np.minimum(low, size), above + np.maximum(high, size) - size
+    return below, above
+
+
+def _first_rows(size: Count, rows: int) -> Any:
+    return size[:rows] if is_array(size) else size  # type: ignore[index]
 
 
 def _per_plan_column(numbers: Sequence[int], lengths: Array) -> Any:

@@ -26,7 +26,7 @@ from memsheet.search.train.families import Family, families_of
 from memsheet.search.train.grid import Grid, account_plan_grid
 from memsheet.search.train.space import OFFLOAD, Request, space_of
 from memsheet.search.train.strata import reason_of
-from memsheet.search.train.timed import APART, Planned, Scaled, Timed
+from memsheet.search.train.timed import APART, Planned, Scaled, Timed, timed_strata
 from memsheet.search.train.uneven_routing import Uneven, fits_uneven
 from memsheet.search.train.unsure_plans import possible_plans
 
@@ -199,7 +199,7 @@ def _timed_plans_by_engine(
             continue
         if found.plans:
             grids[engine] = found
-            timed += [Timed.of(engine, one, found.space, scaled(engine)) for one in found.graded]
+            timed += timed_strata(found, scaled(engine))
             if tells:
                 tell_progress(lambda: _found_so_far(engine, grids, timed))  # noqa: B023 it is called at once
         else:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from memsheet.account import Sums, divided_states, sums_of
+from memsheet.account import Sums, divided_states
 from memsheet.frozen import dataclass, replace
 from memsheet.search.train.lattice import Array, Rows
-from memsheet.search.train.pipelines import Placed, merge_strata
+from memsheet.search.train.pipelines import Placed, merge_strata, sums_of_strata
 from memsheet.search.train.strata import Stratum, with_counts
 from memsheet.sheet import Instant
 
@@ -83,7 +83,7 @@ def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:
 def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:
     """What ``sums_of`` says of all plans, stratum by stratum."""
     steps, which = (
-        sums_of(*merge_strata([one.steps.few for one in members], ranks)),
+        sums_of_strata([one.steps.few for one in members], ranks),
         _concatenated_row_places(one.steps for one in members),
     )
     states, undivided = (

@@ -175,7 +175,7 @@ def _rows_by_traits(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
 def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
     for axis in ("tp", "cp", "ep", "etp"):
         yield rows[axis] > 1
-    yield from (rows[name] > 1 for name in space.engine.arrays.asks_several)
+    yield from (rows[name] > most for name, most in space.engine.arrays.asks_beyond.items())
     for kv in _groups_of_keys(space.model):
         yield np.minimum(1, ceil_div(kv, rows["tp"]) - 1)
         if ContextParallel.ALL_TO_ALL in space.engine.context_parallel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,14 @@ import numpy as np
 from memsheet.budget import Result, Verdict, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Efficiency, StepTime, quick_s, step_time
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.search.train.grid import Graded, result_masks
-from memsheet.search.train.space import Request, Space
-from memsheet.search.train.strata import Stratum, with_counts
+from memsheet.search.train.grid import Graded, Grid, result_masks
+from memsheet.search.train.lattice import Rows, select_rows
+from memsheet.search.train.space import AXES, Request, Space
+from memsheet.search.train.strata import CHUNK, Stratum, with_counts
 from memsheet.search.trials import Question, Tried, account_trial
 
 APART = 0.03
@@ -68,20 +69,18 @@ def planned_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timed:
-    """A graded stratum with the rows that fit and their seconds; infinite where a step is not timed."""
+    """A graded stratum with the rows that fit and their seconds; infinite where a step is not timed.
+    ``uneven``: rows that an uneven routing alone may keep from fitting.
+    """
 
     engine: str
     graded: Graded
     space: Space
     fit: Any
     seconds: Any
+    uneven: Any
+    uneven_seconds: Any
     efficiency: Efficiency | None
-
-    @classmethod
-    def of(cls, engine: str, graded: Graded, space: Space, efficiency: Efficiency | None) -> Timed:
-        fit = np.flatnonzero(result_masks(graded, space)[Result.FITS])
-        seconds = seconds_of(graded.stratum, fit, space, efficiency)
-        return cls(engine=engine, graded=graded, space=space, fit=fit, seconds=seconds, efficiency=efficiency)
 
     def planned(self, cluster: Cluster, row: int) -> Planned:
         return planned_of(self.space.model, cluster, self.request(row), self.efficiency)
@@ -113,13 +112,88 @@ class Timed:
         return np.where(host > 0, np.maximum(card, 0) + host, card)
 
 
-def seconds_of(stratum: Stratum, rows: Any, space: Space, efficiency: Efficiency | None) -> Any:
-    """Seconds of a step of some rows; infinite where it is not timed."""
-    if not len(rows):
-        return np.zeros(0)
-    plan = with_counts(space, stratum.plan, {name: column[rows] for name, column in stratum.rows.items()})
+def timed_strata(grid: Grid, efficiency: Efficiency | None) -> list[Timed]:
+    """Every graded stratum with its seconds. A step's time knows no traits, so strata whose choices and
+    pipeline are the same are timed together.
+    """
+    space, own = grid.space, list[tuple[Any, Any]]()
+    for one in grid.graded:
+        masks = result_masks(one, space)
+        own.append(
+            (np.flatnonzero(masks[Result.FITS]), _rows_of_uneven_routing(one, masks[Result.UNCERTAIN]))
+        )
+    asked = [(one.stratum, np.concatenate(rows)) for one, rows in zip(grid.graded, own, strict=True)]
+    return [
+        Timed(
+            engine=space.engine.name,
+            graded=one,
+            space=space,
+            fit=fit,
+            seconds=seconds[: len(fit)],
+            uneven=uneven,
+            uneven_seconds=seconds[len(fit) :],
+            efficiency=efficiency,
+        )
+        for one, (fit, uneven), seconds in zip(
+            grid.graded, own, seconds_of(asked, space, efficiency), strict=True
+        )
+    ]
+
+
+def _rows_of_uneven_routing(graded: Graded, uncertain: Any) -> Any:
+    """Plans whose expected bytes fit and whose high end may not, where experts are dealt to ranks."""
+    stratum = graded.stratum
+    routing = stratum.plan.routing
+    if routing is None or routing.balanced or routing.padded:
+        return np.zeros(0, dtype=np.int64)
+    expected = np.asarray(graded.device.value) <= budget_of(stratum.space.cluster).low_bytes
+    return np.flatnonzero(uncertain & expected & (stratum.rows["ep"] > 1))
+
+
+Asked = Sequence[tuple[Stratum, Any]]
+"""Strata, and some of the rows of each."""
+
+
+def seconds_of(asked: Asked, space: Space, efficiency: Efficiency | None) -> list[Any]:
+    """Seconds of a step of some rows of each stratum; infinite where it is not timed."""
+    found = [np.zeros(0)] * len(asked)
+    for numbers in _timing_batches(asked):
+        rows = [select_rows(asked[number][0].rows, asked[number][1]) for number in numbers]
+        joined = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
+        seconds = _seconds_of_rows(asked[numbers[0]][0].plan, joined, space, efficiency)
+        start = 0
+        for number in numbers:
+            found[number] = seconds[start : start + len(asked[number][1])]
+            start += len(asked[number][1])
+    return found
+
+
+def _timing_batches(asked: Asked) -> Iterator[list[int]]:
+    """The numbers of strata that are timed at once: those that are alike but for their counts."""
+    kin: dict[Plan, list[int]] = {}
+    for number, (stratum, rows) in enumerate(asked):
+        if len(rows):
+            kin.setdefault(_plan_without_counts(stratum.plan), []).append(number)
+    for numbers in kin.values():
+        batch, size = list[int](), 0
+        for number in numbers:
+            if batch and size + len(asked[number][1]) > CHUNK:
+                yield batch
+                batch, size = [], 0
+            batch.append(number)
+            size += len(asked[number][1])
+        yield batch
+
+
+def _plan_without_counts(plan: Plan) -> Plan:
+    mesh = replace(plan.mesh, **dict.fromkeys(AXES, 1))
+    return replace(plan, mesh=mesh, workload=replace(plan.training, microbatch=1), vocab_multiple=1)
+
+
+def _seconds_of_rows(plan: Plan, rows: Rows, space: Space, efficiency: Efficiency | None) -> Any:
+    size = len(rows["microbatch"])
     try:
-        found = quick_s(space.model, plan, space.cluster, efficiency=efficiency)
+        found = quick_s(space.model, with_counts(space, plan, rows), space.cluster, efficiency=efficiency)
     except InputError:
         found = np.inf
-    return np.broadcast_to(np.asarray(found, dtype=float), (len(rows),))
+    return np.broadcast_to(np.asarray(found, dtype=float), (size,))

@@ -10,12 +10,11 @@ from heapq import nsmallest
 import numpy as np
 
 from memsheet.account import account_rank, deciding_stages
-from memsheet.budget import Result, budget_of, judge_on
+from memsheet.budget import Result, judge_on
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.plan import Spread
-from memsheet.search.train.grid import result_masks
-from memsheet.search.train.timed import APART, Planned, Timed, seconds_of
+from memsheet.search.train.timed import APART, Planned, Timed
 from memsheet.sheet import Bytes
 
 TRIED = 6
@@ -40,7 +39,7 @@ def fits_uneven(timed: list[Timed], cluster: Cluster, best: Planned | None) -> U
     pairs = (
         pair
         for number, one in enumerate(timed)
-        for pair in _uncertain_expert_plans(number, one, cluster)
+        for pair in _fastest_uneven_plans(number, one)
         if pair[0] < before
     )
     for _, number, row in nsmallest(TRIED, pairs):
@@ -55,20 +54,11 @@ def fits_uneven(timed: list[Timed], cluster: Cluster, best: Planned | None) -> U
     return None
 
 
-def _uncertain_expert_plans(number: int, one: Timed, cluster: Cluster) -> Iterator[tuple[float, int, int]]:
-    """Seconds of the fastest plans of a stratum whose expected bytes fit and whose high end may not, where
-    experts are dealt to ranks.
-    """
-    routing = one.stratum.plan.routing
-    if routing is None or routing.balanced or routing.padded:
-        return
-    expected = np.asarray(one.graded.device.value) <= budget_of(cluster).low_bytes
-    mask = result_masks(one.graded, one.space)[Result.UNCERTAIN] & expected & (one.stratum.rows["ep"] > 1)
-    rows = np.flatnonzero(mask)
-    times = seconds_of(one.stratum, rows, one.space, one.efficiency)
-    for place in np.argsort(times, kind="stable")[:TRIED]:
-        if np.isfinite(times[place]):
-            yield float(times[place]), number, int(rows[place])
+def _fastest_uneven_plans(number: int, one: Timed) -> Iterator[tuple[float, int, int]]:
+    """Seconds of the fastest plans of a stratum that an uneven routing alone may keep from fitting."""
+    for place in np.argsort(one.uneven_seconds, kind="stable")[:TRIED]:
+        if np.isfinite(one.uneven_seconds[place]):
+            yield float(one.uneven_seconds[place]), number, int(one.uneven[place])
 
 
 def _published_imbalance_bytes(planned: Planned, cluster: Cluster) -> Bytes | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import log, sqrt
 
-from memsheet.arith import Count, ceil_div, each, maximum, minimum
+from memsheet.arith import Count, ceil_div, each, maximum, minimum, where
 from memsheet.engines.megatron.layers.modules import (
     STREAM,
     column_parallel_linear,
@@ -23,9 +23,10 @@ from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import BOOL, FP32, INT32, INT64
 from memsheet.plan.model import Moe, Role
-from memsheet.plan.plan import MAX_VIOLATION, Plan, Routing, Spread
+from memsheet.plan.plan import ENDS_OF_ROUTING, MAX_VIOLATION, Plan, Routing, Spread
 from memsheet.plan.workload import PassShape
 from memsheet.references import MEGATRON, formula
 
@@ -246,9 +247,16 @@ def capacity_of(ff: Moe, copies: Count, factor: float) -> Count:
 )
 def given_copies(ff: Moe, tokens: Count, sent: Count, plan: Plan, routing: Routing) -> Count:
     """Copies that the experts of one rank are given by all ranks that share them."""
+    spread = routing.spread
+    if not isinstance(spread, Spread):  # each plan of a stratum has its own
+        ends = (replace(routing, spread=one) for one in ENDS_OF_ROUTING)
+        found, *others = (given_copies(ff, tokens, sent, plan, end) for end in ends)
+        for place, other in enumerate(others, 1):
+            found = where(spread == place, other, found)
+        return found
     ranks, split = plan.mesh.ep, plan.mesh.etp
     if (
-        routing.spread is Spread.BALANCED
+        spread is Spread.BALANCED
         or routing.balanced
         or (routing.capacity_factor is not None and routing.padded)
     ):
@@ -262,9 +270,9 @@ def given_copies(ff: Moe, tokens: Count, sent: Count, plan: Plan, routing: Routi
             * local_experts(ff, plan)
             * capacity_of(ff, tokens * ff.experts_per_token, routing.capacity_factor),
         )
-    if routing.spread is Spread.WORST:
+    if spread is Spread.WORST:
         return maximum(most, sent * split)
-    if routing.spread is Spread.UNEVEN:
+    if spread is Spread.UNEVEN:
         return minimum(maximum(most, sent * split), sent * split * round(100 * (1 + MAX_VIOLATION)) // 100)
     return minimum(
         maximum(most, sent * split), sent * split + expected_imbalance_copies(sent * ranks, ranks) * split
