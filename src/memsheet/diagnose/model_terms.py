@@ -179,12 +179,9 @@ def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     widths = WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     rank = BOTH_KNOWN if told is frame else BOTH_KNOWN - 1
     found: dict[tuple[str, int], Sized] = {}
-    whole = widths_of_models(signs.text, fused=signs.program in SERVERS)
-    of_tokens = [
-        (of_token, count)
-        for of_token in (*whole, *_shares_of(whole, cut_in_text(signs.text)))
-        for count in axes.counts
-    ]
+    whole = widths_of_models(signs.text, fused=signs.program in (*SERVERS, "Megatron-LM"))
+    of_ranks = tuple(_of_rank(whole, cut_in_text(signs.text)))
+    of_tokens = [(of_token, count) for of_token in of_ranks for count in axes.counts]
     of_patches = [
         (each, count) for each in widths_of_towers(signs.text) for count in patches_in_text(signs.text)
     ]
@@ -206,10 +203,11 @@ def _stays_in_16_bits(signs: Signs) -> bool:
     return bool(signs.program in SERVERS or megatron) and not RAISED.search(signs.code)
 
 
-def _shares_of(shapes: tuple[Shape, ...], ranks: int) -> Iterator[Shape]:
-    for shape in shapes if ranks > 1 else ():
-        if (axes := shape.share(ranks)) is not None:
-            yield Shape(axes, f"{shape.words}, one of {ranks} ranks' share,")
+def _of_rank(shapes: tuple[Shape, ...], ranks: int) -> Iterator[Shape]:
+    """Each as one of the ranks makes it: its share where it is cut, else whole."""
+    for shape in shapes:
+        share = shape.share(ranks) if ranks > 1 else None
+        yield shape if share is None else Shape(share, f"{shape.words}, one of {ranks} ranks' share,")
 
 
 def _caches(signs: Signs, axes: Axes) -> Iterator[Sized]:
