@@ -4,6 +4,7 @@ rank's flat states, what a layer makes of its tokens.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from memsheet.diagnose.model_tensors import (
     widths_of_models,
     widths_of_towers,
 )
-from memsheet.diagnose.named_models import printed_weights
+from memsheet.diagnose.named_models import fixed_lengths, printed_weights
 from memsheet.diagnose.signs import BACKWARD, LOGITS, SERVERS, STEP_SIZES, Frame, Signs
 
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
@@ -79,7 +80,9 @@ class Sized(NamedTuple):
 
 def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
     """All that fit."""
-    yield from _fitting(asked, [*_weights(signs), *_units(signs), *_caches(signs, axes)])
+    yield from _fitting(
+        asked, [*_weights(signs), *_units(signs), *_caches(signs, axes), *_feature_maps(signs)]
+    )
     made = [
         each
         for each in _activations(signs, axes)
@@ -185,7 +188,10 @@ def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     of_patches = [
         (each, count) for each in widths_of_towers(signs.text) for count in patches_in_text(signs.text)
     ]
-    for unit, made_of in (("tokens", of_tokens), ("patches", of_patches)):
+    positions = {places * batch for _, places in fixed_lengths(signs.text) for batch in (1, *axes.batches)}
+    of_positions = [(of_token, count) for of_token in of_ranks for count in sorted(positions)]
+    made_of_units = (("tokens", of_tokens), ("patches", of_patches), ("positions", of_positions))
+    for unit, made_of in made_of_units:
         for of_token, count in made_of:
             product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
             for width, dtype in widths:
@@ -195,6 +201,34 @@ def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
                 )  # fmt: skip
                 found[of_token.words, made.size] = made
     yield from found.values()
+
+
+_CONVOLVES = re.compile(
+    r"\b(?:conv(?:_transpose)?\dd|_conv_forward|(?:batch|group|instance)_norm|(?:leaky_)?relu|silu|interpolate"
+    r"|(?:max|avg)_pool\dd|cat)_?\("
+)
+_PICTURES = re.compile(
+    r"\b(?:torch\.Size\(|shape[\"']?\)?\s{0,3}[:=(]{0,2}\s{0,3}(?:torch\.Size\()?|randn?\(|zeros\(|ones\()"
+    r"[\[(]{0,2}(\d{1,5}),\s?([134]),\s?(\d{2,5}),\s?(\d{2,5})\b"
+)
+"""Pictures, their channels and sides, as a tensor's shape is printed or written."""
+_CHANNELS = re.compile(r"(?i:conv)\w{0,20}\(\s{0,3}(\d{1,4}),\s{0,3}(\d{1,4})\b")
+MAP = Frame("saved_activations", "features", "a feature map")
+
+
+def _feature_maps(signs: Signs) -> Iterator[Sized]:
+    """What convolutions make of pictures whose shape a text prints, of channels that it names, at their own
+    size and halved.
+    """
+    if signs.frame is not None or not _CONVOLVES.search(signs.code):
+        return
+    channels = dict.fromkeys(int(each) for pair in _CHANNELS.findall(signs.text) for each in pair)
+    widths = WIDTHS if IN_16_BITS.search(signs.text) else WIDTHS[:1]
+    for batch, _, height, width in dict.fromkeys(_PICTURES.findall(signs.text)):
+        for count, halvings, (size, dtype) in itertools.product(channels, range(6), widths):
+            axes = (int(batch), count, int(height) >> halvings, int(width) >> halvings)
+            words = f"{dtype} {MAP.words[2:]}: {' × '.join(f'{axis:,}' for axis in axes)} × {size} bytes"
+            yield Sized(MAP.component, MAP.path, axes, size, dtype, words)
 
 
 def _stays_in_16_bits(signs: Signs) -> bool:

@@ -138,6 +138,10 @@ SPOKEN = (
     (DRAWN, "attention_scores = torch.baddbmm(", (1, 256 * 128, 256 * 128), 2),
     ("BAAI/bge-m3 max_seq_length = 4000, batch_size=32", "hidden_states = self.intermediate_act_fn(hidden_states)", (32 * 4000, 4096), 4),
     (TGI, "gate_up_states = self.gate_up_proj(hidden_states)", (12_000, 28_672), 2),
+    ("openai/whisper-large-v3 batch_size=64 fp16=True", "hidden_states = self.fc1(hidden_states)", (64 * 1500, 5120), 2),
+    ("google/vit-base-patch16-224 batch_size: 512", "hidden_states = self.intermediate_act_fn(hidden_states)", (512 * 197, 3072), 4),
+    ("torch.randn(8, 3, 512, 512) Conv2d(3, 48, 3), Conv2d(48, 96, 3)", "return F.conv2d(", (8, 96, 256, 256), 4),
+    ("x.shape: torch.Size([16, 3, 1024, 1024]) amp: bf16 Conv2d(3, 32)", "return F.relu(x)", (16, 32, 1024, 1024), 2),
 )  # fmt: skip
 
 
@@ -281,3 +285,12 @@ def test_half_the_batch_helps_a_layer_and_no_weight() -> None:
     assert not any(
         cure.helps == YES or (cure.saves_bytes and "half the" in cure.change) for cure in weight.cures
     )
+
+
+@pytest.mark.parametrize("code", ["return F.conv2d(", "out = model(x)"])
+def test_a_feature_map_is_told_where_a_convolution_asked_for_one(code: str) -> None:
+    said = "x: torch.Size([64, 3, 256, 256]) DoubleConv(3, 64)"
+    traceback = f'Traceback (most recent call last):\n  File "/x/unet.py", line 9, in forward\n    {code}'
+    whole = term_of(64 * 64 * 256 * 256 * 4, f"{said}\n{traceback}")
+    other = term_of(64 * 72 * 256 * 256 * 4, f"{said}\n{traceback}")
+    assert (whole is not None and whole.path == "features", other) == (code != "out = model(x)", None)
