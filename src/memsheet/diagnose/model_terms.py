@@ -204,8 +204,8 @@ def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
 
 
 _CONVOLVES = re.compile(
-    r"\b(?:conv(?:_transpose)?\dd|_conv_forward|(?:batch|group|instance)_norm|(?:leaky_)?relu|silu|interpolate"
-    r"|(?:max|avg)_pool\dd|cat)_?\("
+    r"\b(?:conv(?:_transpose)?\dd|_conv_forward|(?:batch|group|instance)_norm|(?:leaky_)?relu|silu"
+    r"|interpolate|(?:max|avg)_pool\dd|cat)_?\("
 )
 _PICTURES = re.compile(
     r"\b(?:torch\.Size\(|shape[\"']?\)?\s{0,3}[:=(]{0,2}\s{0,3}(?:torch\.Size\()?|randn?\(|zeros\(|ones\()"
@@ -213,6 +213,7 @@ _PICTURES = re.compile(
 )
 """Pictures, their channels and sides, as a tensor's shape is printed or written."""
 _CHANNELS = re.compile(r"(?i:conv)\w{0,20}\(\s{0,3}(\d{1,4}),\s{0,3}(\d{1,4})\b")
+MOST_MAPS = 64
 MAP = Frame("saved_activations", "features", "a feature map")
 
 
@@ -222,9 +223,13 @@ def _feature_maps(signs: Signs) -> Iterator[Sized]:
     """
     if signs.frame is not None or not _CONVOLVES.search(signs.code):
         return
-    channels = dict.fromkeys(int(each) for pair in _CHANNELS.findall(signs.text) for each in pair)
+    named = itertools.islice(_CHANNELS.finditer(signs.text), MOST_MAPS)
+    channels = dict.fromkeys(int(each) for found in named for each in found.groups())
+    pictures = dict.fromkeys(
+        found.groups() for found in itertools.islice(_PICTURES.finditer(signs.text), MOST_MAPS)
+    )
     widths = WIDTHS if IN_16_BITS.search(signs.text) else WIDTHS[:1]
-    for batch, _, height, width in dict.fromkeys(_PICTURES.findall(signs.text)):
+    for batch, _, height, width in pictures:
         for count, halvings, (size, dtype) in itertools.product(channels, range(6), widths):
             axes = (int(batch), count, int(height) >> halvings, int(width) >> halvings)
             words = f"{dtype} {MAP.words[2:]}: {' × '.join(f'{axis:,}' for axis in axes)} × {size} bytes"
