@@ -71,8 +71,15 @@ _BATCH = re.compile(
     r"|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
-_INPUTS = re.compile(r"\binput_?ids\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
+_INPUTS = re.compile(r"\b(?:input_?ids|labels|targets)\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
 """Sequences and their length, as a tensor's shape is printed."""
+_CONTEXT_PARALLEL = re.compile(
+    r"(?<![a-z])(?:context_(?:model_)?parallel(?:_size|_degree)?|cp_?(?:size|degree)?"
+    r"|(?:ulysses_)?sequence_parallel_(?:size|degree)|ulysses_(?:size|degree)|sp_size)"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,3})\b",
+    re.IGNORECASE,
+)
+"""Ranks over which each sequence is cut, as launchers and configurations call them."""
 _DRAFTED = re.compile(
     r"\b(?:num_speculative_tokens|speculative_num_(?:draft_tokens|steps))[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,3})\b"
 )
@@ -198,11 +205,17 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
     counted = (*_numbers_in(_HEADS, flags), *_numbers_in(_COUNTED_HEADS, flags))
     return known._replace(
         vocabularies=tuple(dict.fromkeys((*known.vocabularies, *(said or rows)))),
-        tokens=tuple(dict.fromkeys((*known.tokens, *lengths))),
+        tokens=tuple(dict.fromkeys((*known.tokens, *lengths, *_shares_of_sequences(lengths, flags)))),
         lengths=tuple(dict.fromkeys(lengths)),
         batches=tuple(dict.fromkeys((*known.batches, *batches))),
         heads=tuple(dict.fromkeys((*known.heads, *(counted or heads)))),
     )
+
+
+def _shares_of_sequences(lengths: Iterable[int], flags: str) -> Iterator[int]:
+    """Tokens of one rank where a text says that sequences are cut over several."""
+    for ranks in _numbers_in(_CONTEXT_PARALLEL, flags):
+        yield from (length // ranks for length in lengths if ranks > 1 and length % ranks == 0)
 
 
 def _drafted_rows(flags: str) -> Iterator[int]:

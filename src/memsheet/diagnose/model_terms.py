@@ -33,7 +33,7 @@ from memsheet.diagnose.model_tensors import (
     widths_of_towers,
 )
 from memsheet.diagnose.named_models import fixed_lengths, printed_weights
-from memsheet.diagnose.signs import BACKWARD, LOGITS, SERVERS, STEP_SIZES, Frame, Signs
+from memsheet.diagnose.signs import BACKWARD, LOGITS, REDUCED, SERVERS, STEP_SIZES, Frame, Signs
 
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""
@@ -81,7 +81,8 @@ class Sized(NamedTuple):
 def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
     """All that fit."""
     yield from _fitting(
-        asked, [*_weights(signs), *_units(signs), *_caches(signs, axes), *_feature_maps(signs)]
+        asked,
+        [*_weights(signs), *_units(signs), *_caches(signs, axes), *_feature_maps(signs), *_buckets(signs)],
     )
     made = [
         each
@@ -169,6 +170,28 @@ def _units(signs: Signs) -> Iterator[Sized]:
                     frame.component, frame.path, (part,), width, dtype,
                     f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})",
                 )  # fmt: skip
+
+
+_BUCKET = re.compile(
+    r"\b(?:reduce|allgather|prefetch)_bucket_size[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"(\d{1,12}(?:\.\d{1,3})?(?:e\+?\d{1,2})?)\b"
+)
+USUAL_BUCKET = 500_000_000
+"""Elements of a bucket where none is said (deepspeed/runtime/zero/config.py, reduce_bucket_size)."""
+
+
+def _buckets(signs: Signs) -> Iterator[Sized]:
+    """A buffer of many gradients or weights, of the elements that a text says or DeepSpeed takes."""
+    frame = signs.frame
+    if frame is None or frame.component not in ("gradients", "unsharded_parameters"):
+        return
+    said = dict.fromkeys(int(float(each)) for each in _BUCKET.findall(signs.text))
+    usual = (USUAL_BUCKET,) if frame is REDUCED and "deepspeed" in signs.text else ()
+    for elements, (width, dtype) in itertools.product(said or usual, WIDTHS):
+        yield Sized(
+            frame.component, frame.path, (elements,), width, dtype,
+            f"a bucket of {elements:,} elements × {width} bytes in {dtype} ({frame.words})",
+        )  # fmt: skip
 
 
 def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:

@@ -180,6 +180,7 @@ _MADE = (
         ),
         _HEAD,
     ),
+    (re.compile(r"\b(?:loss_fct|loss_fn|loss_func|criterion|loss_function)\(\s{0,3}\w{0,20}logits\b"), LOGITS),
     (re.compile(r"\bsoftmax\(\s{0,3}(?:attn|att|(?:attn|attention)_(?:weights?|scores|probs))\b"), SCORES),
     (re.compile(r"\b(?:att|(?:attn|attention)_(?:weights?|scores|probs))\s{0,3}\+?=(?!=).{0,80}(?:\b(?:matmul|bmm|softmax)\(|@ |mask\b)"), SCORES),
     (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)|\bintermediate_act_fn\("), _MLP),

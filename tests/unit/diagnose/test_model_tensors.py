@@ -85,6 +85,12 @@ CASES = (
     ("eager_attention_forward", f"{EYES} image_grid_thw: tensor([[1, 128, 128]])", (1, 16, 128**2, 128**2), 2, "saved_activations"),
     ("permute", MEGATRON, (4 * 4096, 2, 4096), 2, "saved_activations"),
     ("vocab_parallel_cross_entropy", MEGATRON, (4 * 4096, 8000), 4, "temporaries"),
+    ("vocab_parallel_cross_entropy", f"{MEGATRON} --context-parallel-size 2", (4 * 2048, 8000), 4, "temporaries"),
+    ("swiglu", f"{TRAINED} sequence_parallel_size: 4", (4 * 1024, 14336), 2, "saved_activations"),
+    ("cross_entropy", f"{LLAMA} labels.shape torch.Size([16, 448])", (16 * 448, 128_256), 4, "temporaries"),
+    ("setup_buckets", 'deepspeed "reduce_bucket_size": 3e8', (300_000_000,), 2, "gradients"),
+    ("setup_buckets", "deepspeed reduce_bucket_size=125829120", (125_829_120,), 4, "gradients"),
+    ("setup_buckets", "deepspeed", (500_000_000,), 2, "gradients"),
 )  # fmt: skip
 
 
@@ -141,6 +147,7 @@ SPOKEN = (
     ("openai/whisper-large-v3 batch_size=64 fp16=True", "hidden_states = self.fc1(hidden_states)", (64 * 1500, 5120), 2),
     ("google/vit-base-patch16-224 batch_size: 512", "hidden_states = self.intermediate_act_fn(hidden_states)", (512 * 197, 3072), 4),
     ("torch.randn(8, 3, 512, 512) Conv2d(3, 48, 3), Conv2d(48, 96, 3)", "return F.conv2d(", (8, 96, 256, 256), 4),
+    (f"{LLAMA} labels: [16, 448]", "loss = loss_fct(lm_logits.view(-1, n), labels)", (16 * 448, 128_256), 4),
     ("x.shape: torch.Size([16, 3, 1024, 1024]) amp: bf16 Conv2d(3, 32)", "return F.relu(x)", (16, 32, 1024, 1024), 2),
 )  # fmt: skip
 
