@@ -186,7 +186,7 @@ def _buckets(signs: Signs) -> Iterator[Sized]:
     if frame is None or frame.component not in ("gradients", "unsharded_parameters"):
         return
     said = dict.fromkeys(int(float(each)) for each in _BUCKET.findall(signs.text))
-    usual = (USUAL_BUCKET,) if frame is REDUCED and "deepspeed" in signs.text else ()
+    usual = (USUAL_BUCKET,) if frame is REDUCED and "/deepspeed/runtime/" in signs.text else ()
     for elements, (width, dtype) in itertools.product(said or usual, WIDTHS):
         yield Sized(
             frame.component, frame.path, (elements,), width, dtype,
