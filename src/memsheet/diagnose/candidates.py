@@ -15,7 +15,14 @@ OF_SHEET, BOTH_KNOWN = 5, 4
 WIDTHS = ((4, "fp32"), (2, "bf16"))
 RAISED = re.compile(r"\.float\(\)|\.to\(torch\.float(?:32)?\)|dtype=torch\.float(?:32)?\b")
 """What in a line of code makes fp32 of another dtype."""
-IN_16_BITS = re.compile(r"\bb?f(?:p|loat)?16\b", re.IGNORECASE)
+IN_16_BITS = re.compile(
+    r"(?<![a-z0-9])b?f(?:p|loat)?16(?![a-z0-9])(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|null|none|no|0)\b)"
+    r"|\b(?:pretrain|finetune)_recipe\b",
+    re.IGNORECASE,
+)
+"""What says that a job computes in 16 bits; NeMo's recipes do unless told otherwise (nemo/collections/llm/
+recipes/llama3_8b.py, bf16_mixed).
+"""
 BY_CHANCE = (1, 20)
 """The most by which a product of common sizes may fit by chance, where nothing but the size says that it is
 one.

@@ -85,11 +85,36 @@ def cleaned_log(texts: Iterable[bytes | str], signs: Iterable[bytes]) -> Log:
     signs = tuple(signs)
     lines: list[str] = []
     speakers: dict[int, str] = {}
-    for raw in (raw for text in texts for raw in _raw_lines(_decoded_text(text, signs))):
+    raws = [raw for text in texts for raw in _raw_lines(_decoded_text(text, signs))]
+    hosts = _hosts_in_front(raws)
+    for raw in raws:
         if " pid=" in raw[:MOST_OF_PREFIX] and (found := _SPEAKER.search(raw, 0, MOST_OF_PREFIX)):
             speakers[len(lines)] = found[1]
-        lines.append(without_prefixes(raw))
+        lines.append(without_prefixes(_without_host(raw, hosts) if hosts else raw))
     return Log(lines, speakers)
+
+
+_HOST = re.compile(
+    r"\s{0,4}([\w.@-]{1,80}(?::|\s{1,4}\|))\s{0,12}"
+    r"(?:\[(?:default|rank)?\d{1,6}\]:\s{0,12})?(?:File \"|Traceback \(most recent)"
+)
+_IN_FRONT = re.compile(r"\s{0,4}([\w.@-]{1,80}(?::|\s{1,4}\|))(?=\s|\[|$)")
+LEAST_LINES = 2
+"""Lines of tracebacks that a word has to stand before to be a host's or a task's."""
+
+
+def _hosts_in_front(raws: Iterable[str]) -> frozenset[str]:
+    """What launchers put before each line that is of no form of theirs alone: a host's name (pdsh,
+    containers), a task's number (srun --label). Known by the lines of tracebacks that it stands before.
+    """
+    marked = (raw for raw in raws if 'File "' in raw or "Traceback (most" in raw)
+    counts = Counter(found[1] for raw in marked if (found := _HOST.match(raw)))
+    return frozenset(name for name, count in counts.items() if count >= LEAST_LINES)
+
+
+def _without_host(raw: str, hosts: frozenset[str]) -> str:
+    found = _IN_FRONT.match(raw)
+    return raw[found.end() :] if found and found[1] in hosts else raw
 
 
 def _decoded_text(text: bytes | str, signs: tuple[bytes, ...]) -> str:

@@ -27,7 +27,7 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import cut_in_text, heads_of_towers, patches_in_text
 from memsheet.diagnose.model_terms import model_terms
-from memsheet.diagnose.named_models import model_axes
+from memsheet.diagnose.named_models import fixed_lengths, model_axes
 from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
@@ -58,6 +58,8 @@ _LENGTH = re.compile(
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|chunked_prefill_size|max_num_seqs|max_running_requests|num_seqs"
+    r"|max_(?:batch_)?(?:prefill|input|total)_(?:tokens|len(?:gth)?)"
+    r"|(?:padded|truncated|packed) to"
     r"|source_?len|frames|"
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d[\d,_]{0,9})\b",
@@ -69,12 +71,26 @@ _BATCH = re.compile(
     r"|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
-_INPUTS = re.compile(r"\binput_?ids\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
+_INPUTS = re.compile(r"\b(?:input_?ids|labels|targets)\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
 """Sequences and their length, as a tensor's shape is printed."""
+_CONTEXT_PARALLEL = re.compile(
+    r"(?<![a-z])(?:context_(?:model_)?parallel(?:_size|_degree)?|cp_?(?:size|degree)?"
+    r"|(?:ulysses_)?sequence_parallel_(?:size|degree)|ulysses_(?:size|degree)|sp_size)"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,3})\b",
+    re.IGNORECASE,
+)
+"""Ranks over which each sequence is cut, as launchers and configurations call them."""
 _DRAFTED = re.compile(
     r"\b(?:num_speculative_tokens|speculative_num_(?:draft_tokens|steps))[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,3})\b"
 )
 _SEQUENCES = re.compile(r"\b(?:max_num_seqs|max_running_requests)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b")
+_PADDED = re.compile(r"\bdummy tokens \(new size: (\d{3,9})\)")
+_MULTIPLE = re.compile(r"\bmake_vocab_size_divisible_by[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b")
+USUAL_MULTIPLE = 128
+"""Rows of a vocabulary for each rank that it is cut over, of which Megatron-LM makes a multiple
+(megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding).
+"""
+_COUNTED_HEADS = re.compile(r"(?<![\w.])(\d{1,3})[ -](?:attention[ -])?heads\b", re.IGNORECASE)
 _HEADS = re.compile(
     r"\b(?:num_attention_heads|num_heads|n_heads?|attention_heads|heads)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,4})\b",
     re.IGNORECASE,
@@ -168,6 +184,16 @@ _AS_MADE = re.compile(
 _DASH = re.compile(r"(?<=[a-z])-(?=[a-z])")
 
 
+_OF_PRODUCT = re.compile(r"\b(?:matmul|bmm|einsum)\(|\w @ \w")
+_PICTURE = re.compile(
+    r"\bheight[\"']?\s{0,3}[=:]\s{0,3}(\d{2,5})\b[^\n]{0,12}\bwidth[\"']?\s{0,3}[=:]\s{0,3}(\d{2,5})\b"
+)
+_AUTOENCODER, LATENT_SIDE = "autoencoder_kl.py", 8
+"""diffusers v0.31, models/autoencoders/vae.py: UNetMidBlock2D with heads as wide as all channels, behind
+three halvings of each side.
+"""
+
+
 def _with_axes_of_text(known: Axes, text: str) -> Axes:
     flags = _DASH.sub("_", text)  # spelled either way
     lengths = (*known.lengths, *_numbers_in(_LENGTH, flags))
@@ -176,13 +202,20 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
     shapes = [(int(batch), int(length)) for batch, length in _INPUTS.findall(text)][:4]
     lengths = (*lengths, *(length for _, length in shapes), *_drafted_rows(flags))
     batches = (*_numbers_in(_BATCH, flags), *(batch for batch, _ in shapes))
+    counted = (*_numbers_in(_HEADS, flags), *_numbers_in(_COUNTED_HEADS, flags))
     return known._replace(
         vocabularies=tuple(dict.fromkeys((*known.vocabularies, *(said or rows)))),
-        tokens=tuple(dict.fromkeys((*known.tokens, *lengths))),
+        tokens=tuple(dict.fromkeys((*known.tokens, *lengths, *_shares_of_sequences(lengths, flags)))),
         lengths=tuple(dict.fromkeys(lengths)),
         batches=tuple(dict.fromkeys((*known.batches, *batches))),
-        heads=tuple(dict.fromkeys((*known.heads, *(_numbers_in(_HEADS, flags) or heads)))),
+        heads=tuple(dict.fromkeys((*known.heads, *(counted or heads)))),
     )
+
+
+def _shares_of_sequences(lengths: Iterable[int], flags: str) -> Iterator[int]:
+    """Tokens of one rank where a text says that sequences are cut over several."""
+    for ranks in _numbers_in(_CONTEXT_PARALLEL, flags):
+        yield from (length // ranks for length in lengths if ranks > 1 and length % ranks == 0)
 
 
 def _drafted_rows(flags: str) -> Iterator[int]:
@@ -218,6 +251,8 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
     if at_loss:
         cut = cut_in_text(text)
         split = _SPLIT in text or (cut > 1 and signs.program == "Megatron-LM")
+        padded = _padded_vocabularies(axes, text, cut) if split or signs.program == "Megatron-LM" else ()
+        axes = axes._replace(vocabularies=tuple(dict.fromkeys((*axes.vocabularies, *padded))))
         shares = (1,) if not split else (cut,) if cut > 1 else _SHARES
         yield from _logits_terms(
             asked,
@@ -229,6 +264,15 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
         )
     if unsaid or frame is SCORES:
         yield from _scores_terms(asked, signs, axes)
+
+
+def _padded_vocabularies(axes: Axes, text: str, cut: int) -> Iterator[int]:
+    """Rows as Megatron-LM keeps them: what its own line says, else the next multiple."""
+    if said := _numbers_in(_PADDED, text):
+        yield from said
+        return
+    multiple = next(iter(_numbers_in(_MULTIPLE, _DASH.sub("_", text))), USUAL_MULTIPLE) * cut
+    yield from (-(-rows // multiple) * multiple for rows in axes.vocabularies)
 
 
 def _logits_terms(
@@ -318,23 +362,52 @@ def _split_logits_terms(
 
 
 def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
-    """Sequences × heads × length²: of what is named alone."""
+    """Sequences × heads × length²: of what is named alone; where scores asked and no length is named, of a
+    common one.
+    """
     cut = cut_in_text(signs.text)
     shares = [heads // cut for heads in axes.heads if cut > 1 and heads % cut == 0]
+    heads_of_rank = tuple(dict.fromkeys((*axes.heads, *shares)))
+    batches = tuple(dict.fromkeys((1, *axes.batches)))
     sizes = [
-        (batch, heads, length)
-        for length in axes.lengths
-        for heads in dict.fromkeys((*axes.heads, *shares))
-        for batch in dict.fromkeys((1, *axes.batches))
+        (batch, heads, length) for length in axes.lengths for heads in heads_of_rank for batch in batches
     ]
     sizes += [
         (1, heads, count) for heads in heads_of_towers(signs.text) for count in patches_in_text(signs.text)
     ]
-    for batch, heads, length in sizes:
-        for width, dtype in WIDTHS:
+    sizes += [
+        (batch, heads, positions) for heads, positions in fixed_lengths(signs.text) for batch in batches
+    ]
+    sizes += [(batch, 1, tokens) for tokens in _latents_of_pictures(signs) for batch in batches]
+    named = dict.fromkeys(sizes, BOTH_KNOWN)
+    if signs.frame is SCORES and not axes.lengths:
+        common = [
+            (batch, heads, length)
+            for length in sorted(POWERS) for heads in heads_of_rank for batch in axes.batches
+        ]  # fmt: skip
+        by_chance = fits_by_chance(asked, 2 * len(axes.batches) * len(heads_of_rank))
+        named = {**dict.fromkeys([] if by_chance else common, BOTH_KNOWN - 1), **named}
+    for (batch, heads, length), rank in named.items():
+        for width, dtype in _widths_of_scores(signs):
             if fit := fit_of(asked, batch * heads * length * length * width):
                 words = f"{dtype} attention scores of {batch} × {heads} heads × {length:,}² × {width} bytes"
-                yield Candidate((4, fit), Term(
+                yield Candidate((rank, fit), Term(
                     component="saved_activations", path=SCORES.path, exact=True, words=words,
                     shape=f"[{batch}, {heads}, {length}, {length}] {dtype}",
                 ))  # fmt: skip
+
+
+def _widths_of_scores(signs: Signs) -> Widths:
+    """Bytes of an element, where the line of code that asked says whether scores are raised there, or are
+    what a product of queries and keys in 16 bits is.
+    """
+    if RAISED.search(signs.code):
+        return WIDTHS[:1]
+    return WIDTHS[1:] if _OF_PRODUCT.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
+
+
+def _latents_of_pictures(signs: Signs) -> Iterator[int]:
+    """Tokens of the one attention of a picture's autoencoder, which has one head: an eighth of each side."""
+    if _AUTOENCODER in signs.text:
+        for height, width in dict.fromkeys(_PICTURE.findall(signs.text)):
+            yield (int(height) // LATENT_SIDE) * (int(width) // LATENT_SIDE)

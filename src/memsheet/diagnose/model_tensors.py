@@ -181,16 +181,17 @@ def caches_of_models(text: str) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=8)
 def widths_of_models(text: str, *, fused: bool = False) -> tuple[Shape, ...]:
-    """Elements of a token in what the decoders' layers make: the input and output of each matrix, and of its
-    experts, to which a token goes several times. ``fused``: and of those that servers keep as one.
+    """Elements of a token in what the decoders' layers make, or the encoders' where there are no decoders:
+    the input and output of each matrix, and of its experts, to which a token goes several times. ``fused``:
+    and of those that servers keep as one.
     """
     shapes: dict[tuple[int, ...], Shape] = {}
     for spec in named_specs(text):
-        for stack in spec.stacks:
-            if stack.role == "decoder":
-                for block in (block for run in stack.runs for block in run.pattern):
-                    for shape in (*_widths_of_block(block), *_fused_widths(block, fused=fused)):
-                        shapes.setdefault(shape.axes, shape)
+        decoders = tuple(stack for stack in spec.stacks if stack.role == "decoder")
+        for stack in decoders or spec.stacks:
+            for block in (block for run in stack.runs for block in run.pattern):
+                for shape in (*_widths_of_block(block), *_fused_widths(block, fused=fused)):
+                    shapes.setdefault(shape.axes, shape)
     return tuple(shapes.values())
 
 

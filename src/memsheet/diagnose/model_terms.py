@@ -4,6 +4,7 @@ rank's flat states, what a layer makes of its tokens.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -31,8 +32,8 @@ from memsheet.diagnose.model_tensors import (
     widths_of_models,
     widths_of_towers,
 )
-from memsheet.diagnose.named_models import printed_weights
-from memsheet.diagnose.signs import BACKWARD, LOGITS, SERVERS, STEP_SIZES, Frame, Signs
+from memsheet.diagnose.named_models import fixed_lengths, printed_weights
+from memsheet.diagnose.signs import BACKWARD, LOGITS, REDUCED, SERVERS, STEP_SIZES, Frame, Signs
 
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""
@@ -79,7 +80,10 @@ class Sized(NamedTuple):
 
 def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
     """All that fit."""
-    yield from _fitting(asked, [*_weights(signs), *_units(signs), *_caches(signs, axes)])
+    yield from _fitting(
+        asked,
+        [*_weights(signs), *_units(signs), *_caches(signs, axes), *_feature_maps(signs), *_buckets(signs)],
+    )
     made = [
         each
         for each in _activations(signs, axes)
@@ -168,6 +172,28 @@ def _units(signs: Signs) -> Iterator[Sized]:
                 )  # fmt: skip
 
 
+_BUCKET = re.compile(
+    r"\b(?:reduce|allgather|prefetch)_bucket_size[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"(\d{1,12}(?:\.\d{1,3})?(?:e\+?\d{1,2})?)\b"
+)
+USUAL_BUCKET = 500_000_000
+"""Elements of a bucket where none is said (deepspeed/runtime/zero/config.py, reduce_bucket_size)."""
+
+
+def _buckets(signs: Signs) -> Iterator[Sized]:
+    """A buffer of many gradients or weights, of the elements that a text says or DeepSpeed takes."""
+    frame = signs.frame
+    if frame is None or frame.component not in ("gradients", "unsharded_parameters"):
+        return
+    said = dict.fromkeys(int(float(each)) for each in _BUCKET.findall(signs.text))
+    usual = (USUAL_BUCKET,) if frame is REDUCED and "/deepspeed/runtime/" in signs.text else ()
+    for elements, (width, dtype) in itertools.product(said or usual, WIDTHS):
+        yield Sized(
+            frame.component, frame.path, (elements,), width, dtype,
+            f"a bucket of {elements:,} elements × {width} bytes in {dtype} ({frame.words})",
+        )  # fmt: skip
+
+
 def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     """What a layer makes of the tokens that a text names; of equal products that of the most tokens, as a
     length is given with its batch.
@@ -179,16 +205,16 @@ def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     widths = WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     rank = BOTH_KNOWN if told is frame else BOTH_KNOWN - 1
     found: dict[tuple[str, int], Sized] = {}
-    whole = widths_of_models(signs.text, fused=signs.program in SERVERS)
-    of_tokens = [
-        (of_token, count)
-        for of_token in (*whole, *_shares_of(whole, cut_in_text(signs.text)))
-        for count in axes.counts
-    ]
+    whole = widths_of_models(signs.text, fused=signs.program in (*SERVERS, "Megatron-LM"))
+    of_ranks = tuple(_of_rank(whole, cut_in_text(signs.text)))
+    of_tokens = [(of_token, count) for of_token in of_ranks for count in axes.counts]
     of_patches = [
         (each, count) for each in widths_of_towers(signs.text) for count in patches_in_text(signs.text)
     ]
-    for unit, made_of in (("tokens", of_tokens), ("patches", of_patches)):
+    positions = {places * batch for _, places in fixed_lengths(signs.text) for batch in (1, *axes.batches)}
+    of_positions = [(of_token, count) for of_token in of_ranks for count in sorted(positions)]
+    made_of_units = (("tokens", of_tokens), ("patches", of_patches), ("positions", of_positions))
+    for unit, made_of in made_of_units:
         for of_token, count in made_of:
             product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
             for width, dtype in widths:
@@ -200,16 +226,50 @@ def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     yield from found.values()
 
 
+_CONVOLVES = re.compile(
+    r"\b(?:conv(?:_transpose)?\dd|_conv_forward|(?:batch|group|instance)_norm|(?:leaky_)?relu|silu"
+    r"|interpolate|(?:max|avg)_pool\dd|cat)_?\("
+)
+_PICTURES = re.compile(
+    r"\b(?:torch\.Size\(|shape[\"']?\)?\s{0,3}[:=(]{0,2}\s{0,3}(?:torch\.Size\()?|randn?\(|zeros\(|ones\()"
+    r"[\[(]{0,2}(\d{1,5}),\s?([134]),\s?(\d{2,5}),\s?(\d{2,5})\b"
+)
+"""Pictures, their channels and sides, as a tensor's shape is printed or written."""
+_CHANNELS = re.compile(r"(?i:conv)\w{0,20}\(\s{0,3}(\d{1,4}),\s{0,3}(\d{1,4})\b")
+MOST_MAPS = 64
+MAP = Frame("saved_activations", "features", "a feature map")
+
+
+def _feature_maps(signs: Signs) -> Iterator[Sized]:
+    """What convolutions make of pictures whose shape a text prints, of channels that it names, at their own
+    size and halved.
+    """
+    if signs.frame is not None or not _CONVOLVES.search(signs.code):
+        return
+    named = itertools.islice(_CHANNELS.finditer(signs.text), MOST_MAPS)
+    channels = dict.fromkeys(int(each) for found in named for each in found.groups())
+    pictures = dict.fromkeys(
+        found.groups() for found in itertools.islice(_PICTURES.finditer(signs.text), MOST_MAPS)
+    )
+    widths = WIDTHS if IN_16_BITS.search(signs.text) else WIDTHS[:1]
+    for batch, _, height, width in pictures:
+        for count, halvings, (size, dtype) in itertools.product(channels, range(6), widths):
+            axes = (int(batch), count, int(height) >> halvings, int(width) >> halvings)
+            words = f"{dtype} {MAP.words[2:]}: {' × '.join(f'{axis:,}' for axis in axes)} × {size} bytes"
+            yield Sized(MAP.component, MAP.path, axes, size, dtype, words)
+
+
 def _stays_in_16_bits(signs: Signs) -> bool:
     """Whether a layer makes nothing wider but where its code says so: a server's, and Megatron-LM's."""
     megatron = signs.program == "Megatron-LM" and IN_16_BITS.search(signs.text)
     return bool(signs.program in SERVERS or megatron) and not RAISED.search(signs.code)
 
 
-def _shares_of(shapes: tuple[Shape, ...], ranks: int) -> Iterator[Shape]:
-    for shape in shapes if ranks > 1 else ():
-        if (axes := shape.share(ranks)) is not None:
-            yield Shape(axes, f"{shape.words}, one of {ranks} ranks' share,")
+def _of_rank(shapes: tuple[Shape, ...], ranks: int) -> Iterator[Shape]:
+    """Each as one of the ranks makes it: its share where it is cut, else whole."""
+    for shape in shapes:
+        share = shape.share(ranks) if ranks > 1 else None
+        yield shape if share is None else Shape(share, f"{shape.words}, one of {ranks} ranks' share,")
 
 
 def _caches(signs: Signs, axes: Axes) -> Iterator[Sized]:

@@ -37,12 +37,46 @@ MOST = 256
 def model_axes(text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Vocabularies and attention heads of all that are named, each once; nothing where none is bundled."""
     configs = [{**each, **each.get("text_config", {})} for each in named_entries(text)]
-    return tuple(
-        tuple(
-            dict.fromkeys(count for each in configs if isinstance(count := each.get(key), int) and count > 0)
-        )
-        for key in ("vocab_size", "num_attention_heads")
-    )  # type: ignore[return-value]
+    counts = (
+        tuple(dict.fromkeys(count for each in configs for count in _counts_under(each, keys)))
+        for keys in (("vocab_size",), _HEAD_COUNTS)
+    )
+    return tuple(counts)  # type: ignore[return-value]
+
+
+def _counts_under(config: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[int]:
+    yield from (n for key in keys if isinstance(n := config.get(key), int) and n > 0)
+
+
+@lru_cache(maxsize=8)
+def fixed_lengths(text: str) -> tuple[tuple[int, int], ...]:
+    """Heads, and positions that each sample has whatever it holds, of models of sound and of pictures: of
+    bundled configurations, and of names that say a picture's side and its patches'.
+    """
+    found = [pair for each in named_entries(text) for pair in _fixed_of(each)]
+    for size, patch, side in _PATCHED.findall(text):
+        found.append((_HEADS_OF_SIZE[size.lower()], (int(side) // int(patch)) ** 2 + 1))
+    return tuple(dict.fromkeys(found))
+
+
+def _fixed_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    heads, frames = config.get("encoder_attention_heads"), config.get("max_source_positions")
+    if isinstance(heads, int) and isinstance(frames, int):
+        yield heads, frames
+    side, patch, heads = (config.get(key) for key in ("image_size", "patch_size", "num_attention_heads"))
+    if isinstance(side, int) and isinstance(patch, int) and isinstance(heads, int) and patch > 0:
+        yield heads, (side // patch) ** 2 + 1
+
+
+_HEAD_COUNTS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
+_PATCHED = re.compile(
+    r"\b(?:vit|deit|beit)[\w.-]{0,20}?(tiny|small|base|large|huge)[\w.-]{0,30}?patch(\d{1,2})[-_](\d{2,4})\b",
+    re.IGNORECASE,
+)
+_HEADS_OF_SIZE = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}
+"""Dosovitskiy et al. 2021, arXiv:2010.11929, table 1; tiny and small: Touvron et al. 2021, arXiv:2012.12877,
+table 1. A token for the class stands before the patches.
+"""
 
 
 _AXES = (

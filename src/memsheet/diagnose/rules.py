@@ -72,6 +72,13 @@ def _enough_free_at_its_end(of: Figures, signs: Signs) -> bool | None:
     return of.allocated is None and _enough_free(of, signs)
 
 
+def _probs_in_full(of: Figures, signs: Signs) -> bool | None:
+    """Log-probabilities of all tokens, where free and kept bytes do not reach their size: where they do,
+    pieces may be what is wrong.
+    """
+    return _phase_says(Cause.REAL_NEED)(of, signs) and _kept_covers(of, signs) is not True
+
+
 def _wakes_up(_: Figures, signs: Signs) -> bool | None:
     return signs.phase == "wake"
 
@@ -374,7 +381,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, _neighbour_of_server, _says_neighbour),
     Rule(Cause.ENGINE_OVERCOMMIT, _phase_says(Cause.ENGINE_OVERCOMMIT), _says_phase),
     Rule(Cause.REGIME_CHANGE, _phase_says(Cause.REGIME_CHANGE), _says_phase),
-    Rule(Cause.REAL_NEED, _phase_says(Cause.REAL_NEED), _says_phase),
+    Rule(Cause.REAL_NEED, _probs_in_full, _says_phase),
     Rule(Cause.OTHER_PROCESS, _large_neighbour, _says_neighbour),
     Rule(Cause.OTHER_PROCESS, _unseen_neighbour, _says_unseen),
     Rule(Cause.OUTSIDE_ALLOCATOR, _much_outside, _says_outside),

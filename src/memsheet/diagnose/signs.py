@@ -70,7 +70,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
                      "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
                      "logprobs_from_logits_v2", "log_probs_from_logits", "get_logps", "_get_logps", "_compute_logps", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
-    **dict.fromkeys(("baddbmm", "eager_attention_forward", "attention_scores", "core_attention_unfused"), SCORES),
+    **dict.fromkeys(("baddbmm", "eager_attention_forward", "attention_scores", "get_attention_scores", "core_attention_unfused"), SCORES),
     **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
     **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
                      "all_gather_coalesced", "_pre_forward_unshard", "fetch_sub_module", "_unshard", "_alloc_padded_unsharded_flat_param",
@@ -99,7 +99,7 @@ FRAMES: dict[str, Frame] = {
                      "_zero3_consolidated_16bit_state_dict", "save_pretrained"), _SAVE),
     **dict.fromkeys(("load_checkpoint", "load_state_dict", "load_optimizer_state", "resume_from_checkpoint", "_load_optimizer_and_scheduler"), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
-    **dict.fromkeys(("swiglu", "silu_and_mul", "gelu"), _MLP),
+    **dict.fromkeys(("swiglu", "silu_and_mul", "gelu", "activations.forward"), _MLP),
     **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
     **dict.fromkeys(("dequantize_4bit", "dequantize_blockwise", "dequantize_gguf_tensor"), _WIDENED),
     **dict.fromkeys(("_ddp_init_helper", "_sync_module_states", "_init_param_handle_from_module", "param_and_grad_buffer.__init__"), _WRAPPED),
@@ -180,9 +180,10 @@ _MADE = (
         ),
         _HEAD,
     ),
+    (re.compile(r"\b(?:loss_fct|loss_fn|loss_func|criterion|loss_function)\(\s{0,3}\w{0,20}logits\b"), LOGITS),
     (re.compile(r"\bsoftmax\(\s{0,3}(?:attn|att|(?:attn|attention)_(?:weights?|scores|probs))\b"), SCORES),
     (re.compile(r"\b(?:att|(?:attn|attention)_(?:weights?|scores|probs))\s{0,3}\+?=(?!=).{0,80}(?:\b(?:matmul|bmm|softmax)\(|@ |mask\b)"), SCORES),
-    (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)"), _MLP),
+    (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)|\bintermediate_act_fn\("), _MLP),
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\(.{0,40}\btranspose\("), SCORES),
 )  # fmt: skip
 """A traceback's lines of code that say by their names what they make, where no function's does."""
@@ -474,6 +475,7 @@ _OF_SERVER_CODE = ("/vllm/", "/sglang/", "/text_generation_server/")
 _POOLED = re.compile(
     r"Memory pool end|KV Cache is allocated|GPU KV cache size: \d|# (?:GPU|CUDA|cuda) blocks: [1-9]"
     r"|(?:Prefill|Decode) batch[. \[]|Avg prompt throughput: "
+    r"|Setting max batch total tokens to \d"  # text-generation-inference's router
 )
 _CAPTURES = re.compile(
     r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"

@@ -85,6 +85,12 @@ CASES = (
     ("eager_attention_forward", f"{EYES} image_grid_thw: tensor([[1, 128, 128]])", (1, 16, 128**2, 128**2), 2, "saved_activations"),
     ("permute", MEGATRON, (4 * 4096, 2, 4096), 2, "saved_activations"),
     ("vocab_parallel_cross_entropy", MEGATRON, (4 * 4096, 8000), 4, "temporaries"),
+    ("vocab_parallel_cross_entropy", f"{MEGATRON} --context-parallel-size 2", (4 * 2048, 8000), 4, "temporaries"),
+    ("swiglu", f"{TRAINED} sequence_parallel_size: 4", (4 * 1024, 14336), 2, "saved_activations"),
+    ("cross_entropy", f"{LLAMA} labels.shape torch.Size([16, 448])", (16 * 448, 128_256), 4, "temporaries"),
+    ("setup_buckets", 'deepspeed "reduce_bucket_size": 3e8', (300_000_000,), 2, "gradients"),
+    ("setup_buckets", "deepspeed reduce_bucket_size=125829120", (125_829_120,), 4, "gradients"),
+    ("setup_buckets", "/x/deepspeed/runtime/engine.py", (500_000_000,), 2, "gradients"),
 )  # fmt: skip
 
 
@@ -122,6 +128,79 @@ def test_the_line_that_asked_says_how_wide_logits_are(
     term = term_of(axes[0] * axes[1] * width, f"{said}\nTraceback (most recent call last):\n{traceback}")
     assert term is not None
     assert term.shape == f"[{axes[0]}, {axes[1]}] {'fp32' if width == 4 else 'bf16'}"
+
+
+HEADS = "deberta-like encoder, batch_size: 16, max_len: 2048, 16 heads, bf16"
+DRAWN = "pipe.to(torch.float16) /x/autoencoder_kl.py pipe(prompt, height=2048, width=1024)"
+TGI = "text_generation_launcher --model-id meta-llama/Llama-3.1-8B --max-batch-prefill-tokens 12000"
+SPOKEN = (
+    ("openai/whisper-large-v3 per_device_train_batch_size=16 fp16=True", "attn_weights = torch.bmm(q, k.transpose(1, 2))", (16, 20, 1500, 1500), 2),
+    ("google/vit-base-patch16-224 batch_size: 512", "attn_weights = torch.matmul(q, k)", (512, 12, 197, 197), 4),
+    ("vit-large-patch16-384 batch_size: 256, amp: fp16", "attn_weights = torch.matmul(q, k)", (256, 16, 577, 577), 2),
+    ("deit-small-patch16-512 batch_size: 256, fp16: false", "attn_weights = torch.matmul(q, k)", (256, 6, 1025, 1025), 4),
+    (f"{LLAMA}, batch size 4, padded to 3000", "attn_weights = nn.functional.softmax(attn_weights, dtype=torch.float32)", (4, 32, 3000, 3000), 4),
+    (f"{LLAMA}, batch size 4", "attn_weights = nn.functional.softmax(attn_weights, dtype=torch.float32)", (4, 32, 4096, 4096), 4),
+    (HEADS, "scores = torch.matmul(q, k.transpose(-1, -2))", (16, 16, 2048, 2048), 2),
+    (DRAWN, "attention_scores = torch.baddbmm(", (1, 256 * 128, 256 * 128), 2),
+    ("BAAI/bge-m3 max_seq_length = 4000, batch_size=32", "hidden_states = self.intermediate_act_fn(hidden_states)", (32 * 4000, 4096), 4),
+    (TGI, "gate_up_states = self.gate_up_proj(hidden_states)", (12_000, 28_672), 2),
+    ("openai/whisper-large-v3 batch_size=64 fp16=True", "hidden_states = self.fc1(hidden_states)", (64 * 1500, 5120), 2),
+    ("google/vit-base-patch16-224 batch_size: 512", "hidden_states = self.intermediate_act_fn(hidden_states)", (512 * 197, 3072), 4),
+    ("torch.randn(8, 3, 512, 512) Conv2d(3, 48, 3), Conv2d(48, 96, 3)", "return F.conv2d(", (8, 96, 256, 256), 4),
+    (f"{LLAMA} labels: [16, 448]", "loss = loss_fct(lm_logits.view(-1, n), labels)", (16 * 448, 128_256), 4),
+    ("x.shape: torch.Size([16, 3, 1024, 1024]) amp: bf16 Conv2d(3, 32)", "return F.relu(x)", (16, 32, 1024, 1024), 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "code", "axes", "width"), SPOKEN)
+def test_lengths_that_a_model_or_a_text_fixes_find_the_tensor(
+    said: str, code: str, axes: tuple[int, ...], width: int
+) -> None:
+    """Positions of sound and pictures, heads and lengths as people write them, and a line of code."""
+    size = width
+    for axis in axes:
+        size *= axis
+    traceback = f'Traceback (most recent call last):\n  File "/x/model.py", line 9, in forward\n    {code}'
+    term = term_of(size, f"{said}\n{traceback}")
+    assert term is not None
+    whole = axes if len(axes) != 3 else (1, *axes)
+    assert term.shape == f"[{', '.join(map(str, whole))}] {'fp32' if width == 4 else 'bf16'}"
+
+
+def test_an_activation_is_no_attention_score_of_the_same_size() -> None:
+    """32 × 8,192 × 4,096 and 16 × 8,192² are as large: the function that asked tells them apart."""
+    said = "BAAI/bge-m3 max_seq_length = 8192, batch_size=32"
+    file = "/x/transformers/activations.py"
+    frame = f'  File "{file}", line 69, in forward\n    return self.act(input)'
+    code = f"Traceback (most recent call last):\n{frame}"
+    term = term_of(32 * 8192 * 4096 * 4, f"{said}\n{code}")
+    assert term is not None
+    assert (term.path, term.shape) == ("mlp", "[262144, 4096] fp32")
+
+
+@pytest.mark.parametrize(
+    ("said", "rows"),
+    [
+        ("> padded vocab (size: 32000) with 16896 dummy tokens (new size: 48896)", 12_224),
+        ("--make-vocab-size-divisible-by 1000", 8_000),
+        ("", 8_064),
+    ],
+)
+def test_a_vocabulary_is_padded_for_its_ranks(said: str, rows: int) -> None:
+    """32,000 rows over 4 ranks are a multiple of 4 × 128 as they are not; 32,256 are."""
+    megatron = MEGATRON.replace("--vocab-size 32000", "--vocab-size 31999")
+    term = term_of(4 * 4096 * rows * 4, f"{megatron} {said}", "vocab_parallel_cross_entropy")
+    assert term is not None
+    assert term.shape == f"[16384, {rows}] fp32"
+
+
+def test_a_rank_makes_its_share_alone_of_what_is_cut() -> None:
+    said = f"pretrain_recipe megatron/core {LLAMA} tensor_model_parallel_size = 2"
+    said += " micro_batch_size = 2 seq_length = 8192"
+    term = term_of(2 * 8192 * 14_336 * 2, said, "forward")
+    assert term is not None
+    assert term.shape == "[16384, 14336] bf16"
+    assert "gate_up" in term.words
 
 
 def test_a_size_of_a_weight_is_no_activation_where_nothing_says_so() -> None:
@@ -213,3 +292,12 @@ def test_half_the_batch_helps_a_layer_and_no_weight() -> None:
     assert not any(
         cure.helps == YES or (cure.saves_bytes and "half the" in cure.change) for cure in weight.cures
     )
+
+
+@pytest.mark.parametrize("code", ["return F.conv2d(", "out = model(x)"])
+def test_a_feature_map_is_told_where_a_convolution_asked_for_one(code: str) -> None:
+    said = "x: torch.Size([64, 3, 256, 256]) DoubleConv(3, 64)"
+    traceback = f'Traceback (most recent call last):\n  File "/x/unet.py", line 9, in forward\n    {code}'
+    whole = term_of(64 * 64 * 256 * 256 * 4, f"{said}\n{traceback}")
+    other = term_of(64 * 72 * 256 * 256 * 4, f"{said}\n{traceback}")
+    assert (whole is not None and whole.path == "features", other) == (code != "out = model(x)", None)

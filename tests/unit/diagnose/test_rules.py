@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from tests.unit.diagnose.corpus import brackets, modern
+from tests.unit.diagnose.corpus import brackets, modern, traced
 
 from memsheet.diagnose.verdict import diagnose_texts
 
@@ -84,6 +84,15 @@ def test_kept_that_covers_it_and_is_no_trifle_is_fragmentation(form: str, seed: 
         "fragmentation",
         set(),
     )
+
+
+@pytest.mark.parametrize(("over", "cause"), [(-500, "fragmentation"), (50, "real_need")])
+def test_log_probabilities_are_a_real_need_where_pieces_do_not_cover_them(over: int, cause: str) -> None:
+    of = card_with(kept=900, over=over, draw=random.Random(7))
+    of["outside"] += 600
+    of["allocated"] -= 600
+    text = "\n".join((traced("compute_log_probs"), as_message(of, "modern")))
+    assert diagnose_texts({"log": text}).cause.value == cause
 
 
 @pytest.mark.parametrize("kept", [100, 300, 390])

@@ -53,6 +53,19 @@ def test_what_launchers_put_in_front_is_taken_off(prefix: str) -> None:
     assert log.lines == ("CUDA out of memory. Tried",)
 
 
+@pytest.mark.parametrize("host", ["worker-1: ", "10.0.0.2: [rank8]: ", "3: ", "trainer-1  | "])
+def test_what_stands_before_every_line_of_a_traceback_is_taken_off(host: str) -> None:
+    """A host's name, a task's number: known by the lines that it stands before."""
+    lines = [*traced("training_step", "_unshard").split("\n"), "torch.OutOfMemoryError: CUDA out of memory."]
+    log = cleaned_log(["\n".join(f"{host}{each}" for each in lines)], SIGNS)
+    assert log.lines == tuple(each.strip() for each in lines)
+
+
+def test_a_word_before_one_traceback_is_no_host() -> None:
+    text = "note: Traceback (most recent call last):\nnote: File is missing"
+    assert cleaned_log([text], SIGNS).lines[1] == "note: File is missing"
+
+
 def test_a_box_is_taken_off() -> None:
     assert without_prefixes("│ OutOfMemoryError: CUDA │") == "OutOfMemoryError: CUDA"
 

@@ -30,6 +30,8 @@ POOL = "Memory pool end. avail mem=1.02 GB"
         ((SGLANG, POOL, "Load weight begin. avail mem=1.00 GB"), Cause.REAL_NEED),
         (("vllm serve x", "Available KV cache memory: 2.97 GiB", "GPU KV cache size: 443,920 tokens"), Cause.ENGINE_OVERCOMMIT),
         (("vllm serve x", "# GPU blocks: 1279, # CPU blocks: 2048"), Cause.ENGINE_OVERCOMMIT),
+        (("text_generation_launcher", "Setting max batch total tokens to 31744"), Cause.ENGINE_OVERCOMMIT),
+        (("text_generation_launcher", "Warming up model"), Cause.REAL_NEED),
     ],
 )  # fmt: skip
 def test_a_server_behind_its_cache_took_too_much_for_it(before: tuple[str, ...], cause: Cause) -> None:

@@ -79,7 +79,9 @@ def _asked_of_pool(message: Message, log: Log) -> Judgement:
             because=f"{told}; the program needs {size_words(total)} in all, and the card has {size_words(card)}",
         )  # fmt: skip
     parts = [
-        f"{name} {size_words(held)}" for name, held in stats.items() if held is not None and name != "total"
+        f"{name.replace('atedtemp', 'ated temp')} {size_words(held)}"
+        for name, held in stats.items()
+        if held is not None and name != "total"
     ]
     whole = f"; the program's buffers: {', '.join(parts)}" if parts else ""
     return Judgement(
