@@ -23,6 +23,7 @@ from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.exchange.shared.serve_compose import holds_services
 from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
 from memsheet.exchange.shared.shell_calls import with_started_scripts
+from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, parse_yaml, read_bytes, read_json
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
@@ -69,7 +70,7 @@ def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, st
     texts: dict[str, str] = {}
     for path in paths:
         try:
-            text = read_bytes(path, MAX_JSON_BYTES).decode()
+            text = unix_lines(read_bytes(path, MAX_JSON_BYTES).decode())
         except UnicodeDecodeError:
             raise input_error("file", str(path), "is not text in UTF-8") from None
         if path.suffix == ".json" and '"memsheet/' in text[:200]:
@@ -133,7 +134,7 @@ def adjacent_file_texts(
             if not is_file(path) or str(path) in texts:  # a name that no file can have has no place either
                 continue
             if _lies_within(path, (home, *folders)):
-                found[str(path)] = read_bytes(path, MOST_BYTES).decode(errors="replace")
+                found[str(path)] = unix_lines(read_bytes(path, MOST_BYTES).decode(errors="replace"))
                 break
     return found
 
@@ -297,7 +298,7 @@ def _text_beside(script: str, folders: Sequence[Path]) -> str | None:
     )
     if not home or not path or not _lies_within(path, (home, *folders)) or path.stat().st_size > MOST_SCRIPT:
         return None
-    return read_bytes(path, MOST_SCRIPT).decode(errors="replace")
+    return unix_lines(read_bytes(path, MOST_SCRIPT).decode(errors="replace"))
 
 
 def _with_sourced_values(text: str, folder: Path, homes: Sequence[Path]) -> tuple[str, tuple[str, ...]]:

@@ -22,6 +22,7 @@ from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
+from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.exchange.shared.trainer_script import DEFAULTS, INLINE, SCRIPT
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
@@ -58,6 +59,7 @@ def recognise_files(
     reads: dict[str, Read] = {}
     left: list[str] = []
     flags: dict[str, Collection[str]] = {}
+    texts = {name: unix_lines(text) for name, text in texts.items()}
     plain = {name: shell_as_plain(name, text, server) for name, text in texts.items()}
     whole = {name: script.text for name, script in plain.items()}
     for name, text in whole.items():
@@ -119,7 +121,9 @@ def shell_as_plain(name: str, text: str, chosen: str = "") -> PlainScript:
     """A shell's script without its lists, loops and conditions; any other text as it is. ``chosen``: of
     several values of its loops those that are read.
     """
-    return plain_script(text, chosen) if is_shell(name) else PlainScript("", text)
+    if not is_shell(name):
+        return PlainScript("", text)
+    return plain_script(text.rstrip().removesuffix("\\") if text.rstrip().endswith("\\") else text, chosen)
 
 
 def _with_remarks(reads: Mapping[str, Read], remarks: tuple[str, ...]) -> dict[str, Read]:

@@ -106,3 +106,15 @@ def test_an_evaluation_by_any_name_lets_the_best_be_loaded(tmp_path: Path, optio
 def test_a_batch_script_that_asks_for_no_card_is_read(tmp_path: Path, option: str) -> None:
     text = f"#!/bin/bash\n#SBATCH {option}\n{LAUNCHES['vllm'].format('')}\n"
     assert checked(tmp_path, "job.sbatch", text).result is Result.FITS
+
+
+@pytest.mark.parametrize("end", ["", "\n", " \\", " \\\n", "\r\n", " \\\r\n"])
+def test_lines_end_as_editors_leave_them(tmp_path: Path, end: str) -> None:
+    lines = ("vllm serve Qwen/Qwen2.5-7B \\", "  --max-model-len 4096")
+    ending = "\r\n" if "\r" in end else "\n"
+    text = ending.join(lines) + end
+    (tmp_path / "run.sh").write_bytes(text.encode())
+    found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+    assert found.result is Result.FITS
+    assert found.answer is not None
+    assert found.answer.plan.serving.max_model_len == 4096

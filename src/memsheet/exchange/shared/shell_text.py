@@ -163,6 +163,11 @@ class ShellScript:
         return None
 
 
+def unix_lines(text: str) -> str:
+    """A text with its lines as they end outside of Windows, whose carriage returns a shell takes into words."""
+    return text.replace("\r\n", "\n")
+
+
 def _split_commands(text: str) -> Iterator[list[str]]:
     """Commands as words, in order; a list in parentheses is of one command."""
     joined = EXPRESSION.sub(r"$((\1))", text.replace("\\\n", " "))
