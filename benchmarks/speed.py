@@ -213,6 +213,7 @@ def questions(runs: int) -> list[tuple[str, float, float]]:
     from memsheet.plan.device import cluster_of
     from memsheet.questions.accounted import answer_for_model
     from memsheet.readers.hf_config import read_hf_config
+    from memsheet.search.fixes import cheapest
 
     rows = []
     for name, (model, gpus, request, slack, wanted) in QUESTIONS.items():
@@ -222,6 +223,7 @@ def questions(runs: int) -> list[tuple[str, float, float]]:
         cluster, cures = cluster_of(device, count or 1), slack == "cures"
         taken = []
         for again in range(runs + 1):
+            cheapest.judged_sheets.cache_clear()
             if slack != "bounds":
                 account.replayed_rank_sheet.cache_clear()
                 steps._replayed.clear()  # noqa: SLF001 - a harness may

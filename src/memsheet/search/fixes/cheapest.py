@@ -5,6 +5,7 @@ accounted again.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from functools import lru_cache
 from typing import Any
 
 from memsheet.account import account_rank
@@ -411,8 +412,17 @@ def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tr
 def _sheets_and_verdict(
     spec: ModelSpec, plan: Plan, cluster: Cluster, library: LibraryUse | None
 ) -> tuple[tuple[Sheet, ...], Verdict]:
-    """Sheets and verdict of a plan with what a library holds besides; the step is replayed, as it is for a
-    question, where that could decide.
+    """Sheets and verdict of a plan with what a library holds besides."""
+    sheets, verdict = judged_sheets(spec, plan, cluster)
+    return sheets, verdict_with_extra_bytes(
+        verdict, cluster, *library.extra_bytes(spec, plan)
+    ) if library else verdict
+
+
+@lru_cache(maxsize=64)
+def judged_sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[tuple[Sheet, ...], Verdict]:
+    """Sheets and verdict of a plan, to which changes come in several orders; the step is replayed, as it is
+    for a question, where that could decide.
     """
     for replays in (False, True):
         sheets = tuple(
@@ -421,9 +431,7 @@ def _sheets_and_verdict(
         verdict = judge_plan(spec, plan, cluster, sheets)
         if verdict.result is Result.DOES_NOT_FIT:
             break
-    return sheets, verdict_with_extra_bytes(
-        verdict, cluster, *library.extra_bytes(spec, plan)
-    ) if library else verdict
+    return sheets, verdict
 
 
 def _previous_value(state: _Tried, key: str) -> Any:
