@@ -11,11 +11,15 @@ from typing import Any
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
+from memsheet.exchange.joined_files import ASK_FOR_CARDS
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
+from memsheet.exchange.mistakes.case import TRAINERS
 from memsheet.exchange.shared.colocated_server import CARD
 from memsheet.exchange.shared.file_format import EVERYTHING, Moved, Read
+from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.generation_script import NO_PROMPT
+from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import LAUNCHED, absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
@@ -256,6 +260,36 @@ def doubt_of(
     return replace(doubt, most_bytes=max(doubt.most_bytes, most), no_most=doubt.no_most or unbounded)
 
 
+def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str, Any]) -> str:
+    """What may divide the states of a Trainer's job that does not fit whole on each GPU, where no file says
+    what starts its processes: accelerate's own configuration is the user's, and often no file of the job.
+    """
+    plan, verdict = answer.plan, answer.verdict
+    if (
+        verdict is None
+        or verdict.result is not Result.DOES_NOT_FIT
+        or plan.zero
+        or not plan.mesh.dp_replicate > 1
+    ):
+        return ""
+    if any(given.get(at) is not None for at in ("engine", "zero")):
+        return ""
+    trainers = [read for read in reads.values() if read.form.name in TRAINERS]
+    launchers = [
+        read for read in reads.values() if read.form.name in LAUNCHED and read.form.name not in ASK_FOR_CARDS
+    ]
+    said = any(
+        read.values.get(at) for read in trainers for at in ("deepspeed", "fsdp", f"{SCRIPT}.{ONE_PROCESS}")
+    )
+    open_ones = all(
+        read.form.name == ACCELERATE and not ({"distributed_type", "config_file"} & read.values.keys())
+        for read in launchers
+    )
+    if not trainers or said or not open_ones:
+        return ""
+    return "nothing says what starts its processes, and accelerate's own configuration may divide the states: --engine or --zero says it"
+
+
 def _reason_to_doubt(
     reads: Mapping[str, Read],
     answer: Answer | None,
@@ -268,13 +302,21 @@ def _reason_to_doubt(
         return Doubt("")
     fewer, unsure = _at_fewest(answer, case)
     least = int(fewer.verdict.device.low) if fewer.verdict else 0
+    named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
+    absent = [name for name in absent_files(reads) if not _is_known_whole(reads.get(name))]
+    not_there = (
+        f"{absent[0]} is named and is not among the files: name it on the command line, too" if absent else ""
+    )
+    launcher = _open_launcher(reads, answer, given)
+    open_words = [*filter(None, (not_there, launcher, _not_held(reads, named) if named else ""))]
+    further = "".join(f"; {words}" for words in open_words)
+    least = 0 if absent or launcher else least
     stands_in = answer.model.name.endswith(BY_SIZE)
     if not stands_in and (
         stranger := another_model(served_model(reads), model_of(named_model(reads)), answer)
     ):
-        return Doubt(stranger, _least_as_stored(served_model(reads) or "", stranger, answer, case.ask))
-    named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
-    further = f"; {_not_held(reads, named)}" if named else ""
+        stored = _least_as_stored(served_model(reads) or "", stranger, answer, case.ask)
+        return Doubt(stranger + further, 0 if further else stored)
     served = likely_served(reads)
     if likely := likely_trained(reads) or (served.name if served else None):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
@@ -288,7 +330,7 @@ def _reason_to_doubt(
         )
         return Doubt(
             f"{words}: --model names another, or its config.json{further}",
-            int(_resting_states(answer) * sized.least_share),
+            0 if absent or launcher else int(_resting_states(answer) * sized.least_share),
         )
     other = [
         f"{at} {read.values[at]}, and the model has {own}"
@@ -301,9 +343,8 @@ def _reason_to_doubt(
         return Doubt(f"the files are of another model: {'; '.join(other)}", least)
     if spread := _spread_layers(reads, answer):
         return Doubt(spread + further, 0 if further else _even_share(answer))
-    if absent := [name for name in absent_files(reads) if not _is_known_whole(reads.get(name))]:
-        words = f"{absent[0]} is named and is not among the files: name it on the command line, too"
-        return Doubt(words + further)
+    if absent or launcher:
+        return Doubt("; ".join(open_words))
     if named:
         keys = [one.partition(" ")[0] for one in named if not one.startswith(FURTHER)]
         job = answer.plan.workload

@@ -118,3 +118,55 @@ def test_lines_end_as_editors_leave_them(tmp_path: Path, end: str) -> None:
     assert found.result is Result.FITS
     assert found.answer is not None
     assert found.answer.plan.serving.max_model_len == 4096
+
+
+@pytest.mark.parametrize(
+    "model", ["Qwen/Qwen2.5-7B", "/own/qwen2.5-7b-resized", "org/Unheard-7B", "org/my-qwen2.5-7b-sft"]
+)
+@pytest.mark.parametrize(
+    "launcher", ["accelerate launch --multi_gpu --num_processes 8", "torchrun --nproc_per_node 8"]
+)
+def test_a_file_of_deepspeed_that_lies_elsewhere_may_divide_all(
+    tmp_path: Path, model: str, launcher: str
+) -> None:
+    text = (
+        f"{launcher} train.py --model_name_or_path {model} --bf16 True --output_dir o "
+        "--per_device_train_batch_size 1 --deepspeed ./configs/own.json"
+    )
+    found = checked(tmp_path, "run.sh", text)
+    assert found.result is Result.UNCERTAIN
+    assert "own.json" in str(found.doubt)
+
+
+FLAGS = (
+    "train.py --model_name_or_path Qwen/Qwen2.5-32B --bf16 True --output_dir o --per_device_train_batch_size 1 "
+    "--model_max_length 1024 --gradient_checkpointing True"
+)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "result"),
+    [
+        ("accelerate launch", {}, Result.UNCERTAIN),
+        ("accelerate launch --num_processes 8", {}, Result.UNCERTAIN),
+        ("accelerate launch --multi_gpu --num_processes 8", {}, Result.DOES_NOT_FIT),
+        ("torchrun --nproc_per_node 8", {}, Result.DOES_NOT_FIT),
+        ("accelerate launch", {"zero": 0}, Result.DOES_NOT_FIT),
+    ],
+)
+def test_accelerates_own_configuration_may_divide_what_no_file_says(
+    tmp_path: Path, launcher: str, options: dict[str, Any], result: Result
+) -> None:
+    found = checked(tmp_path, "run.sh", f"{launcher} {FLAGS}", **options)
+    assert found.result is result
+    assert ("accelerate" in str(found.doubt)) is (result is Result.UNCERTAIN)
+
+
+def test_settings_alone_are_started_by_somebody(tmp_path: Path) -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen2.5-32B\nbf16: true\nper_device_train_batch_size: 1\nmax_length: 1024\n"
+        "dataset_name: x\n"
+    )
+    assert checked(tmp_path, "sft.yaml", text).result is Result.UNCERTAIN
+    alone = memsheet.check(tmp_path / "sft.yaml", gpus="1xH100-80GB")
+    assert alone.result is Result.DOES_NOT_FIT
