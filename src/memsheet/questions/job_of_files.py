@@ -18,9 +18,10 @@ from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.frozen import replace
-from memsheet.jobs.shorter import MOST_HALVES, is_own_generation, tokens_at_once, with_shorter_rows
+from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
 from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.factory_ppo import factory_ppo_document
+from memsheet.jobs.templates.generation import is_own_generation
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
 from memsheet.jobs.templates.planned import Held, Made, Sizes
