@@ -156,8 +156,8 @@ def _of_rows(item: Item, when: Instant) -> bool:
 def _longer_words(
     document: Mapping[str, Any], where: Mapping[str, Any], whole: Answer, known: Mapping[str, ModelSpec]
 ) -> tuple[str, ...]:
-    """What is told of a server that starts with the rows that it is asked for, and would not with sequences as
-    long as its model was made for, where nobody says which it takes.
+    """What is told of a server that starts with the rows that it is asked for, and would not with sequences
+    as long as its model was made for, where nobody says which it takes.
     """
     changed = deepcopy(dict(document))
     for role in changed["roles"].values():
