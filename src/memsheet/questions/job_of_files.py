@@ -149,8 +149,11 @@ OF_ROWS = (
 
 
 def _of_rows(item: Item, when: Instant) -> bool:
-    """Whether its size follows the tokens that a pass has."""
-    return item.component in OF_ROWS and when.step is not Instant.OPTIMIZER_STEP
+    """Whether its size follows the tokens that a pass has: in an optimizer's step what the allocator keeps of
+    them.
+    """
+    kept = item.component is Component.ALLOCATOR_SLACK
+    return item.component in OF_ROWS and (kept or when.step is not Instant.OPTIMIZER_STEP)
 
 
 def _longer_words(
