@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import InputError
 from memsheet.exchange.formats.transformers import OF_METHOD
-from memsheet.exchange.formats.trl import METHOD
+from memsheet.exchange.formats.trl import METHOD, is_guessed_method
 from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, Moved, Read
@@ -362,7 +362,17 @@ def _sizes_of(answer: Answer) -> Sizes:
 
 def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
     """Of TRL's YAML or flags."""
-    return _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
+    made = _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
+    if made is None or not is_guessed_method(read.values):
+        return made
+    over = (*made.over_words, MAY_BE_ANOTHER)
+    return made._replace(over_words=over, elsewhere=(*made.elsewhere, "reference"))
+
+
+MAY_BE_ANOTHER = (
+    "which method trains is not said: counted as DPO, by a key that ORPO and CPO have as well, which have no "
+    "reference"
+)
 
 
 def _job_of_script(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
