@@ -332,3 +332,14 @@ def test_what_the_allocator_keeps_of_long_rows_stops_nobody(tmp_path: Path) -> N
     assert found.answer.verdict is not None
     assert "it is expected to fit with" in found.doubt
     assert found.answer.verdict.result.name == "UNCERTAIN"
+
+
+def test_a_batch_below_its_update_stops_releases_that_refuse_it(tmp_path: Path) -> None:
+    """Older ones, whose words a launch may have, take it whole."""
+    text = LONG.replace("MORE", "").replace("train_batch_size=256", "train_batch_size=16")
+    old = text.replace("ppo_micro_batch_size_per_gpu=2", "ppo_micro_batch_size=16")
+    for script, stops in ((text, True), (old, False)):
+        (tmp_path / "run.sh").write_text(script)
+        found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+        assert found.stops is stops
+        assert any("less than the 64 prompts" in one.says for _, one in found.mistakes)
