@@ -108,7 +108,8 @@ MOST_SCRIPT = 2**15
 """
 MOST_COMMENT = 300
 TRAINING = late_pattern(
-    r"^[^#\n]*\b(?:(?:swift|megatron)\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)|accelerate\s+launch)\s",
+    r"^[^#\n]*\b(?:(?:swift|megatron)\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)"
+    r"|accelerate\s+launch)\s",
     re.MULTILINE,
 )
 """A training that a file starts beside a server, whose sheet it then has."""

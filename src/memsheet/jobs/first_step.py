@@ -1,5 +1,5 @@
 """What a card holds in a job's first step, in which an optimizer makes its states at the end of its update:
-phases before are without them, and a job that dies in its second step has passed the same phases in its first.
+phases before are without them, and a job that dies in its second step has passed them in its first.
 
 States are made by the first update whoever divides them (pytorch/pytorch cf30153c torch/optim/adamw.py,
 _init_group; deepspeedai/DeepSpeed edaa7221 runtime/zero/stage3.py:1251-1310, stage_1_and_2.py:837-857;

@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+from memsheet.jobs.templates.generation import is_own_generation
+
 MOST_HALVES = 5
 GENERATED = ("max_model_len", "prompt_tokens")
 """Lengths of what a model generates between its own steps, whose cache is as long as its rows."""
-
-
-def is_own_generation(role: Mapping[str, Any]) -> bool:
-    """Whether a role generates with the trainer's own code, whose cache grows with its rows; a server's pool
-    is there whatever they are.
-    """
-    plan = role["plan"]
-    return bool(plan.get("task") == "infer" and plan.get("engine") == "transformers")
 
 
 def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any]:

@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import InputError
 from memsheet.exchange.formats.transformers import OF_METHOD
-from memsheet.exchange.formats.trl import METHOD
+from memsheet.exchange.formats.trl import METHOD, is_guessed_method
 from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.frozen import replace
-from memsheet.jobs.shorter import MOST_HALVES, is_own_generation, tokens_at_once, with_shorter_rows
+from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
 from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.factory_ppo import factory_ppo_document
+from memsheet.jobs.templates.generation import is_own_generation
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
 from memsheet.jobs.templates.planned import Held, Made, Sizes
@@ -148,15 +149,18 @@ OF_ROWS = (
 
 
 def _of_rows(item: Item, when: Instant) -> bool:
-    """Whether its size follows the tokens that a pass has."""
-    return item.component in OF_ROWS and when.step is not Instant.OPTIMIZER_STEP
+    """Whether its size follows the tokens that a pass has: in an optimizer's step what the allocator keeps of
+    them.
+    """
+    kept = item.component is Component.ALLOCATOR_SLACK
+    return item.component in OF_ROWS and (kept or when.step is not Instant.OPTIMIZER_STEP)
 
 
 def _longer_words(
     document: Mapping[str, Any], where: Mapping[str, Any], whole: Answer, known: Mapping[str, ModelSpec]
 ) -> tuple[str, ...]:
-    """What is told of a server that starts with the rows that it is asked for, and would not with sequences as
-    long as its model was made for, where nobody says which it takes.
+    """What is told of a server that starts with the rows that it is asked for, and would not with sequences
+    as long as its model was made for, where nobody says which it takes.
     """
     changed = deepcopy(dict(document))
     for role in changed["roles"].values():
@@ -358,7 +362,17 @@ def _sizes_of(answer: Answer) -> Sizes:
 
 def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
     """Of TRL's YAML or flags."""
-    return _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
+    made = _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
+    if made is None or not is_guessed_method(read.values):
+        return made
+    over = (*made.over_words, MAY_BE_ANOTHER)
+    return made._replace(over_words=over, elsewhere=(*made.elsewhere, "reference"))
+
+
+MAY_BE_ANOTHER = (
+    "which method trains is not said: counted as DPO, by a key that ORPO and CPO have as well, which have no "
+    "reference"
+)
 
 
 def _job_of_script(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:

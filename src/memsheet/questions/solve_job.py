@@ -1,5 +1,5 @@
-"""What may be largest of a job so that every phase fits: the share of the card that its server takes, the tokens
-of a row, those of a micro-batch.
+"""What may be largest of a job so that every phase fits: the share of the card that its server takes, the
+tokens of a row, those of a micro-batch.
 """
 
 from __future__ import annotations

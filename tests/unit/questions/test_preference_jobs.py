@@ -161,3 +161,28 @@ def test_what_is_beside_a_sheet_that_fits_is_in_its_range(tmp_path: Path) -> Non
     more = sum(one.high_bytes for one in found.moved)
     assert more > 0
     assert found.answer.verdict.device.high == found.answer.sheets[0].device.high + more
+
+
+SHARED_KEYS = """model_name_or_path: THUDM/GLM-4-9B-0414
+dtype: bfloat16
+bf16: true
+beta: 0.05
+max_prompt_length: 512
+max_length: 1024
+per_device_train_batch_size: 1
+gradient_checkpointing: true
+{0}
+"""
+
+
+def test_a_method_that_only_shared_keys_say_stops_nobody_by_its_reference(tmp_path: Path) -> None:
+    """ORPO and CPO have the same keys, and no reference, without which the job fits."""
+    results = {}
+    for said in ("", "precompute_ref_log_probs: false"):
+        (tmp_path / "config.yaml").write_text(SHARED_KEYS.format(said))
+        found = memsheet.check(tmp_path / "config.yaml", gpus="1xH100-80GB")
+        assert found.answer is not None
+        assert found.answer.verdict is not None
+        assert list((found.answer.job or {})["roles"]) == ["actor", "reference"]
+        results[said] = found.answer.verdict.result.name, "which method trains" in found.doubt
+    assert list(results.values()) == [("UNCERTAIN", True), ("DOES_NOT_FIT", False)]

@@ -103,6 +103,17 @@ def _trl_method(values: Values) -> str:
     )
 
 
+SHARED_KEYS = ("beta", "max_prompt_length")
+"""Of DPO's those that ORPO, CPO and others have, too (experimental/{orpo,cpo}/*_config.py)."""
+
+
+def is_guessed_method(values: Values) -> bool:
+    """Whether a file is taken for DPO's by keys alone that methods without a reference have as well."""
+    own = (at for at in OTHERS["DPO"] if at not in SHARED_KEYS)
+    said = values.get(PROGRAM) is not None or any(values.get(at) is not None for at in own)
+    return _trl_method(values) == "DPO" and not said
+
+
 def _read_max_length(value: Any, values: Values) -> Mapping[str, Any]:
     """What generates is as long as its prompts and answers are; its own default is no row's length."""
     if _trl_method(values) in GENERATE:

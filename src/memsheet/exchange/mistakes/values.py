@@ -183,8 +183,21 @@ def _update_above_batch(case: Case) -> Iterator[Found]:
                 where=f"{name}: {_GATHERED}",
                 says=f"{gathered} is less than the {update} prompts of {_UPDATE}",
                 cure=f"{_UPDATE}={gathered}",
-                stops=True,
+                stops=not _has_older_words(values),
             )
+
+
+_OLDER_WORDS = (
+    f"{ACTOR}.ppo_micro_batch_size", f"{ACTOR}.fsdp_config.grad_offload", "actor_rollout_ref.rollout.log_prob_micro_batch_size",
+)  # fmt: skip
+"""Keys of releases that took a smaller batch whole (their copy in Unakar/Logic-RL 9d2c457
+verl/workers/actor/dp_actor.py:218), which newer ones still know or pass over.
+"""
+
+
+def _has_older_words(values: Mapping[str, Any]) -> bool:
+    """Whether an older release may run it, which does not refuse this."""
+    return any(values.get(at) is not None for at in _OLDER_WORDS)
 
 
 def _is_static(values: Mapping[str, Any]) -> bool:

@@ -40,3 +40,11 @@ def generating_phase(actor: Mapping[str, Any], elements: int) -> dict[str, Any]:
         why = "keys that rotary angles in fp32 make fp32, and values at the most"
         phase["items"] = [extra_item("kv_cache", "cache_in_fp32", (0, cache // 2, cache), why)]
     return phase
+
+
+def is_own_generation(role: Mapping[str, Any]) -> bool:
+    """Whether a role generates with the trainer's own code, whose cache grows with its rows; a server's pool
+    is there whatever they are.
+    """
+    plan = role["plan"]
+    return bool(plan.get("task") == "infer" and plan.get("engine") == "transformers")

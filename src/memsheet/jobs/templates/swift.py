@@ -1,8 +1,8 @@
 """ms-swift's jobs on transformers' Trainer that generate: GRPO and its kin, and distillation.
 
 Lines are of modelscope/ms-swift at 3602360, under swift. Bytes of a logit were counted of its own functions
-with torch 2.13: ``_get_logps_via_local_forward`` (rlhf_trainers/grpo_trainer.py:1554-1600, with huggingface/trl
-f2cd577 trl/trainer/utils.py, selective_log_softmax, entropy_from_logits) and ``gkd_loss``
+with torch 2.13: ``_get_logps_via_local_forward`` (rlhf_trainers/grpo_trainer.py:1554-1600, with
+huggingface/trl f2cd577 trl/trainer/utils.py, selective_log_softmax, entropy_from_logits) and ``gkd_loss``
 (rlhf_trainers/gkd_loss.py), whose parts of 512 tokens all stay until backward.
 """
 

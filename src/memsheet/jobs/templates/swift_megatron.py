@@ -40,7 +40,9 @@ READ: Mapping[bool, Range] = {False: (4, 4, 8), True: (8, 8, 16)}
 where ranks divide it (compute_logps_and_entropy_from_logits); raised to fp32 at the most.
 """
 OF_LABELS: Range = (2, 6, 12)
-"""Of the reference of preferences, which gives the loss of every token itself (trainers/dpo_trainer.py:96)."""
+"""Of the reference of preferences, which gives the loss of every token itself
+(trainers/dpo_trainer.py:96).
+"""
 LEARNT: Mapping[bool, Range] = {False: (8, 12, 13), True: (8, 16, 17)}
 """Raised to fp32 by the model's wrapper, with entropy in parts at the most."""
 DISTILLED: Mapping[bool, tuple[int, int, int]] = {False: (30, 44, 12), True: (31, 45, 12)}

@@ -1,8 +1,9 @@
-"""TRL's trainers that are taught by themselves, by a copy, or by a larger model on answers of the moment: SDPO,
-SDFT, SSD, MiniLLM, and A*-PO, which regresses onto values of its reference's answers.
+"""TRL's trainers that are taught by themselves, by a copy, or by a larger model on answers of the moment:
+SDPO, SDFT, SSD, MiniLLM, and A*-PO, which regresses onto values of its reference's answers.
 
-Lines are of huggingface/trl f2cd577, under trl/experimental. Bytes of a logit were counted of its own functions
-with torch 2.13: sdpo/loss_utils.py, minillm_trainer.py:300-345, a2po_trainer.py (_get_sequence_logps).
+Lines are of huggingface/trl f2cd577, under trl/experimental. Bytes of a logit were counted of its own
+functions with torch 2.13: sdpo/loss_utils.py, minillm_trainer.py:300-345, a2po_trainer.py
+(_get_sequence_logps).
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ COMPARED: Mapping[str, Mapping[bool, Range]] = {
     SAMPLED: {True: (6, 16, 20), False: (2, 10, 10)}, LIKELY: {True: (6, 20, 20), False: (2, 10, 10)},
     ALL: {True: (6, 32, 32), False: (2, 16, 16)},
 }  # fmt: skip
-"""Bytes of a logit of the student's, with the teacher's: where accelerate makes them fp32, and as computed."""
+"""Bytes of a logit of the student's, with the teacher's: where accelerate makes them fp32, and as
+computed.
+"""
 BETWEEN: Mapping[bool, Range] = {True: (6, 56, 56), False: (2, 28, 28)}
 """Of all words, where the divergence is of neither end."""
 LEARNT: Mapping[bool, Range] = {True: (6, 16, 16), False: (2, 4, 6)}
@@ -56,8 +59,8 @@ VALUE_ANSWERS = 8
 def student_document(
     method: str, values: Values, plan: Mapping[str, Any], model: str, token_elements: int, sizes: Sizes
 ) -> Made | None:
-    """The job of one of ``STUDENTS``. ``values``: with ``@seq_len`` as of ``generating_document``; a teacher of
-    MiniLLM's by its name.
+    """The job of one of ``STUDENTS``. ``values``: with ``@seq_len`` as of ``generating_document``; a teacher
+    of MiniLLM's by its name.
     """
     own = STUDENTS[method]
     quiet = {at: held for at, held in values.items() if at not in ("beta", "use_liger_kernel")}

@@ -417,9 +417,10 @@ def ppo_document(
     *,
     adapted_critic: bool = False,
 ) -> Made | None:
-    """The job of ``PPOTrainer``, with adapters on its critic, too, where a program puts them there: policy and critic are one module, whose passes are both saved before either
+    """The job of ``PPOTrainer``: policy and critic are one module, whose passes are both saved before either
     goes back; nothing of it is recomputed, whatever is said, as its own loop never asks for that
     (experimental/ppo/ppo_trainer.py:272-296, 574-900). A copy of the policy and a reward model stand beside.
+    ``adapted_critic``: whether a program puts adapters on the critic, too.
     """
     actor, _ = planned_actor(plan)
     new, rows, rounds = (

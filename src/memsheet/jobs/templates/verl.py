@@ -425,7 +425,7 @@ def open_words(values: Values) -> tuple[str, ...]:
 
 
 def with_machines_of(values: Values, each: int, nodes: int) -> Values:
-    """The values with the machines that are asked about, where a script leaves to others how many there are."""
+    """The values with the machines that are asked about, where a script leaves open how many there are."""
     if rank_count(values) is not None:
         return values
     return {**values, "trainer.nnodes": nodes, "trainer.n_gpus_per_node": each}

@@ -33,7 +33,7 @@ class Logits(Document):
 
 
 class Extra(Document):
-    """Bytes of a phase that are of no role's own step. ``role``: whose they are, else of the one that works."""
+    """Bytes of a phase that are of no role's own step. ``role``: whose they are, else the active one's."""
 
     component: Component = optional_key()
     path: str = optional_key()

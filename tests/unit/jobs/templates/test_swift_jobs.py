@@ -11,7 +11,7 @@ import memsheet
 from job_files import phases_by_name, role_bytes
 from memsheet.report.shared.checked import Checked
 
-MODEL = "Qwen/Qwen2.5-7B-Instruct"
+MODEL, TEACHER = "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct"
 BASE = f"--model {MODEL} --dataset x --torch_dtype bfloat16 --max_length 2048 --per_device_train_batch_size 2"
 SERVED = "--use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.4 --vllm_max_model_len 4096"
 GRPO = f"--rlhf_type grpo {BASE} --max_completion_length 1024 --num_generations 8 {SERVED}"
@@ -126,7 +126,7 @@ def test_a_teacher_is_divided_by_its_own_configuration(tmp_path: Path) -> None:
 
 
 def test_fewer_words_of_a_teacher_take_less_than_all(tmp_path: Path) -> None:
-    gkd = f"--rlhf_type gkd {BASE} --lmbda 1 --max_completion_length 2048 --teacher_model Qwen/Qwen2.5-14B-Instruct"
+    gkd = f"--rlhf_type gkd {BASE} --lmbda 1 --max_completion_length 2048 --teacher_model {TEACHER}"
     whole, likely, fused = (
         role_bytes(swift(tmp_path, f"{gkd} {FULL} {more}"), "update_actor/loss", "actor", "temporaries")
         for more in ("", "--gkd_logits_topk 64", "--use_liger_kernel true")
@@ -149,7 +149,8 @@ def test_megatron_loads_a_reference_whatever_its_penalty(tmp_path: Path) -> None
 
 
 def test_megatrons_teacher_gives_all_logits_of_a_generation_first(tmp_path: Path) -> None:
-    flags = f"--rlhf_type gkd {MEGATRON} --tuner_type full --teacher_model {MODEL} --max_completion_length 1024 {SERVED}"
+    flags = f"--rlhf_type gkd {MEGATRON} --tuner_type full --teacher_model {MODEL} {SERVED}"
+    flags += " --max_completion_length 1024"
     found = swift(tmp_path, f"{flags} --sleep_level 1", program="megatron")
     (kept,) = (one for one in phases_by_name(found)["teacher"]["items"] if one["path"] == "teacher_logits")
     assert kept["bytes"][1] == 2 * (32 // 8) * 3072 * 152064

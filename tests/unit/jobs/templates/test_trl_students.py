@@ -28,7 +28,7 @@ def student(folder: Path, method: str, said: str = "", given: str = "") -> Check
 
 @pytest.mark.parametrize(("method", "copied"), [("SDPO", True), ("SDFT", True), ("SSD", False)])
 def test_a_copy_teaches_where_its_weights_are_others(tmp_path: Path, method: str, *, copied: bool) -> None:
-    """An average of them or the first, in place of which adapters are switched; never of the model as it is."""
+    """An average of them or the first, in place of which adapters are switched; never those as they are."""
     assert ("teacher" in job_document(student(tmp_path, method))["roles"]) is copied
     assert "teacher" not in job_document(student(tmp_path, method, given=LORA))["roles"]
     if copied:

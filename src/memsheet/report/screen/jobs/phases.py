@@ -43,8 +43,8 @@ def render_share(share: float | None, answer: Answer, beyond: Answer | None, loo
 def render_tokens(
     what: str, tokens: int | None, counted: int, answers: tuple[Answer, Answer | None], look: Look
 ) -> str:
-    """The most tokens of a row or a micro-batch, what more come to, and the job at them. ``answers``: at them,
-    and beyond.
+    """The most tokens of a row or a micro-batch, what more come to, and the job at them. ``answers``: at
+    them, and beyond.
     """
     return render_parts(_tokens_sections(what, tokens, counted, answers, look), look)
 
