@@ -12,6 +12,7 @@ from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt, least_of
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets
+from memsheet.plan.defaults import NEEDS_WEIGHTS
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.workload import Training
 from memsheet.questions.sized_models import BY_SIZE
@@ -45,6 +46,7 @@ NEVER = (
 """Keys without which it is another job."""
 TOGETHER = {
     "optimizer.name": ("optimizer.implementation",),
+    "quantization.weights": NEEDS_WEIGHTS,
     "moe.dispatch": (),
     "fp8.recipe": ("fp8.param_storage", "fp8.all_gather"),
 }

@@ -107,3 +107,15 @@ def test_axolotl_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(capsys.readouterr().out)
     assert (found["doubt"], found["result"]) == (None, "fits")
     assert found["sheet"]["plan"]["quantization"]["experts"] is True
+
+
+def test_what_goes_with_a_format_that_is_left_out_goes_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = AXOLOTL.replace("qlora", "lora").replace("4bit: true", "8bit: true", 1)
+    fsdp = "fsdp_version: 2\nfsdp_config: {transformer_layer_cls_to_wrap: Qwen3MoeDecoderLayer}\n"
+    (tmp_path / "a.yml").write_text(text + fsdp)
+    main(["check", str(tmp_path / "a.yml"), "--gpus", "8xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found.get("sheet"), found["why_not"]
+    assert "quantization.weights = int8" in found["doubt"]
