@@ -80,13 +80,19 @@ class Sized(NamedTuple):
 
 def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
     """All that fit."""
-    yield from _fitting(
+    yield from _fitting_terms(
         asked,
-        [*_weights(signs), *_units(signs), *_caches(signs, axes), *_feature_maps(signs), *_buckets(signs)],
+        [
+            *_whole_weights(signs),
+            *_joined_weights(signs),
+            *_server_caches(signs, axes),
+            *_feature_maps(signs),
+            *_reduced_buckets(signs),
+        ],
     )
     made = [
         each
-        for each in _activations(signs, axes)
+        for each in _layer_activations(signs, axes)
         if each.size // 2 <= asked.high and asked.low <= 2 * each.size
     ]
     if signs.frame is None:  # which may as well be a copy of a weight that is as large
@@ -95,10 +101,10 @@ def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate
         weights = {shape.elements * width for shape in matrices for width, _ in widths}
         made = [each for each in made if each.size not in weights]
     if made and not fits_by_chance(asked, -(-len({each.size for each in made}) // 2)):
-        yield from _fitting(asked, made)
+        yield from _fitting_terms(asked, made)
 
 
-def _fitting(asked: Interval, tensors: list[Sized]) -> Iterator[Candidate]:
+def _fitting_terms(asked: Interval, tensors: list[Sized]) -> Iterator[Candidate]:
     for each in tensors:
         if fit := fit_of(asked, each.size):
             yield Candidate((each.rank, fit), Term(
@@ -107,7 +113,7 @@ def _fitting(asked: Interval, tensors: list[Sized]) -> Iterator[Candidate]:
             ))  # fmt: skip
 
 
-def _weights(signs: Signs) -> Iterator[Sized]:
+def _whole_weights(signs: Signs) -> Iterator[Sized]:
     """A weight, its gradient or a state of it, whole or a share of its rows."""
     frame = _frame_of_weights(signs)
     if frame is None:
@@ -150,7 +156,7 @@ def _frame_of_weights(signs: Signs) -> Frame | None:
     return frame if frame is STEP_SIZES or (frame and frame.component in OF_WEIGHTS) else None
 
 
-def _units(signs: Signs) -> Iterator[Sized]:
+def _joined_weights(signs: Signs) -> Iterator[Sized]:
     """Many weights as one tensor, whole or a rank's share."""
     frame = signs.frame
     if frame is None or frame.component not in FLAT:
@@ -180,7 +186,7 @@ USUAL_BUCKET = 500_000_000
 """Elements of a bucket where none is said (deepspeed/runtime/zero/config.py, reduce_bucket_size)."""
 
 
-def _buckets(signs: Signs) -> Iterator[Sized]:
+def _reduced_buckets(signs: Signs) -> Iterator[Sized]:
     """A buffer of many gradients or weights, of the elements that a text says or DeepSpeed takes."""
     frame = signs.frame
     if frame is None or frame.component not in ("gradients", "unsharded_parameters"):
@@ -194,7 +200,7 @@ def _buckets(signs: Signs) -> Iterator[Sized]:
         )  # fmt: skip
 
 
-def _activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
+def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     """What a layer makes of the tokens that a text names; of equal products that of the most tokens, as a
     length is given with its batch.
     """
@@ -272,7 +278,7 @@ def _of_rank(shapes: tuple[Shape, ...], ranks: int) -> Iterator[Shape]:
         yield shape if share is None else Shape(share, f"{shape.words}, one of {ranks} ranks' share,")
 
 
-def _caches(signs: Signs, axes: Axes) -> Iterator[Sized]:
+def _server_caches(signs: Signs, axes: Axes) -> Iterator[Sized]:
     """Keys or values of one layer, or both, of the tokens for which a text says that there is room; a pool of
     pages has one more.
     """

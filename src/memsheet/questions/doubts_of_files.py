@@ -260,6 +260,12 @@ def doubt_of(
     return replace(doubt, most_bytes=max(doubt.most_bytes, most), no_most=doubt.no_most or unbounded)
 
 
+OPEN_LAUNCHER = (
+    "nothing says what starts its processes, and accelerate's own configuration may divide the states: "
+    "--engine or --zero says it"
+)
+
+
 def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str, Any]) -> str:
     """What may divide the states of a Trainer's job that does not fit whole on each GPU, where no file says
     what starts its processes: accelerate's own configuration is the user's, and often no file of the job.
@@ -278,16 +284,15 @@ def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str
     launchers = [
         read for read in reads.values() if read.form.name in LAUNCHED and read.form.name not in ASK_FOR_CARDS
     ]
-    said = any(
-        read.values.get(at) for read in trainers for at in ("deepspeed", "fsdp", f"{SCRIPT}.{ONE_PROCESS}")
-    )
+    own = ("fsdp", f"{SCRIPT}.{ONE_PROCESS}")
+    said = any(read.values.get(at) for read in trainers for at in (*read.form.refers, *own))
     open_ones = all(
         read.form.name == ACCELERATE and not ({"distributed_type", "config_file"} & read.values.keys())
         for read in launchers
     )
     if not trainers or said or not open_ones:
         return ""
-    return "nothing says what starts its processes, and accelerate's own configuration may divide the states: --engine or --zero says it"
+    return OPEN_LAUNCHER
 
 
 def _reason_to_doubt(

@@ -139,8 +139,8 @@ def test_a_file_of_deepspeed_that_lies_elsewhere_may_divide_all(
 
 
 FLAGS = (
-    "train.py --model_name_or_path Qwen/Qwen2.5-32B --bf16 True --output_dir o --per_device_train_batch_size 1 "
-    "--model_max_length 1024 --gradient_checkpointing True"
+    "train.py --model_name_or_path Qwen/Qwen2.5-32B --bf16 True --output_dir o --gradient_checkpointing True "
+    "--per_device_train_batch_size 1 --model_max_length 1024"
 )
 
 

@@ -164,7 +164,7 @@ class ShellScript:
 
 
 def unix_lines(text: str) -> str:
-    """A text with its lines as they end outside of Windows, whose carriage returns a shell takes into words."""
+    """A text with its lines as they end outside of Windows: a shell takes a carriage return into a word."""
     return text.replace("\r\n", "\n")
 
 
