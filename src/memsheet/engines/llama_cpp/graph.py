@@ -8,12 +8,22 @@ weight, activations with their product and sums of experts.
 from __future__ import annotations
 
 from memsheet.engines.llama_cpp.build import Building, Inputs, Reserved
+from memsheet.engines.llama_cpp.delta_net import DELTA_NETS, JOINED, build_delta_net
 from memsheet.engines.llama_cpp.ggml import Graph, Tensor
 from memsheet.engines.llama_cpp.latent import latent_attention
 from memsheet.engines.llama_cpp.latent_fork import fork_attention
 from memsheet.errors import InputError, input_error
 from memsheet.plan.engine_registry import ONE_GPU, pool_servers
-from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
+from memsheet.plan.model import (
+    Arrangement,
+    Attention,
+    Block,
+    Dense,
+    LatentAttention,
+    LinearAttention,
+    ModelSpec,
+    Moe,
+)
 
 SANDWICHED = frozenset({Arrangement.SANDWICH, Arrangement.POST_BRANCH})
 MASK_ROWS = 64
@@ -59,10 +69,12 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
             inputs,
             sizes,
             how.kv_bytes[number] if how.kv_bytes else (0, 0),
-            last=number == len(blocks) - 1,
+            last=number == len(blocks) - 1 and block.kind not in WHOLE_LAST,
         )
     b.device = how.output_device
     last = b.norm(x)
+    if blocks[-1].kind in WHOLE_LAST:
+        last = b.make("get_rows", [last, b.given(b.outputs, of="i32")], spec.hidden, b.outputs)
     logits = b.times(bytes_of.get(-1, {}).get("head", 0), last, spec.head.width, b.outputs)
     if not how.fused:
         last.kept = logits.kept = True
@@ -70,9 +82,15 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     return b.graph
 
 
+WHOLE_LAST = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
+"""Families whose last layer runs over all positions, of which those that give logits are taken behind the
+last norm (src/models/qwen35.cpp, where a draft may read them all).
+"""
+
+
 def _build_token_embeddings(b: Building, spec: ModelSpec) -> Tensor:
     """Embeddings of tokens. Recent versions lay the ways of other inputs beside it: embeddings as they are,
-    and both mixed.
+    and in the most recent ones both mixed.
     """
     hidden, n = spec.hidden, b.how.ubatch
     x = b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n)
@@ -80,6 +98,7 @@ def _build_token_embeddings(b: Building, spec: ModelSpec) -> Tensor:
         b.graph.expand(x)
     if b.how.half_mask:
         b.graph.expand(b.given(hidden, n))
+    if b.how.half_mask and b.how.mixed_inputs:
         mixed = b.make("dup", [b.given(hidden, n)], hidden, n)
         tokens = [
             b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n),
@@ -102,11 +121,17 @@ def _build_graph_inputs(b: Building, blocks: list[Block]) -> Inputs:
         masks[windowed] = b.make("cpy", [given], cells, rows, of="f16") if cast else given
     if b.how.fused:
         return Inputs(b.given(n, of="i32"), masks, {})
+    places_each = PLACES_OF_PICTURES if any(block.kind in SEEING for block in blocks) else 1
+    states = b.given(b.how.kept_states, of="i32")
     turned = (
         1 if b.how.flash else max((m.kv_heads * m.head_dim for m in attending), default=1)
     )  # every number of turned values has an index
     places = {windowed: (b.given(n, of="i64"), b.given(n * turned, of="i64")) for windowed in masks}
-    return Inputs(b.given(n, of="i32"), masks, places)
+    return Inputs(b.given(places_each * n, of="i32"), masks, places, states)
+
+
+SEEING, PLACES_OF_PICTURES = frozenset({"qwen3_5_text", "qwen3_5_moe_text"}), 4
+"""Families whose positions are those of a picture, of four numbers (llama-hparams.cpp, n_pos_per_embd)."""
 
 
 # ---- a layer -----------------------------------------------------------------------------------------------
@@ -124,15 +149,17 @@ def _build_decoder_layer(
 ) -> Tensor:
     hidden = block.hidden
     mixer = block.mixers[0] if len(block.mixers) == 1 else None
-    if not isinstance(mixer, Attention | LatentAttention) or block.arrangement not in (
-        Arrangement.PRE,
-        *SANDWICHED,
+    if not isinstance(mixer, Attention | LatentAttention | LinearAttention) or not _is_listed(
+        b, block, mixer
     ):
         what = f"layers of {block.kind}"
-        raise _unlisted(what)
+        raise _unlisted(what if b.how.half_mask or block.kind not in NEW else f"{what} in that version")
     sandwiched = block.arrangement in SANDWICHED
     normed = x if block.arrangement is Arrangement.POST_BRANCH else b.norm(x)
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, LinearAttention):
+        b.graph.expand(normed)
+        mixed = build_delta_net(b, mixer, normed, inputs, sizes, kv, joined=block.kind in JOINED)
+    elif isinstance(mixer, LatentAttention):
         mixed = (fork_attention if b.how.fused else latent_attention)(b, mixer, normed, inputs, sizes, kv)
     else:
         mixed = _build_attention(b, mixer, normed, inputs, sizes, kv)
@@ -155,6 +182,17 @@ def _build_decoder_layer(
     return b.make("add", [made, middle], hidden, made.layout[-1])  # type: ignore[arg-type]
 
 
+NEW = DELTA_NETS
+"""Families whose graph was read as builds of 2026 write it, and is not known of others."""
+
+
+def _is_listed(b: Building, block: Block, mixer: Attention | LatentAttention | LinearAttention) -> bool:
+    """Whether a layer's operations are listed for the version."""
+    if block.arrangement not in (Arrangement.PRE, *SANDWICHED) or (block.kind in NEW and not b.how.half_mask):
+        return False
+    return block.kind in DELTA_NETS or not isinstance(mixer, LinearAttention)
+
+
 POST_NORM_FIRST = frozenset({"gemma3_text", "gemma2", "olmo2"})
 """Families that normalise attention's output before the last layer drops the positions that give no logits
 (src/models/gemma3.cpp).
@@ -166,10 +204,12 @@ def _build_attention(
 ) -> Tensor:
     n, d, heads, kept = b.how.ubatch, m.head_dim, m.heads, m.kv_heads
     biased = {w.path.split(".")[-2] for w in m.weights if w.path.endswith(".bias")}
+    asked = 2 * heads if m.gated_output else heads
     q, k, v = (
         _build_projection(b, name, x, width, sizes, biased)
-        for name, width in (("q_proj", d * heads), ("k_proj", d * kept), ("v_proj", d * kept))
+        for name, width in (("q_proj", d * asked), ("k_proj", d * kept), ("v_proj", d * kept))
     )
+    gate = b.view(q, "strided", d * heads, n) if m.gated_output else None
     q, k = _build_rotary_heads(b, m, q, heads, inputs), _build_rotary_heads(b, m, k, kept, inputs)
     if not b.how.fused:
         v = b.view(v, "3d", d, kept, n)
@@ -185,6 +225,9 @@ def _build_attention(
     )
     b.graph.expand(made)
     hidden = int(x.layout[1])
+    if gate is not None:
+        opened = b.make("unary", [b.make("cont", [gate], d * heads, n)], d * heads, n)
+        made = b.make("mul", [made, opened], d * heads, n)
     out = b.times(sizes.get("o_proj", 0), made, hidden, n)
     return b.make("add", [out, b.weight()], hidden, n) if "o_proj" in biased else out
 
@@ -280,11 +323,13 @@ def _build_moe_ffn(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Te
     shared = {
         name.removeprefix("shared."): size for name, size in sizes.items() if name.startswith("shared.")
     }
-    return (
-        found
-        if ff.shared is None
-        else b.make("add", [found, _build_dense_ffn(b, ff.shared, x, shared)], hidden, n)
-    )
+    if ff.shared is None:
+        return found
+    beside = _build_dense_ffn(b, ff.shared, x, shared)
+    if any(w.path.endswith("shared_expert_gate.weight") for w in ff.weights):
+        share = b.make("unary", [b.times(shared.get("shared_expert_gate", 0), x, 1, n)], 1, n)
+        beside = b.make("mul", [beside, share], hidden, n)
+    return b.make("add", [found, beside], hidden, n)
 
 
 def _expert_up_matrix_bytes(sizes: dict[str, int]) -> int:

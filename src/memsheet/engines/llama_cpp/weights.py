@@ -19,6 +19,7 @@ from memsheet.engines.llama_cpp.gguf_mixes import (
     matrix_type,
 )
 from memsheet.engines.llama_cpp.options import llama_cpp_options
+from memsheet.engines.llama_cpp.states import Stateful
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP32, GGUF, DType
@@ -26,6 +27,7 @@ from memsheet.plan.model import (
     Attention,
     Block,
     LatentAttention,
+    LinearAttention,
     ModelSpec,
     Moe,
     Role,
@@ -44,9 +46,18 @@ KINDS = {
     "o_proj": "attn_output", "dense": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "gate_up_proj": "ffn_up",
     "down_proj": "ffn_down", "w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up",
 }  # fmt: skip
+STATEFUL_KINDS = {
+    "in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha", "in_proj_ba": "ssm_ba",
+    "in_proj": "ssm_in", "out_proj": "ssm_out", "conv1d": "ssm_conv1d", "dt_bias": "ssm_dt", "A_log": "ssm_a", "D": "ssm_d", "norm": "ssm_norm",
+}  # fmt: skip
+"""Names in a file of what a layer with a recurrent state has (llama.cpp 0c1e5709 src/llama-arch.cpp)."""
+APART = "in_proj_qkvz"
+"""The projection of a delta net that a file keeps as two (conversion/qwen.py, Qwen3NextModel)."""
 MODULES = {
     "attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj", "ffn_gate": "gate_proj", "ffn_up": "up_proj",
     "ffn_down": "down_proj", "attn_q_a": "q_a_proj", "attn_q_b": "q_b_proj", "attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_k_b": "kv_b_proj",
+    "attn_qkv": "in_proj_qkv", "attn_gate": "in_proj_z", "ssm_beta": "in_proj_b", "ssm_alpha": "in_proj_a", "ssm_ba": "in_proj_ba",
+    "ssm_in": "in_proj", "ssm_out": "out_proj",
 }  # fmt: skip
 """Names in the model's own code of what a file calls otherwise."""
 CONVERTED = {"mxfp4": "MXFP4"}
@@ -261,14 +272,18 @@ def _layer_tensors(spec: ModelSpec, mix: str, *, kept: str | None, fork: bool) -
     ]
     for layer, block in enumerate(blocks):
         where = _quantization_context(spec, block, layer, len(blocks))
-        for weight in block.weights:
+        stateful = tuple(f"{m.path}." for m in block.mixers if isinstance(m, Stateful))
+        for weight in _weights_of_file(block):
             module = weight.path.removesuffix(".weight").split(".")[-1]
+            kept_apart = weight.path.startswith(stateful) if stateful else False
+            kind = (STATEFUL_KINDS if kept_apart else KINDS).get(module, module)
             named = f"shared.{module}" if "shared" in weight.path else module
             own = mix if kept is None or weight.role is not Role.EXPERT else kept
-            dtype = _gguf_weight_dtype(weight, own, where, fork_type if fork else matrix_type)
+            ruled = RULED_LIKE.get(kind, kind) if kept_apart else kind
+            dtype = _gguf_weight_dtype(weight, ruled, own, where, fork_type if fork else matrix_type)
             found = _stored_tensor(
                 layer,
-                KINDS.get(module, module),
+                kind,
                 named,
                 weight.elements,
                 weight.shape[-1],
@@ -278,12 +293,33 @@ def _layer_tensors(spec: ModelSpec, mix: str, *, kept: str | None, fork: bool) -
             yield _with_type_range(found, weight, own) if dtype is not FP32 and own not in RULED else found
 
 
+RULED_LIKE = {"attn_qkv": "attn_v"}
+"""Matrices of a delta net that get their types by the rule of another kind (llama-quant.cpp,
+category_is_attn_v).
+"""
+
+
+def _weights_of_file(block: Block) -> Iterator[Weight]:
+    """A layer's tensors as a file has them: a delta net's joined projection is apart, its gate last."""
+    gates = {m.path: m.value_heads * m.value_head_dim for m in block.mixers if isinstance(m, LinearAttention)}
+    for weight in block.weights:
+        path, _, name = weight.path.removesuffix(".weight").rpartition(".")
+        if name != APART or path not in gates:
+            yield weight
+            continue
+        rows, width = weight.shape
+        for part, count in (("in_proj_qkv", rows - gates[path]), ("in_proj_z", gates[path])):
+            yield replace(weight, path=f"{path}.{part}.weight", shape=(count, width))
+
+
 def _with_type_range(stored: Stored, weight: Weight, mix: str) -> Stored:
     """With what recipes do to a type: nothing at the low end; at the high end attention in eight bits and
     down projections in six.
     """
     main = GGUF[MIXES.get(mix, (mix, {}))[0]]
-    raised = "Q6_K" if stored.kind == "ffn_down" else "Q8_0" if stored.kind.startswith("attn") else ""
+    raised = (
+        "Q6_K" if stored.kind == "ffn_down" else "Q8_0" if stored.kind.startswith(("attn", "ssm")) else ""
+    )
     high = (
         max(stored.nbytes, int(GGUF[raised].nbytes(weight.elements)))
         if raised and main.bits / main.block < GGUF[raised].bits / GGUF[raised].block
@@ -302,14 +338,13 @@ def _quantization_context(spec: ModelSpec, block: Block, layer: int, layers: int
 
 
 def _gguf_weight_dtype(
-    weight: Weight, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]
+    weight: Weight, kind: str, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]
 ) -> DType:
-    """Matrices are quantized; norms, biases and routers stay in fp32, and experts that are released in MXFP4
-    are that in every file.
+    """Matrices are quantized; norms, biases, routers and matrices of one row stay in fp32, and experts that
+    are released in MXFP4 are that in every file. ``kind``: whose rules a matrix follows.
     """
-    module = weight.path.removesuffix(".weight").split(".")[-1]
-    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
+    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2 or weight.shape[0] == 1:
         return FP32
     if mix == EXPERTS_ALONE:
         return GGUF[mix if weight.role is Role.EXPERT else BESIDE_EXPERTS]
-    return GGUF[type_of(mix, KINDS.get(module, module), where, weight.shape[-1])]
+    return GGUF[type_of(mix, kind, where, weight.shape[-1])]
