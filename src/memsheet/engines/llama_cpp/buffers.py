@@ -19,7 +19,7 @@ from memsheet.engines.llama_cpp.graph import reserved_graph
 from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.engines.llama_cpp.splits import device_at, split_points
 from memsheet.engines.llama_cpp.states import state_bytes
-from memsheet.engines.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_tensors
+from memsheet.engines.llama_cpp.weights import LAYER_TOKENS, OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP16, DType
@@ -133,7 +133,7 @@ def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: frozenset
         return (where.host if t.expert and t.layer in host_experts else where.layers[t.layer],)
     if t.kind == TOKENS:
         return tuple(dict.fromkeys((where.host, where.output))) if tied else (where.host,)
-    return (where.host,) if t.kind == "embd" else (where.output,)
+    return (where.host,) if t.kind in ("embd", LAYER_TOKENS) else (where.output,)
 
 
 @formula(cites=LLAMA_CPP, at="llama-context.cpp: n_ctx to a multiple of 256 (GGML_PAD)")
@@ -179,7 +179,7 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: Count) -> tuple[Cou
             mla_mode = llama_cpp_options(plan).mla_mode
             alone = facts.recent or (mla_mode and (mla_mode > 1 or plan.attention is AttentionKind.FLASH))
             values += 0 if alone else cells * _value_type(plan).nbytes(mixer.kv_lora_rank)
-        elif isinstance(mixer, Attention):
+        elif isinstance(mixer, Attention) and not mixer.shares_kv:
             window = mixer.window or mixer.chunk
             cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
             width = mixer.kv_heads * mixer.head_dim
@@ -382,8 +382,10 @@ def _matrix_bytes_by_layer(tensors: tuple[Stored, ...], *, most: bool = False) -
     them. ``most``: in the largest types that a mix may have.
     """
     found: dict[int, dict[str, int]] = {}
-    for t in tensors:
-        found.setdefault(t.layer, {})[t.module] = t.ends()[1] if most else t.on_device
+    for t in sorted(tensors, key=lambda t: not t.expert):
+        of_layer = found.setdefault(t.layer, {})
+        beside = t.module in of_layer and not t.expert  # a dense layer's, where experts have the name
+        of_layer[f"shared.{t.module}" if beside else t.module] = t.ends()[1] if most else t.on_device
     ends = found.setdefault(-1, {})
     ends.setdefault("head", ends.get(OUTPUT, ends.get("embed", ends.get(TOKENS, 0))))
     return found
@@ -398,7 +400,7 @@ def ubatch_of(plan: Plan) -> Count:
 
 
 WINDOWED = frozenset({
-    "gemma2", "gemma3", "gemma3_text", "cohere2", "olmo2", "olmo3", "exaone4", "exaone_moe", "gpt_oss", "llama4", "llama4_text",
+    "gemma2", "gemma3", "gemma3_text", "gemma4_text", "gemma4_unified_text", "cohere2", "olmo2", "olmo3", "exaone4", "exaone_moe", "gpt_oss", "llama4", "llama4_text",
     "afmoe",
 })  # fmt: skip
 """Families whose windows are read from a file (ggml-org/llama.cpp src/models/*.cpp, where swa_type is

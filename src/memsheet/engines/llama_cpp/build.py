@@ -92,7 +92,11 @@ class Building:
         """A product with a weight of ``matrix`` bytes."""
         return self.make("mul_mat", [self.weight(matrix), x], *shape)
 
-    def norm(self, x: Tensor) -> Tensor:
+    def unscaled_norm(self, x: Tensor) -> Tensor:
+        """A norm without a weight."""
+        return Tensor(nbytes=x.nbytes, layout=x.layout, op="rms_norm", sources=[x])
+
+    def norm(self, x: Tensor, *, pinned: bool = True) -> Tensor:
         if self.how.fused:
             return Tensor(
                 nbytes=x.nbytes,
@@ -101,7 +105,13 @@ class Building:
                 sources=[x, self.weight()],
                 rows=x.rows or 1,
             )
-        found = Tensor(nbytes=x.nbytes, layout=x.layout, op="rms_norm", sources=[x], device=self._own(x))
+        found = Tensor(
+            nbytes=x.nbytes,
+            layout=x.layout,
+            op="rms_norm",
+            sources=[x],
+            device=self._own(x) if pinned else -1,
+        )
         return Tensor(
             nbytes=x.nbytes, layout=x.layout, op="mul", sources=[found, self.weight()], rows=x.rows or 1
         )
