@@ -51,15 +51,17 @@ def build_experts(
     *,
     routed: Tensor | None = None,
     joined: bool = False,
+    biased: bool = False,
 ) -> Tensor:
-    """Experts chosen and weighted, all choices of all tokens at once, then their sum. ``routed``: logits of the
-    router where they are not of the input; ``joined``: both input matrices are one, and every expert has a
-    scale. Biases of the choice and its groups are left out: their tensors have a number for each expert and
-    token, which is below a mebibyte.
+    """Experts chosen and weighted, all choices of all tokens at once, then their sum. ``routed``: logits of
+    the router where they are not of the input; ``joined``: both input matrices are one, and every expert has
+    a scale; ``biased``: the choice has a bias. Elsewhere biases of the choice are left out, and its groups
+    everywhere: their tensors have a number for each expert and token, which is below a mebibyte.
     """
     hidden, n, used, inner = int(x.layout[1]), int(x.layout[2]), ff.experts_per_token, ff.intermediate
     shares = b.make("soft_max", [routed or b.times(0, x, ff.experts, n)], ff.experts, n)
-    order = b.make("argsort", [shares], ff.experts, n, of="i32")
+    ranked = b.make("add", [shares, b.weight()], ff.experts, n) if biased else shares
+    order = b.make("argsort", [ranked], ff.experts, n, of="i32")
     chosen = b.view(order, "chosen", used, n)
     picked = b.make("pick", [b.view(shares, "f32", 1, ff.experts, n), chosen], 1, used, n)
     weights = _build_router_weight_norm(b, picked, used, n)
@@ -72,6 +74,9 @@ def build_experts(
     elif joined:
         both = b.make("mul_mat_id", [b.expert(2 * half), wide, chosen], 2 * inner, used, n)
         made = b.make("glu", [b.view(both, "strided", inner, used, n) for _ in range(2)], inner, used, n)
+    elif not ff.gated:
+        up = b.make("mul_mat_id", [b.expert(half), wide, chosen], inner, used, n)
+        made = b.make("unary", [up], inner, used, n)
     else:
         up = b.make("mul_mat_id", [b.expert(half), wide, chosen], inner, used, n)
         gate = b.make("mul_mat_id", [b.expert(half), wide, chosen], inner, used, n)

@@ -15,6 +15,7 @@ from memsheet.engines.llama_cpp.ggml import Graph, Tensor
 from memsheet.engines.llama_cpp.grouped import build_grouped_attention
 from memsheet.engines.llama_cpp.latent import latent_attention
 from memsheet.engines.llama_cpp.latent_fork import fork_attention
+from memsheet.engines.llama_cpp.nemotron import NEMOTRONS, build_nemotron_layer
 from memsheet.errors import InputError, input_error
 from memsheet.plan.engine_registry import ONE_GPU, pool_servers
 from memsheet.plan.model import (
@@ -73,6 +74,10 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
             _check_version(b, block)
             x = build_gemma_layer(b, block, x, inputs, sizes, kv, kept, beside)
             continue
+        if block.kind in NEMOTRONS:
+            _check_version(b, block)
+            x = build_nemotron_layer(b, block, x, inputs, sizes, kv)
+            continue
         x = _build_decoder_layer(
             b,
             block,
@@ -93,7 +98,7 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     return b.graph
 
 
-WHOLE_LAST = frozenset({"qwen3_5_text", "qwen3_5_moe_text"}) | GEMMA_4
+WHOLE_LAST = frozenset({"qwen3_5_text", "qwen3_5_moe_text"}) | GEMMA_4 | NEMOTRONS
 """Families whose last layer runs over all positions, of which those that give logits are taken behind the
 last norm (src/models/qwen35.cpp, where a draft may read them all).
 """
@@ -192,7 +197,7 @@ def _build_decoder_layer(
     return b.make("add", [made, middle], hidden, made.layout[-1])  # type: ignore[arg-type]
 
 
-NEW = DELTA_NETS | GEMMA_4
+NEW = DELTA_NETS | GEMMA_4 | NEMOTRONS
 """Families whose graph was read as builds of 2026 write it, and is not known of others."""
 
 

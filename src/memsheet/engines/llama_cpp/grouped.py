@@ -10,8 +10,16 @@ from memsheet.plan.model import Attention
 
 
 def build_grouped_attention(
-    b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]
+    b: Building,
+    m: Attention,
+    x: Tensor,
+    inputs: Inputs,
+    sizes: dict[str, int],
+    kv: tuple[int, int],
+    *,
+    turned: bool = True,
 ) -> Tensor:
+    """Attention and its output projection. ``turned``: queries and keys have positions."""
     n, d, heads, kept = b.how.ubatch, m.head_dim, m.heads, m.kv_heads
     biased = {w.path.split(".")[-2] for w in m.weights if w.path.endswith(".bias")}
     asked = 2 * heads if m.gated_output else heads
@@ -20,7 +28,10 @@ def build_grouped_attention(
         for name, width in (("q_proj", d * asked), ("k_proj", d * kept), ("v_proj", d * kept))
     )
     gate = b.view(q, "strided", d * heads, n) if m.gated_output else None
-    q, k = build_rotary_heads(b, m, q, heads, inputs), build_rotary_heads(b, m, k, kept, inputs)
+    if turned:
+        q, k = build_rotary_heads(b, m, q, heads, inputs), build_rotary_heads(b, m, k, kept, inputs)
+    else:
+        q, k = b.view(q, "3d", d, heads, n), b.view(k, "3d", d, kept, n)
     if not b.how.fused:
         v = b.view(v, "3d", d, kept, n)
     for tensor in (q, k, v) if b.how.fused else (q, v, k):

@@ -129,7 +129,7 @@ def _buffer_items(
 READ = frozenset(
     {
         "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "glm4", "deepseek_v2", "deepseek_v3", "granite", "smollm3", "olmo2",
-        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "gemma4_unified_text",
+        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "gemma4_unified_text", "nemotron_h",
     }
 )  # fmt: skip
 """Families whose graph is written out here; of others the widest tensors are known, and that there may be one

@@ -58,13 +58,23 @@ def state_bytes(block: Block, plan: Plan) -> tuple[Count, Count]:
     return FP32.nbytes(rows * convolved), FP32.nbytes(rows * carried)
 
 
+def chosen_states(b: Building, inputs: Inputs) -> Tensor:
+    """Which of the kept states are the batch's."""
+    return inputs.states or b.given(b.how.kept_states, of="i32")
+
+
+def clear_states(b: Building, kept: Tensor) -> None:
+    """Zeros in place of the state of a sequence that starts, at once."""
+    cleared = Tensor(nbytes=0, op="store", sources=[b.view(kept, "cleared")], base=kept, layout=("store",))
+    b.graph.expand(cleared)
+
+
 def read_state_rows(b: Building, kept: Tensor, inputs: Inputs, elements: int) -> Tensor:
     """The rows of the batch's sequences; those of all others are copied behind them."""
-    chosen = inputs.states or b.given(b.how.kept_states, of="i32")
-    cleared = Tensor(nbytes=0, op="store", sources=[b.view(kept, "cleared")], base=kept, layout=("store",))
+    chosen = chosen_states(b, inputs)
+    clear_states(b, kept)
     rows = b.make("get_rows", [b.view(kept, "rows"), b.view(chosen, "main")], elements, b.how.sequences)
-    for tensor in (cleared, rows):
-        b.graph.expand(tensor)
+    b.graph.expand(rows)
     if others := b.how.kept_states - b.how.sequences:
         moved = b.make("get_rows", [b.view(kept, "rows"), b.view(chosen, "extra")], elements, others)
         write_state_rows(b, moved, kept)

@@ -45,6 +45,7 @@ KINDS = {
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "qkv_proj": "attn_qkv", "query_key_value": "attn_qkv", "c_attn": "attn_qkv",
     "o_proj": "attn_output", "dense": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "gate_up_proj": "ffn_up",
     "down_proj": "ffn_down", "w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up", "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj",
+    "fc1_latent_proj": "ffn_latent_down", "fc2_latent_proj": "ffn_latent_up",
 }  # fmt: skip
 STATEFUL_KINDS = {
     "in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha", "in_proj_ba": "ssm_ba",
@@ -58,7 +59,7 @@ MODULES = {
     "ffn_down": "down_proj", "attn_q_a": "q_a_proj", "attn_q_b": "q_b_proj", "attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_k_b": "kv_b_proj",
     "attn_qkv": "in_proj_qkv", "attn_gate": "in_proj_z", "ssm_beta": "in_proj_b", "ssm_alpha": "in_proj_a", "ssm_ba": "in_proj_ba",
     "ssm_in": "in_proj", "ssm_out": "out_proj", "ffn_gate_up": "gate_up_proj", "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
-    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_model_proj": "per_layer_model_projection", "ffn_latent_down": "fc1_latent_proj", "ffn_latent_up": "fc2_latent_proj",
 }  # fmt: skip
 """Names in the model's own code of what a file calls otherwise."""
 CONVERTED = {"mxfp4": "MXFP4"}

@@ -30,7 +30,20 @@ DELTA = {
 ROUTED = {
     "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 96,
 }  # fmt: skip
+NEMOTRON = {
+    "model_type": "nemotron_h", "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 8192, "hybrid_override_pattern": "M-M*-M",
+    "mamba_num_heads": 8, "mamba_head_dim": 64, "ssm_state_size": 32, "n_groups": 2, "conv_kernel": 4, "use_conv_bias": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+EXPERTS = {
+    "hybrid_override_pattern": "MEM*EM", "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 192, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+}  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
+    "nemotron": NEMOTRON,
+    "nemotron_moe": {**NEMOTRON, **EXPERTS},
+    "nemotron_latent": {**NEMOTRON, **EXPERTS, "moe_latent_size": 96},
     "qwen35": {**DELTA, "model_type": "qwen3_5_text"},
     "qwen35moe": {**DELTA, **ROUTED, "model_type": "qwen3_5_moe_text"},
     "qwen3next": {**DELTA, **ROUTED, "model_type": "qwen3_next"},
@@ -40,7 +53,10 @@ PRINTED = [
     ("qwen35", 1024, 512, True, 1, 8.5411), ("qwen35", 4096, 256, True, 4, 4.3526), ("qwen35moe", 4096, 512, True, 1, 11.5919),
     ("qwen35moe", 4096, 512, False, 1, 44.5762), ("qwen35moe", 8192, 64, True, 1, 2.0218), ("qwen35moe", 4096, 256, True, 4, 4.5870),
     ("qwen3next", 4096, 512, True, 1, 12.7110), ("qwen3next", 4096, 512, False, 1, 44.5704), ("qwen3next", 8192, 64, True, 1, 2.2711),
-    ("qwen3next", 1024, 512, True, 1, 9.7110), ("qwen3next", 4096, 256, True, 4, 5.5840),
+    ("qwen3next", 1024, 512, True, 1, 9.7110), ("qwen3next", 4096, 256, True, 4, 5.5840), ("nemotron", 4096, 512, True, 1, 12.3599),
+    ("nemotron", 4096, 512, False, 1, 42.5059), ("nemotron", 8192, 64, True, 1, 1.9866), ("nemotron", 4096, 256, True, 4, 4.4464),
+    ("nemotron_moe", 4096, 512, True, 1, 11.5255), ("nemotron_moe", 1024, 512, True, 1, 8.5255), ("nemotron_moe", 4096, 256, True, 4, 4.4464),
+    ("nemotron_latent", 4096, 512, True, 1, 11.2901), ("nemotron_latent", 1024, 512, True, 1, 8.2901),
 ]  # fmt: skip
 """MiB that llama.cpp 0c1e5709 printed as its compute buffer on a processor for files of these models in fp16:
 cells of all sequences, tokens of a batch, flash attention, sequences.
@@ -74,8 +90,8 @@ def held(answer: Any, component: Component, sheet: int = 0) -> int:
     return int(answer.sheets[sheet].of(component, instant=Instant.DECODE).value)
 
 
-NINE, CODER = "Qwen/Qwen3.5-9B", "Qwen/Qwen3-Next-80B-A3B-Instruct"
-SERVED = [(NINE, "1xRTX4090"), (CODER, "4xRTX4090")]
+NINE, CODER, NANO = "Qwen/Qwen3.5-9B", "Qwen/Qwen3-Next-80B-A3B-Instruct", "nemotron-3-nano-30b-a3b"
+SERVED = [(NINE, "1xRTX4090"), (CODER, "4xRTX4090"), (NANO, "1xRTX4090")]
 
 
 def served(model: Any, gpus: str | None = None, **options: Any) -> Any:
@@ -118,6 +134,34 @@ def test_a_file_has_the_tensors_of_a_delta_net() -> None:
             assert tensors[kind].nbytes == elements * (4 if wide else 2), kind
 
 
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_nemotron_3_keeps_keys_and_values_of_six_layers_and_states_of_its_mambas(sequences: int) -> None:
+    """Nano 30B: 6 layers of 2 heads of 128, and 23 whose convolution of 4 tokens runs over 64 heads of 64 and
+    twice 8 groups of 128, and which carry 4,096 x 128.
+    """
+    answer = served(NANO, sequences=sequences, max_model_len=3072 * sequences)
+    cells = 6 * 3072 * sequences * 2 * 2 * 128 * 2
+    states = 23 * sequences * (3 * (64 * 64 + 2 * 8 * 128) + 4096 * 128) * 4
+    assert held(answer, Component.KV_CACHE) == cells + states
+
+
+def test_a_file_has_the_tensors_of_a_mamba() -> None:
+    """Names and numbers of src/models/nemotron-h.cpp, load_arch_tensors."""
+    spec = read_hf_config(SMALL["nemotron_latent"], name="latent")
+    plan = resolve_request({"task": "infer", "engine": "llama.cpp"}, spec).plan
+    tensors = {(t.layer, t.kind, t.expert): t.nbytes for t in stored_tensors(spec, plan)}
+    channels = 512 + 2 * 2 * 32
+    mamba = {
+        "ssm_in": (512 + channels + 8) * 256 * 2,
+        "ssm_conv1d": channels * 4 * 4,
+        "ssm_out": 512 * 256 * 2,
+    }
+    mamba |= {"ssm_norm": 512 * 4, "ssm_a": 8 * 4, "ssm_d": 8 * 4, "ssm_dt": 8 * 4}
+    assert {kind: tensors[0, kind, False] for kind in mamba} == mamba
+    assert tensors[1, "ffn_latent_down", False] == tensors[1, "ffn_latent_up", False] == 96 * 256 * 2
+    assert tensors[1, "ffn_up", True] == tensors[1, "ffn_down", True] == 16 * 128 * 96 * 2
+
+
 @pytest.mark.parametrize(("model", "gpus"), SERVED)
 def test_a_hybrids_range_encloses_its_value(model: str, gpus: str) -> None:
     for version in (None, "b8500"):
@@ -136,14 +180,14 @@ def test_builds_that_may_write_a_delta_net_out_may_need_more() -> None:
     assert older.high - older.value > 100 * MIB > fused.high - fused.value
 
 
-@pytest.mark.parametrize("model", [NINE, CODER])
+@pytest.mark.parametrize("model", [NINE, CODER, NANO])
 def test_more_context_never_needs_less_of_a_hybrid(model: str) -> None:
     sizes = [served(model, max_model_len=n).sheets[0].peak for n in (256, 1024, 4096, 8192, 32768, 131072)]
     assert sizes == sorted(sizes, key=lambda size: size.value)
     assert [size.high for size in sizes] == sorted(size.high for size in sizes)
 
 
-@pytest.mark.parametrize("model", [NINE, CODER])
+@pytest.mark.parametrize("model", [NINE, CODER, NANO])
 def test_two_cards_hold_a_hybrids_weights_and_states_once(model: str) -> None:
     one, two = served(model, "1xH200"), served(model, "2xH200")
     for component in (Component.PARAMETERS, Component.KV_CACHE):
