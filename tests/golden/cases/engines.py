@@ -105,6 +105,7 @@ LLAMA_CPP: dict[str, Callable[[], Cases]] = {
     "llama_cpp.latent_fork.cell_bytes": lambda: {
         "no limit": call(first(LatentAttention, LATENT), 2, symbol("ubatch"), 0), "limit": call(first(LatentAttention, LATENT), 2, symbol("ubatch"), 512),
     },
+    "llama_cpp.states.state_bytes": lambda: {"delta net": call(first(Block, "qwen3-next-80b-a3b"), serving("llama.cpp"))},
     "llama_cpp.weights._stored_tensor": lambda: {
         "Q4_K": call(0, "ffn_down", "down_proj", symbol("elements"), symbol("row"), GGUF["Q4_K"]), "F16": call(0, "ffn_down", "down_proj", symbol("elements"), symbol("row"), FP16),
     },

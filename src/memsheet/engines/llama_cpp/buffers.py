@@ -12,17 +12,19 @@ from functools import lru_cache
 
 from memsheet.arith import Count, given_or, minimum, round_up
 from memsheet.engines.llama_cpp.build import Reserved
+from memsheet.engines.llama_cpp.delta_net import written_out_bytes
 from memsheet.engines.llama_cpp.facts import is_fork
 from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
 from memsheet.engines.llama_cpp.graph import reserved_graph
 from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.engines.llama_cpp.splits import device_at, split_points
-from memsheet.engines.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_tensors
+from memsheet.engines.llama_cpp.states import state_bytes
+from memsheet.engines.llama_cpp.weights import LAYER_TOKENS, OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP16, DType
 from memsheet.plan.engine_registry import pool_servers
-from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Run
+from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention, ModelSpec, Run
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import NOTHING, Bytes
@@ -131,7 +133,7 @@ def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: frozenset
         return (where.host if t.expert and t.layer in host_experts else where.layers[t.layer],)
     if t.kind == TOKENS:
         return tuple(dict.fromkeys((where.host, where.output))) if tied else (where.host,)
-    return (where.host,) if t.kind == "embd" else (where.output,)
+    return (where.host,) if t.kind in ("embd", LAYER_TOKENS) else (where.output,)
 
 
 @formula(cites=LLAMA_CPP, at="llama-context.cpp: n_ctx to a multiple of 256 (GGML_PAD)")
@@ -177,7 +179,7 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: Count) -> tuple[Cou
             mla_mode = llama_cpp_options(plan).mla_mode
             alone = facts.recent or (mla_mode and (mla_mode > 1 or plan.attention is AttentionKind.FLASH))
             values += 0 if alone else cells * _value_type(plan).nbytes(mixer.kv_lora_rank)
-        elif isinstance(mixer, Attention):
+        elif isinstance(mixer, Attention) and not mixer.shares_kv:
             window = mixer.window or mixer.chunk
             cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
             width = mixer.kv_heads * mixer.head_dim
@@ -202,6 +204,7 @@ class Buffers:
 
     weights: tuple[Mapping[str, Bytes], ...]
     caches: tuple[tuple[int, int], ...]
+    states: tuple[tuple[int, int], ...]  # of recurrent layers: their convolutions' and their own
     compute: tuple[Bytes, ...]
     cells: int
 
@@ -216,24 +219,59 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     where, ubatch = layer_placement(len(blocks), plan, facts), ubatch_of(plan)
     tensors = stored_tensors(spec, plan)
     caches = [cache_of(block, plan, facts, ubatch) for block in blocks]
-    held = tuple(
-        (
-            sum(k for at, (k, _) in zip(where.layers, caches, strict=True) if at == d),
-            sum(v for at, (_, v) in zip(where.layers, caches, strict=True) if at == d),
-        )
-        for d in range(where.host + 1)
-    )
+    states = [state_bytes(block, plan) for block in blocks]
     experts = host_experts(tensors, plan, where)
     weights = tuple(weights_on(tensors, where, d, host_experts=experts) for d in range(where.host + 1))
     nothing = (NOTHING,) * (where.host + 1)
     compute = (
-        _compute_buffer_bytes(spec, plan, facts, where, (caches, tensors, experts))
+        _compute_buffer_bytes(spec, plan, facts, where, (_joined_pairs(caches, states), tensors, experts))
         if plan.serving.phase != "load"
         else nothing
     )
+    if not facts.sparing:
+        apart = _written_out_delta_nets(blocks, plan, where)
+        compute = tuple(
+            Bytes(size.low, size.value, size.high + more) for size, more in zip(compute, apart, strict=True)
+        )
     return Buffers(
-        weights=weights, caches=held, compute=compute, cells=facts.streams(plan) * cells_of(plan, facts)
+        weights=weights,
+        caches=_pairs_by_device(caches, where),
+        states=_pairs_by_device(states, where),
+        compute=compute,
+        cells=facts.streams(plan) * cells_of(plan, facts),
     )
+
+
+def _written_out_delta_nets(blocks: list[Block], plan: Plan, where: Placed) -> list[int]:
+    """Bytes that every device's buffer may have besides in builds of which nobody knows whether they compute
+    a delta net in one operation.
+    """
+    found, ubatch, sequences = (
+        [0] * (where.host + 1),
+        ubatch_of(plan),
+        given_or(plan.serving.max_sequences, 1),
+    )
+    for block, device in zip(blocks, where.layers, strict=True):
+        for mixer in block.mixers:
+            if isinstance(mixer, LinearAttention):
+                found[device] = max(found[device], written_out_bytes(mixer, ubatch, sequences))
+    return found
+
+
+Pairs = list[tuple[Count, Count]]
+
+
+def _pairs_by_device(of_layers: Pairs, where: Placed) -> tuple[tuple[int, int], ...]:
+    """Sums of both numbers of layers on every device, the host's last."""
+    found = [(0, 0)] * (where.host + 1)
+    for device, (one, other) in zip(where.layers, of_layers, strict=True):
+        found[device] = (found[device][0] + int(one), found[device][1] + int(other))
+    return tuple(found)
+
+
+def _joined_pairs(caches: Pairs, states: Pairs) -> Pairs:
+    """What every layer keeps: keys and values, or states."""
+    return [(k + r, v + s) for (k, v), (r, s) in zip(caches, states, strict=True)]
 
 
 @formula(
@@ -314,6 +352,8 @@ def _compute_buffer_bytes(
         mla_mode=own.mla_mode,
         attn_max_batch=own.attn_max_batch,
         quantized_cache=_key_type(plan).block > 1,
+        sequences=int(facts.streams(plan)),
+        kept_states=int(given_or(plan.serving.max_sequences, 1)),
     )
     several = where.host > 1 and own.split_mode != "none"
     parallel, matrices = several and where.whole and not experts, _matrix_bytes_by_layer(tensors)
@@ -342,8 +382,10 @@ def _matrix_bytes_by_layer(tensors: tuple[Stored, ...], *, most: bool = False) -
     them. ``most``: in the largest types that a mix may have.
     """
     found: dict[int, dict[str, int]] = {}
-    for t in tensors:
-        found.setdefault(t.layer, {})[t.module] = t.ends()[1] if most else t.on_device
+    for t in sorted(tensors, key=lambda t: not t.expert):
+        of_layer = found.setdefault(t.layer, {})
+        beside = t.module in of_layer and not t.expert  # a dense layer's, where experts have the name
+        of_layer[f"shared.{t.module}" if beside else t.module] = t.ends()[1] if most else t.on_device
     ends = found.setdefault(-1, {})
     ends.setdefault("head", ends.get(OUTPUT, ends.get("embed", ends.get(TOKENS, 0))))
     return found
@@ -358,7 +400,7 @@ def ubatch_of(plan: Plan) -> Count:
 
 
 WINDOWED = frozenset({
-    "gemma2", "gemma3", "gemma3_text", "cohere2", "olmo2", "olmo3", "exaone4", "exaone_moe", "gpt_oss", "llama4", "llama4_text",
+    "gemma2", "gemma3", "gemma3_text", "gemma4_text", "gemma4_unified_text", "cohere2", "olmo2", "olmo3", "exaone4", "exaone_moe", "gpt_oss", "llama4", "llama4_text",
     "afmoe",
 })  # fmt: skip
 """Families whose windows are read from a file (ggml-org/llama.cpp src/models/*.cpp, where swa_type is

@@ -32,6 +32,9 @@ class Reserved:
     mla_mode: int = 0  # the fork's way of latent attention
     attn_max_batch: int = 0  # MiB of what it may unpack at once; 0 is no limit
     quantized_cache: bool = False
+    sequences: int = 1  # that share the batch
+    kept_states: int = 1  # sequences whose states a recurrent layer keeps
+    mixed_inputs: bool = True  # tokens and embeddings may be mixed in a batch
 
 
 @dataclass(slots=True)
@@ -89,7 +92,11 @@ class Building:
         """A product with a weight of ``matrix`` bytes."""
         return self.make("mul_mat", [self.weight(matrix), x], *shape)
 
-    def norm(self, x: Tensor) -> Tensor:
+    def unscaled_norm(self, x: Tensor) -> Tensor:
+        """A norm without a weight."""
+        return Tensor(nbytes=x.nbytes, layout=x.layout, op="rms_norm", sources=[x])
+
+    def norm(self, x: Tensor, *, pinned: bool = True) -> Tensor:
         if self.how.fused:
             return Tensor(
                 nbytes=x.nbytes,
@@ -98,7 +105,13 @@ class Building:
                 sources=[x, self.weight()],
                 rows=x.rows or 1,
             )
-        found = Tensor(nbytes=x.nbytes, layout=x.layout, op="rms_norm", sources=[x], device=self._own(x))
+        found = Tensor(
+            nbytes=x.nbytes,
+            layout=x.layout,
+            op="rms_norm",
+            sources=[x],
+            device=self._own(x) if pinned else -1,
+        )
         return Tensor(
             nbytes=x.nbytes, layout=x.layout, op="mul", sources=[found, self.weight()], rows=x.rows or 1
         )
@@ -123,8 +136,11 @@ def _ggml_row_count(shape: tuple[int, ...]) -> int:
 
 @dataclass(slots=True)
 class Inputs:
-    """Positions, and the mask of each kind of layer as attention reads it."""
+    """Positions, and the mask of each kind of layer as attention reads it. ``states``: which of the kept
+    states are the batch's.
+    """
 
     positions: Tensor
     masks: dict[bool, Tensor]
     places: dict[bool, tuple[Tensor, Tensor]]
+    states: Tensor | None = None

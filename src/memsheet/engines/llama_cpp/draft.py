@@ -17,6 +17,7 @@ from memsheet.engines.llama_cpp.buffers import (
     ubatch_of,
 )
 from memsheet.engines.llama_cpp.options import llama_cpp_options
+from memsheet.engines.llama_cpp.states import state_bytes
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.model import ModelSpec
@@ -71,13 +72,17 @@ def drafting_of(spec: ModelSpec, plan: Plan) -> Drafting | None:
     return Drafting(model=spec.draft, plan=share, contexts=slots)
 
 
-def draft_caches(drafting: Drafting) -> list[int]:
-    """Bytes of the caches of all contexts on every device, the host's last."""
+def draft_caches(drafting: Drafting, *, states: bool = True) -> list[int]:
+    """Bytes of the caches of all contexts on every device, the host's last. ``states``: with those of
+    recurrent layers, which no length changes.
+    """
     plan, facts, blocks = drafting.plan, Facts.of(drafting.plan), blocks_of(drafting.model)
     where = layer_placement(len(blocks), plan, facts)
     found = [0] * (where.host + 1)
     for (block, device), times in Counter(zip(blocks, where.layers, strict=True)).items():
-        found[device] += drafting.contexts * times * sum(cache_of(block, plan, facts, ubatch_of(plan)))
+        of_layer = sum(cache_of(block, plan, facts, ubatch_of(plan)))
+        of_layer += sum(state_bytes(block, plan)) if states else 0
+        found[device] += drafting.contexts * times * of_layer
     return found
 
 
@@ -90,7 +95,7 @@ def draft_per_token(drafting: Drafting) -> list[int]:
             drafting.plan, workload=replace(drafting.plan.serving, max_model_len=CELLS, max_sequences=1)
         ),
     )
-    return [size // CELLS for size in draft_caches(one)[:-1]]
+    return [size // CELLS for size in draft_caches(one, states=False)[:-1]]
 
 
 def draft_buffers(drafting: Drafting) -> Buffers:
@@ -99,6 +104,7 @@ def draft_buffers(drafting: Drafting) -> Buffers:
     return replace(
         made,
         caches=tuple((times * keys, times * values) for keys, values in made.caches),
+        states=tuple((times * r, times * s) for r, s in made.states),
         compute=tuple(
             Bytes(times * size.low, times * size.value, times * size.high) for size in made.compute
         ),

@@ -35,6 +35,7 @@ from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES
 from memsheet.engines.llama_cpp.latent_fork import cell_bytes
 from memsheet.engines.llama_cpp.lora import lora_file_host_bytes, lora_file_items
 from memsheet.engines.llama_cpp.options import llama_cpp_options
+from memsheet.engines.llama_cpp.states import state_bytes
 from memsheet.formulas.serving.drafts import draft_facts, prefix_draft_items
 from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
@@ -97,6 +98,12 @@ def _buffer_items(
             for path, size in (("cache.k", keys), ("cache.v", values))
             if size
         ]
+        rows = Cited(LLAMA_CPP, "llama-memory-recurrent.cpp: a row in fp32 for every sequence")
+        found += [
+            Item(Component.KV_CACHE, path, dict.fromkeys(SERVING, Bytes.exact(size)), rows)
+            for path, size in zip(("cache.r", "cache.s"), made.states[stage], strict=True)
+            if size
+        ]
         graph = Cited(GGML, "ggml-alloc.c over the graph of the longest batch")
         size, beside = made.compute[stage], _unread_graph_bytes(spec, plan)
         found.append(
@@ -122,6 +129,7 @@ def _buffer_items(
 READ = frozenset(
     {
         "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "glm4", "deepseek_v2", "deepseek_v3", "granite", "smollm3", "olmo2",
+        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "gemma4_unified_text", "nemotron_h",
     }
 )  # fmt: skip
 """Families whose graph is written out here; of others the widest tensors are known, and that there may be one
@@ -167,7 +175,7 @@ def facts(
     beside = draft_per_token(drafting) if drafting else [0] * devices
     found: dict[str, Any] = {
         "kv_bytes_per_token": sum(rows) + sum(beside), "kv_bytes_per_token_per_rank": max(map(add, per_device, beside)),
-        "kv_bytes_per_sequence": sum(map(sum, made.caches)) + (sum(map(sum, draft_buffers(drafting).caches)) if drafting else 0),
+        "kv_bytes_per_sequence": _kept_bytes(made) + (_kept_bytes(draft_buffers(drafting)) if drafting else 0),
         "kv_tokens": made.cells, "pages": 0, "max_sequences": {},
     }  # fmt: skip
     if plan.serving.phase == "load":
@@ -189,6 +197,11 @@ def facts(
         }
         found["kv_tokens"] = CELLS * _llama_sequences_that_fit(spec, plan, where, rooms, CELLS, windows=1)
     return found
+
+
+def _kept_bytes(made: Buffers) -> int:
+    """What a context keeps on all devices: keys and values, and states."""
+    return sum(map(sum, (*made.caches, *made.states)))
 
 
 def _drafting_facts(drafting: Drafting, plan: Plan, devices: int) -> Mapping[str, Any]:
@@ -239,7 +252,9 @@ def _llama_sequences_that_fit(
         )
         held = [0] * (where.host + 1)
         for (block, device), times in kinds.items():
-            held[device] += times * sum(cache_of(block, asked, facts, ubatch))
+            held[device] += times * (
+                sum(cache_of(block, asked, facts, ubatch)) + sum(state_bytes(block, asked))
+            )
         if drafting := drafting_of(spec, asked):
             held = list(map(add, held, draft_caches(drafting)))
         grown = column * max(0, sequences * length - int(plan.serving.max_model_len or 0))
@@ -267,7 +282,7 @@ def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     every = [buffers_of(spec, plan), *([draft_buffers(drafting)] if drafting else [])]
     held = (
         sum(int(size.value) for size in made.weights[-1].values())
-        + sum(made.caches[-1])
+        + sum((*made.caches[-1], *made.states[-1]))
         + int(made.compute[-1].value)
         for made in every
     )
@@ -288,6 +303,11 @@ def start_up(made: Buffers, backend: str = "CUDA") -> list[str]:
     lines += [
         f"llama_kv_cache: {name:>10} KV buffer size = {sum(held) / 2**20:8.2f} MiB"
         for name, held in zip((*names, "CPU"), made.caches, strict=True)
+        if sum(held)
+    ]
+    lines += [
+        f"llama_memory_recurrent: {name:>10} RS buffer size = {sum(held) / 2**20:8.2f} MiB"
+        for name, held in zip((*names, "CPU"), made.states, strict=True)
         if sum(held)
     ]
     lines += [

@@ -19,6 +19,7 @@ from memsheet.engines.llama_cpp.gguf_mixes import (
     matrix_type,
 )
 from memsheet.engines.llama_cpp.options import llama_cpp_options
+from memsheet.engines.llama_cpp.states import Stateful
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP32, GGUF, DType
@@ -26,6 +27,7 @@ from memsheet.plan.model import (
     Attention,
     Block,
     LatentAttention,
+    LinearAttention,
     ModelSpec,
     Moe,
     Role,
@@ -42,11 +44,22 @@ MATRIX_ROW_PADDING).
 KINDS = {
     "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "qkv_proj": "attn_qkv", "query_key_value": "attn_qkv", "c_attn": "attn_qkv",
     "o_proj": "attn_output", "dense": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "gate_up_proj": "ffn_up",
-    "down_proj": "ffn_down", "w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up",
+    "down_proj": "ffn_down", "w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up", "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj",
+    "fc1_latent_proj": "ffn_latent_down", "fc2_latent_proj": "ffn_latent_up",
 }  # fmt: skip
+STATEFUL_KINDS = {
+    "in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha", "in_proj_ba": "ssm_ba",
+    "in_proj": "ssm_in", "out_proj": "ssm_out", "conv1d": "ssm_conv1d", "dt_bias": "ssm_dt", "A_log": "ssm_a", "D": "ssm_d", "norm": "ssm_norm",
+}  # fmt: skip
+"""Names in a file of what a layer with a recurrent state has (llama.cpp 0c1e5709 src/llama-arch.cpp)."""
+APART = "in_proj_qkvz"
+"""The projection of a delta net that a file keeps as two (conversion/qwen.py, Qwen3NextModel)."""
 MODULES = {
     "attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj", "ffn_gate": "gate_proj", "ffn_up": "up_proj",
     "ffn_down": "down_proj", "attn_q_a": "q_a_proj", "attn_q_b": "q_b_proj", "attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_k_b": "kv_b_proj",
+    "attn_qkv": "in_proj_qkv", "attn_gate": "in_proj_z", "ssm_beta": "in_proj_b", "ssm_alpha": "in_proj_a", "ssm_ba": "in_proj_ba",
+    "ssm_in": "in_proj", "ssm_out": "out_proj", "ffn_gate_up": "gate_up_proj", "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
+    "per_layer_model_proj": "per_layer_model_projection", "ffn_latent_down": "fc1_latent_proj", "ffn_latent_up": "fc2_latent_proj",
 }  # fmt: skip
 """Names in the model's own code of what a file calls otherwise."""
 CONVERTED = {"mxfp4": "MXFP4"}
@@ -56,6 +69,14 @@ CONVERTED = {"mxfp4": "MXFP4"}
 RULED = (*WHOLE, EXPERTS_ALONE)
 """Types of which no recipe makes another."""
 TOKENS, OUTPUT = "token_embd", "output"
+LAYER_TOKENS = "per_layer_token_embd"
+"""The table of every word's vectors for every layer, which the host looks up (src/models/gemma4.cpp)."""
+FIRST_LAYERS = {
+    "per_layer_model_projection": "per_layer_model_proj", "per_layer_projection_norm": "per_layer_proj_norm",
+}  # fmt: skip
+"""Tensors of the whole model that lie with its first layer, and that no quantizer touches (llama-quant.cpp,
+tensor_allows_quantization).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +135,7 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
         (
             *_embedding_and_output_tensors(spec, kind, fork=fork),
             *_layer_tensors(spec, kind, kept=kept, fork=fork),
+            *_first_layer_tensors(spec, kind),
         ),
     )
 
@@ -184,7 +206,7 @@ def _in_file(name: str, kind: str, dims: tuple[int, ...]) -> Stored:
     elements = 1
     for n in dims:
         elements *= n
-    layer = int(parts[1]) if parts[0] == "blk" else -1
+    layer = int(parts[1]) if parts[0] == "blk" else 0 if parts[0] in FIRST_LAYERS.values() else -1
     label = parts[2] if parts[0] == "blk" else parts[0]
     expert, shared = label.endswith("_exps"), label.endswith("_shexp")
     module = MODULES.get(label.removesuffix("_exps").removesuffix("_shexp"), label)
@@ -232,9 +254,9 @@ def _embedding_and_output_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> I
     for weight in (*spec.embeddings.weights, *(w for norm in spec.embeddings.norms for w in norm.weights)):
         table = weight.role is Role.EMBEDDING and weight.shape[0] >= spec.vocab
         dtype = GGUF[_output_type_name(mix, weight, output=tied, tied=tied, fork=fork)] if table else FP32
-        yield _stored_tensor(
-            -1, TOKENS if table else "embd", "embed", weight.elements, weight.shape[-1], dtype
-        )
+        layers = table and weight.shape[-1] == spec.embeddings.layer_elements
+        kind, name = (LAYER_TOKENS, LAYER_TOKENS) if layers else (TOKENS if table else "embd", "embed")
+        yield _stored_tensor(-1, kind, name, weight.elements, weight.shape[-1], dtype)
     for weight in spec.head.weights:
         matrix = len(weight.shape) > 1
         dtype = GGUF[_output_type_name(mix, weight, output=True, tied=tied, fork=fork)] if matrix else FP32
@@ -244,6 +266,15 @@ def _embedding_and_output_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> I
             yield from (
                 _stored_tensor(-1, "output_norm", "norm", w.elements, w.shape[-1], FP32) for w in norm.weights
             )
+
+
+def _first_layer_tensors(spec: ModelSpec, mix: str) -> Iterator[Stored]:
+    whole = GGUF[mix if mix in ("F32", "F16") else "BF16"]
+    for weight in spec.extras:
+        module = weight.path.removesuffix(".weight").split(".")[-1]
+        if kind := FIRST_LAYERS.get(module):
+            dtype = whole if len(weight.shape) > 1 else FP32
+            yield _stored_tensor(0, kind, module, weight.elements, weight.shape[-1], dtype)
 
 
 def _output_type_name(mix: str, weight: Weight, *, output: bool, tied: bool, fork: bool) -> str:
@@ -261,14 +292,20 @@ def _layer_tensors(spec: ModelSpec, mix: str, *, kept: str | None, fork: bool) -
     ]
     for layer, block in enumerate(blocks):
         where = _quantization_context(spec, block, layer, len(blocks))
-        for weight in block.weights:
+        stateful = tuple(f"{m.path}." for m in block.mixers if isinstance(m, Stateful))
+        ff = block.feed_forward
+        dense = {w.path for w in ff.shared.weights} if isinstance(ff, Moe) and ff.shared else set[str]()
+        for weight in _weights_of_file(block):
             module = weight.path.removesuffix(".weight").split(".")[-1]
-            named = f"shared.{module}" if "shared" in weight.path else module
+            kept_apart = weight.path.startswith(stateful) if stateful else False
+            kind = (STATEFUL_KINDS if kept_apart else KINDS).get(module, module)
+            named = f"shared.{module}" if "shared" in weight.path or weight.path in dense else module
             own = mix if kept is None or weight.role is not Role.EXPERT else kept
-            dtype = _gguf_weight_dtype(weight, own, where, fork_type if fork else matrix_type)
+            ruled = RULED_LIKE.get(kind, kind) if kept_apart else kind
+            dtype = _gguf_weight_dtype(weight, ruled, own, where, fork_type if fork else matrix_type)
             found = _stored_tensor(
                 layer,
-                KINDS.get(module, module),
+                kind,
                 named,
                 weight.elements,
                 weight.shape[-1],
@@ -278,12 +315,33 @@ def _layer_tensors(spec: ModelSpec, mix: str, *, kept: str | None, fork: bool) -
             yield _with_type_range(found, weight, own) if dtype is not FP32 and own not in RULED else found
 
 
+RULED_LIKE = {"attn_qkv": "attn_v"}
+"""Matrices of a delta net that get their types by the rule of another kind (llama-quant.cpp,
+category_is_attn_v).
+"""
+
+
+def _weights_of_file(block: Block) -> Iterator[Weight]:
+    """A layer's tensors as a file has them: a delta net's joined projection is apart, its gate last."""
+    gates = {m.path: m.value_heads * m.value_head_dim for m in block.mixers if isinstance(m, LinearAttention)}
+    for weight in block.weights:
+        path, _, name = weight.path.removesuffix(".weight").rpartition(".")
+        if name != APART or path not in gates:
+            yield weight
+            continue
+        rows, width = weight.shape
+        for part, count in (("in_proj_qkv", rows - gates[path]), ("in_proj_z", gates[path])):
+            yield replace(weight, path=f"{path}.{part}.weight", shape=(count, width))
+
+
 def _with_type_range(stored: Stored, weight: Weight, mix: str) -> Stored:
     """With what recipes do to a type: nothing at the low end; at the high end attention in eight bits and
     down projections in six.
     """
     main = GGUF[MIXES.get(mix, (mix, {}))[0]]
-    raised = "Q6_K" if stored.kind == "ffn_down" else "Q8_0" if stored.kind.startswith("attn") else ""
+    raised = (
+        "Q6_K" if stored.kind == "ffn_down" else "Q8_0" if stored.kind.startswith(("attn", "ssm")) else ""
+    )
     high = (
         max(stored.nbytes, int(GGUF[raised].nbytes(weight.elements)))
         if raised and main.bits / main.block < GGUF[raised].bits / GGUF[raised].block
@@ -302,14 +360,13 @@ def _quantization_context(spec: ModelSpec, block: Block, layer: int, layers: int
 
 
 def _gguf_weight_dtype(
-    weight: Weight, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]
+    weight: Weight, kind: str, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]
 ) -> DType:
-    """Matrices are quantized; norms, biases and routers stay in fp32, and experts that are released in MXFP4
-    are that in every file.
+    """Matrices are quantized; norms, biases, routers and matrices of one row stay in fp32, and experts that
+    are released in MXFP4 are that in every file. ``kind``: whose rules a matrix follows.
     """
-    module = weight.path.removesuffix(".weight").split(".")[-1]
-    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
+    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2 or weight.shape[0] == 1:
         return FP32
     if mix == EXPERTS_ALONE:
         return GGUF[mix if weight.role is Role.EXPERT else BESIDE_EXPERTS]
-    return GGUF[type_of(mix, KINDS.get(module, module), where, weight.shape[-1])]
+    return GGUF[type_of(mix, kind, where, weight.shape[-1])]

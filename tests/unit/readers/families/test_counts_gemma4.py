@@ -137,6 +137,11 @@ def test_refusals_name_the_field(config: dict[str, Any], field: str) -> None:
     assert any(problem.field == field for problem in refusal.value.problems), str(refusal.value)
 
 
-def test_llama_cpp_refuses_it_by_name() -> None:
-    with pytest.raises(InputError, match="gemma4_text"):
-        infer({"model_type": "gemma4_text", **SHAPES["dense"]}, gpus="1xH200", engine="llama.cpp")
+def test_llama_cpp_refuses_it_by_name_where_it_was_not_known() -> None:
+    with pytest.raises(InputError, match="gemma4_text in that version"):
+        infer(
+            {"model_type": "gemma4_text", **SHAPES["dense"]},
+            gpus="1xH200",
+            engine="llama.cpp",
+            engine_version="b7342",
+        )
