@@ -49,6 +49,11 @@ class Axes(NamedTuple):
         """The same without the last token of each sequence."""
         return tuple(sorted({(n - 1) * batch for n in self.tokens for batch in (1, *self.batches) if n > 1}))
 
+    @property
+    def lengthened_counts(self) -> tuple[int, ...]:
+        """The same with one token more of each sequence."""
+        return tuple(sorted({(n + 1) * batch for n in self.tokens for batch in (1, *self.batches)}))
+
 
 class Candidate(NamedTuple):
     """A term, and how well it is founded: known factors, then whether it needs no rounding up to pages."""

@@ -67,8 +67,9 @@ _LENGTH = re.compile(
 )
 _BATCH = re.compile(
     r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch[_ ]?size"
+    r"|(?:[a-z]{1,10}_){0,3}micro_batch_size_per_(?:gpu|device)"
     r"|(?:train|local|mini|eval)_batch_size|per_(?:gpu|device)_(?:train|eval)_batch_size"
-    r"|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
 _INPUTS = re.compile(r"\b(?:input_?ids|labels|targets)\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
@@ -178,6 +179,10 @@ def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
 Widths = tuple[tuple[int, str], ...]
 _SHIFTED = re.compile(r"\bshift_logits\b|logits\[\.\.\., :-1, :\]")
 """What makes a copy of all but the last of each sequence's logits."""
+_ONE_MORE = re.compile(r"\blogits_to_keep\s?=\s?\w{1,40}\s?\+\s?1\b")
+"""What asks the output projection for one row more than the tokens whose log-probabilities are wanted (TRL
+v0.15.2, trl/trainer/grpo_trainer.py, _get_per_token_logps).
+"""
 _AS_MADE = re.compile(
     r"\bF\.linear\(|\blm_head\(|torch\.tanh\(logits|torch\.matmul\(total_input|final_logit_softcapping"
 )
@@ -188,7 +193,10 @@ _OF_PRODUCT = re.compile(r"\b(?:matmul|bmm|einsum)\(|\w @ \w")
 _PICTURE = re.compile(
     r"\bheight[\"']?\s{0,3}[=:]\s{0,3}(\d{2,5})\b[^\n]{0,12}\bwidth[\"']?\s{0,3}[=:]\s{0,3}(\d{2,5})\b"
 )
-_AUTOENCODER, LATENT_SIDE = "autoencoder_kl.py", 8
+_SIDES = re.compile(r"(?<![\w.])(\d{3,5})\s?[x×]\s?(\d{3,5})(?![\w.])")
+"""A picture's sides as people write them."""
+MOST_PICTURES = 12
+_AUTOENCODER, LATENT_SIDE = re.compile(r"\bautoencoder_kl\.py|\bvae\.(?:decode|encode)\("), 8
 """diffusers v0.31, models/autoencoders/vae.py: UNetMidBlock2D with heads as wide as all channels, behind
 three halvings of each side.
 """
@@ -295,6 +303,8 @@ def _logits_terms(
     tokens = set(axes.counts)
     tokens |= {2 * count for count in tokens} if pairs else set()
     tokens |= set(axes.shifted_counts) if _SHIFTED.search(signs.text) else set()
+    if _AS_MADE.search(signs.code) and _ONE_MORE.search(signs.text):
+        tokens = set(axes.lengthened_counts)
     common = set() if fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss:
         by_chance = named or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
@@ -408,6 +418,7 @@ def _widths_of_scores(signs: Signs) -> Widths:
 
 def _latents_of_pictures(signs: Signs) -> Iterator[int]:
     """Tokens of the one attention of a picture's autoencoder, which has one head: an eighth of each side."""
-    if _AUTOENCODER in signs.text:
-        for height, width in dict.fromkeys(_PICTURE.findall(signs.text)):
+    if _AUTOENCODER.search(signs.text):
+        said = (*_PICTURE.findall(signs.text), *_SIDES.findall(signs.text))
+        for height, width in tuple(dict.fromkeys(said))[:MOST_PICTURES]:
             yield (int(height) // LATENT_SIDE) * (int(width) // LATENT_SIDE)

@@ -44,6 +44,7 @@ GRADIENT = Frame("gradients", "head", "the output projection's gradient, which s
 """linkedin/Liger-Kernel v0.6.2, src/liger_kernel/ops/fused_linear_cross_entropy.py."""
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")
 LAYER = Frame("saved_activations", "model", "a layer")
+HALVES = "or in 16 bits of twice as many (how many sequences there are is not said)"
 _DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
 """Bits in which weights are loaded, where a text says it."""
 _BY_EXPERT = re.compile(
@@ -69,6 +70,8 @@ class Sized(NamedTuple):
     dtype: str
     words: str
     rank: int = BOTH_KNOWN
+    sure: bool = True
+    """Whether no other product of the same size is as likely."""
 
     @property
     def size(self) -> int:
@@ -109,7 +112,7 @@ def _fitting_terms(asked: Interval, tensors: list[Sized]) -> Iterator[Candidate]
         if fit := fit_of(asked, each.size):
             yield Candidate((each.rank, fit), Term(
                 component=each.component, path=each.path, shape=f"[{', '.join(map(str, each.axes))}] {each.dtype}",
-                exact=fit == 2, words=each.words,
+                exact=fit == 2 and each.sure, words=each.words,
             ))  # fmt: skip
 
 
@@ -224,9 +227,11 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
         for of_token, count in made_of:
             product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
             for width, dtype in widths:
+                sure = unit != "tokens" or width != 4 or bool(axes.batches or RAISED.search(signs.code))
+                either = "" if sure else f", {HALVES}"
                 made = Sized(
                     told.component, told.path, (count, *of_token.axes), width, dtype,
-                    f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes", rank,
+                    f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes{either}", rank, sure,
                 )  # fmt: skip
                 found[of_token.words, made.size] = made
     yield from found.values()

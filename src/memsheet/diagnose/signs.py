@@ -63,6 +63,15 @@ _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, writte
 
 _TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2seq_lm", "idefics_causal_lm")
 """text-generation-inference's files of models (server/text_generation_server/models)."""
+RESTORES = (
+    "restore_optimizers",
+    "load_optimizer_state",
+    "load_optimizer_state_dict",
+    "_load_optimizer_and_scheduler",
+)
+"""Functions that put an optimizer's states back, which only a training that goes on does (lightning 2.5,
+pytorch/trainer/connectors/checkpoint_connector.py; transformers v4.57.1, trainer.py).
+"""
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "fused_linear_cross_entropy_forward", "calculate_logits_max", "calculate_predicted_logits",
@@ -97,7 +106,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
     **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
                      "_zero3_consolidated_16bit_state_dict", "save_pretrained"), _SAVE),
-    **dict.fromkeys(("load_checkpoint", "load_state_dict", "load_optimizer_state", "resume_from_checkpoint", "_load_optimizer_and_scheduler"), _RESTORE),
+    **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint", *RESTORES), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu", "activations.forward"), _MLP),
     **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
@@ -207,12 +216,17 @@ _KEPT_LOSS = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """A list of losses over steps: of tensors where memory grows with it."""
+_DOTTED = re.compile(r"(?<=\w) \.{2,200} (?=\S)")
+"""What stands between an argument and its value where Megatron-LM prints all (megatron/training/arguments.py,
+_print_args).
+"""
 _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
 )
 _TRAINED = re.compile(
     r"\b(?:learning_rate|train_loss)['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d"
+    r"|[\"']loss[\"']: [^\n{}]{1,200}[\"']epoch[\"']:"
     r"|Running training",
     re.IGNORECASE,
 )
@@ -346,7 +360,7 @@ def read_signs(log: Log, line: int) -> Signs:
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
         changed_at=_change_at_step(text), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
-        sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=text,
+        sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 
 
@@ -548,6 +562,7 @@ TRAINS = (
     "train_loop",
     "training_loop",
     "run_train",
+    *RESTORES,
 )
 """Functions of which a training run is made, in whose midst an evaluation is another regime."""
 BEFORE_TRAINING = ("_run_sanity_check",)

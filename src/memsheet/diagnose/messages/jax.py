@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import islice
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words, sum_intervals
-from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.stated import larger_share, stated_share
 from memsheet.frozen import replace
 
@@ -55,7 +57,37 @@ def _counted_by_compiler(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
+_WORDS = {"bf16": "bf16", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
+MOST_BUFFERS = 64
+
+
+def _term_of_buffers(size: Interval | None, printed: str) -> Term | None:
+    """The one shape among a program's buffers that is as large as what was asked for."""
+    found = dict.fromkeys(each[1] for each in islice(_BUFFER.finditer(printed), MOST_BUFFERS))
+    fitting = []
+    for shape in found:
+        kind, _, axes = shape.rstrip("]").partition("[")
+        counts = [int(each) for each in axes.split(",") if each]
+        width = _BYTES.get(kind)
+        if size and width and size.low <= width * math.prod(counts) <= size.high:
+            fitting.append((kind, counts, width))
+    if len(fitting) != 1:
+        return None
+    ((kind, counts, width),) = fitting
+    return Term(
+        component="temporaries", path="program", exact=True,
+        shape=f"[{', '.join(map(str, counts))}] {_WORDS.get(kind, kind)}",
+        words=f"{' × '.join(f'{each:,}' for each in counts)} × {width} bytes, as XLA prints its buffers",
+    )  # fmt: skip
+
+
 def _asked_of_pool(message: Message, log: Log) -> Judgement:
+    printed = log.squeezed[log.place_of(message.line) :]
+    return replace(_judged_request(message, log), term=_term_of_buffers(message.facts.get("asked"), printed))
+
+
+def _judged_request(message: Message, log: Log) -> Judgement:
     size = message.facts.get("asked")
     text, lines = log.squeezed, log.text
     pool = pool_figures(text)
