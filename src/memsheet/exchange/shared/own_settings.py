@@ -36,12 +36,13 @@ METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward
 METHOD_KEYS = frozenset({"trainer", "trainer_type", "trainer_class", "method", "algorithm", "algo", "stage", "training_type", "train_type", "type", "task", "objective", "mode", "loss_type"})  # fmt: skip
 """Keys whose values say how a file's training trains."""
 _METHOD = re.compile(
-    r"(?<![a-z])(?:dpo|grpo|ppo|kto|orpo|gkd|rloo|simpo|cpo|rlhf|reinforce|distil\w*)(?:trainer|config)?(?![a-z])"
+    r"(?<![a-z])(?:dpo|grpo|ppo|kto|orpo|gkd|rloo|simpo|cpo|rlhf|reinforce|distil\w*)"
+    r"(?:trainer|config)?(?![a-z])"
 )
 """A word of the same in a name: ``dpo_beta``, ``DPOTrainer``."""
 _OF_OTHERS = re.compile(
-    r"^(?:beta|kl_\w+|\w+_kl|beta_kl|num_generations|max_(?:prompt|completion)_length)$|rollout|^reward|^critic"
-    r"|^teacher|^student|^ref(?:erence)?_(?:model|policy)"
+    r"^(?:beta|kl_\w+|\w+_kl|num_generations|max_(?:prompt|completion)_length)$|rollout"
+    r"|^reward|^critic|^teacher|^student|^ref(?:erence)?_(?:model|policy)"
 )
 """Keys and groups that a training of several models or of its own answers has."""
 NAMES_MODEL = (
