@@ -85,6 +85,8 @@ def test_other_names_say_the_same(tmp_path: Path) -> None:
         {**OWN, "training": {**TRAINING, "max_prompt_length": 512}},
         {**OWN, "training": {**TRAINING, "algorithm": "reinforce++"}},
         {"model": OWN["model"], "dpo_config": TRAINING},
+        {**OWN, "data": {"type": "preference"}},
+        {**OWN, "data": {"chosen_column": "better"}},
         {**OWN, "teacher": {"model_name": "Qwen/Qwen2.5-72B"}},
         {**OWN, "rollout": {"max_length": 30000}},
         {

@@ -31,7 +31,7 @@ TRAINED_BY = (
 MIXED = {"bf16": "bf16", "bf16-mixed": "bf16", "fp16": "fp16", "16-mixed": "fp16", "fp16-mixed": "fp16"}
 """How people say what a training computes in, by the Trainer's switch of it."""
 WIDTHS = ("bfloat16", "float16", "float32", "auto")
-METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward", "rm", "rlhf", "simpo", "cpo", "online_dpo", "distillation", "grpo_vllm"})  # fmt: skip
+METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward", "rm", "rlhf", "simpo", "cpo", "online_dpo", "distillation", "grpo_vllm", "preference", "pairwise"})  # fmt: skip
 """Trainings of several models or several rows, which such a file does not describe."""
 METHOD_KEYS = frozenset({"trainer", "trainer_type", "trainer_class", "method", "algorithm", "algo", "stage", "training_type", "train_type", "type", "task", "objective", "mode", "loss_type"})  # fmt: skip
 """Keys whose values say how a file's training trains."""
@@ -42,7 +42,7 @@ _METHOD = re.compile(
 """A word of the same in a name: ``dpo_beta``, ``DPOTrainer``."""
 _OF_OTHERS = re.compile(
     r"^(?:beta|kl_\w+|\w+_kl|num_generations|max_(?:prompt|completion)_length)$|rollout"
-    r"|^reward|^critic|^teacher|^student|^ref(?:erence)?_(?:model|policy)"
+    r"|^reward|^critic|^chosen|^rejected|^teacher|^student|^ref(?:erence)?_(?:model|policy)"
 )
 """Keys and groups that a training of several models or of its own answers has."""
 NAMES_MODEL = (
