@@ -16,7 +16,7 @@ from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
 from memsheet.exchange.mistakes.case import TRAINERS
 from memsheet.exchange.shared.colocated_server import CARD
-from memsheet.exchange.shared.file_format import EVERYTHING, Moved, Read
+from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.launched_script import ACCELERATE
@@ -315,6 +315,7 @@ def _reason_to_doubt(
     launcher = _open_launcher(reads, answer, given)
     open_words = [*filter(None, (not_there, launcher, _not_held(reads, named) if named else ""))]
     further = "".join(f"; {words}" for words in open_words)
+    open_arguments = any(MORE in read.values for read in reads.values())
     least = 0 if absent or launcher else least
     stands_in = answer.model.name.endswith(BY_SIZE)
     if not stands_in and (
@@ -335,7 +336,7 @@ def _reason_to_doubt(
         )
         return Doubt(
             f"{words}: --model names another, or its config.json{further}",
-            0 if absent or launcher else int(_resting_states(answer) * sized.least_share),
+            0 if absent or launcher or open_arguments else int(_resting_states(answer) * sized.least_share),
         )
     other = [
         f"{at} {read.values[at]}, and the model has {own}"

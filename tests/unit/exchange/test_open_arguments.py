@@ -11,8 +11,9 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.exchange.shared.file_format import MORE
+from memsheet.exchange.shared.file_format import MORE, UNSET
 from memsheet.exchange.shared.flag_words import flags_of
+from memsheet.exchange.shared.megatron_flags import parse_flags
 
 MEGATRON = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --swiglu --bf16 {} "
@@ -75,10 +76,66 @@ def test_a_stop_is_one_where_all_arguments_are_there(tmp_path: Path) -> None:
         (["--n", "1", "2", "${A[@]}"], {"n": [1, 2], MORE: "${A[@]}"}),
         (["$A"], {MORE: "$A"}),
         (["$1"], {}),
+        (["--n", "1", "$1"], {"n": 1, MORE: "$1"}),
+        (["--n", "1", "${A:+--b", "$A}", "--c", "2"], {"n": 1, MORE: "${A:+--b $A}", "c": 2}),
+        (["--n", "1", "$(cat", "f)", "--c", "2"], {"n": 1, MORE: "$(cat f)", "c": 2}),
+        (["--n", "`cat", "f`", "--c", "2"], {"n": UNSET, "c": 2}),
+        (["--bf16", "${A[@]}"], {"bf16": UNSET, MORE: "${A[@]}"}),
+        (["--bf16", "${A:+--b", "${A}}"], {"bf16": UNSET, MORE: "${A:+--b ${A}}"}),
+        (["--output_dir", "$A"], {"output_dir": UNSET}),
     ],
 )
 def test_a_value_is_no_further_argument(words: list[str], found: dict[str, Any]) -> None:
     assert flags_of(words)[0] == found
+
+
+TOO_LARGE = {
+    "transformers": (
+        "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path Qwen/Qwen2.5-72B --block_size 4096 "
+        "--bf16 --output_dir o --per_device_train_batch_size 4 {}"
+    ),
+    "megatron": MEGATRON.replace("--num-layers 32", "--num-layers 80").format("") + " {}",
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+@pytest.mark.parametrize("words", ["${DS:+--deepspeed $DS}", "$(cat more.txt)", "`cat more.txt`", '"$1"'])
+def test_options_of_a_filled_part_may_divide_what_does_not_fit(tmp_path: Path, name: str, words: str) -> None:
+    assert checked(tmp_path, "run.sh", TOO_LARGE[name].format("")).result is Result.DOES_NOT_FIT
+    assert checked(tmp_path, "more.sh", TOO_LARGE[name].format(words)).result is Result.UNCERTAIN
+
+
+BRIDGE = """
+model: {tensor_model_parallel_size: 1, seq_length: "${tokens}"}
+train: {micro_batch_size: 64, global_batch_size: 512}
+checkpoint: {pretrained_checkpoint: %s}
+tokens: 4096
+"""
+
+
+@pytest.mark.parametrize("model", ["/ckpts/llama-70b", "Qwen/Qwen2.5-72B"])
+def test_what_is_put_over_a_recipe_is_denied_by_no_size_of_a_name(tmp_path: Path, model: str) -> None:
+    found = checked(tmp_path, "over.yaml", BRIDGE % model)
+    assert found.result is Result.UNCERTAIN
+    assert found.answer is not None
+    assert found.answer.plan.workload.seq_len == 4096
+
+
+def test_a_script_of_several_trainings_is_said_to_be(tmp_path: Path) -> None:
+    small = LAUNCHES["transformers"].format("--max_steps 1").replace("7B", "0.5B")
+    found = checked(tmp_path, "run.sh", f"{small}\n{LAUNCHES['transformers'].format('')}\n")
+    assert any("the first of 2 trainings" in line for read in found.reads.values() for line in read.assumed)
+    alone = checked(tmp_path, "run.sh", f"{small}\n{small}\n")
+    assert not any("the first of" in line for read in alone.reads.values() for line in read.assumed)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--model_name_or_path Qwen/Qwen2.5-0.5B", "--per_device_train_batch_size 1"]
+)
+def test_flags_of_the_trainer_are_of_no_fork_of_megatron(flag: str) -> None:
+    words = ["torchrun", "run.py", "--num_layers", "32", "--seq_length", "4096"]
+    assert "--num-layers" in parse_flags(words)
+    assert "--num-layers" not in parse_flags([*words, *flag.split()])
 
 
 SCRIPT = """

@@ -80,11 +80,64 @@ def test_other_names_say_the_same(tmp_path: Path) -> None:
         {**OWN, "model": {"name": "a model of ours"}},
         {"model": {"name": "Qwen/Qwen2.5-0.5B"}, "training": {"epochs": 3, "lr": 1e-4}},
         {"model": {"name": "Qwen/Qwen2.5-0.5B"}, "evaluation": {"batch_size": 2, "lr": 1, "epochs": 2}},
+        {**OWN, "training": {**TRAINING, "trainer": "DPOTrainer"}},
+        {**OWN, "training": {**TRAINING, "beta": 0.1}},
+        {**OWN, "training": {**TRAINING, "max_prompt_length": 512}},
+        {**OWN, "training": {**TRAINING, "algorithm": "reinforce++"}},
+        {"model": OWN["model"], "dpo_config": TRAINING},
+        {**OWN, "data": {"type": "preference"}},
+        {**OWN, "data": {"chosen_column": "better"}},
+        {**OWN, "teacher": {"model_name": "Qwen/Qwen2.5-72B"}},
+        {**OWN, "rollout": {"max_length": 30000}},
+        {
+            "actor": {"model_name": "Qwen/Qwen2.5-0.5B"},
+            "b": {"model_name": "Qwen/Qwen2.5-7B"},
+            "training": TRAINING,
+        },
+        {"model": OWN["model"], "train_metrics": {"train_batch_size": 4, "epoch": 3, "learning_rate": 0.1}},
+        {"train_batch_size": 4, "max_steps": 100, "global_step": 100, "log_history": [{"loss": 1.0}]},
     ],
 )
 def test_what_is_another_training_or_none_is_not_read(tmp_path: Path, tree: Any) -> None:
     with pytest.raises(InputError, match="not recognised"):
         checked(tmp_path, tree)
+
+
+DEEPSPEED = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+QUANTIZED = {**LORA, "quantization": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [
+        ({**OWN, "training": {at: str(value) for at, value in TRAINING.items()}}, OWN),
+        ({**OWN, "batch": 2, "training": {**TRAINING, "per_device_train_batch_size": "${batch}"}}, OWN),
+        ({**OWN, "training": {**TRAINING, "per_device_train_batch_size": None, "batch_size": 2}}, OWN),
+        ({**OWN, "training": {**TRAINING, "bf16": None, "precision": "bf16-mixed"}}, OWN),
+        ({**OWN, "training": {**TRAINING, "mixed_precision": ["bf16"]}}, OWN),
+        ({**OWN, "model": {**OWN["model"], "revision": "main", "max_length": 32768}, "training": {**TRAINING, "max_seq_length": 1024}}, OWN),
+        ({**OWN, "sampling": {"max_length": 30000, "batch_size": 64}, "judge": {"model_name": "Qwen/Qwen2.5-72B"}}, OWN),
+        ({**OWN, "train_stage2": {**TRAINING, "per_device_train_batch_size": 9, "max_length": 16384}}, OWN),
+        ({**LORA, "quantization": {**QUANTIZED["quantization"], "enabled": False}}, LORA),
+        ({**OWN, "training": {**TRAINING, "gradient_checkpointing": None}, "lora": {**LORA["lora"], "use_gradient_checkpointing": "unsloth"}}, LORA),
+    ],
+)  # fmt: skip
+def test_a_value_is_the_training_s_own(tmp_path: Path, said: Any, same: Any) -> None:
+    found = checked(tmp_path, said)
+    assert found.result is Result.UNCERTAIN
+    assert peak_of(found) == peak_of(checked(tmp_path, same, "same.json"))
+
+
+def test_what_is_quantized_and_divided_is_as_it_says(tmp_path: Path) -> None:
+    assert peak_of(checked(tmp_path, QUANTIZED)) < peak_of(checked(tmp_path, LORA))
+    divided = checked(tmp_path, {**OWN, "training": {**TRAINING, "deepspeed": DEEPSPEED}})
+    assert divided.answer is not None
+    assert (divided.answer.plan.engine, divided.answer.plan.zero) == ("deepspeed", 3)
+
+
+def test_an_open_value_is_none_of_ours(tmp_path: Path) -> None:
+    steps = {**TRAINING, "gradient_accumulation_steps": "${oc.env:STEPS,4}"}
+    assert "gradient_accumulation_steps" in str(checked(tmp_path, {**OWN, "training": steps}).doubt)
 
 
 def test_a_switched_off_adapter_trains_the_whole_model(tmp_path: Path) -> None:

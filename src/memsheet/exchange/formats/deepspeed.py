@@ -214,6 +214,7 @@ FORMAT = Format(
         "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "steps_per_print", "wall_clock_breakdown",
         "quantize_training", "compression_training", "data_efficiency", "zero_allow_untested_optimizer",
     }),
+    never=frozenset({"log_history", "stateful_callbacks"}),  # of the Trainer's state beside a checkpoint
     strict=(Z, "bf16", "fp16"),  # config_utils.py:110: extra="forbid"
     removed=frozenset(  # 0.19.8 runtime/config.py:82-130
         {

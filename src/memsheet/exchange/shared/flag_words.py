@@ -7,7 +7,18 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE, UNSET
 from memsheet.exchange.shared.serve_command import parse_human_number
-from memsheet.exchange.shared.serve_script import ARGUMENTS, OPEN_WORD, has_unset_placeholder
+from memsheet.exchange.shared.serve_script import (
+    ARGUMENTS,
+    GIVES_WORDS,
+    OPEN_WORD,
+    has_unset_placeholder,
+    joined_parts,
+)
+
+SWITCHES = frozenset({"bf16", "fp16", "tf32", "gradient_checkpointing", "packing", "do_train", "do_eval", "load_in_4bit", "load_in_8bit", "use_peft", "overwrite_output_dir", "trust_remote_code"})  # fmt: skip
+"""Flags of the Trainer's scripts that have a value or none (transformers 5.23.0 hf_argparser.py, nargs of
+a bool): a variable behind one may be further arguments.
+"""
 
 
 def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -17,13 +28,13 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     found: dict[str, Any] = {}
     left: list[str] = []
     name, filled = "", False
-    for word in words:
+    for word in joined_parts(words):
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             name, filled = name.replace("-", "_"), False
             found[name] = plain_value(value) if equals else True
             name = "" if equals else name
-        elif (not name or filled) and OPEN_WORD.fullmatch(word):
+        elif OPEN_WORD.fullmatch(word) and (filled or not (name or _is_numbered(word))):
             found[MORE] = word
         elif word in ARGUMENTS or (filled and not word):
             continue
@@ -33,8 +44,15 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
             held = found[name]
             found[name] = [*(held if isinstance(held, list) else [held]), plain_value(word)]
         else:
-            found[name], filled = plain_value(word), True
+            opens = OPEN_WORD.fullmatch(word) is not None
+            found[name], filled = UNSET if opens else plain_value(word), True
+            found |= {MORE: word} if opens and (name in SWITCHES or GIVES_WORDS.match(word)) else {}
     return found, tuple(left)
+
+
+def _is_numbered(word: str) -> bool:
+    """Whether a word is what the script itself is given: alone, a file as often as an option."""
+    return word.strip("${}").isdigit()
 
 
 def plain_value(text: str) -> Any:

@@ -107,12 +107,17 @@ def launched_reads(
         told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
         told |= example_length(found.script, found.arguments) if form.name == "transformers" else {}
         told |= _of_one_process(found, form, found.arguments)
+        others = [one for one in launches if _is_another(one, found)]
         told |= {"dtype": "auto"} if form.name == TRL and LOADED_BARE.search(found.script) else {}
-        return {
-            **reads,
-            f"{name}: {found.script}": read_format_values(form, {**_as_said(form, found.arguments), **told}),
-        }, ()
+        read = read_format_values(form, {**_as_said(form, found.arguments), **told})
+        first = (f"the first of {len(others) + 1} trainings that it starts",) if others else ()
+        return {**reads, f"{name}: {found.script}": replace(read, assumed=(*first, *read.assumed))}, ()
     return reads, ()
+
+
+def _is_another(one: Launch, found: Launch) -> bool:
+    """Whether it is a training of other arguments than the one that is read."""
+    return one.arguments != found.arguments and _script_flag_format(one) is not None
 
 
 def _as_factory_command(one: Launch, beside: Mapping[str, str]) -> Launch:

@@ -9,13 +9,15 @@ from math import isfinite, nan
 from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE, UNSET
-from memsheet.exchange.shared.serve_script import ARGUMENTS, OPEN_WORD
+from memsheet.exchange.shared.serve_script import ARGUMENTS, OPEN_WORD, joined_parts
 from memsheet.exchange.shared.shell_text import ShellScript
 
 ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 MOST_WORDS = 4000
 REDIRECTED = (">", ">>", "&>", "&>>", "2>&1", "2>", "<", "<<")
 FORK = "of a fork of Megatron-LM, by its underscores: it is read as that"
+OF_TRAINER = frozenset({"--per_device_train_batch_size", "--model_name_or_path"})
+"""Flags of scripts of transformers' Trainer, which have underscores in all of theirs."""
 PROGRAM = "$.program"
 """The script that the flags are given to."""
 
@@ -182,7 +184,7 @@ def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()
     respelled = {"--nnodes", "--nproc-per-node", *LAUNCHER, *(switches | VALUED if forked else ())}
     found: dict[str, Any] = {MORE: FORK} if forked else {}
     at = ""
-    for word in words[starts[0] if starts else 0 :]:
+    for word in joined_parts(words[starts[0] if starts else 0 :]):
         if word in REDIRECTED:
             break
         if word.startswith("--"):
@@ -195,7 +197,7 @@ def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()
             found[PROGRAM] = word.rpartition("/")[2]
         elif not word:
             continue  # a variable that holds nothing
-        elif at in switches or not at:
+        elif at in switches or not at or (found[at] is not True and OPEN_WORD.fullmatch(word)):
             found |= {MORE: word} if OPEN_WORD.fullmatch(word) else {}
         elif word not in ARGUMENTS:
             held = found[at]
@@ -210,12 +212,14 @@ def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()
 def _has_underscores(words: Sequence[str], own: frozenset[str]) -> bool:
     """Whether flags of several words, more than one, all have underscores in place of dashes."""
     names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if not names.isdisjoint(OF_TRAINER):
+        return False
     dashed = any("-" in name[2:] for name in names & own)
     return not dashed and sum("_" in name and name.replace("_", "-") in own for name in names) > 1
 
 
 def _parse_flag_value(word: str) -> Any:
-    if "$" in word:
+    if "$" in word or OPEN_WORD.fullmatch(word):
         return UNSET
     if word.isdecimal() and len(word) < 12:
         return int(word)

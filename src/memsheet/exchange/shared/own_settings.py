@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import MORE
-from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
+from memsheet.exchange.shared.flag_words import plain_value
+from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
 
 BY_NAMES = "that its script has, whose own file this is: it is read by its names"
 MOST_LEAVES, DEEPEST = 600, 5
@@ -26,10 +28,23 @@ TRAINED_BY = (
     ("num_train_epochs", "num_epochs", "epochs", "max_steps", "n_epochs", "epoch", "steps", "train_steps"),
 )
 """Of each, one stands beside a batch where that is a training's."""
+MIXED = {"bf16": "bf16", "bf16-mixed": "bf16", "fp16": "fp16", "16-mixed": "fp16", "fp16-mixed": "fp16"}
+"""How people say what a training computes in, by the Trainer's switch of it."""
 WIDTHS = ("bfloat16", "float16", "float32", "auto")
-METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward", "rm", "rlhf", "simpo", "cpo", "online_dpo", "distillation", "grpo_vllm"})  # fmt: skip
+METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward", "rm", "rlhf", "simpo", "cpo", "online_dpo", "distillation", "grpo_vllm", "preference", "pairwise"})  # fmt: skip
 """Trainings of several models or several rows, which such a file does not describe."""
-OF_OTHERS = frozenset({"num_generations", "reward_model", "reward_funcs", "reward_functions", "ref_model", "teacher_model", "kl_coef", "beta_kl"})  # fmt: skip
+METHOD_KEYS = frozenset({"trainer", "trainer_type", "trainer_class", "method", "algorithm", "algo", "stage", "training_type", "train_type", "type", "task", "objective", "mode", "loss_type"})  # fmt: skip
+"""Keys whose values say how a file's training trains."""
+_METHOD = re.compile(
+    r"(?<![a-z])(?:dpo|grpo|ppo|kto|orpo|gkd|rloo|simpo|cpo|rlhf|reinforce|distil\w*)"
+    r"(?:trainer|config)?(?![a-z])"
+)
+"""A word of the same in a name: ``dpo_beta``, ``DPOTrainer``."""
+_OF_OTHERS = re.compile(
+    r"^(?:beta|kl_\w+|\w+_kl|num_generations|max_(?:prompt|completion)_length)$|rollout"
+    r"|^reward|^critic|^chosen|^rejected|^teacher|^student|^ref(?:erence)?_(?:model|policy)"
+)
+"""Keys and groups that a training of several models or of its own answers has."""
 NAMES_MODEL = (
     "model_name_or_path", "pretrained_model_name_or_path", "base_model_name_or_path", "model_name", "base_model", "base_model_name", "model_id", "base_model_id",
     "hf_model_ckpt", "model_path", "base_model_path", "hf_model", "pretrained_model", "model_checkpoint", "checkpoint", "model",
@@ -43,7 +58,7 @@ USUAL_RANK = 8
 """Of an adapter that is switched on and says none (huggingface/peft 0.21.2 tuners/lora/config.py, r)."""
 _ADAPTER = re.compile(r"lora|peft|adapter", re.IGNORECASE)
 _MODEL = re.compile(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
-_OTHER_USE = re.compile(r"eval|infer|generat|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub", re.IGNORECASE)  # fmt: skip
+_OTHER_USE = re.compile(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip
 """Groups of which a value is no training's."""
 _TRAINS = re.compile(r"train", re.IGNORECASE)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}|[A-Za-z][\w.-]*-\d+(?:\.\d+)?[bB](?:-[\w.-]+)?")
@@ -67,12 +82,15 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     """
     if not isinstance(tree, Mapping):
         return None
-    leaves = list(_leaves_below(tree, ()))
+    leaves = list(_leaves_below(with_references(tree), ()))
     if len(leaves) > MOST_LEAVES or _trains_otherwise(leaves):
         return None
     own = [leaf for leaf in leaves if not any(_OTHER_USE.search(group) for group in leaf.groups)]
+    if not _trains_a_batch(own):
+        return None
+    own, trained = _of_one_training([leaf for leaf in own if leaf.value is not None])
     model = _model_named(own)
-    if model is None or not _trains_a_batch(own):
+    if model is None:
         return None
     adapter = [leaf for leaf in own if any(_ADAPTER.search(group) for group in leaf.groups)]
     rest = [leaf for leaf in own if leaf not in adapter]
@@ -87,13 +105,16 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         if at not in arguments
         and (value := _first_value([one for one in rest if one.trains], names, _is_count)) is not None
     }
-    recomputes = any(one.key in RECOMPUTES and one.trains and one.value is True for one in rest)
+    recomputes = any(one.key in RECOMPUTES and one.value in (True, "unsloth") for one in own)
     said |= (
         {"gradient_checkpointing": True} if recomputes and "gradient_checkpointing" not in arguments else {}
     )
-    widths = {one.value for one in rest if one.key in ("mixed_precision", "precision")} & {"bf16", "fp16"}
+    words = {str(one.value) for one in rest if one.key in ("mixed_precision", "precision")}
+    widths = {width for word, width in MIXED.items() if word in words}
     said |= {width: True for width in widths if not {"bf16", "fp16"} & arguments.keys()}
-    length = _first_value(own, LENGTHS, _is_count)
+    length = _first_value([one for one in rest if one.trains], LENGTHS, _is_count) or _first_value(
+        own, LENGTHS, _is_count
+    )
     found = {
         f"{SCRIPT}.reads": BATCH,
         f"{SCRIPT}.model": model,
@@ -107,7 +128,8 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         **_quantized_values(own),
         **arguments,
         **said,
-        MORE: BY_NAMES,
+        **_deepspeed_values(tree),
+        MORE: f"{BY_NAMES}, of its trainings {trained} alone" if trained else BY_NAMES,
     }
     return {at: value for at, value in found.items() if value is not None}
 
@@ -118,11 +140,39 @@ def _leaves_below(tree: Mapping[Any, Any], groups: tuple[str, ...]) -> Iterator[
             if len(groups) < DEEPEST:
                 yield from _leaves_below(value, (*groups, str(key)))
         else:
-            yield Leaf(groups, str(key), value)
+            yield Leaf(groups, str(key), plain_value(value) if isinstance(value, str) else value)
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _of_one_training(leaves: list[Leaf]) -> tuple[list[Leaf], str]:
+    """The values without those of further trainings' groups, and the name of the one that stays; no name
+    where there is one alone.
+    """
+    batches = {leaf.groups: leaf.value for leaf in leaves if _says_batch(leaf)}
+    first, *others = list(batches) or [()]
+    others = [at for at in others if at[: len(first)] != first and first[: len(at)] != at]
+    if not others:
+        return leaves, ""
+    kept = [leaf for leaf in leaves if not any(leaf.groups[: len(at)] == at for at in others)]
+    return kept, ".".join(first)
+
+
+def _says_batch(leaf: Leaf) -> bool:
+    return leaf.trains and leaf.key in (BATCH, *SPELLINGS[BATCH]) and _is_count(leaf.value)
+
+
+def _deepspeed_values(tree: Mapping[Any, Any], depth: int = 0) -> Mapping[str, Any]:
+    """DeepSpeed's configuration that stands in the file in place of a file's name."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and depth < DEEPEST:
+            if isinstance(value.get("zero_optimization"), Mapping):
+                return {INLINE: value}
+            if key != "zero_optimization" and (found := _deepspeed_values(value, depth + 1)):
+                return found
+    return {}
 
 
 def _trains_a_batch(leaves: list[Leaf]) -> bool:
@@ -135,14 +185,14 @@ def _trains_a_batch(leaves: list[Leaf]) -> bool:
 
 
 def _trains_otherwise(leaves: list[Leaf]) -> bool:
-    words = (
-        str(leaf.value).lower() for leaf in leaves if isinstance(leaf.value, str) and len(leaf.value) < 24
-    )
-    groups = (group.lower() for leaf in leaves for group in leaf.groups)
+    said = [leaf for leaf in leaves if leaf.value not in (None, False)]
+    names = {name.lower() for leaf in said for name in (*leaf.groups, leaf.key)}
+    words = {(leaf.key, leaf.value.lower()) for leaf in said if isinstance(leaf.value, str)}
+    groups = {group.lower() for leaf in said for group in leaf.groups}
     return (
-        not METHODS.isdisjoint(words)
+        any(_METHOD.search(name) or _OF_OTHERS.search(name) for name in names)
         or not METHODS.isdisjoint(groups)
-        or any(leaf.key in OF_OTHERS for leaf in leaves)
+        or any(word in METHODS or (key in METHOD_KEYS and _METHOD.search(word)) for key, word in words)
     )
 
 
@@ -164,7 +214,13 @@ def _model_named(leaves: list[Leaf]) -> Any:
         return isinstance(value, str) and _HUB_ID.fullmatch(value.strip()) is not None
 
     of_group = [leaf for leaf in leaves if leaf.groups and _MODEL.search(leaf.groups[-1])]
-    return _first_value(leaves, NAMES_MODEL, is_name) or _first_value(of_group, IN_MODEL_GROUP, is_name)
+    for held, keys in ((leaves, NAMES_MODEL), (of_group, IN_MODEL_GROUP)):
+        for key in keys:
+            named = [leaf for leaf in held if leaf.key == key and is_name(leaf.value)]
+            own = [leaf for leaf in named if leaf.trains] or named
+            if own:
+                return own[0].value if len({leaf.value for leaf in own}) == 1 else None
+    return None
 
 
 def _adapter_values(leaves: list[Leaf], adapter: list[Leaf]) -> Mapping[str, Any]:
@@ -191,8 +247,11 @@ def _adapter_values(leaves: list[Leaf], adapter: list[Leaf]) -> Mapping[str, Any
 
 
 def _quantized_values(leaves: list[Leaf]) -> Mapping[str, Any]:
-    on = {leaf.key for leaf in leaves if leaf.value is True}
-    if "load_in_4bit" in on:
+    """Nothing of a group that is switched off."""
+    switches = ("enabled", "enable", "use", "use_quantization", "quantize")
+    off = {leaf.groups for leaf in leaves if leaf.key in switches and leaf.value is False and leaf.groups}
+    on = {leaf.key for leaf in leaves if leaf.value is True and leaf.groups not in off}
+    if not on.isdisjoint(("load_in_4bit", "use_4bit")):
         kind = _first_value(leaves, ("bnb_4bit_quant_type",), lambda value: value in ("nf4", "fp4"))
         return {
             f"{SCRIPT}.quantized": kind or "fp4",

@@ -212,8 +212,30 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
 
 ARGUMENTS = ("$@", "$*", "${@}", "${*}", "${@:1}", "${@:2}")
 """What a script itself is given: nothing, as it stands."""
-OPEN_WORD = late_pattern(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*(?:\[[@*]\])?\})")
-"""A word that is one variable, for which any number of arguments may stand."""
+OPEN_WORD = late_pattern(r"\$(?:\w+|\{\w+(?:\[[@*]\]|:?\+.*)?\}|\(.*\))|`.*`")
+"""A word that is one variable, or what a command prints, for which any number of arguments may stand."""
+GIVES_WORDS = late_pattern(r"\$\{\w+:?\+[^\s{}]+\s")
+"""One that gives an option with its value where a variable is set."""
+_OPENED = late_pattern(r"\$\{[^{}]*+$|\$\([^()]*+$|`[^`]*+$")
+_CLOSED_BY = {"${": "}", "$(": ")"}
+
+
+def joined_parts(words: Iterable[str]) -> Iterator[str]:
+    """Words with each part that a shell fills (``${A:+--b $A}``, ``$(cat f)``) as one."""
+    held: list[str] = []
+    for word in words:
+        if held:
+            held.append(word)
+            if word.endswith(_CLOSED_BY.get(held[0][:2], "`")):
+                yield " ".join(held)
+                held = []
+        elif _OPENED.match(word):
+            held.append(word)
+        else:
+            yield word
+    yield from held
+
+
 _PLACE = late_pattern(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")
 
 

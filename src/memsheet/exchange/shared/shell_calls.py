@@ -27,9 +27,9 @@ _GIVES = late_pattern(rf"(?<![\w-])[A-Za-z_]\w*={_VALUE}")
 _STARTED = late_pattern(
     r"(?:^|(?<=[;&|({])|(?<=\bdo)|(?<=\b(?:then|else)))"
     rf"(?P<before>[ \t]*(?:(?:[A-Za-z_]\w*={_VALUE}|exec|time|nohup|env"
-    r"|srun(?:[ \t]+--?[\w-]+(?:=[^\s;&|]+)?)*)(?:[ \t]|\\\n)+)*)"
+    r"|srun(?:(?:[ \t]|\\\n)++--?[\w-]+(?:=[^\s;&|]+|[ \t]+\d[\w:.-]*)?){0,32})(?:[ \t]|\\\n)++){0,48})"
     r"(?:(?:bash|sh|zsh)[ \t]+(?:-[a-z]+[ \t]+)*)?"
-    r"(?P<script>\"?(?:\$\(dirname[ \t][^()\n]*\)\"?/)?[\w./${}\"-]*\w\.(?:sh|bash))\"?"
+    r"(?P<script>\"?(?:\$\(dirname[ \t][^()\n]*\)\"?/)?[\w./${}\"-]{0,400}\w\.(?:sh|bash))\"?"
     r"(?P<words>(?:[ \t](?:[^\n\\;&|]|>&|&>|\\.|\\\n)*)?)(?=$|[;&|])",
     re.MULTILINE,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_the_words_of_a_started_script_are_the_shells(name: str, tmp_path: Path)
 )
 def test_what_is_not_started_or_too_long_stays_as_it_is(text: str, held: dict[str, str]) -> None:
     assert with_started_scripts(text, held.get) == text
+
+
+@pytest.mark.parametrize(
+    "before", ["srun -n 4 ", "srun --ntasks 4 \\\n  --gpus=4 \\\n  ", 'srun -N1 A="b c" env B=1 ']
+)
+def test_a_script_that_srun_starts_is_read(before: str) -> None:
+    assert "--processes" in with_started_scripts(f"{before}bash started.sh a", {"started.sh": STARTED}.get)
+
+
+@pytest.mark.parametrize("part", ['A="b" \\\n', "srun -a=b \\\n", "{A={ ", "{a", "env \\\n", "srun -a 1 "])
+def test_a_text_that_starts_nothing_takes_no_time_of_its_square(part: str) -> None:
+    began = time.process_time()
+    assert with_started_scripts(part * 4000, {"started.sh": STARTED}.get) == part * 4000
+    assert time.process_time() - began < 3
 
 
 def test_scripts_that_start_one_another_end() -> None:

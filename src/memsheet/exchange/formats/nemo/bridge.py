@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import MORE, UNSET, Format, Values
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
 from memsheet.patterns import late_pattern
@@ -103,7 +104,8 @@ def bridge_overrides(tree: Any) -> Mapping[str, Any] | None:
     """What a YAML puts over a recipe that its launch names (``--config-file``, 067f987d
     scripts/training/README.md); None of any other tree. The model is the checkpoint's, where that names one.
     """
-    groups = {name: tree.get(name) for name in GROUPS} if isinstance(tree, Mapping) else {}
+    tree = with_references(tree) if isinstance(tree, Mapping) else {}
+    groups = {name: tree.get(name) for name in GROUPS}
     model, train = groups.get(MODEL), groups.get(TRAIN)
     if not isinstance(model, Mapping) or model.keys().isdisjoint(DEGREES.values()):
         return None
