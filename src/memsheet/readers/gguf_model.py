@@ -109,6 +109,26 @@ def _moe_gguf_config(model: Contents) -> dict[str, Any]:
     return config
 
 
+def _delta_net_config(model: Contents) -> dict[str, Any]:
+    """Qwen3-Next and Qwen3.5, dense or routed: every so many layers attend, the others are delta nets."""
+    keys = model.keys
+    config = (_moe_gguf_config if keys.raw("expert_count") is not None else _dense_decoder_config)(model)
+    heads, inner = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")
+    if inner % heads:
+        keys.wrong("ssm.inner_size", inner, f"is no multiple of ssm.time_step_rank, {heads}")
+    recurrent = keys.raw("attention.recurrent_layers")
+    if isinstance(recurrent, list):
+        config["layer_types"] = [
+            "linear_attention" if one else "full_attention" for one in recurrent[: _gguf_layer_count(model)]
+        ]
+    return config | {
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"), "linear_key_head_dim": keys.count("ssm.state_size"),
+        "linear_num_key_heads": keys.count("ssm.group_count"), "linear_num_value_heads": heads,
+        "linear_value_head_dim": max(inner // heads, 1), "full_attention_interval": keys.count("full_attention_interval", default=4),
+        "mtp_num_hidden_layers": keys.count("nextn_predict_layers", default=0, low=0, high=MAX_LAYERS),
+    }  # fmt: skip
+
+
 def _deepseek_gguf_config(model: Contents) -> dict[str, Any]:
     """DeepSeek. Since llama.cpp caches the latent, key_length is the cached row and key_length_mla the head;
     before, key_length was the head.
@@ -163,6 +183,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[Contents], dict[str, Any]]]] = {
     "olmo2": ("olmo2", _dense_decoder_config), "exaone4": ("exaone4", _dense_decoder_config), "nemotron": ("nemotron", _dense_decoder_config), "ernie4_5": ("ernie4_5", _qkv_bias_config),
     "gemma": ("gemma", _dense_decoder_config), "gemma2": ("gemma2", _soft_capped), "gemma3": ("gemma3_text", _dense_decoder_config),
     "qwen2moe": ("qwen2_moe", _moe_gguf_config), "qwen3moe": ("qwen3_moe", _moe_gguf_config), "olmoe": ("olmoe", _moe_gguf_config), "gpt-oss": ("gpt_oss", _moe_gguf_config),
+    "qwen3next": ("qwen3_next", _delta_net_config), "qwen35": ("qwen3_5_text", _delta_net_config), "qwen35moe": ("qwen3_5_moe_text", _delta_net_config),
     "deepseek2": ("deepseek_v2", _deepseek_gguf_config), "gpt2": ("gpt2", _gpt2_gguf_config), "mamba": ("mamba", _mamba_gguf_config),
 }  # fmt: skip
 

@@ -41,6 +41,19 @@ HF_LATENT = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
 
+DELTA = {
+    **WIDE, "ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 16, "ssm.time_step_rank": 4, "ssm.group_count": 2,
+    "rope.dimension_count": 8,
+}  # fmt: skip
+ROUTED_DELTA = {**DELTA, **EXPERTS, "expert_shared_feed_forward_length": 96}
+HF_DELTA = {
+    **HF_GROUPED, "head_dim": 32, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16, "full_attention_interval": 3, "partial_rotary_factor": 0.25,
+}  # fmt: skip
+HF_ROUTED_DELTA = {
+    **HF_DELTA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 96,
+}  # fmt: skip
+
 # architecture, its keys, names of tensors that tell something, config.json
 SAME: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
     "llama": ("llama", GROUPED, (), {"model_type": "llama", **HF_GROUPED, "tie_word_embeddings": True}),
@@ -56,6 +69,9 @@ SAME: dict[str, tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
     "qwen2moe": ("qwen2moe", {**GROUPED, **EXPERTS, "expert_shared_feed_forward_length": 96}, ("output.weight",), {"model_type": "qwen2_moe", **HF_GROUPED, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 96}),
     "qwen3moe": ("qwen3moe", {**WIDE, **EXPERTS}, ("output.weight",), {"model_type": "qwen3_moe", **HF_GROUPED, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}),
     "gpt-oss": ("gpt-oss", {**WIDE, **EXPERTS, "expert_feed_forward_length": 160, "attention.sliding_window": 64}, ("output.weight",), {"model_type": "gpt_oss", **HF_GROUPED, "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}),
+    "qwen3next": ("qwen3next", {**ROUTED_DELTA, "attention.recurrent_layers": [True, True, False]}, ("output.weight",), {"model_type": "qwen3_next", **HF_ROUTED_DELTA, "mtp_num_hidden_layers": 0}),
+    "qwen35": ("qwen35", {**DELTA, "full_attention_interval": 3}, ("output.weight",), {"model_type": "qwen3_5_text", **HF_DELTA, "mtp_num_hidden_layers": 0, "tie_word_embeddings": False}),
+    "qwen35moe": ("qwen35moe", {**ROUTED_DELTA, "full_attention_interval": 3}, ("output.weight",), {"model_type": "qwen3_5_moe_text", **HF_ROUTED_DELTA, "mtp_num_hidden_layers": 0, "tie_word_embeddings": False}),
     "deepseek v2": ("deepseek2", LATENT, ("output.weight",), {"model_type": "deepseek_v2", **HF_LATENT, "q_lora_rank": None}),
     "deepseek v2 of before": ("deepseek2", {**{k: v for k, v in LATENT.items() if "_mla" not in k}, "attention.key_length": 24, "attention.value_length": 20}, ("output.weight",), {"model_type": "deepseek_v2", **HF_LATENT, "q_lora_rank": None}),
     "deepseek v3": ("deepseek2", {**LATENT, "attention.q_lora_rank": 24}, ("output.weight", "blk.1.exp_probs_b.bias"), {"model_type": "deepseek_v3", **HF_LATENT, "q_lora_rank": 24}),

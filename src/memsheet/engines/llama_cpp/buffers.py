@@ -228,8 +228,8 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
         if plan.serving.phase != "load"
         else nothing
     )
-    if not facts.sparing:
-        apart = _written_out_delta_nets(blocks, plan, where)
+    apart = _written_out_delta_nets(blocks, plan, where)
+    if plan.serving.phase != "load" and (not facts.sparing or where.host in where.layers):
         compute = tuple(
             Bytes(size.low, size.value, size.high + more) for size, more in zip(compute, apart, strict=True)
         )
@@ -244,7 +244,8 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
 
 def _written_out_delta_nets(blocks: list[Block], plan: Plan, where: Placed) -> list[int]:
     """Bytes that every device's buffer may have besides in builds of which nobody knows whether they compute
-    a delta net in one operation.
+    a delta net in one operation, and where layers lie on the host: it is written out for all where the first
+    device would compute one of theirs (llama-context.cpp, resolve_fused_ops).
     """
     found, ubatch, sequences = (
         [0] * (where.host + 1),
@@ -254,7 +255,9 @@ def _written_out_delta_nets(blocks: list[Block], plan: Plan, where: Placed) -> l
     for block, device in zip(blocks, where.layers, strict=True):
         for mixer in block.mixers:
             if isinstance(mixer, LinearAttention):
-                found[device] = max(found[device], written_out_bytes(mixer, ubatch, sequences))
+                size = written_out_bytes(mixer, ubatch, sequences)
+                for at in {device} if device != where.host else {0, device}:
+                    found[at] = max(found[at], size)
     return found
 
 

@@ -180,6 +180,11 @@ def test_builds_that_may_write_a_delta_net_out_may_need_more() -> None:
     assert older.high - older.value > 100 * MIB > fused.high - fused.value
 
 
+def test_layers_on_the_host_may_have_a_delta_net_written_out() -> None:
+    size = served(NINE, gpu_layers=20).sheets[0].of(Component.TEMPORARIES, instant=Instant.PREFILL)
+    assert size.high - size.value > 100 * MIB
+
+
 @pytest.mark.parametrize("model", [NINE, CODER, NANO])
 def test_more_context_never_needs_less_of_a_hybrid(model: str) -> None:
     sizes = [served(model, max_model_len=n).sheets[0].peak for n in (256, 1024, 4096, 8192, 32768, 131072)]
