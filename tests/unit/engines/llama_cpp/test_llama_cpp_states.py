@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.unit.engines.llama_cpp.small_models import compute_mib
 
 import memsheet
 from memsheet import infer
-from memsheet.engines.llama_cpp.build import Reserved
-from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
-from memsheet.engines.llama_cpp.graph import reserved_graph
 from memsheet.engines.llama_cpp.weights import stored_tensors
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
@@ -67,23 +65,8 @@ cells of all sequences, tokens of a batch, flash attention, sequences.
 def test_the_compute_buffer_of_hybrids_is_the_printed_one(
     name: str, cells: int, ubatch: int, flash: bool, sequences: int, printed: float
 ) -> None:
-    spec = read_hf_config(SMALL[name], name=name)
-    how = Reserved(
-        ubatch=ubatch,
-        cells=cells // sequences,
-        window_cells=min(cells // sequences, -(-(512 + ubatch) // 256) * 256),
-        flash=flash,
-        layer_devices=(0,) * spec.layers,
-        output_device=0,
-        host=0,
-        fused=False,
-        half_mask=True,
-        outputs=sequences,
-        sequences=sequences,
-        kept_states=sequences,
-        mixed_inputs=False,
-    )
-    assert compute_buffers(reserved_graph(spec, how, {}), 1)[0] / MIB == pytest.approx(printed, abs=3e-4)
+    found = compute_mib(SMALL[name], cells=cells, ubatch=ubatch, flash=flash, sequences=sequences)
+    assert found == pytest.approx(printed, abs=3e-4)
 
 
 def held(answer: Any, component: Component, sheet: int = 0) -> int:
