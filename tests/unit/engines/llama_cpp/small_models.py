@@ -1,5 +1,5 @@
-"""The compute buffer of small models, as llama.cpp 0c1e5709 reserves it on a processor, in whose graph tokens and
-embeddings are not mixed.
+"""The compute buffer of small models as llama.cpp 0c1e5709 reserves it on a processor, in whose graph tokens
+and embeddings are not mixed.
 """
 
 from __future__ import annotations
