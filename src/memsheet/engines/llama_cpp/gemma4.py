@@ -94,15 +94,7 @@ def _build_attention_of_layer(
         kept[windowed] = (b.held(kv[0]), b.held(kv[1]))
         b.store(k, kept[windowed][0], inputs, 0, windowed=windowed)
         b.store(v, kept[windowed][1], inputs, 1, windowed=windowed)
-    keys, values = kept[windowed]
-    made = build_cached_attention(
-        b,
-        m,
-        b.view(q, "permuted", d, n, m.heads),
-        (b.view(keys, "read"), b.view(values, "read")),
-        inputs.masks[windowed],
-    )
-    b.graph.expand(made)
+    made = build_cached_attention(b, m, q, kept[windowed], inputs.masks[windowed])
     return b.times(sizes.get("o_proj", 0), made, int(x.layout[1]), n)
 
 

@@ -40,11 +40,7 @@ def build_grouped_attention(
     windowed = bool(m.window or m.chunk)
     b.store(k, keys, inputs, 0, windowed=windowed)
     b.store(v, values, inputs, 1, windowed=windowed)
-    mask = inputs.masks[windowed]
-    made = build_cached_attention(
-        b, m, b.view(q, "permuted", d, n, heads), (b.view(keys, "read"), b.view(values, "read")), mask
-    )
-    b.graph.expand(made)
+    made = build_cached_attention(b, m, q, (keys, values), inputs.masks[windowed])
     hidden = int(x.layout[1])
     if gate is not None:
         opened = b.make("unary", [b.make("cont", [gate], d * heads, n)], d * heads, n)
@@ -72,13 +68,18 @@ def build_rotary_heads(b: Building, m: Attention, x: Tensor, heads: int, inputs:
 def build_cached_attention(
     b: Building, m: Attention, q: Tensor, cache: tuple[Tensor, Tensor], mask: Tensor
 ) -> Tensor:
-    """Attention over the cache: fused, or scores of every head over every cell."""
+    """Attention of queries, (head, heads, tokens), over a layer's cache, expanded: fused, or scores of every
+    head over every cell.
+    """
     n, d, heads = b.how.ubatch, m.head_dim, m.heads
+    asked, keys, values = b.view(q, "permuted", d, n, heads), *(b.view(held, "read") for held in cache)
     if b.how.flash:
-        found = b.make("flash_attn", [q, *cache, mask], d, heads, n)
-        return b.view(found, "f32", d * heads, n)
-    cells = int(mask.layout[1])
-    scores = b.make("mul_mat_cells", [cache[0], q], cells, n, heads)
-    soft = b.make("soft_max", [scores, mask], cells, n, heads)
-    made = b.make("mul_mat_cells", [cache[1], soft], d, n, heads)
-    return b.make("cont", [b.view(made, "permuted", d, heads, n)], d * heads, n)
+        made = b.view(b.make("flash_attn", [asked, keys, values, mask], d, heads, n), "f32", d * heads, n)
+    else:
+        cells = int(mask.layout[1])
+        scores = b.make("mul_mat_cells", [keys, asked], cells, n, heads)
+        soft = b.make("soft_max", [scores, mask], cells, n, heads)
+        summed = b.make("mul_mat_cells", [values, soft], d, n, heads)
+        made = b.make("cont", [b.view(summed, "permuted", d, heads, n)], d * heads, n)
+    b.graph.expand(made)
+    return made

@@ -13,9 +13,11 @@ from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.flag_words import plain_value
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
+from memsheet.patterns import late_pattern
 
 BY_NAMES = "that its script has, whose own file this is: it is read by its names"
 MOST_LEAVES, DEEPEST = 600, 5
+"""Values of a file that is looked into, and groups in one another: a training has a hundred in three."""
 BATCH = "per_device_train_batch_size"
 SPELLINGS = {
     BATCH: ("per_device_batch_size", "per_gpu_train_batch_size", "micro_batch_size", "train_batch_size", "batch_size", "batch_size_per_device"),
@@ -35,12 +37,12 @@ METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward
 """Trainings of several models or several rows, which such a file does not describe."""
 METHOD_KEYS = frozenset({"trainer", "trainer_type", "trainer_class", "method", "algorithm", "algo", "stage", "training_type", "train_type", "type", "task", "objective", "mode", "loss_type"})  # fmt: skip
 """Keys whose values say how a file's training trains."""
-_METHOD = re.compile(
+_METHOD = late_pattern(
     r"(?<![a-z])(?:dpo|grpo|ppo|kto|orpo|gkd|rloo|simpo|cpo|rlhf|reinforce|distil\w*)"
     r"(?:trainer|config)?(?![a-z])"
 )
 """A word of the same in a name: ``dpo_beta``, ``DPOTrainer``."""
-_OF_OTHERS = re.compile(
+_OF_OTHERS = late_pattern(
     r"^(?:beta|kl_\w+|\w+_kl|num_generations|max_(?:prompt|completion)_length)$|rollout"
     r"|^reward|^critic|^chosen|^rejected|^teacher|^student|^ref(?:erence)?_(?:model|policy)"
 )
@@ -56,12 +58,12 @@ LENGTHS = (
 )  # fmt: skip
 USUAL_RANK = 8
 """Of an adapter that is switched on and says none (huggingface/peft 0.21.2 tuners/lora/config.py, r)."""
-_ADAPTER = re.compile(r"lora|peft|adapter", re.IGNORECASE)
-_MODEL = re.compile(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
-_OTHER_USE = re.compile(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip
+_ADAPTER = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
+_MODEL = late_pattern(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
+_OTHER_USE = late_pattern(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip
 """Groups of which a value is no training's."""
-_TRAINS = re.compile(r"train", re.IGNORECASE)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}|[A-Za-z][\w.-]*-\d+(?:\.\d+)?[bB](?:-[\w.-]+)?")
+_TRAINS = late_pattern(r"train", re.IGNORECASE)
+_HUB_ID = late_pattern(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}|[A-Za-z][\w.-]*-\d+(?:\.\d+)?[bB](?:-[\w.-]+)?")
 
 
 class Leaf(NamedTuple):
@@ -94,6 +96,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         return None
     adapter = [leaf for leaf in own if any(_ADAPTER.search(group) for group in leaf.groups)]
     rest = [leaf for leaf in own if leaf not in adapter]
+    trained_own = [leaf for leaf in rest if leaf.trains]
     arguments = {
         leaf.key: leaf.value
         for leaf in sorted(rest, key=lambda leaf: leaf.trains)  # a training's own, where several say it
@@ -102,19 +105,14 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     said = {
         at: value
         for at, names in SPELLINGS.items()
-        if at not in arguments
-        and (value := _first_value([one for one in rest if one.trains], names, _is_count)) is not None
+        if at not in arguments and (value := _first_value(trained_own, names, _is_count)) is not None
     }
-    recomputes = any(one.key in RECOMPUTES and one.value in (True, "unsloth") for one in own)
-    said |= (
-        {"gradient_checkpointing": True} if recomputes and "gradient_checkpointing" not in arguments else {}
-    )
+    if any(one.key in RECOMPUTES and one.value in (True, "unsloth") for one in own):
+        said["gradient_checkpointing"] = arguments.get("gradient_checkpointing", True)
     words = {str(one.value) for one in rest if one.key in ("mixed_precision", "precision")}
     widths = {width for word, width in MIXED.items() if word in words}
     said |= {width: True for width in widths if not {"bf16", "fp16"} & arguments.keys()}
-    length = _first_value([one for one in rest if one.trains], LENGTHS, _is_count) or _first_value(
-        own, LENGTHS, _is_count
-    )
+    length = _first_value(trained_own, LENGTHS, _is_count) or _first_value(own, LENGTHS, _is_count)
     found = {
         f"{SCRIPT}.reads": BATCH,
         f"{SCRIPT}.model": model,
