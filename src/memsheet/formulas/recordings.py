@@ -68,7 +68,7 @@ def record_head(
         x = (code.normalise or apply_norm)(r, x, norm, how)
     del arrived  # the model's forward names it until its norm returns
     out = code.head(r, x, head, how, loss, table)
-    return r.finish(out, gradient="loss/backward", lingering=() if out is x else (x,))
+    return r.finish(out, gradient="loss/backward", lingering=() if out.storage == x.storage else (x,))
 
 
 @lru_cache(maxsize=64)

@@ -39,7 +39,7 @@ from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, Spread
-from memsheet.sheet import Instant
+from memsheet.sheet import Component, Instant
 
 Instants = dict[Instant, BytesByPath]
 Order = tuple[int, int, int, tuple[int, ...]]
@@ -244,12 +244,17 @@ def _chunk_step(
     rank: Rank, number: int, chunk: StageLayers, kept: ResidentState, plan: Plan, engine: Engine
 ) -> Step:
     how, code, model = run_config_of(plan, engine), model_code(engine.layers), rank.chunks[number]
+    shared = code.shared(model, plan, plan.training.shape, how)
+    buffers, tables = (
+        BytesByPath.of(pair for pair in shared.held.items() if (pair[0][0] is Component.BUFFERS) is stays)
+        for stays in (True, False)
+    )
     return Step(
         walk=chunk,
         around=kept.around,
-        states=kept.states,
+        states=merge_moment([(1, kept.states), (1, buffers)]) if buffers.held else kept.states,
         resident_gradients=kept.resident,
-        shared=code.shared(model, plan, plan.training.shape, how),
+        shared=tables,
         masks=code.masks(model, plan, plan.training.shape, how),
         until_loss=code.until_loss(model, plan, plan.training.shape, how),
         named=code.named(model, plan, plan.training.shape, how),

@@ -192,7 +192,10 @@ ENGINE = Engine(
     sharding=Sharding.PER_PARAMETER_SHARDS,
     layers="torchtitan",
     unit_wrapping=lambda name: UnitWrapping(
-        version_of(name).ends_in_root, version_of(name).last_stays, loss_reduces=version_of(name).chunks_loss
+        version_of(name).ends_in_root,
+        version_of(name).last_stays,
+        loss_reduces=version_of(name).chunks_loss,
+        loss_outside=True,  # train.py:303-304 of END_2024; components/loss.py of COMMIT unshards the head first, while nothing else runs
     ),
     models=frozenset({
         "compile", "sequence_parallel", "async_tp", "fp8.recipe", "fp8.all_gather", "fp8.skip",

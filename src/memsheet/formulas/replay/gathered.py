@@ -150,6 +150,10 @@ class GatheredUnits(Run):
         if not self.placed[number].stays:
             self.reshard(self.placed[number])
 
+    @property
+    def loss_outside(self) -> bool:
+        return fsdp_wrapping(self.plan).loss_outside
+
     def leave_forward(self) -> None:
         if self.left_over is not None:
             self.script.give((self.left_over,))

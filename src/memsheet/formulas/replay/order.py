@@ -80,7 +80,8 @@ class Told:
     are joined; ``kept``: bytes that a module's first backward leaves for good, by its name; ``share``: which
     part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has
     several; ``joined_on_host``: what lies in one buffer was joined there; ``host_ahead``: of
-    the device, as far as it may be.
+    the device, as far as it may be; ``masks``: bytes of what the model's forward makes for all layers and
+    names to its end, or, where ``keeps_masks``, until they have run backward.
     """
 
     beside: int = 0
@@ -96,6 +97,8 @@ class Told:
     chunks: tuple[int, ...] = ()
     joined_on_host: bool = False
     host_ahead: bool = False
+    masks: tuple[int, ...] = ()
+    keeps_masks: bool = False
 
 
 def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int], T]) -> list[T]:
@@ -162,8 +165,13 @@ class Run:
     def leave(self, number: int) -> None:
         """After a part's forward."""
 
+    @property
+    def loss_outside(self) -> bool:
+        """Whether the loss is taken of what the model's forward has returned."""
+        return True
+
     def leave_forward(self) -> None:
-        """When the model's forward is over; the loss comes before and after."""
+        """When the model's forward is over."""
 
     def enter_backward(self, number: int) -> None:
         """Before a part's backward."""
@@ -242,6 +250,7 @@ class Run:
             done, x = play_forward(script, self.part(walk.embeddings.part), None, lingers=True)
             played.append(done)
             self.leave(FIRST)
+        masks = script.take_all(self.told.masks)
         for number in self.layers_of_chunk(chunk):
             group = self.layers[number]
             self.enter(group, number)
@@ -251,12 +260,16 @@ class Run:
             self.multiplied = max(self.multiplied, 1)
             played.append(done)
             self.leave(number)
+        if self.told.keeps_masks and played:
+            played[0].masks, masks = masks, []
+        script.give(masks)
         loss = None
         if walk.head and walk.loss and chunk + 1 == (len(self.told.chunks) or 1):
             self.enter(walk.head, LAST)
             done, x = play_forward(script, self.part(walk.head.part), x, lingers=True)
             played.append(done)
-            self.leave_forward()
+            if self.loss_outside:
+                self.leave_forward()
             script.give(self.named)
             self.named = [script.take(self.told.named)] if self.told.named else []
             loss, _ = play_forward(script, self.part(walk.loss), x, lingers=True)

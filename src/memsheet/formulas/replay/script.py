@@ -155,13 +155,15 @@ class Recorded:
 @dataclass(slots=True)
 class Played:
     """A part between its forward and its backward. ``held``: what is there, by the tape's own numbers;
-    ``given``: what the part before handed over.
+    ``given``: what the part before handed over; ``masks``: what goes with its backward, as it was made for
+    all parts that come after it.
     """
 
     part: Recorded
     held: dict[int, int]
     given: int | None
     lingering: list[int]  # until the model's forward is over
+    masks: Sequence[int] = ()
 
 
 Stop = tuple[int, Callable[[dict[int, int]], object]]
@@ -330,7 +332,7 @@ def play_backward(
     _play_log(script, Pass.BACKWARD, sized, held, back, adds=adds, start=done)
     returned = next((held.pop(index) for index in back if index in held), None)
     left = [held.pop(index) for _, index in sized.arrivals if index in held]
-    script.give(held.values())
+    script.give([*held.values(), *played.masks])
     return left, returned
 
 

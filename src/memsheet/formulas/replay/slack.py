@@ -123,11 +123,17 @@ def _equal_steps_reserved(
     code = model_code(engine.layers)
     workspaces = _workspaces(items)
     loaded, stepped = _tensor_bytes(items, Instant.LOAD), _tensor_bytes(items, Instant.OPTIMIZER_STEP)
-    shared, buffered = int(code.shared(model, plan, shape, how).total), not engine.sharding.leaves_tensors
     buffers = Buffers(*(_component_bytes(items, component) for component in STATES))
+    buffered = not engine.sharding.leaves_tensors
+    shared = sum(
+        int(size)
+        for (component, _), size in code.shared(model, plan, shape, how).held.items()
+        if component is not Component.BUFFERS
+    )
+    beside = loaded - sum(buffers) if buffered else _component_bytes(items, Component.BUFFERS)
     told = Told(
         workspace=int(workspaces.value) // THREADS,
-        beside=shared + (loaded - sum(buffers) if buffered else 0),
+        beside=shared + beside,
         buffers=buffers if buffered else None,
         named=int(code.named(model, plan, shape, how).total),
         keeps_gradients=accumulates_gradients(plan, engine),
@@ -135,6 +141,8 @@ def _equal_steps_reserved(
         stage=stage,
         matrices=_joined_matrices(model, plan) if buffered else (),
         kept=_kept_by_modules(items) if buffered else {},
+        masks=tuple(int(size) for size in code.masks(model, plan, shape, how).held.values()),
+        keeps_masks=code.keeps_masks(model, plan),
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
     walk = walk_stage_layers(model, plan, engine, release=False)

@@ -184,7 +184,7 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
         else None,
         comes_back=walk.embeddings if EMBEDDINGS in walk.idle_ends and not plan.adapter else None,
         loss_reduced=loss_reduces_table(plan, walk),
-        gathers_pieces=wrapped.loss_outside and plan.loss is Loss.CHUNKED,
+        gathers_pieces=wrapped.loss_outside and plan.loss is Loss.CHUNKED and not wrapped.loss_reduces,
     )
 
 
