@@ -62,10 +62,10 @@ class GatheredUnits(Run):
 
     @classmethod
     def plays(cls, plan: Plan) -> bool:
-        """Of one micro-batch, under torch's own AdamW."""
+        """Under torch's own AdamW."""
         optimizer = plan.optimizer
         usual = optimizer and optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS
-        return bool(usual) and plan.accumulation == 1 and super().plays(plan)
+        return bool(usual) and super().plays(plan)
 
     def prepare(self) -> None:
         walk, plan = self.walk, self.plan
@@ -96,6 +96,7 @@ class GatheredUnits(Run):
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
         self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
+        self.unreduced: dict[int, list[int]] = {}  # of each unit, where only the last micro-batch's are reduced
 
     @property
     def adds(self) -> bool:
@@ -134,10 +135,38 @@ class GatheredUnits(Run):
 
     def reduce(self, at: Placed, gradients: Sequence[int]) -> None:
         self.reshard(at)
+        if self.told.reduces_last:
+            if not self.later:
+                self.unreduced[id(at)] = self._widened(gradients)
+                return
+            self.script.give(gradients)  # added to what waits
+            gradients = self.unreduced.pop(id(at))
         self.end_backward()
         self.reducing = self.script.take(at.unit.reduce_input)
         self.script.give(gradients)
-        self.gradients.append(self.script.take(at.unit.reduced, REDUCES))
+        self._keep_reduced(at.unit)
+
+    def _widened(self, gradients: Sequence[int]) -> list[int]:
+        """Whole gradients in the dtype they are reduced in, in which they wait for the last micro-batch's
+        (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed).
+        """
+        precision, script = self.plan.precision, self.script
+        if precision.reduce is precision.compute:
+            return [*gradients]
+        found = list[int]()
+        for number in gradients:
+            elements = script.sizes[number] // int(precision.compute.nbytes(1))
+            found.append(script.take(int(precision.reduce.nbytes(elements))))
+            script.give((number,))
+        return found
+
+    def _keep_reduced(self, unit: Unit) -> None:
+        """A rank's part of a unit's gradients, which is added to that of an earlier micro-batch."""
+        shard = self.script.take(unit.reduced, REDUCES)
+        if self.later and not self.told.reduces_last:
+            self.script.give((shard,))
+        else:
+            self.gradients.append(shard)
 
     # ---- a step --------------------------------------------------------------------------------------------
 
@@ -171,14 +200,14 @@ class GatheredUnits(Run):
     def take_gradients(self, number: int, made: Sequence[int]) -> None:
         if self.root is not None and number == LAST:
             self.waiting = list(made)
-            if self.loss_reduced and self.root is not None:
-                self.gradients.append(self.script.take(self.root.unit.reduced, REDUCES))
+            if self.loss_reduced:
+                self._keep_reduced(self.root.unit)
         else:
             waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
+            there = len(self.gradients)
             self.reduce(self.placed[number], [*waiting, *made])
-            if number == FIRST and (
-                self.loss_reduced or tables_in_two_groups(self.walk)
-            ):  # added to what is there
+            twice = number == FIRST and (self.loss_reduced or tables_in_two_groups(self.walk))
+            if twice and len(self.gradients) > there:  # added to what is there
                 self.script.give((self.gradients.pop(),))
 
     def end_backward(self) -> None:

@@ -81,7 +81,8 @@ class Told:
     part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has
     several; ``joined_on_host``: what lies in one buffer was joined there; ``host_ahead``: of
     the device, as far as it may be; ``masks``: bytes of what the model's forward makes for all layers and
-    names to its end, or, where ``keeps_masks``, until they have run backward.
+    names to its end, or, where ``keeps_masks``, until they have run backward; ``reduces_last``: of a step's
+    micro-batches the last one alone reduces gradients.
     """
 
     beside: int = 0
@@ -99,6 +100,7 @@ class Told:
     host_ahead: bool = False
     masks: tuple[int, ...] = ()
     keeps_masks: bool = False
+    reduces_last: bool = False
 
 
 def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int], T]) -> list[T]:

@@ -15,7 +15,7 @@ from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
 from memsheet.formulas.sharding.distributed_optimizer import DUMMY_WGRAD, layer_matrix_shapes
-from memsheet.formulas.states.gradients import accumulates_gradients
+from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
@@ -143,6 +143,7 @@ def _equal_steps_reserved(
         kept=_kept_by_modules(items) if buffered else {},
         masks=tuple(int(size) for size in code.masks(model, plan, shape, how).held.values()),
         keeps_masks=code.keeps_masks(model, plan),
+        reduces_last=reduces_surely_last(plan, engine),
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
     walk = walk_stage_layers(model, plan, engine, release=False)
