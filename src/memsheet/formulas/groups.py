@@ -362,7 +362,8 @@ def _edge_group(
 ) -> Group | None:
     if parts[0] is None:
         return None
-    own = (*weights, *(w for norm in norms for w in norm.weights))
+    around = tuple(w for norm in norms for w in norm.weights)
+    own = (*around, *weights) if name == "head" else (*weights, *around)  # in the order in which they run
     gradients = BytesByPath.of(pair for part in parts if part for pair in part.gradients.held.items())
     return Group(
         name,

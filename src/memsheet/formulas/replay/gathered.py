@@ -27,7 +27,9 @@ TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """What is gathered together, in bytes on this rank: each parameter ``whole``, the buffer they arrive in
-    and what is sent for it, the buffer in which gradients are reduced and what is left of it.
+    and what is sent for it, the buffer in which gradients are reduced and what is left of it. ``last``:
+    elements of the last parameter that trains, whose gradient a loop still names when the others are gone
+    (torch 2.13 _fsdp_collectives.py:579-590, several ranks).
     """
 
     whole: tuple[int, ...]
@@ -35,6 +37,7 @@ class Unit:
     sent: int
     reduce_input: int
     reduced: int
+    last: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +55,14 @@ def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
     whole = tuple(int(mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, ranks))) for h in held)
     reduced = sum(int(plan.precision.reduce.nbytes(dim0_shard(h.shape, ranks))) for h in held if h.trains)
     gathered = sum(whole) if ranks > 1 else 0
+    trained = [int(h.elements) for h in held if h.trains]
     return Unit(
-        whole=whole, gathered=gathered, sent=gathered // ranks, reduce_input=reduced * ranks, reduced=reduced
+        whole=whole,
+        gathered=gathered,
+        sent=gathered // ranks,
+        reduce_input=reduced * ranks,
+        reduced=reduced,
+        last=trained[-1] if trained and ranks > 1 else 0,
     )
 
 
@@ -143,8 +152,12 @@ class GatheredUnits(Run):
             gradients = self.unreduced.pop(id(at))
         self.end_backward()
         self.reducing = self.script.take(at.unit.reduce_input)
-        self.script.give(gradients)
+        wide = self.plan.precision.reduce if self.told.reduces_last else self.plan.precision.compute
+        size = int(wide.nbytes(at.unit.last))
+        named = [number for number in gradients if size and self.script.sizes[number] == size][-1:]
+        self.script.give(number for number in gradients if number not in named)
         self._keep_reduced(at.unit)
+        self.script.give(named)
 
     def _widened(self, gradients: Sequence[int]) -> list[int]:
         """Whole gradients in the dtype they are reduced in, in which they wait for the last micro-batch's
