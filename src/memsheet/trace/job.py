@@ -140,6 +140,8 @@ def _record_shallow_model(config: Mapping[str, Any], plan: Plan, how: How, depth
         apply_loss(model, plan)
         model = apply_adapter(apply_quantization(model, plan), plan)
         apply_recompute(model, plan)
+        if how.fake:
+            recorder.leave_out_released()
         modules.watch(model)
         claim_parameters(recorder, model)
         watch_gradients(recorder, model)

@@ -124,6 +124,14 @@ class Recorder(TorchDispatchMode):
     def instant(self) -> Instant | None:
         return self.marks[-1].instant if self.marks else None
 
+    def leave_out_released(self) -> None:
+        """What has come and gone so far takes no room: a model is made on the host, or one weight at a time,
+        where people load it, and here on the device.
+        """
+        for event in self.events:
+            if event < 0:
+                self.rows[~event].bytes = 0
+
     def mark(self, instant: Instant) -> None:
         """The step enters ``instant``."""
         if instant is Instant.FORWARD:
