@@ -51,7 +51,8 @@ class FetchedTensors(Partitioned):
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """Of parameters that are not there before they are gathered."""
-        ranks, known = plan.mesh.sharded, plan.optimizer is not None and stays_on_device(plan)
+        ranks = plan.mesh.sharded
+        known = plan.optimizer is not None and stays_on_device(plan, states_leave=True)
         return known and plan.zero == 3 and isinstance(ranks, int) and ranks > 1
 
     @classmethod
@@ -120,6 +121,10 @@ class FetchedTensors(Partitioned):
             if not h.trains:
                 script.take(int(h.dtype.nbytes(tensor_shard(h, self.zero.ranks))))
         script.take(width * self.shard)
+        if plan.offload.optimizer:
+            self.bucket = script.take(int(bucket_bytes(self.zero)))
+            self._gather_persistent()
+            return
         for elements in self.groups if width < FP32.nbytes(1) else ():
             raised = script.take(int(FP32.nbytes(elements)))
             script.take(int(FP32.nbytes(elements)))
@@ -240,10 +245,21 @@ class FetchedTensors(Partitioned):
         """Several are joined for it (stage3.py:1591-1608; comm/coalesced_collectives.py:
         179-199).
         """
-        if self.tensors > 1:
+        if len(self.inside) > 1:
             self.script.give([self.script.take(self.zero.width * self.filled, REDUCES)])
+        if self.plan.offload.optimizer:
+            self._send_to_host()
         self.script.give(self.wide)
-        self.wide, self.filled, self.tensors = [], 0, 0
+        self.wide, self.filled, self.inside = [], 0, []
+
+    def _send_to_host(self) -> None:
+        """The rank's part of each gradient comes back from the host's buffer, and goes there in fp32
+        (stage3.py:1370-1407).
+        """
+        for elements in self.inside:
+            part = -(-elements // self.zero.ranks)
+            back = self.script.take(self.zero.width * part, REDUCES)
+            self.script.give([self.script.take(int(FP32.nbytes(part)), REDUCES), back])
 
     def end_backward(self) -> None:
         self._reduce()
@@ -262,6 +278,9 @@ class FetchedTensors(Partitioned):
         """
         script, plan, fresh = self.script, self.plan, not self.states
         script.give(self.persistent)
+        if plan.offload.optimizer:
+            self._gather_persistent()
+            return
         if plan.precision.parameters is FP16:
             script.give([script.take(size * self.shard) for size in (1, self.zero.width)])
         for elements in self.groups:

@@ -49,12 +49,15 @@ class Buffers(NamedTuple):
     moments: int
 
 
-def stays_on_device(plan: Plan) -> bool:
-    """Whether all that a step makes is on the device and at its place in the order of layers."""
+def stays_on_device(plan: Plan, *, states_leave: bool = False) -> bool:
+    """Whether all that a step makes is on the device and at its place in the order of layers.
+    ``states_leave``: but for what the optimizer has.
+    """
+    offload = plan.offload
     moved = (
-        plan.offload.parameters
-        or plan.offload.optimizer
-        or plan.offload.activations
+        offload.parameters
+        or (offload.optimizer and not (states_leave and offload.optimizer == 1))
+        or offload.activations
         or plan.optimizer_in_backward
     )
     known = isinstance(plan.mesh.gpus, int) and plan.routing is None

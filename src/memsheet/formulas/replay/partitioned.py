@@ -46,7 +46,7 @@ class Partitioned(Run):
         """Of flat buffers on the device whose gradients are added in the model's own dtype."""
         fp32_sums = plan.precision.parameters is BF16 and plan.precision.gradients is FP32
         known = plan.optimizer is not None and plan.zero < 3 and not fp32_sums
-        return known and stays_on_device(plan)
+        return known and stays_on_device(plan, states_leave=True)
 
     @classmethod
     def others(cls, plan: Plan, told: Told) -> list[Told]:
@@ -61,7 +61,7 @@ class Partitioned(Run):
         self.total, self.shard = int(self.zero.total), int(self.zero.shard)
         self.made: list[tuple[int, int]] = []  # gradients that wait, and their elements
         self.bucket: int | None = None
-        self.filled = self.tensors = 0  # elements in it, and of how many gradients
+        self.filled, self.inside = 0, list[int]()  # elements in it, and of each of its gradients
         self.lowest = 0  # where the lowest of them is among all
         self.at = self.total
         self.wide: list[int] = []  # a gradient that is larger than the bucket
@@ -94,6 +94,9 @@ class Partitioned(Run):
         else:
             script.take(width * self.shard * int(plan.mesh.sharded))
             script.give(trained)
+        if plan.offload.optimizer:
+            script.take(width * int(self.zero.widest))  # temp_grad_buffer_for_gpu_offload, :591
+            return
         copy = script.take(width * self.shard)
         if plan.zero == 0 or width < FP32.nbytes(1):
             script.take(int(master_bytes(self.zero, self.shard)))
@@ -154,7 +157,8 @@ class Partitioned(Run):
         if self.filled and self.filled + elements > most:
             self._reduce()
         self.lowest = min(self.lowest, at) if self.filled else at
-        self.filled, self.tensors = self.filled + elements, self.tensors + 1
+        self.filled += elements
+        self.inside.append(elements)
         if elements > most:
             self.wide.append(number)
         else:
@@ -170,10 +174,21 @@ class Partitioned(Run):
         if int(self.plan.mesh.cp) > 1 and width < FP32.nbytes(1):
             copies.append(script.take(int(FP32.nbytes(self.filled))))
         script.give(copies)
-        if self.partition is None:
+        if self.plan.offload.optimizer:
+            self._send_to_host()
+        elif self.partition is None:
             self.partition = script.take(width * self.shard)
         script.give(self.wide)
-        self.wide, self.filled, self.tensors = [], 0, 0
+        self.wide, self.filled, self.inside = [], 0, []
+
+    def _send_to_host(self) -> None:
+        """The norm of a gradient is taken in double precision, then what the host adds it in is made of it
+        (zero/stage_1_and_2.py:1576-1602).
+        """
+        for elements in self.inside:
+            part = min(elements, self.shard)
+            for size in (2 * FP32.nbytes(part), FP32.nbytes(part)):
+                self.script.give([self.script.take(int(size))])
 
     def end_backward(self) -> None:
         """Stage 2 reduces what is left in the bucket, and adds the rank's part to that of earlier
@@ -211,7 +226,8 @@ class Partitioned(Run):
             self._reduce()
             self._let_go_of_bucket()
             self.accumulated, self.partition = self.partition, None
-        self._step_partition()
+        if not self.plan.offload.optimizer:
+            self._step_partition()
 
     def _all_reduce(self, sizes: list[int]) -> None:
         """Gradients are joined until more than a bucket is there (engine.py:3691-3702)."""

@@ -19,13 +19,14 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """A bucket reduced at a place of the backward: its elements, and how many of them are copied into a
-    second buffer.
+    """A bucket reduced at a place of the backward: its elements, how many of them are copied into a second
+    buffer, and those of its widest gradient.
     """
 
     place: Place
     elements: int
     copied: Count
+    widest: int
 
 
 def forward_places(walk: StageLayers) -> Iterator[tuple[Place, tuple[Group, ...]]]:
@@ -66,21 +67,18 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
     steps = list(forward_places(walk))
     at = sum(sum(_trainable_tensor_sizes(groups, cache)) for _, groups in steps)
     found: list[Flush] = []
-    filled = 0
+    filled = widest = 0
 
     def flush(place: Place) -> None:
-        found.append(
-            Flush(
-                place, filled, where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled
-            )
-        )
+        copied = where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled
+        found.append(Flush(place, filled, copied, widest))
 
     for place, groups in reversed(steps):
         for size in _trainable_tensor_sizes(groups, cache):
             if filled and filled + size > bucket:
                 flush(place)
-                filled = 0
-            filled += size
+                filled = widest = 0
+            filled, widest = filled + size, max(widest, size)
             at -= size
     if filled:
         flush((-1, 0))
@@ -94,14 +92,14 @@ def comes_later_in_backward(place: Place, other: Place) -> bool:
 
 def peak_flush_places(made: list[Flush]) -> frozenset[Place]:
     """Flushes that may set the peak of any plan: the first two, and each that copies more than those before
-    it. Activations shrink on the way, so no other one can.
+    it, or has a wider gradient. Activations shrink on the way, so no other one can.
     """
-    found, most = {flush.place for flush in made[:2]}, 0
+    found, most, widest = {flush.place for flush in made[:2]}, 0, 0
     for flush in made[1:]:
         more = flush.copied > most
-        if more if isinstance(more, bool) else more.any():
+        if (more if isinstance(more, bool) else more.any()) or flush.widest > widest:
             found.add(flush.place)
-        most = maximum(most, flush.copied)
+        most, widest = maximum(most, flush.copied), max(widest, flush.widest)
     return frozenset(found)
 
 

@@ -61,7 +61,7 @@ def zero_overhead(zero: Zero, stage: StageLayers) -> ShardingOverhead:
         case 1 if zero.keeps_fp32_gradients:
             return _around_fp32_gradients(zero)
         case 1:
-            return _around_one(zero)
+            return _around_one(zero, stage)
         case 2:
             return _around_two(zero, stage)
         case _:
@@ -97,7 +97,7 @@ def _all_reduce(zero: Zero) -> BytesByPath:
         "flushed when full"
     ),
 )
-def _around_one(zero: Zero) -> ShardingOverhead:
+def _around_one(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     """Stage 1: from its first gradient on the bucket is there; the partition grows while the bucket's
     gradients are gone. A first one that is wider than the bucket is not, until its part is copied.
     """
@@ -107,16 +107,34 @@ def _around_one(zero: Zero) -> ShardingOverhead:
     first = where(wide, 0, minimum(zero.total, most))
     grown = 0 if zero.plan.offload.optimizer else maximum(0, zero.width * (zero.shard - first))
     wide_copy = shared_reduction_bytes(zero.plan, minimum(zero.total, maximum(most, zero.widest)))
-    end = BytesByPath.of(
+    reduced = BytesByPath.of([(PARTITION, maximum(0, grown - wide_copy)), (FLUSH, wide_copy)])
+    sent = BytesByPath.of(
+        (key, maximum(0, size - zero.width * first))
+        for key, size in _offload_scratch(zero, zero.widest).held.items()
+    )
+    end = merge_moment(
         [
-            *_unless_resident(zero),
-            *bucket.held.items(),
-            (PARTITION, maximum(0, grown - wide_copy)),
-            (FLUSH, wide_copy),
-            *_offload_scratch(zero).held.items(),
+            (1, BytesByPath.of([*_unless_resident(zero), *bucket.held.items()])),
+            (1, largest_moment_rows([[(1, reduced)], [(1, sent)]])),
         ]
     )
-    return replace(_around_whole(end, bucket), always=_offload_buffers(zero))
+    around = replace(_around_whole(end), always=_offload_buffers(zero))
+    return replace(around, backward=_bucket_after_head(stage, bucket, EMPTY)) if bucket.held else around
+
+
+def _bucket_after_head(
+    stage: StageLayers, bucket: BytesByPath, flushed: BytesByPath
+) -> Callable[[Group | None, Group, Group | None], BytesByPath]:
+    """The bucket is made when the first gradient is there (:1193, setup_buckets): in the head's backward that
+    of the logits has gone by then. ``flushed``: what reductions in the head's backward leave.
+    """
+    head = stage.head
+    if head is None:
+        return lambda *_: bucket
+    logits: Key = (C.TEMPORARIES, "loss/backward")
+    gone = BytesByPath.of([(logits, -head.part.backward.held.get(logits, 0))])
+    late = largest_moment_rows([[(1, EMPTY)], [(1, bucket), (1, flushed), (1, gone)]])
+    return lambda before, group, after: late if group is head else bucket
 
 
 @formula(
@@ -144,16 +162,18 @@ def _around_two(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     partition = EMPTY if zero.plan.offload.optimizer else BytesByPath.of([(PARTITION, zero.width * shard)])
     late = _late_gradients(zero, stage)
 
-    def during(run: int, repetition: int) -> BytesByPath:
+    def flushed(run: int, repetition: int) -> BytesByPath:
         return merge_moment(
             [(1, flush_peak_rows(zero, (run, repetition), made[:-1], partition)), (1, late(run, repetition))]
         )
 
+    last = len(stage.layers)
+    at_head = flushed(last, 0) if stage.head else EMPTY
     end = merge_moment([(1, bucket), (1, _last_flush(zero, made, partition))])
     return ShardingOverhead(
         always=_offload_buffers(zero),
-        backward=lambda *_: bucket,
-        during=during,
+        backward=_bucket_after_head(stage, bucket, at_head),
+        during=lambda run, repetition: EMPTY if stage.head and run == last else flushed(run, repetition),
         stops=peak_flush_places(made),
         end=end,
     )
@@ -173,8 +193,10 @@ def _last_flush(zero: Zero, made: list[Flush], partition: BytesByPath) -> BytesB
     last = made[-1]
     wide = zero.width * last.elements if last.elements > zero.buckets.reduce_bucket else 0
     copy = BytesByPath.of([(FLUSH, _reduction_copies(zero, last)), ((C.GRADIENTS, "zero/extra_large"), wide)])
-    copying = [(1, copy), (1, partition if len(made) > 1 else EMPTY), (1, _offload_scratch(zero))]
-    return largest_moment_rows([copying, [(1, partition)]])
+    copying = [(1, copy), (1, partition if len(made) > 1 else EMPTY)]
+    kept = BytesByPath.of([((C.GRADIENTS, "zero/extra_large"), wide)])
+    sent = [(1, kept), (1, _offload_scratch(zero, last.widest))]
+    return largest_moment_rows([copying, sent, [(1, partition)]])
 
 
 def _reduction_copies(zero: Zero, flush: Flush) -> Count:
@@ -206,7 +228,8 @@ def flush_peak_rows(zero: Zero, place: Place, made: list[Flush], partition: Byte
         if flush.place == place:
             copy = BytesByPath.of([(FLUSH, _reduction_copies(zero, flush))])
             candidates += [
-                [(1, copy), (1, partition if number else EMPTY), (1, _offload_scratch(zero))],
+                [(1, copy), (1, partition if number else EMPTY)],
+                [(1, _offload_scratch(zero, flush.widest))],
                 [(1, partition)],
             ]
     return largest_moment_rows(candidates)
@@ -301,11 +324,13 @@ def _offload_buffers(zero: Zero) -> BytesByPath:
 
 
 @formula(cites=DEEPSPEED, at="stage_1_and_2.py:1590-1605: its norm is taken in double precision")
-def _offload_scratch(zero: Zero) -> BytesByPath:
+def _offload_scratch(zero: Zero, widest: Count) -> BytesByPath:
+    """While a gradient of so many elements goes to the host: the rank's part of it, once what was joined for
+    the reduction has gone.
+    """
     if not zero.plan.offload.optimizer:
         return EMPTY
     if zero.plan.zero == 3:  # stage3.py:1393-1407
-        return BytesByPath.of(
-            [((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest // zero.ranks))]
-        )
-    return BytesByPath.of([((C.TEMPORARIES, "zero/gradient_norm"), 2 * FP32.nbytes(zero.widest))])
+        return BytesByPath.of([((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(widest // zero.ranks))])
+    part = minimum(widest, zero.shard)
+    return BytesByPath.of([((C.TEMPORARIES, "zero/gradient_norm"), 2 * FP32.nbytes(part))])

@@ -142,9 +142,9 @@ def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: RunConfig, ta
     if head.scaled:
         logits = r.scale(logits, "lm_head/scaled")
     if head.softcap:
-        logits = r.scale(
-            r.unary(r.scale(logits, "lm_head/softcap"), "lm_head/softcap", saves="output"), "lm_head/softcap"
-        )
+        logits = r.scale(logits, "lm_head/softcap")
+        logits = r.unary(logits, "lm_head/softcap", saves="output")
+        logits = r.scale(logits, "lm_head/softcap")
     return logits
 
 
