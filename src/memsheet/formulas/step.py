@@ -38,7 +38,7 @@ from memsheet.formulas.training_step import Step
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, Spread
+from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, depends_on_routing
 from memsheet.sheet import Component, Instant
 
 Instants = dict[Instant, BytesByPath]
@@ -99,19 +99,6 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
         for spread in ENDS_OF_ROUTING[1:]
     )
     return Trained(bags=bags, low=low, high=high, kept=kept)
-
-
-def depends_on_routing(plan: Plan) -> bool:
-    """Whether the number of copies that a rank's experts are given depends on the routing."""
-    routing = plan.routing
-    stated = routing is not None and routing.spread is not Spread.EXPECTED
-    return (
-        routing is not None
-        and not stated
-        and not routing.balanced
-        and not routing.padded
-        and not agreed(plan.mesh.ep == 1)
-    )
 
 
 def _last_smaller(

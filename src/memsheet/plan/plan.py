@@ -7,7 +7,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from memsheet.arith import Count, ceil_div, maximum
+from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.frozen import dataclass
 from memsheet.plan import packages
 from memsheet.plan.dtypes import DType
@@ -474,3 +474,15 @@ class Plan:
         if batch.global_batch is None:
             return batch.microbatch
         return batch.global_batch // self.mesh.data_parallel - batch.microbatch * (self.accumulation - 1)
+
+
+def depends_on_routing(plan: Plan) -> bool:
+    """Whether the number of copies that a rank's experts are given depends on the routing."""
+    routing = plan.routing
+    return (
+        routing is not None
+        and routing.spread is Spread.EXPECTED
+        and not routing.balanced
+        and not routing.padded
+        and not agreed(plan.mesh.ep == 1)
+    )

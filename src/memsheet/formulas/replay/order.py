@@ -29,7 +29,7 @@ from memsheet.formulas.states.optimizers import (
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.frozen import dataclass, field
 from memsheet.plan.dtypes import INT64
-from memsheet.plan.plan import PAGED, OptimizerName, Plan
+from memsheet.plan.plan import PAGED, OptimizerName, Plan, depends_on_routing
 
 T = TypeVar("T")
 MOST_MICROBATCHES = 2
@@ -60,7 +60,7 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False) -> bool:
         or offload.activations
         or plan.optimizer_in_backward
     )
-    known = isinstance(plan.mesh.gpus, int) and plan.routing is None
+    known = isinstance(plan.mesh.gpus, int) and not depends_on_routing(plan)
     return known and not moved and not plan.recompute.stretched
 
 

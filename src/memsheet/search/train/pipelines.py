@@ -16,11 +16,11 @@ from memsheet.arith import Count, is_array
 from memsheet.formulas.groups import FEW
 from memsheet.formulas.model_code import engine_for
 from memsheet.formulas.sharding.resident_state import ResidentState
-from memsheet.formulas.step import Rank, account_training_step, depends_on_routing
+from memsheet.formulas.step import Rank, account_training_step
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import ENDS_OF_ROUTING, Mesh, Plan
+from memsheet.plan.plan import ENDS_OF_ROUTING, Mesh, Plan, depends_on_routing
 from memsheet.search.train.lattice import Array
 from memsheet.search.train.strata import Stratum, with_counts
 
