@@ -125,13 +125,14 @@ class GatheredUnits(Run):
         self.script.give((sent,))
 
     def copy_out(self, at: Placed, *, defers: bool) -> None:
-        """Copy what arrived into the parameters. In forward the buffer stays until the next unit's."""
+        """Copy what arrived into the parameters. In forward the buffer stays until the next unit's, when a name
+        holds it to the end of the copy (torch 2.13 _fsdp_param_group.py, wait_for_unshard).
+        """
         if at.parameters:
             return
-        if defers and self.left_over is not None:
-            self.script.give((self.left_over,))
-            self.left_over = None
         at.parameters = self.script.take_all(at.unit.whole)
+        if defers:
+            self.leave_forward()
         if at.buffer is not None and defers:
             self.left_over, at.buffer = at.buffer, None
         elif at.buffer is not None:
