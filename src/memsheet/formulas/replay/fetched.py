@@ -52,7 +52,7 @@ class FetchedTensors(Partitioned):
     def plays(cls, plan: Plan) -> bool:
         """Of parameters that are not there before they are gathered."""
         ranks = plan.mesh.sharded
-        known = plan.optimizer is not None and stays_on_device(plan, states_leave=True)
+        known = plan.optimizer is not None and stays_on_device(plan, states_leave=True, parameters_leave=True)
         return known and plan.zero == 3 and isinstance(ranks, int) and ranks > 1
 
     @classmethod
@@ -117,10 +117,11 @@ class FetchedTensors(Partitioned):
         """
         script, plan, width = self.script, self.plan, self.zero.width
         script.take(self.told.beside)
-        for h in self.held():
-            if not h.trains:
-                script.take(int(h.dtype.nbytes(tensor_shard(h, self.zero.ranks))))
-        script.take(width * self.shard)
+        if not plan.offload.parameters:
+            for h in self.held():
+                if not h.trains:
+                    script.take(int(h.dtype.nbytes(tensor_shard(h, self.zero.ranks))))
+            script.take(width * self.shard)
         if plan.offload.optimizer:
             self.bucket = script.take(int(bucket_bytes(self.zero)))
             self._gather_persistent()
@@ -141,13 +142,15 @@ class FetchedTensors(Partitioned):
     # ---- gathering (partitioned_param_coordinator.py:300-485) ----------------------------------------------
 
     def _gather(self, asked: list[Fetched]) -> None:
-        """One alone arrives where it stays, several in a buffer that they are copied out of
-        (partition_parameters.py:1332-1365, 1571-1575).
+        """One alone arrives where it stays, several in a buffer that they are copied out of; the rank's part of
+        each comes from the host first, where it lies there (partition_parameters.py:1318-1365, 1571-1575).
         """
         if not asked:
             return
-        size = self.zero.width * sum(one.padded for one in asked)
-        buffer = self.script.take(size, GATHERS)
+        width, ranks = self.zero.width, int(self.zero.ranks)
+        buffer = self.script.take(width * sum(one.padded for one in asked), GATHERS)
+        if self.plan.offload.parameters:
+            self.script.give(self.script.take_all([width * one.padded // ranks for one in asked], GATHERS))
         self.live += sum(one.elements for one in asked)
         if len(asked) == 1:
             asked[0].there = buffer

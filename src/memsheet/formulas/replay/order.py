@@ -49,13 +49,14 @@ class Buffers(NamedTuple):
     moments: int
 
 
-def stays_on_device(plan: Plan, *, states_leave: bool = False) -> bool:
+def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave: bool = False) -> bool:
     """Whether all that a step makes is on the device and at its place in the order of layers.
-    ``states_leave``: but for what the optimizer has.
+    ``states_leave``: but for what the optimizer has; ``parameters_leave``: and for a rank's part of the
+    parameters.
     """
     offload = plan.offload
     moved = (
-        offload.parameters
+        (offload.parameters and not (parameters_leave and offload.parameters == 1))
         or (offload.optimizer and not (states_leave and offload.optimizer == 1))
         or offload.activations
         or plan.optimizer_in_backward

@@ -61,7 +61,8 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
     """Every flush of a backward, gradients arriving in the reverse order of the parameters.
 
     ``shard``: elements of one rank's partition. ``cuts`` (stages 1 and 2): a bucket that lies inside one
-    partition is one slice and is reduced in place (1833-1867); otherwise its slices are copied together.
+    partition is one slice and is reduced in place (1833-1867); otherwise its slices are copied together. At
+    stage 3 several gradients are joined, and one alone is not (stage3.py:1591-1608).
     """
     cache: dict[int, list[int]] = {}
     steps = list(forward_places(walk))
@@ -70,8 +71,8 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
     filled = widest = 0
 
     def flush(place: Place) -> None:
-        copied = where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled
-        found.append(Flush(place, filled, copied, widest))
+        joined = where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled
+        found.append(Flush(place, filled, 0 if not cuts and filled == widest else joined, widest))
 
     for place, groups in reversed(steps):
         for size in _trainable_tensor_sizes(groups, cache):

@@ -299,7 +299,10 @@ def _late_gradients(zero: Zero, stage: StageLayers) -> Callable[[int, int], Byte
         tied = BytesByPath.of(pair for pair in stage.head.gradients.held.items() if "norm" not in pair[0][1])
 
     def wide(groups: tuple[Group, ...]) -> BytesByPath:
-        size = max((h.elements for group in groups for h in group.parameters if h.trains), default=0)
+        """A layer's last gradient, which is its first parameter's; others are reduced with the next of the
+        layer's own.
+        """
+        size = next((h.elements for group in groups for h in group.parameters if h.trains), 0)
         return (
             BytesByPath.of([((C.GRADIENTS, "zero/extra_large"), zero.width * size)])
             if size > zero.buckets.reduce_bucket
