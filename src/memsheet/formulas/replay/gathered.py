@@ -19,9 +19,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
 )
 from memsheet.formulas.states.held import Held
 from memsheet.frozen import dataclass, field
-from memsheet.plan.plan import Implementation, OptimizerName, Plan
-
-TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
+from memsheet.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +66,6 @@ def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
 
 class GatheredUnits(Run):
     """Parameters cut along their first dimension."""
-
-    @classmethod
-    def plays(cls, plan: Plan) -> bool:
-        """Under torch's own AdamW."""
-        optimizer = plan.optimizer
-        usual = optimizer and optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS
-        return bool(usual) and super().plays(plan)
 
     def prepare(self) -> None:
         walk, plan = self.walk, self.plan

@@ -29,7 +29,7 @@ from memsheet.formulas.states.optimizers import (
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.frozen import dataclass, field
 from memsheet.plan.dtypes import INT64
-from memsheet.plan.plan import PAGED, OptimizerName, Plan, depends_on_routing
+from memsheet.plan.plan import OptimizerName, Plan, depends_on_routing
 
 T = TypeVar("T")
 MOST_MICROBATCHES = 2
@@ -66,11 +66,9 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave:
 
 
 UNPLAYED = frozenset(
-    {
-        OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA, OptimizerName.ADAM_MINI, *PAGED,
-    }
-)  # fmt: skip
-"""Optimizers whose copies are more than those of a tensor at a time, or whose states lie elsewhere."""
+    {OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA, OptimizerName.ADAM_MINI}
+)
+"""Optimizers whose copies are more than those of a tensor at a time."""
 
 
 @dataclass(frozen=True, slots=True)
