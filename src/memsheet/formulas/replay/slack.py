@@ -118,9 +118,9 @@ def _equal_steps_reserved(
     """What is reserved by steps that are all alike."""
     if not alike.is_equal_step_replayable(plan, engine.sharding):
         return None
-    model = stage_model(whole, plan, stage)
-    how, shape = run_config_of(plan, engine), plan.training.shape
     code = model_code(engine.layers)
+    model, plan = stage_model(whole, plan, stage), code.of_rank(plan)
+    how, shape = run_config_of(plan, engine), plan.training.shape
     workspaces = _workspaces(items)
     loaded, stepped = _tensor_bytes(items, Instant.LOAD), _tensor_bytes(items, Instant.OPTIMIZER_STEP)
     buffers = Buffers(*(_component_bytes(items, component) for component in STATES))
