@@ -344,9 +344,11 @@ def _run_again(script: Script, played: Played) -> dict[int, int]:
     kept = [played.held[index] for index in sorted(light.tape.saved) if index in played.held]
     held = dict(zip(sorted(tape.before), kept, strict=True)) if tape.before else {}
     beside = () if tape.before else kept  # what a layer's record keeps of its first forward
-    handed = next(iter(tape.handed), None)
-    if handed is not None and played.given is not None:
-        held[handed] = played.given
+    handed, came = next(iter(tape.handed), None), played.given
+    if came is None:  # from the stage before: its forward made it
+        came = next((played.held[index] for index in light.tape.handed if index in played.held), None)
+    if handed is not None and came is not None:
+        held[handed] = came
     _play_log(script, Pass.AGAIN, sized, held, tape.handed)
     script.give([held.pop(index) for index in list(held) if index not in sized.recomputed_stays])
     return held | {len(tape.entries) + place: number for place, number in enumerate(beside)}
