@@ -18,8 +18,8 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     tables_in_two_groups,
 )
 from memsheet.formulas.states.held import Held
-from memsheet.frozen import dataclass, field
-from memsheet.plan.plan import Plan
+from memsheet.frozen import dataclass, field, replace
+from memsheet.plan.plan import Offload, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class Unit:
     reduce_input: int
     reduced: int
     last: int = 0
+    shards: tuple[tuple[int, int], ...] = ()  # of each, as it lies on the host and as it is sent
 
 
 @dataclass(slots=True, eq=False)
@@ -57,15 +58,44 @@ def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
     return Unit(
         whole=whole,
         gathered=gathered,
-        sent=gathered // ranks,
+        sent=gathered // ranks * int(plan.precision.casts),  # parts that are not cast are sent as they are
         reduce_input=reduced * ranks,
         reduced=reduced,
         last=trained[-1] if trained and ranks > 1 else 0,
+        shards=tuple(_shard_bytes(h, plan) for h in held) if plan.offload.parameters else (),
     )
+
+
+def _shard_bytes(held: Held, plan: Plan) -> tuple[int, int]:
+    """A rank's part of a parameter in its own dtype, and in that which it is gathered in; 0 where that is the
+    same.
+    """
+    elements, low = dim0_shard(held.shape, plan.mesh.sharded), mixed_precision_dtype(held, plan)
+    return int(held.dtype.nbytes(elements)), 0 if low is held.dtype else int(low.nbytes(elements))
+
+
+def _is_hosted(plan: Plan) -> bool:
+    """Whether shards, gradients and states are on the host (CPUOffloadPolicy)."""
+    offload = plan.offload
+    return offload.parameters == offload.optimizer == 1 and not offload.activations
 
 
 class GatheredUnits(Run):
     """Parameters cut along their first dimension."""
+
+    @classmethod
+    def plays(cls, plan: Plan) -> bool:
+        return super().plays(plan) or (_is_hosted(plan) and super().plays(replace(plan, offload=Offload())))
+
+    def load(self) -> None:
+        if _is_hosted(self.plan):
+            self.script.take(self.told.beside)
+        else:
+            super().load()
+
+    def _optimize(self) -> None:
+        if not _is_hosted(self.plan):
+            super()._optimize()
 
     def prepare(self) -> None:
         walk, plan = self.walk, self.plan
@@ -111,9 +141,20 @@ class GatheredUnits(Run):
         """Ask for a unit's parameters: what is sent, and the buffer it arrives in."""
         if at.parameters or at.buffer is not None or not at.unit.gathered:
             return
-        sent = self.script.take(at.unit.sent, GATHERS)
+        sent = self._come_from_host(at.unit) or [self.script.take(at.unit.sent, GATHERS)]
         at.buffer = self.script.take(at.unit.gathered, GATHERS)
-        self.script.give((sent,))
+        self.script.give(sent)
+
+    def _come_from_host(self, unit: Unit) -> list[int]:
+        """Each shard comes up and is cast by itself (torch 2.13 _fsdp_param.py:896-901); they go when all are
+        copied into the buffer.
+        """
+        found = list[int]()
+        for own, low in unit.shards:
+            up = self.script.take(own, GATHERS)
+            found.append(self.script.take(low, GATHERS) if low else up)
+            self.script.give((up,) if low else ())
+        return found
 
     def copy_out(self, at: Placed, *, defers: bool) -> None:
         """Copy what arrived into the parameters. In forward the buffer stays until the next unit's, when a name
@@ -168,7 +209,7 @@ class GatheredUnits(Run):
     def _keep_reduced(self, unit: Unit) -> None:
         """A rank's part of a unit's gradients, which is added to that of an earlier micro-batch."""
         shard = self.script.take(unit.reduced, REDUCES)
-        if self.later and not self.told.reduces_last:
+        if (self.later and not self.told.reduces_last) or _is_hosted(self.plan):
             self.script.give((shard,))
         else:
             self.gradients.append(shard)
