@@ -44,9 +44,9 @@ class FlatUnits(Run):
 
     @classmethod
     def plays(cls, plan: Plan) -> bool:
-        """Of one micro-batch, on several ranks, with nothing divided inside a unit."""
+        """On several ranks, with nothing divided inside a unit."""
         ranks = plan.mesh.dp_shard
-        return super().plays(plan) and plan.accumulation == 1 and isinstance(ranks, int) and ranks > 1
+        return super().plays(plan) and isinstance(ranks, int) and ranks > 1
 
     @classmethod
     def others(cls, plan: Plan, told: Told) -> list[Told]:
@@ -67,6 +67,7 @@ class FlatUnits(Run):
         self.each = [*self.units.values(), self.root]
         self.units |= {FIRST: self.root, LAST: self.root}
         self.waiting: list[int] = []  # the head's gradients
+        self.unreduced: dict[int, list[int]] = {}  # flat gradients that only a last micro-batch reduces
         self.outputs: list[int] = []  # logits that the trainer still names
         self.let_go: list[int] = []  # units that the device may still read
         self.reduced: list[int] = []  # flat gradients, likewise
@@ -168,6 +169,12 @@ class FlatUnits(Run):
         self.reshard(unit)
         if not self.wrapping.prefetches and number > 0:
             self.gather(self.units[number - 1])
+        if self.told.reduces_last and not self.later:
+            self.unreduced[number] = flat
+            return
+        if self.told.reduces_last:
+            script.give(flat)  # added to what waits
+            flat = self.unreduced.pop(number)
         copy = (
             [script.take(precision.reduce.nbytes(unit.elements), REDUCES)]
             if precision.reduce is not precision.compute
@@ -176,8 +183,9 @@ class FlatUnits(Run):
         part = script.take(precision.reduce.nbytes(unit.part), REDUCES)
         if precision.gradients is not precision.reduce:
             part = self._cast(part, precision.gradients, unit)
-        self.gradients.append(part)
-        script.give([*copy, *self.reduced])
+        adds = self.later and not self.told.reduces_last
+        self.gradients += [] if adds else [part]
+        script.give([*copy, *([part] if adds else []), *self.reduced])
         self.reduced = flat if self.told.host_ahead else []
         script.give(() if self.told.host_ahead else flat)
 
