@@ -22,7 +22,7 @@ from memsheet.run.train import build_trainer
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline
 from memsheet.trace.custom import follow_training_calls
-from memsheet.trace.job import MICRO, How, recorded_timeline, recording_context
+from memsheet.trace.job import How, recorded_micro_batches, recorded_timeline, recording_context
 from memsheet.units import MIB
 
 SPLIT_BYTES = 128 * MIB
@@ -91,7 +91,7 @@ def _record_varied_steps(many: Many, cuda: Any) -> tuple[Timeline, list[int], li
         recorder = stack.enter_context(recording_context(How(device=many.device, fake=False, scratch=False)))
         found = stack.enter_context(follow_training_calls(recorder))
         step = build_trainer(
-            many.config, many.plan, many.device, _ignore_instant, min(int(many.plan.accumulation), MICRO)
+            many.config, many.plan, many.device, _ignore_instant, recorded_micro_batches(many.plan)
         )
         for number, batch in enumerate(many.batches()):
             if number <= 1:  # what the first step uses is known from the second on

@@ -30,7 +30,7 @@ from memsheet.run.train import build_trainer
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline
 from memsheet.trace.collective_pauses import wait_for_gloo_threads
-from memsheet.trace.job import MICRO, STEPS, How, trace_training
+from memsheet.trace.job import STEPS, How, recorded_micro_batches, trace_training
 from memsheet.trace.requests import plan_from, traced_rank_document
 from memsheet.units import format_bytes
 
@@ -183,7 +183,7 @@ def _run_watched_steps(many: Many, at: Marked) -> None:
         )
     )
     with wait_for_gloo_threads() if runs_on_ranks(many.plan) else nullcontext():
-        step = build_trainer(many.config, many.plan, many.device, at, min(int(many.plan.accumulation), MICRO))
+        step = build_trainer(many.config, many.plan, many.device, at, recorded_micro_batches(many.plan))
         for _ in range(STEPS):
             step(batch)
 

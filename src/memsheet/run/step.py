@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from memsheet.errors import input_error
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import GradientSync, Plan
 from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.model import layers_of, text_config_of
@@ -112,7 +113,9 @@ def train_step(
     fp16, for all steps.
     """
     scaler = scaler or build_scaler(plan, device)
-    for part, share in micro_batches(batch, plan, micro):
+    for number, (part, share) in enumerate(micro_batches(batch, plan, micro), 1):
+        if plan.gradient_sync is GradientSync.LAST and isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(number == micro)
         at(Instant.FORWARD)
         with activation_offload_context(model, plan), autocast_region(plan, device):
             loss = model(**part).loss

@@ -23,10 +23,10 @@ from memsheet.trace.fake_distributed import among_others, fake_process_group
 from memsheet.trace.fold import Depth, NotUniformError, extend_timeline_layers
 from memsheet.trace.gloo import watch_gloo
 from memsheet.trace.job import (
-    MICRO,
     STEPS,
     How,
     leave_out_layers,
+    recorded_micro_batches,
     recorded_timeline,
     recording_context,
     refuse_pictures,
@@ -123,7 +123,7 @@ def _record_rank_steps(
     if how.device == "cpu" and plan.mesh.gpus > 1:
         watch_gloo(recorder)
     watch = watch_of(recorder, plan, alone=alone)
-    watch.job = job = rank_job(settings, plan, mesh, how.device, watch, min(int(plan.accumulation), MICRO))
+    watch.job = job = rank_job(settings, plan, mesh, how.device, watch, recorded_micro_batches(plan))
     try:
         for step in range(STEPS):
             if step == STEPS - 1:

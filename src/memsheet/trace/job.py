@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import GradientSync, Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.data import microbatch_stream
 from memsheet.run.loss import apply_loss
@@ -43,6 +43,13 @@ from memsheet.trace.values import HostValues, with_values_if_asked
 
 STEPS = 2  # the first makes the optimizer's states
 MICRO = 2  # micro-batches after the second are like it: gradients are there
+
+
+def recorded_micro_batches(plan: Plan) -> int:
+    """Of a step: as many as differ. Where the last one alone reduces gradients it is neither like the first
+    nor like those between them.
+    """
+    return min(int(plan.accumulation), MICRO + (plan.gradient_sync is GradientSync.LAST))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +193,7 @@ def run_traced_steps(
             plan,
             at,
             device=how.device,
-            micro=min(int(plan.accumulation), MICRO),
+            micro=recorded_micro_batches(plan),
             scaler=scaler,
         )
     modules.outside()

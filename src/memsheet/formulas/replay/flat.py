@@ -174,6 +174,8 @@ class FlatUnits(Run):
             return
         if self.told.reduces_last:
             script.give(flat)  # added to what waits
+            if not self.last:
+                return
             flat = self.unreduced.pop(number)
         copy = (
             [script.take(precision.reduce.nbytes(unit.elements), REDUCES)]

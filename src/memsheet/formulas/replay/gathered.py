@@ -25,9 +25,10 @@ from memsheet.plan.plan import Offload, Plan
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """What is gathered together, in bytes on this rank: each parameter ``whole``, the buffer they arrive in
-    and what is sent for it, the buffer in which gradients are reduced and what is left of it. ``last``:
-    elements of the last parameter that trains, whose gradient a loop still names when the others are gone
-    (torch 2.13 _fsdp_collectives.py:579-590, several ranks).
+    and what is sent for it, the buffer in which gradients are reduced and what is left of it. ``trained``:
+    elements of each parameter that trains; a loop still names the gradient of the last one when the others are
+    gone (torch 2.13 _fsdp_collectives.py:579-590, several ranks). ``shards``: of each parameter the rank's
+    part as it lies on the host and as it is sent.
     """
 
     whole: tuple[int, ...]
@@ -35,8 +36,8 @@ class Unit:
     sent: int
     reduce_input: int
     reduced: int
-    last: int = 0
-    shards: tuple[tuple[int, int], ...] = ()  # of each, as it lies on the host and as it is sent
+    trained: tuple[int, ...] = ()
+    shards: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -54,14 +55,13 @@ def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
     whole = tuple(int(mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, ranks))) for h in held)
     reduced = sum(int(plan.precision.reduce.nbytes(dim0_shard(h.shape, ranks))) for h in held if h.trains)
     gathered = sum(whole) if ranks > 1 else 0
-    trained = [int(h.elements) for h in held if h.trains]
     return Unit(
         whole=whole,
         gathered=gathered,
         sent=gathered // ranks * int(plan.precision.casts),  # parts that are not cast are sent as they are
         reduce_input=reduced * ranks,
         reduced=reduced,
-        last=trained[-1] if trained and ranks > 1 else 0,
+        trained=tuple(int(h.elements) for h in held if h.trains),
         shards=tuple(_shard_bytes(h, plan) for h in held) if plan.offload.parameters else (),
     )
 
@@ -100,8 +100,9 @@ class GatheredUnits(Run):
     def prepare(self) -> None:
         walk, plan = self.walk, self.plan
         keeps = not plan.reshard_after_forward
-        ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
         wrapped = fsdp_wrapping(plan)
+        groups = (walk.embeddings, walk.head) if wrapped.joined else (walk.head, walk.embeddings)
+        ends = [h for group in groups if group for h in group.parameters]
         rooted = wrapped.joined or walk.tied
         root = Placed(_fsdp_unit_bytes(ends, plan), stays=True) if rooted else None
         self.root = root
@@ -177,33 +178,44 @@ class GatheredUnits(Run):
 
     def reduce(self, at: Placed, gradients: Sequence[int]) -> None:
         self.reshard(at)
+        if self.told.reduces_last and not self.later:
+            self.unreduced[id(at)] = self._widened(at.unit, gradients)
+            return
         if self.told.reduces_last:
-            if not self.later:
-                self.unreduced[id(at)] = self._widened(gradients)
-                return
             self.script.give(gradients)  # added to what waits
+            if not self.last:
+                return
             gradients = self.unreduced.pop(id(at))
         self.end_backward()
         self.reducing = self.script.take(at.unit.reduce_input)
         wide = self.plan.precision.reduce if self.told.reduces_last else self.plan.precision.compute
-        size = int(wide.nbytes(at.unit.last))
+        size = int(wide.nbytes(at.unit.trained[-1])) if at.unit.gathered else 0
         named = [number for number in gradients if size and self.script.sizes[number] == size][-1:]
         self.script.give(number for number in gradients if number not in named)
         self._keep_reduced(at.unit)
         self.script.give(named)
 
-    def _widened(self, gradients: Sequence[int]) -> list[int]:
-        """Whole gradients in the dtype they are reduced in, in which they wait for the last micro-batch's
-        (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed).
+    def _widened(self, unit: Unit, gradients: Sequence[int]) -> list[int]:
+        """Whole gradients, one parameter after the other, in the dtype they are reduced in, in which they wait
+        for the last micro-batch's (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed). Of a tied table
+        there is one by then.
         """
         precision, script = self.plan.precision, self.script
-        if precision.reduce is precision.compute:
-            return [*gradients]
-        found = list[int]()
+        made = dict[int, list[int]]()
         for number in gradients:
-            elements = script.sizes[number] // int(precision.compute.nbytes(1))
-            found.append(script.take(int(precision.reduce.nbytes(elements))))
-            script.give((number,))
+            made.setdefault(script.sizes[number], []).append(number)
+        found = list[int]()
+        for elements in unit.trained:
+            last = made.get(int(precision.compute.nbytes(elements)), [])[-1:]
+            if precision.reduce is precision.compute:
+                found += last
+            elif last:
+                found.append(script.take(int(precision.reduce.nbytes(elements))))
+                script.give(last)
+            for number in last:
+                made[script.sizes[number]].remove(number)
+        for left in made.values():
+            script.give(left)
         return found
 
     def _keep_reduced(self, unit: Unit) -> None:

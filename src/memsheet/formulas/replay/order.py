@@ -33,7 +33,7 @@ from memsheet.plan.plan import OptimizerName, Plan, depends_on_routing
 
 T = TypeVar("T")
 MOST_MICROBATCHES = 2
-"""Of a step: from the second on all are alike."""
+"""Of a step: from the second on all are alike, but for a last one that alone reduces gradients."""
 THREADS = 2
 """That multiply matrices: the one that runs forward, and autograd's."""
 PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.ADAMW_4BIT})
@@ -129,6 +129,7 @@ class Run:
         self.named: list[int] = []
         self.multiplied = 0  # threads that have multiplied matrices
         self.later = False  # whether a micro-batch before this one has left gradients
+        self.last = True  # whether it is a step's last
         self.prepare()
 
     @classmethod
@@ -225,8 +226,9 @@ class Run:
         if not self.later:
             self.script.give(self.gradients)
             self.gradients = []
-        for number in range(min(self.plan.accumulation, MOST_MICROBATCHES)):
-            self.later = self.later or number > 0
+        count = min(self.plan.accumulation, MOST_MICROBATCHES + self.told.reduces_last)
+        for number in range(count):
+            self.later, self.last = self.later or number > 0, number == count - 1
             self._micro_batch()
         self._optimize()
         self.script.give(self.named)

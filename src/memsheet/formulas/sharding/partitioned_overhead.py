@@ -134,7 +134,7 @@ def _bucket_after_head(
     logits: Key = (C.TEMPORARIES, "loss/backward")
     gone = BytesByPath.of([(logits, -head.part.backward.held.get(logits, 0))])
     late = largest_moment_rows([[(1, EMPTY)], [(1, bucket), (1, flushed), (1, gone)]])
-    return lambda before, group, after: late if group is head else bucket
+    return lambda _, group, __: late if group is head else bucket
 
 
 @formula(

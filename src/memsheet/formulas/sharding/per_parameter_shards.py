@@ -34,6 +34,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     unsynced_gradient_bytes,
 )
 from memsheet.formulas.sharding.resident_state import ResidentState, with_hosted_activations
+from memsheet.formulas.states.gradients import reduces_surely_last
 from memsheet.formulas.states.held import Held, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import dataclass, replace
@@ -61,6 +62,7 @@ class Groups:
     comes_back: Group | None = None  # embeddings whose backward begins with the loss
     loss_reduced: bool = False  # a tied table's gradient of the head is reduced by the loss
     gathers_pieces: bool = False  # a head of its own is gathered for each piece of the logits, by the loss
+    reduces_last: bool = False  # of a step's micro-batches the last one alone reduces gradients
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -184,6 +186,7 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
         else None,
         comes_back=walk.embeddings if EMBEDDINGS in walk.idle_ends and not plan.adapter else None,
         loss_reduced=loss_reduces_table(plan, walk),
+        reduces_last=reduces_surely_last(plan, engine_of(plan)),
         gathers_pieces=wrapped.loss_outside and plan.loss is Loss.CHUNKED and not wrapped.loss_reduces,
     )
 
@@ -277,7 +280,10 @@ def _unsharded_past_forward(of: Groups, group: Group) -> BytesByPath:
 def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
     still = _unsharded_last_layer(of, group)
     fetched = still or [of.arrived(None if of.keeps else of.outer(before))]
-    return BytesByPath.of([of.unsharded(group), *fetched, of.reduced(of.outer(after))])
+    waits = of.reduced(of.outer(after))
+    if of.reduces_last:  # what waited whole has gone since, and is as large: a rank's part is left
+        waits = (Component.GRADIENTS, after.name if after else ROOT), ceil_div(waits[1], of.plan.mesh.sharded)
+    return BytesByPath.of([of.unsharded(group), *fetched, waits])
 
 
 def _backward_inside(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
@@ -306,6 +312,8 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
     that stay, or what is cast to them.
     """
     plan = of.plan
+    if of.reduces_last:
+        return _last_reduced(of, before, group)
     if of.joined and not of.tied and group is of.embeddings:
         return _root_leaving(of, group)
     if of.reduced_rest and group is of.embeddings:
@@ -328,6 +336,21 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
     )
     around = _around_inside(group) if group.inside else EMPTY
     return largest_moment_rows([[(1, copied), (1, around)], [(1, gone), (1, around)]])
+
+
+def _last_reduced(of: Groups, before: Group | None, group: Group) -> BytesByPath:
+    """Where only a step's last micro-batch reduces gradients: its own are added to those that wait whole, and
+    have gone when these are copied into the buffer (torch 2.13 _fsdp_param.py, accumulate_unsharded_grad_if_
+    needed). The embeddings' come when nothing else waits.
+    """
+    if group is of.embeddings:
+        return EMPTY
+    ahead = of.arrived(None if of.keeps else of.outer(before))
+    added, copied = (
+        BytesByPath.of([ahead, *group.gradients.held.items()]),
+        BytesByPath.of([ahead, of.reduced(group)]),
+    )
+    return largest_moment_rows([[(1, added)], [(1, copied)]])
 
 
 def _around_inside(group: Group) -> BytesByPath:
