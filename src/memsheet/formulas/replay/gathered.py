@@ -189,7 +189,8 @@ class GatheredUnits(Run):
         self.end_backward()
         self.reducing = self.script.take(at.unit.reduce_input)
         wide = self.plan.precision.reduce if self.told.reduces_last else self.plan.precision.compute
-        size = int(wide.nbytes(at.unit.trained[-1])) if at.unit.gathered else 0
+        trained = at.unit.trained if at.unit.gathered else ()
+        size = int(wide.nbytes(trained[-1])) if trained else 0
         named = [number for number in gradients if size and self.script.sizes[number] == size][-1:]
         self.script.give(number for number in gradients if number not in named)
         self._keep_reduced(at.unit)

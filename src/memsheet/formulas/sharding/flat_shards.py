@@ -32,6 +32,7 @@ from memsheet.formulas.sharding.flat_sizes import (
     unreduced_gradient_bytes,
 )
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
+from memsheet.formulas.states.gradients import reduces_surely_last
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import dataclass
@@ -57,6 +58,11 @@ class Units:
     @property
     def rooted(self) -> tuple[Group | None, ...]:
         return self.embeddings, self.head
+
+    @cached_property
+    def reduces_last(self) -> bool:
+        """Whether of a step's micro-batches the last one alone reduces gradients."""
+        return reduces_surely_last(self.plan, engine_of(self.plan))
 
     @cached_property
     def root(self) -> tuple[Held, ...]:
@@ -156,7 +162,11 @@ class Units:
         )
         ahead = BytesByPath.of([self.whole(before if self.wrapping.prefetches else None), self.whole(group)])
         joined = [(1, group.gradients), (1, flat), (1, ahead), (1, self.waiting)]
+        if self.reduces_last and last:  # all others are reduced by then
+            return merge_moment(joined)
         left = self._after_root(flat) if last else [(1, self.waiting)]
+        if self.reduces_last:  # what waited is what is reduced
+            left.append((-1, flat))
         return largest_moment_rows([joined, [(1, reduced), (1, BytesByPath.of([self.whole(before)])), *left]])
 
     def _after_root(self, flat: BytesByPath) -> list[tuple[Count, BytesByPath]]:
