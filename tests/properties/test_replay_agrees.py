@@ -47,7 +47,11 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shards, sgd": ("llama-2-7b", "8xH100-80GB", {**SHARDS, **RECOMPUTED, "optimizer.name": "sgd_momentum"}),
     "experts": ("olmoe-1b-7b", "8xH100-80GB", {**SHARDS, **RECOMPUTED}),
     "experts, latent attention": ("deepseek-v2-lite", "8xH200", {**SHARDS, **RECOMPUTED}),
-    "four bits, adapters": ("qwen2.5-7b", "1xH100-80GB", {**LORA, **RECOMPUTED, "quantization.weights": "nf4"}),
+    "four bits, adapters": (
+        "qwen2.5-7b",
+        "1xH100-80GB",
+        {**LORA, **RECOMPUTED, "quantization.weights": "nf4"},
+    ),
 }
 APART = 0.005
 """Of what the traced step reserves; each allocation is the same but for what kernels ask for inside."""

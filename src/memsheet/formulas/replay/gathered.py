@@ -127,7 +127,9 @@ class GatheredUnits(Run):
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
         self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
-        self.unreduced: dict[int, list[int]] = {}  # of each unit, where only the last micro-batch's are reduced
+        self.unreduced: dict[
+            int, list[int]
+        ] = {}  # of each unit, where only the last micro-batch's are reduced
 
     @property
     def adds(self) -> bool:
