@@ -142,8 +142,8 @@ class FetchedTensors(Partitioned):
     # ---- gathering (partitioned_param_coordinator.py:300-485) ----------------------------------------------
 
     def _gather(self, asked: list[Fetched]) -> None:
-        """One alone arrives where it stays, several in a buffer that they are copied out of; the rank's part of
-        each comes from the host first, where it lies there (partition_parameters.py:1318-1365, 1571-1575).
+        """One alone arrives where it stays, several in a buffer that they are copied out of; the rank's part
+        of each comes from the host first, where it lies there (partition_parameters.py:1318-1365, 1571-1575).
         """
         if not asked:
             return

@@ -26,9 +26,9 @@ from memsheet.plan.plan import Offload, Plan
 class Unit:
     """What is gathered together, in bytes on this rank: each parameter ``whole``, the buffer they arrive in
     and what is sent for it, the buffer in which gradients are reduced and what is left of it. ``trained``:
-    elements of each parameter that trains; a loop still names the gradient of the last one when the others are
-    gone (torch 2.13 _fsdp_collectives.py:579-590, several ranks). ``shards``: of each parameter the rank's
-    part as it lies on the host and as it is sent.
+    elements of each parameter that trains; a loop still names the gradient of the last one when the others
+    are gone (torch 2.13 _fsdp_collectives.py:579-590, several ranks). ``shards``: of each parameter the
+    rank's part as it lies on the host and as it is sent.
     """
 
     whole: tuple[int, ...]
@@ -160,8 +160,8 @@ class GatheredUnits(Run):
         return found
 
     def copy_out(self, at: Placed, *, defers: bool) -> None:
-        """Copy what arrived into the parameters. In forward the buffer stays until the next unit's, when a name
-        holds it to the end of the copy (torch 2.13 _fsdp_param_group.py, wait_for_unshard).
+        """Copy what arrived into the parameters. In forward the buffer stays until the next unit's, when a
+        name holds it to the end of the copy (torch 2.13 _fsdp_param_group.py, wait_for_unshard).
         """
         if at.parameters:
             return
@@ -199,9 +199,9 @@ class GatheredUnits(Run):
         self.script.give(named)
 
     def _widened(self, unit: Unit, gradients: Sequence[int]) -> list[int]:
-        """Whole gradients, one parameter after the other, in the dtype they are reduced in, in which they wait
-        for the last micro-batch's (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed). Of a tied table
-        there is one by then.
+        """Whole gradients, one parameter after the other, in the dtype they are reduced in, in which they
+        wait for the last micro-batch's (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed). Of a tied
+        table there is one by then.
         """
         precision, script = self.plan.precision, self.script
         made = dict[int, list[int]]()
