@@ -48,11 +48,11 @@ def low_gradients() -> Plan:
 
 ZERO: dict[str, Callable[[], Cases]] = {
     "partitioned_overhead._all_reduce": lambda: {"stage 0": call(zero(0))},
-    "partitioned_overhead._around_one": lambda: {"stage 1": call(zero(1)), "offload": call(zero(1, optimizer=1.0))},
+    "partitioned_overhead._around_one": lambda: {"stage 1": call(zero(1), staged()), "offload": call(zero(1, optimizer=1.0), staged())},
     "partitioned_overhead._around_fp32_gradients": lambda: {"stage 1": call(zero(1))},
-    "partitioned_overhead._last_flush": lambda: {"stage 2": call(zero(2), [Flush((0, 0), 8, symbol("copied"))], PARTITION)},
+    "partitioned_overhead._last_flush": lambda: {"stage 2": call(zero(2), [Flush((0, 0), 8, symbol("copied"), 8)], PARTITION)},
     "partitioned_overhead._offload_buffers": lambda: {"stage 2": call(zero(2, optimizer=1.0))},
-    "partitioned_overhead._offload_scratch": lambda: {f"stage {n}": call(zero(n, optimizer=1.0)) for n in (2, 3)},
+    "partitioned_overhead._offload_scratch": lambda: {f"stage {n}": call(zero(n, optimizer=1.0), symbol("widest")) for n in (2, 3)},
     "partitioned_overhead.shared_reduction_bytes": lambda: {
         f"stage {stage}": ((plan("deepspeed", zero=stage), symbol("elements")), {}) for stage in (1, 3)
     },
