@@ -21,11 +21,12 @@ from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
-from memsheet.exchange.shared.script_defaults import LAUNCHED, absent_files
+from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.trainer_script import MAPS, SCRIPT, SPREADS
 from memsheet.exchange.verdict_doubts import (
     FURTHER,
+    TRAININGS,
     Doubt,
     another_model,
     least_of,
@@ -264,19 +265,19 @@ OPEN_LAUNCHER = (
     "nothing says what starts its processes, and accelerate's own configuration may divide the states: "
     "--engine or --zero says it"
 )
+ACCELERATES_OWN = (
+    "accelerate's own configuration, which is in the user's home and no file of the job, may divide the "
+    "states or offload them: --engine or --zero says it"
+)
 
 
 def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str, Any]) -> str:
-    """What may divide the states of a Trainer's job that does not fit whole on each GPU, where no file says
-    what starts its processes: accelerate's own configuration is the user's, and often no file of the job.
+    """What may divide or offload the states of a Trainer's job that does not fit whole on each GPU, where no
+    file says what starts its processes on several, or accelerate does with a configuration that is the
+    user's and no file of the job (accelerate 1.15.0 commands/launch.py, _validate_launch_command).
     """
     plan, verdict = answer.plan, answer.verdict
-    if (
-        verdict is None
-        or verdict.result is not Result.DOES_NOT_FIT
-        or plan.zero
-        or not plan.mesh.dp_replicate > 1
-    ):
+    if verdict is None or verdict.result is not Result.DOES_NOT_FIT or plan.zero:
         return ""
     if any(given.get(at) is not None for at in ("engine", "zero")):
         return ""
@@ -284,15 +285,18 @@ def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str
     launchers = [
         read for read in reads.values() if read.form.name in LAUNCHED and read.form.name not in ASK_FOR_CARDS
     ]
-    own = ("fsdp", f"{SCRIPT}.{ONE_PROCESS}")
-    said = any(read.values.get(at) for read in trainers for at in (*read.form.refers, *own))
-    open_ones = all(
-        read.form.name == ACCELERATE and not ({"distributed_type", "config_file"} & read.values.keys())
-        for read in launchers
-    )
-    if not trainers or said or not open_ones:
+    started = any(read.form.name in (*TRAINERS, LOOPS) for read in reads.values())
+    said = any(read.values.get(at) for read in trainers for at in (*read.form.refers, "fsdp"))
+    alone = any(read.values.get(f"{SCRIPT}.{ONE_PROCESS}") for read in trainers)
+    if said or not started:
         return ""
-    return OPEN_LAUNCHER
+    if launchers:
+        left = all(
+            read.form.name == ACCELERATE and not ({"distributed_type", "config_file"} & read.values.keys())
+            for read in launchers
+        )
+        return ACCELERATES_OWN if left else ""
+    return OPEN_LAUNCHER if trainers and not alone and plan.mesh.dp_replicate > 1 else ""
 
 
 def _reason_to_doubt(
@@ -352,7 +356,7 @@ def _reason_to_doubt(
     if absent or launcher:
         return Doubt("; ".join(open_words))
     if named:
-        keys = [one.partition(" ")[0] for one in named if not one.startswith(FURTHER)]
+        keys = [one.partition(" ")[0] for one in named if not one.startswith((FURTHER, TRAININGS))]
         job = answer.plan.workload
         of_one = not isinstance(job, Training) or int(job.microbatch) == 1
         more_need_more = of_one and says_sequences_alone(reads.values(), named)

@@ -4,7 +4,7 @@ what an engine does unasked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.exchange.shared.trainer_script import DEFAULTS, INLINE, SCRIPT
+from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS, texts_of_starts
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
 from memsheet.guard import TWICE, is_folder, parse_json, parse_yaml
@@ -87,6 +88,8 @@ def recognise_files(
         if shell and (own or further):
             further = {**further, **_written_configurations(name, text)}
         found = {**(_with_inline_file(name, own) if own else {}), **further}
+        if shell and found:
+            found = _with_further_trainings(found, several_trainings(name, text, scripts))
         reads |= _with_remarks(found, plain[name].remarks)
         left += unread
         read_by_command = given or command_name(name) in texts
@@ -123,7 +126,42 @@ def shell_as_plain(name: str, text: str, chosen: str = "") -> PlainScript:
     """
     if not is_shell(name):
         return PlainScript("", text)
-    return plain_script(text.rstrip().removesuffix("\\") if text.rstrip().endswith("\\") else text, chosen)
+    found = plain_script(text.rstrip().removesuffix("\\") if text.rstrip().endswith("\\") else text, chosen)
+    alone = texts_of_starts(found.text).get(chosen) if chosen and found.name != chosen else None
+    return found if alone is None else PlainScript(chosen, alone, found.remarks)
+
+
+def several_trainings(name: str, text: str, scripts: Mapping[str, str] = NO_TEXTS) -> tuple[str, ...]:
+    """The starts of a shell's plain script, by their names, that are different trainings; of those that
+    differ in nothing a sheet is made of (seeds, rates) the first alone. Nothing where there are no two.
+    """
+    told: dict[str, str] = {}
+    for start, alone in texts_of_starts(text).items() if is_shell(name) else ():
+        try:
+            own, _ = _read_or_error(name, alone, "")
+        except TooMuchError:
+            continue
+        further, _ = _launched_files(name, alone, own, scripts)
+        found = (*([own] if own else ()), *further.values())
+        tasks = {read.request.get("task") for read in found if read.form.name not in LAUNCHED}
+        if tasks == {"train"}:
+            told.setdefault(repr([sorted(read.request.items()) for read in found]), start)
+    return tuple(told.values()) if len(told) > 1 else ()
+
+
+def _with_further_trainings(reads: Mapping[str, Read], trainings: Sequence[str]) -> dict[str, Read]:
+    """What was read of a script that starts several trainings: those that are not read keep any verdict from
+    being sure.
+    """
+    first = next((name for name, read in reads.items() if read.request.get("task") == "train"), None)
+    if first is None or len(trainings) < 2:
+        return dict(reads)
+    words = f"{len(trainings)} that the script starts: {', '.join(trainings)}; the sheet is of one"
+    told = (FURTHER_TRAININGS, words)
+    return {
+        name: replace(read, unmodelled=(*read.unmodelled, told)) if name == first else read
+        for name, read in reads.items()
+    }
 
 
 def _with_remarks(reads: Mapping[str, Read], remarks: tuple[str, ...]) -> dict[str, Read]:

@@ -208,12 +208,8 @@ def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
-    if found.launcher in (ACCELERATE, TRL):
-        return (
-            [read_format_values(find_format(ACCELERATE), accelerate_values(found.flags))]
-            if found.flags
-            else []
-        )
+    if found.launcher == ACCELERATE or (found.launcher == TRL and found.flags):
+        return [read_format_values(find_format(ACCELERATE), accelerate_values(found.flags))]
     if found.launcher == DEEPSPEED and "num_gpus" in found.flags:
         return [
             read_format_values(
