@@ -146,6 +146,32 @@ def with_sure_changes(answer: Answer | None, moved: tuple[Moved, ...]) -> Answer
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=kept), ways_to_fit=ways)
 
 
+def with_open_changes(
+    answer: Answer | None,
+    reads: Mapping[str, Read],
+    moved: tuple[Moved, ...],
+    given: Mapping[str, Any],
+    case: Case,
+    left: Doubt,
+) -> Answer | None:
+    """The answer with its changes as what fits by what is known alone, where the files are in doubt after
+    them, too. ``left``: doubts that no change of the plan takes away.
+    """
+    fix = answer.verdict.cheapest_fix if answer and answer.verdict else None
+    if answer is None or answer.verdict is None or fix is None:
+        return answer
+    made = {
+        key: after
+        for change in fix.changes
+        for key, _, after in ((change.key, change.before, change.after), *change.also, *change.implied)
+    }
+    other = case.ask(made)
+    doubt = doubt_of(reads, other, moved, {**given, **made}, replace(case, answer=other))
+    if not left.words and not doubt.words:
+        return answer
+    return replace(answer, verdict=replace(answer.verdict, cheapest_fix=replace(fix, open_ended=True)))
+
+
 def with_changes_in_host_memory(
     answer: Answer | None, reads: Mapping[str, Read], ask: Callable[[int], Answer | None]
 ) -> Answer | None:

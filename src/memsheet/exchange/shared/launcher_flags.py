@@ -34,7 +34,7 @@ from memsheet.exchange.shared.loop_commands import command_loop_values
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
 from memsheet.exchange.shared.row_lengths import example_length
-from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of, without_own_fields
+from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, SCRIPT
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
@@ -80,6 +80,11 @@ PREPARE = ("cache_dataset_only",)
 """Switches with which a script ends before it loads a model (open_instruct/olmo_core_finetune.py:154)."""
 OF_TRL = late_pattern(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)/\w+\.py$")
 """TRL's own, each with the dataclasses of its trainer (huggingface/trl f2cd577)."""
+OF_OWN_SCRIPTS = ("transformers", "trl")
+"""Formats whose flags people's own scripts take, too."""
+ABSENT, UNTOLD = "whose text is not among the files", "whose text is not understood"
+FILLS_OPTIONS = late_pattern(r"\bget_peft_config\(|\bModelConfig\b")
+"""What a script's text holds that takes TRL's own options of models and adapters."""
 LOADED_BARE = late_pattern(r"(^|/)examples/scripts/(bco|cpo|kto|orpo)\.py$")
 """Of them those that load the model as it is stored, whatever ``--dtype`` says
 (examples/scripts/{bco.py:114, cpo.py:74, kto.py:71, orpo.py:74}).
@@ -104,7 +109,18 @@ def launched_reads(
     reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
     form = _script_flag_format(found)
     if form is not None:
+        text = beside.get(found.script, "")
+        if form.name in OF_OWN_SCRIPTS and not _is_known_script(found, text):
+            if values := _trainer_values(found, text):
+                form = find_format("transformers")
+                values = {**values, **_of_one_process(found, form, values)}
+                read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
+                return {**reads, f"{name}: {found.script}": read}, ()
+            unread = {f"{SCRIPT}.{OWN_SCRIPT}": UNTOLD if text else ABSENT}
+        else:
+            unread = {}
         told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
+        told |= unread
         told |= example_length(found.script, found.arguments) if form.name == "transformers" else {}
         told |= _of_one_process(found, form, found.arguments)
         others = [one for one in launches if _is_another(one, found)]
@@ -113,6 +129,16 @@ def launched_reads(
         first = (f"the first of {len(others) + 1} trainings that it starts",) if others else ()
         return {**reads, f"{name}: {found.script}": replace(read, assumed=(*first, *read.assumed))}, ()
     return reads, ()
+
+
+def _is_known_script(found: Launch, text: str) -> bool:
+    """Whether what a script does with its flags is known without its text: a project's own, or one whose
+    text fills the classes of arguments that the flags are fields of.
+    """
+    if found.launcher == TRL or found.script in OF_FILES or "config" in found.arguments:
+        return True
+    known = (OTHERS, OF_TRAINER, EXAMPLE, WITHOUT_TRAINER, OF_TRL)
+    return any(pattern.search(found.script) for pattern in known) or bool(FILLS_OPTIONS.search(text))
 
 
 def _is_another(one: Launch, found: Launch) -> bool:
@@ -179,14 +205,13 @@ def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     """What a script for the Trainer says with the flags that it is started with: those that are the Trainer's
     own arguments, and those of its own that stand for one; nothing of any other script.
     """
+    form = find_format("transformers")
     try:
-        said = arguments_of(text, found.arguments) if text else {}
+        said = form.started(text, found.arguments) if text and form.started else {}
     except (ValueError, TooMuchError):
         return {}
     if not said:
         return {}
-    form = find_format("transformers")
-    said = without_own_fields(form, said)
     flat = dict(flatten_tree(said, whole=form.whole))
     given, own = _as_said(form, found.arguments), dict[str, Any]()
     length = role_value("length", command_values(found.arguments))

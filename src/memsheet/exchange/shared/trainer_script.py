@@ -133,6 +133,10 @@ COLOCATED = "colocated"
 """The share of the card that a server in the trainer's own process takes."""
 OWN_LAYERS = "own_layers"
 """That Unsloth's class is one that runs some families in layers of its own (models/loader.py:407, 1140)."""
+OWN_SCRIPT = "own_script"
+"""Of flags that a command gives a script: that nobody read what the script itself does."""
+SEVERAL = "several_trainings"
+"""That a script makes arguments of several trainings that differ, of which the last are read."""
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 _OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
@@ -226,8 +230,27 @@ def arguments_of(
     }
     fields = [at for one in parsed for at in one if at not in OURS and at in said]
     beside |= {OWN_FIELDS: fields} if fields else {}
+    beside |= _several_trainings_key(made)
     beside |= {OF_TRAINER: beside_it} if beside_it else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
+
+
+BYTES = (
+    CLASS, "per_device_train_batch_size", "max_length", "max_seq_length", "optim", "bf16", "fp16",
+    "gradient_checkpointing", "deepspeed", "fsdp", "packing", "use_liger_kernel",
+)  # fmt: skip
+"""Arguments by which the needs of two trainings of one script differ."""
+
+
+def _several_trainings_key(made: list[dict[str, Any]]) -> dict[str, Any]:
+    """That a script makes several arguments that need different memory, of which the last are read: others
+    may be of a training of their own, or stand in another branch.
+    """
+    kinds = {repr([one.get(at) for at in BYTES]) for one in made}
+    if len(kinds) < 2:
+        return {}
+    lines = ", ".join(str(one[LINE]) for one in sorted(made, key=lambda one: int(one[LINE])))
+    return {SEVERAL: f"of lines {lines} (the sheet is of the last)"}
 
 
 def _models_beside(module: Module) -> dict[str, Any]:
