@@ -27,13 +27,16 @@ from memsheet.exchange.shared.trainer_script import DEFAULTS, INLINE, SCRIPT
 from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS, texts_of_starts
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
-from memsheet.guard import TWICE, is_folder, parse_json, parse_yaml
+from memsheet.guard import ANCHORED, TWICE, is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.plan.library_defaults import assumed_value_text
 from memsheet.questions.pod_jobs import command_name
 
 PARSERS: Mapping[str, Parser] = {"json": parse_json, "yaml": parse_yaml}
+ALIASED: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, aliases=True)}
 LAST_WINS: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
+AGAIN: Mapping[str, Mapping[str, Parser]] = {TWICE: LAST_WINS, ANCHORED: ALIASED}
+"""How a YAML is read again for which a plain one is refused, as most tools' loader has it."""
 REPEATED = "a key that stands twice = the last of them, which PyYAML's loader takes"
 UNKNOWN = "is not recognised as a configuration"
 YAML = (".yaml", ".yml")
@@ -312,17 +315,20 @@ def _launched_files(
 
 
 def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, InputError | None]:
-    """A file, or why it is none; a YAML with a key that stands twice as most tools' loader has it."""
+    """A file, or why it is none; a YAML with anchors, or a key that stands twice, as most tools' loader has it."""
     try:
         return read_text(name, text, PARSERS, server), None
     except InputError as error:
-        if not name.endswith(YAML) or not any(TWICE in one.hint for one in error.problems):
+        said = " ".join(f"{one.reason} {one.hint}" for one in error.problems)
+        again = next((parsers for why, parsers in AGAIN.items() if why in said), None)
+        if not name.endswith(YAML) or again is None:
             return None, error
     try:
-        found = read_text(name, text, LAST_WINS, server)
+        found = read_text(name, text, again, server)
     except InputError as error:
         return None, error
-    return replace(found, assumed=(*found.assumed, REPEATED)), None
+    told = (REPEATED,) if again is LAST_WINS else ()
+    return replace(found, assumed=(*found.assumed, *told)), None
 
 
 def _one_script(reads: dict[str, Read], in_folder: Collection[str], left: list[str]) -> dict[str, Read]:

@@ -229,8 +229,7 @@ def arguments_of(
         if flag.line
     }
     fields = [at for one in parsed for at in one if at not in OURS and at in said]
-    beside |= {OWN_FIELDS: fields} if fields else {}
-    beside |= _several_trainings_key(made)
+    beside |= {**({OWN_FIELDS: fields} if fields else {}), **_several_trainings_key(made)}
     beside |= {OF_TRAINER: beside_it} if beside_it else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
