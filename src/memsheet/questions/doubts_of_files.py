@@ -12,7 +12,7 @@ from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.joined_files import ASK_FOR_CARDS
-from memsheet.exchange.mistakes import Case, Found, Rule
+from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
 from memsheet.exchange.mistakes.case import TRAINERS
 from memsheet.exchange.shared.colocated_server import CARD
@@ -43,6 +43,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
     bundled_name,
+    is_guessed_model,
     likely_served,
     likely_trained,
     model_of,
@@ -60,6 +61,22 @@ TOWER = late_pattern(r"visual|vision|audio|projector", re.IGNORECASE)
 LEFT_OUT = "the sheet leaves out"
 PEFT_OPTIONS = frozenset(f"script.{name}" for name in (*READ, *OTHERS))
 """What of an adapter's configuration is not accounted, which may train and keep more than what is."""
+
+
+def without_guessed_stops(
+    mistakes: tuple[tuple[Rule, Found], ...], case: Case, model: Any
+) -> tuple[tuple[Rule, Found], ...]:
+    """Mistakes that stop a job for a model that its name alone tells, as remarks: another of that name may
+    have what this one lacks.
+    """
+    if not any(found.stops for _, found in mistakes) or not is_guessed_model(case.reads, model):
+        return mistakes
+    whatever = find_mistakes(replace(case, model=None, answer=None))
+    sure = {(rule.id, found.where) for rule, found in whatever if found.stops}
+    return tuple(
+        (rule, found if (rule.id, found.where) in sure else replace(found, stops=False))
+        for rule, found in mistakes
+    )
 
 
 def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:

@@ -28,6 +28,7 @@ from memsheet.questions.doubts_of_files import (
     with_moved_range,
     with_open_changes,
     with_sure_changes,
+    without_guessed_stops,
     without_stand_in_log,
 )
 from memsheet.questions.file_answers import (
@@ -72,6 +73,7 @@ def judge_job(
         ask=memoize_answers(lambda changes: answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case, beyond_alone=verdict_alone)
+    mistakes = without_guessed_stops(mistakes, case, job.ask["model"])
     if any(read.unmodelled for read in reads.values()):  # where further models are told
         from memsheet.questions.job_of_files import job_of_files
 

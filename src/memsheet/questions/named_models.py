@@ -151,6 +151,14 @@ def sized_stand_in(reads: Mapping[str, Read]) -> SizedModel | None:
     return sized_model(served, stored=serves) if served and unknown else None
 
 
+def is_guessed_model(reads: Mapping[str, Read], model: Any) -> bool:
+    """Whether a job's model is what the name that its files say is likely of, and no more of it is known."""
+    served = served_model(reads)
+    if not served or is_surely_bundled(served) or described_model(reads)[0] is not None:
+        return False
+    return isinstance(model, ModelSpec) or model == likely_trained(reads)
+
+
 def is_surely_bundled(name: str) -> bool:
     """Whether a name is a bundled model's, or of a copy by somebody who publishes such."""
     from memsheet.questions.question_parts import catalog_entry

@@ -269,6 +269,12 @@ def accelerate_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+TRAINS = frozenset({
+    "per_device_train_batch_size", "per_gpu_train_batch_size", "learning_rate", "num_train_epochs", "max_steps", "do_train", "warmup_ratio",
+    "warmup_steps", "lr_scheduler_type", "gradient_accumulation_steps", "gradient_checkpointing", "save_steps", "save_strategy", "optim",
+    "deepspeed", "fsdp", "use_peft", "lora_r", "max_grad_norm", "weight_decay", "resume_from_checkpoint",
+})  # fmt: skip
+"""Flags of which a script that trains is given one, and those that generate or evaluate none."""
 OF_MANY = frozenset({"dataset_name"})
 """Flags that other scripts have, too. A YAML with one and a model is TRL's: transformers' examples take none.
 """
@@ -292,10 +298,12 @@ def _script_flag_format(found: Launch) -> Format | None:
         return trainer
     own = found.script.rpartition("/")[2].removesuffix(".py") in METHODS and "config" in given
     own = own or (OF_TRL.search(found.script) is not None and "model_name_or_path" in given)
-    if found.launcher == TRL or own or ("model_name_or_path" in given and trl.marks - OF_MANY & given):
+    trains = not TRAINS.isdisjoint(given)
+    of_trl = trains and "model_name_or_path" in given and not (trl.marks - OF_MANY).isdisjoint(given)
+    if found.launcher == TRL or own or of_trl:
         return trl
     known = [at for at in given if is_key(trainer, trainer.rename(at) if trainer.rename else at)]
     named = "model_name_or_path" in given or not role_value("model", command_values(found.arguments))
-    if len(known) < LEAST or not trainer.marks & given or not named:
+    if len(known) < LEAST or not trainer.marks & given or not named or not trains:
         return None
     return trl if "use_peft" in given else trainer

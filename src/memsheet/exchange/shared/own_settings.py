@@ -142,6 +142,8 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     }
     if "optim" not in arguments and (named := _optimizer_named(own)):
         said["optim"] = named
+    if arguments.get("gradient_checkpointing") == "unsloth":  # as Unsloth's own, layer by layer
+        said["gradient_checkpointing"] = True
     if any(one.key in RECOMPUTES and one.value in (True, "unsloth") for one in own):
         said["gradient_checkpointing"] = arguments.get("gradient_checkpointing", True)
     words = {str(one.value) for one in rest if one.key in ("mixed_precision", "precision")}
@@ -210,7 +212,7 @@ def _deepspeed_values(tree: Mapping[Any, Any], depth: int = 0) -> Mapping[str, A
 
 def _trains_a_batch(leaves: list[Leaf]) -> bool:
     """Whether a group says the Trainer's batch by its name, or a training's by another."""
-    if any(leaf.key == BATCH and leaf.groups and _is_count(leaf.value) for leaf in leaves):
+    if any(leaf.key == BATCH and _is_count(leaf.value) for leaf in leaves):
         return True
     trained = {leaf.key for leaf in leaves if leaf.trains or _of_optimizer(leaf)}
     names = SPELLINGS[BATCH]
