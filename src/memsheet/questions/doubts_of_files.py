@@ -20,6 +20,7 @@ from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.launched_script import ACCELERATE
+from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
@@ -362,7 +363,9 @@ def _reason_to_doubt(
     launcher = _open_launcher(reads, answer, given)
     open_words = [*filter(None, (not_there, launcher, _not_held(reads, named) if named else ""))]
     further = "".join(f"; {words}" for words in open_words)
-    open_arguments = any(MORE in read.values for read in reads.values())
+    open_arguments = any(MORE in read.values for read in reads.values()) or moves_states(
+        one.partition(" ")[0] for one in named if not one.startswith((FURTHER, TRAININGS))
+    )
     least = 0 if absent or launcher else least
     stands_in = answer.model.name.endswith(BY_SIZE)
     if not stands_in and (

@@ -5,7 +5,8 @@ script's as the arguments it reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from memsheet.exchange import find_format, flatten_tree
@@ -34,7 +35,7 @@ from memsheet.exchange.shared.loop_commands import command_loop_values
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
 from memsheet.exchange.shared.row_lengths import example_length
-from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, SCRIPT
+from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, SCRIPT, UNREAD_FLAGS
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
@@ -114,6 +115,7 @@ def launched_reads(
             if values := _trainer_values(found, text):
                 form = find_format("transformers")
                 values = {**values, **_of_one_process(found, form, values)}
+                values |= _unread_own_flags(found, form, lambda one: _trainer_values(one, text))
                 read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
                 return {**reads, f"{name}: {found.script}": read}, ()
             unread = {f"{SCRIPT}.{OWN_SCRIPT}": UNTOLD if text else ABSENT}
@@ -176,9 +178,12 @@ def _by_flag_names(
         text = beside.get(one.script, "")
         values = _trainer_values(one, text)
         form = find_format("transformers" if values else "pytorch")
+        of_text = _trainer_values if values else command_loop_values
         values = values or command_loop_values(one, text)
         if values:
             values = {**values, **_of_one_process(one, form, values)}
+            if text:
+                values |= _unread_own_flags(one, form, partial(_values_of_text, of_text, text))
             read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
             return {
                 **{f"{name}: {one.launcher}": said for said in _of_launcher(one, own)},
@@ -213,11 +218,52 @@ def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     if not said:
         return {}
     flat = dict(flatten_tree(said, whole=form.whole))
+    flat = {at: held for at, held in flat.items() if at not in found.arguments or is_key(form, at)}
     given, own = _as_said(form, found.arguments), dict[str, Any]()
     length = role_value("length", command_values(found.arguments))
     if length is not None and positive_count(length.value) and flat.get(LENGTH) in (None, UNSET):
         own[LENGTH] = length.value
     return {**flat, **{name: held for name, held in given.items() if is_key(form, name)}, **own}
+
+
+def _values_of_text(
+    read: Callable[[Launch, str], Mapping[str, Any]], text: str, found: Launch
+) -> Mapping[str, Any]:
+    return read(found, text)
+
+
+def _unread_own_flags(
+    found: Launch, form: Format, read: Callable[[Launch], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Flags of a script's own that by their names change what is held, and without which its text reads the
+    same. ``read``: the values that the text has with the flags of a start.
+    """
+    given = found.arguments
+    asked = [
+        at for at, held in given.items() if MOVES.search(at) and held not in OFF and not is_key(form, at)
+    ]
+    whole = read(found) if asked else {}
+    unread = [
+        at
+        for at in asked[:MOST_ASKED]
+        if read(replace(found, arguments={name: held for name, held in given.items() if name != at})) == whole
+    ]
+    words = ", ".join(f"--{at}" for at in unread)
+    return (
+        {f"{SCRIPT}.{UNREAD_FLAGS}": f"{words}, of which the text was read without effect"} if unread else {}
+    )
+
+
+MOVES = late_pattern(
+    r"(?:lora|peft|adapter|quant|(?:^|_)(?:k?bits?|[48]bit)(?:_|$)|freez|frozen|trainable|prefix|pre_seq|p_?tuning|prompt_tun|offload|shard|fsdp"
+    r"|zero|ref(?:erence)?_model|reward|teacher|critic|(?:^|_)ema(?:_|$)|(?:tensor|pipeline|sequence)_parallel|(?:^|_)(?:tp|pp|sp|cp)(?:_size)?$"
+    r"|checkpointing|modules_to_save|(?:^|_)moe(?:_|$))(?!.*(?:alpha|dropout|scal|_name$|_weight$))",
+    re.IGNORECASE,
+)  # fmt: skip
+"""In the names of flags of people's own that change what a training holds: adapters, frozen and quantized
+weights, shards, further models."""
+OFF = (False, None, "False", "false", "none", "None", 0, "no", "")
+MOST_ASKED = 8
 
 
 def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
