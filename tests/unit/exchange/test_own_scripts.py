@@ -228,3 +228,12 @@ def test_a_guessed_model_stops_no_server(tmp_path: Path) -> None:
     text = "vllm serve {model} --enable-expert-parallel --tensor-parallel-size 4"
     assert not checked(tmp_path, text.format(model="/models/qwen3"), gpus="4xH100-80GB").stops
     assert checked(tmp_path, text.format(model="Qwen/Qwen3-8B"), gpus="4xH100-80GB").stops
+
+
+@pytest.mark.parametrize(
+    ("name", "sure"), [("train_dpo.py", False), ("run_grpo_v2.py", False), ("train_rms.py", True)]
+)
+def test_a_method_that_a_name_says_and_no_text_is_in_doubt(tmp_path: Path, name: str, sure: bool) -> None:
+    (tmp_path / name).write_text(PLAIN)
+    found = checked(tmp_path, f"torchrun --nproc_per_node 8 {SMALL.replace('own.py', name)}")
+    assert found.result is (Result.FITS if sure else Result.UNCERTAIN)

@@ -116,6 +116,7 @@ def launched_reads(
                 form = find_format("transformers")
                 values = {**values, **_of_one_process(found, form, values)}
                 values |= _unread_own_flags(found, form, lambda one: _trainer_values(one, text))
+                values |= _unsaid_method(found, values)
                 read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
                 return {**reads, f"{name}: {found.script}": read}, ()
             unread = {f"{SCRIPT}.{OWN_SCRIPT}": UNTOLD if text else ABSENT}
@@ -224,6 +225,19 @@ def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     if length is not None and positive_count(length.value) and flat.get(LENGTH) in (None, UNSET):
         own[LENGTH] = length.value
     return {**flat, **{name: held for name, held in given.items() if is_key(form, name)}, **own}
+
+
+def _unsaid_method(found: Launch, values: Mapping[str, Any]) -> dict[str, Any]:
+    """That a script's name says a method of several models or rows, of which its text was read without."""
+    word = OF_SEVERAL.search(found.script.rpartition("/")[2])
+    if word is None or values.get(f"{SCRIPT}.method"):
+        return {}
+    return {f"{SCRIPT}.{OWN_SCRIPT}": f"whose name says {word[0]}, and whose text was read without"}
+
+
+OF_SEVERAL = late_pattern(
+    r"(?<![a-z])(?:dpo|grpo|ppo|kto|orpo|gkd|rloo|rlhf|reward|rm|distil\w*)(?![a-z])", re.IGNORECASE
+)
 
 
 def _values_of_text(
