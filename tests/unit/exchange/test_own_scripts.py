@@ -237,3 +237,39 @@ def test_a_method_that_a_name_says_and_no_text_is_in_doubt(tmp_path: Path, name:
     (tmp_path / name).write_text(PLAIN)
     found = checked(tmp_path, f"torchrun --nproc_per_node 8 {SMALL.replace('own.py', name)}")
     assert found.result is (Result.FITS if sure else Result.UNCERTAIN)
+
+
+UNCUT = """\
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", torch_dtype="bfloat16")
+args = SFTConfig(output_dir="o", per_device_train_batch_size=8, max_length=512{more})
+SFTTrainer(model=model, args=args, data_collator=collate).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "cut"),
+    [
+        ("", True),
+        (', dataset_kwargs={"skip_prepare_dataset": False}', True),
+        (', dataset_kwargs={"skip_prepare_dataset": True}', False),
+        (")\nargs.dataset_kwargs = dict(skip_prepare_dataset=True", False),
+    ],
+)
+def test_rows_that_nothing_prepares_are_cut_to_no_length(tmp_path: Path, more: str, cut: bool) -> None:
+    (tmp_path / "train.py").write_text(UNCUT.format(more=more))
+    found = memsheet.check(tmp_path / "train.py", gpus="1xH100-80GB")
+    assert found.answer is not None
+    assert (found.answer.plan.training.seq_len == 512) is cut
+    assert ("how many tokens" in str(found.doubt)) is not cut
+
+
+def test_settings_that_skip_the_cut_are_in_doubt(tmp_path: Path) -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nper_device_train_batch_size: 1\nmax_length: 512\n"
+        "dataset_name: x\ndataset_kwargs: {{skip_prepare_dataset: {skips}}}\n"
+    )
+    for skips, result in (("true", Result.UNCERTAIN), ("false", Result.FITS)):
+        (tmp_path / "sft.yaml").write_text(text.format(skips=skips))
+        assert memsheet.check(tmp_path / "sft.yaml", gpus="1xH100-80GB").result is result

@@ -117,6 +117,11 @@ MODELS_BESIDE = (
     "reward_model_path",
     "value_model",
 )
+UNPREPARED = late_pattern(r"skip_prepare_dataset[\"']?\s*[:=]\s*True")
+CUTS_TO = ("max_length", "max_seq_length", USUAL_LENGTH)
+"""TRL cuts rows as it prepares them: what skips that leaves their length to the script's own collator
+(huggingface/trl f2cd577 trl/trainer/sft_trainer.py, _prepare_dataset).
+"""
 DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
 OWN_FIELDS = "own_fields"
@@ -183,7 +188,7 @@ def arguments_of(
     taken = {at: flag for at, flag in taken.items() if said.get(at) in (UNSET, flag.default)}
     said |= {at: flag.default for at, flag in taken.items()}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
-    own = own or _older_trainer_keys(module)
+    own, said = _without_unmade_cut(text, own or _older_trainer_keys(module), said)
     beside_it = _models_beside(module) if own.get("method") else {}
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
@@ -234,6 +239,12 @@ def arguments_of(
     beside |= {**({OWN_FIELDS: fields} if fields else {}), **_several_trainings_key(made)}
     beside |= {OF_TRAINER: beside_it} if beside_it else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
+
+
+def _without_unmade_cut(text: str, *told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a script says, without a length that no row is cut to."""
+    unmade = CUTS_TO if UNPREPARED.search(text) else ()
+    return ({at: held for at, held in one.items() if at not in unmade} for one in told)
 
 
 BYTES = (
