@@ -273,3 +273,67 @@ def test_settings_that_skip_the_cut_are_in_doubt(tmp_path: Path) -> None:
     for skips, result in (("true", Result.UNCERTAIN), ("false", Result.FITS)):
         (tmp_path / "sft.yaml").write_text(text.format(skips=skips))
         assert memsheet.check(tmp_path / "sft.yaml", gpus="1xH100-80GB").result is result
+
+
+GENERATES = """\
+import argparse
+from transformers import AutoModelForCausalLM, AutoTokenizer
+parser = argparse.ArgumentParser()
+parser.add_argument("--model_name_or_path", default="")
+parser.add_argument("--batch_size", type=int, default=1)
+args = parser.parse_args()
+tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, torch_dtype="float16").cuda()
+rows = tokenizer(texts, max_length=512, truncation=True, padding=True, return_tensors="pt")
+model.generate(**rows, max_new_tokens=64)
+"""
+
+
+@pytest.mark.parametrize(("flag", "told"), [("--adapter_path o", False), ("--quantization_bit 4", True)])
+def test_adapters_of_what_generates_are_little(tmp_path: Path, flag: str, told: bool) -> None:
+    text = f"python own.py --model_name_or_path Qwen/Qwen2.5-0.5B --batch_size 2 {flag}"
+    found = checked(tmp_path, text, GENERATES, gpus="1xH100-80GB")
+    assert ("unread_flags" in str(found.doubt)) is told
+    assert found.answer is not None
+    assert found.answer.plan.task == "infer"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "models/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c3d",
+        "/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B",
+    ],
+)
+def test_a_path_into_the_hubs_cache_names_its_model(tmp_path: Path, path: str) -> None:
+    flags = SMALL.replace("Qwen/Qwen2.5-0.5B", path)
+    found = checked(tmp_path, f"torchrun --nproc_per_node 8 {flags}", PLAIN)
+    assert found.result is Result.FITS
+    assert found.answer is not None
+    assert found.answer.model.name == "qwen2.5-0.5b"
+
+
+VERL = (
+    "python -m {module} data.train_batch_size=64 data.max_prompt_length=512 data.max_response_length=512 "
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 actor_rollout_ref.rollout.name=vllm "
+    "algorithm.adv_estimator=grpo trainer.n_gpus_per_node=8 trainer.nnodes=1"
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "own"), [("verl.trainer.main_ppo", True), ("mine.trainer.main_ppo", False)]
+)
+def test_a_program_of_others_that_is_called_as_verls_is_in_doubt(
+    tmp_path: Path, module: str, own: bool
+) -> None:
+    found = checked(tmp_path, VERL.format(module=module))
+    assert found.answer is not None
+    assert "verl" in {read.form.name for read in found.reads.values()}
+    assert ("called as a program of verl" in str(found.doubt)) is not own
+
+
+def test_vllms_server_for_demonstrations_is_read(tmp_path: Path) -> None:
+    text = "python -m vllm.entrypoints.api_server --model Qwen/Qwen2.5-7B --max-model-len 4096"
+    found = checked(tmp_path, text, gpus="1xH100-80GB")
+    assert found.result is Result.FITS

@@ -32,6 +32,7 @@ from memsheet.exchange.shared.launched_script import (
     script_launches,
 )
 from memsheet.exchange.shared.loop_commands import command_loop_values
+from memsheet.exchange.shared.loop_script import LOOP
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
 from memsheet.exchange.shared.row_lengths import example_length
@@ -257,6 +258,10 @@ def _unread_own_flags(
         at for at, held in given.items() if MOVES.search(at) and held not in OFF and not is_key(form, at)
     ]
     whole = read(found) if asked else {}
+    if (
+        dict(flatten_tree(whole)).get(f"{LOOP}.task") == "infer"
+    ):  # adapters of a model that generates are little beside it
+        asked = [at for at in asked if not OF_ADAPTERS.search(at)]
     unread = [
         at
         for at in asked[:MOST_ASKED]
@@ -276,6 +281,7 @@ MOVES = late_pattern(
 )  # fmt: skip
 """In the names of flags of people's own that change what a training holds: adapters, frozen and quantized
 weights, shards, further models."""
+OF_ADAPTERS = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
 OFF = (False, None, "False", "false", "none", "None", 0, "no", "")
 MOST_ASKED = 8
 
