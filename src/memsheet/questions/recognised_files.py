@@ -315,7 +315,9 @@ def _launched_files(
 
 
 def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, InputError | None]:
-    """A file, or why it is none; a YAML with anchors, or a key that stands twice, as most tools' loader has it."""
+    """A file, or why it is none; a YAML with anchors, or a key that stands twice, as most tools' loader has
+    it.
+    """
     try:
         return read_text(name, text, PARSERS, server), None
     except InputError as error:

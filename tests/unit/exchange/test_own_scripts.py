@@ -1,5 +1,5 @@
-"""Scripts of people's own: what their text says beside the flags that they are given, several trainings of one
-script, and what nobody read of them.
+"""Scripts of people's own: what their text says beside the flags that they are given, several trainings of
+one script, and what nobody read of them.
 """
 
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_flags_that_the_text_takes_are_read(tmp_path: Path) -> None:
     assert found.result is Result.FITS
 
 
-# ---- several trainings --------------------------------------------------------------------------------------
+# ---- several trainings --------------------
 
 SMALL = FLAGS.replace("meta-llama/Llama-2-13b-hf", "Qwen/Qwen2.5-0.5B")
 BOTH = (
@@ -153,8 +153,10 @@ STAGES = """\
 from transformers import AutoModelForCausalLM
 from trl import SFTConfig, SFTTrainer
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype="bfloat16")
-SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size={first}, max_length=1024, output_dir="a")).train()
-SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=1, max_length=1024, output_dir="b")).train()
+first = SFTConfig(per_device_train_batch_size={first}, max_length=1024, output_dir="a")
+SFTTrainer(model=model, args=first).train()
+second = SFTConfig(per_device_train_batch_size=1, max_length=1024, output_dir="b")
+SFTTrainer(model=model, args=second).train()
 """
 
 
@@ -166,7 +168,7 @@ def test_a_script_of_several_stages_is_sure_of_none(tmp_path: Path, first: int, 
     assert ("several_trainings" in str(found.doubt)) is (result is Result.UNCERTAIN)
 
 
-# ---- what starts it, and what else is open ------------------------------------------------------------------
+# ---- what starts it, and what else is open --------------------
 
 
 @pytest.mark.parametrize(
@@ -206,8 +208,8 @@ def test_what_generates_is_no_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        "--model_name Qwen/Qwen2.5-0.5B --num_layers 24 --micro_batch_size 1 --seq_length 1024 --global_batch_size 8",
-        "--base_model Qwen/Qwen2.5-0.5B --micro_batch_size 1 --batch_size 8 --num_epochs 3 --save_interval 9 --seq_length 1024",
+        "--model_name Qwen/Qwen2.5-0.5B --num_layers 24 --micro_batch_size 1 --seq_length 1024",
+        "--base_model Qwen/Qwen2.5-0.5B --micro_batch_size 1 --num_epochs 3 --save_interval 9",
     ],
 )
 def test_underscores_alone_make_no_fork_of_megatron(tmp_path: Path, flags: str) -> None:

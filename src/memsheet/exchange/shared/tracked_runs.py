@@ -11,7 +11,9 @@ from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.own_settings import OF_OWN_SCRIPT
 
 RECORDED = ("wandb_version", "_wandb")
-"""Keys of every record of a run (wandb/wandb 0.19.1 wandb/sdk/lib/config_util.py, save_config_file_from_dict)."""
+"""Keys of every record of a run (wandb/wandb 0.19.1 wandb/sdk/lib/config_util.py,
+save_config_file_from_dict).
+"""
 HELD = frozenset({"desc", "value"})
 METHODS = ("grid", "random", "bayes")
 """How a sweep searches (docs.wandb.ai, sweep configuration: method)."""
