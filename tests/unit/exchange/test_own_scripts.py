@@ -339,3 +339,19 @@ def test_vllms_server_for_demonstrations_is_read(tmp_path: Path) -> None:
     text = "python -m vllm.entrypoints.api_server --model Qwen/Qwen2.5-7B --max-model-len 4096"
     found = checked(tmp_path, text, gpus="1xH100-80GB")
     assert found.result is Result.FITS
+
+
+@pytest.mark.parametrize("flag", ["", "--config own.yaml"])
+def test_a_file_of_settings_makes_no_script_known(tmp_path: Path, flag: str) -> None:
+    found = checked(tmp_path, f"torchrun --nproc_per_node 8 {SMALL} {flag}")
+    assert found.result is Result.UNCERTAIN
+
+
+def test_options_of_a_class_of_its_own_are_its_texts(tmp_path: Path) -> None:
+    """A class that is called as TRL's says nothing of adapters: the text does."""
+    own = ADAPTED.replace(
+        "mine, args", "class ModelConfig:\n    model_name_or_path: str = ''\n\n\nmine, args", 1
+    )
+    found = checked(tmp_path, f"torchrun --nproc_per_node 8 {FLAGS}", own)
+    assert found.answer is not None
+    assert found.answer.plan.adapter is not None

@@ -85,6 +85,7 @@ OF_TRL = late_pattern(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)
 OF_OWN_SCRIPTS = ("transformers", "trl")
 """Formats whose flags people's own scripts take, too."""
 ABSENT, UNTOLD = "whose text is not among the files", "whose text is not understood"
+OWN_OPTIONS = "class ModelConfig"
 FILLS_OPTIONS = late_pattern(r"\bget_peft_config\(|\bModelConfig\b")
 """What a script's text holds that takes TRL's own options of models and adapters."""
 LOADED_BARE = late_pattern(r"(^|/)examples/scripts/(bco|cpo|kto|orpo)\.py$")
@@ -139,10 +140,17 @@ def _is_known_script(found: Launch, text: str) -> bool:
     """Whether what a script does with its flags is known without its text: a project's own, or one whose
     text fills the classes of arguments that the flags are fields of.
     """
-    if found.launcher == TRL or found.script in OF_FILES or "config" in found.arguments:
+    of_config = _is_method_script(found.script) and "config" in found.arguments
+    if found.launcher == TRL or found.script in OF_FILES or of_config:
         return True
     known = (OTHERS, OF_TRAINER, EXAMPLE, WITHOUT_TRAINER, OF_TRL)
-    return any(pattern.search(found.script) for pattern in known) or bool(FILLS_OPTIONS.search(text))
+    fills = FILLS_OPTIONS.search(text) is not None and OWN_OPTIONS not in text
+    return fills or any(pattern.search(found.script) for pattern in known)
+
+
+def _is_method_script(script: str) -> bool:
+    """Whether a script is called as one of TRL's commands."""
+    return script.rpartition("/")[2].removesuffix(".py") in METHODS
 
 
 def _is_another(one: Launch, found: Launch) -> bool:
@@ -362,7 +370,7 @@ def _script_flag_format(found: Launch) -> Format | None:
     given = found.arguments.keys()
     if EXAMPLE.search(found.script) and "model_name_or_path" in given:
         return trainer
-    own = found.script.rpartition("/")[2].removesuffix(".py") in METHODS and "config" in given
+    own = _is_method_script(found.script) and "config" in given
     own = own or (OF_TRL.search(found.script) is not None and "model_name_or_path" in given)
     trains = not TRAINS.isdisjoint(given)
     of_trl = trains and "model_name_or_path" in given and not (trl.marks - OF_MANY).isdisjoint(given)
