@@ -34,6 +34,7 @@ TRAINED_BY = (
 """Of each, one stands beside a batch where that is a training's."""
 MIXED = {"bf16": "bf16", "bf16-mixed": "bf16", "fp16": "fp16", "16-mixed": "fp16", "fp16-mixed": "fp16"}
 """How people say what a training computes in, by the Trainer's switch of it."""
+IN_BF16 = ", and computing in bf16, which it does not say"
 WIDTHS = ("bfloat16", "float16", "float32", "auto")
 METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward", "rm", "rlhf", "simpo", "cpo", "online_dpo", "distillation", "grpo_vllm", "preference", "pairwise"})  # fmt: skip
 """Trainings of several models or several rows, which such a file does not describe."""
@@ -149,6 +150,8 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     words = {str(one.value) for one in rest if one.key in ("mixed_precision", "precision")}
     widths = {width for word, width in MIXED.items() if word in words}
     said |= {width: True for width in widths if not {"bf16", "fp16"} & arguments.keys()}
+    silent = not words and not {"bf16", "fp16"} & arguments.keys() and not _says_width(own)
+    said |= {"bf16": True} if silent else {}
     length = _first_value(trained_own, LENGTHS, _is_count) or _first_value(own, LENGTHS, _is_count)
     found = {
         f"{SCRIPT}.reads": BATCH,
@@ -164,9 +167,14 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         **arguments,
         **said,
         **_deepspeed_values(tree),
-        MORE: f"{BY_NAMES}, of its trainings {trained} alone" if trained else BY_NAMES,
+        MORE: BY_NAMES + f", of its trainings {trained} alone" * bool(trained) + IN_BF16 * silent,
     }
     return {at: value for at, value in found.items() if value is not None}
+
+
+def _says_width(leaves: list[Leaf]) -> bool:
+    """Whether a file says what a model is loaded in."""
+    return any(leaf.key in ("torch_dtype", "dtype") and leaf.value in WIDTHS for leaf in leaves)
 
 
 def _leaves_below(tree: Mapping[Any, Any], groups: tuple[str, ...]) -> Iterator[Leaf]:
