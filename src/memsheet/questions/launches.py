@@ -120,9 +120,9 @@ def started_servers(files: tuple[str, ...], as_run: Callable[[str], str] | None 
     except InputError:
         return ()
     names = tuple(one.name for one in found) if len(found) > 1 else ()
-    if names or found or not is_shell(path.name):
+    if names or not is_shell(path.name):
         return names
-    return _rounds_of_loops(path.name, text) or _trainings_apart(path.name, text)
+    return _rounds_of_loops(path.name, text) or (() if found else _trainings_apart(path.name, text))
 
 
 def _trainings_apart(name: str, text: str) -> tuple[str, ...]:
