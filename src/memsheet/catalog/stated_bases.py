@@ -107,6 +107,7 @@ _ROWS = (
     ("lmsys/vicuna-13b-v1.3", "open-llama-13b", "is LLaMA 13B tuned, of the shapes of OpenLLaMA's", f"{_CARD}: fine-tuned from LLaMA"),
     ("lmsys/vicuna-13b-v1.5", "llama-2-13b", "is Llama 2 13B tuned", "lm-sys/FastChat docs/vicuna_weights_version.md: v1.5 is based on Llama 2"),
     ("lmsys/vicuna-13b-v1.5-16k", "llama-2-13b", f"is Llama 2 13B tuned, {OTHER_LENGTH}", f"{_CARD}: fine-tuned from Llama 2"),
+    ("lmsys/vicuna-33b-v1.3", "llama-30b", "is LLaMA 30B tuned", f"{_CARD}: fine-tuned from LLaMA"),
     ("lmsys/vicuna-7b-v1.1", "open-llama-7b", "is LLaMA 7B tuned, of the shapes of OpenLLaMA's", f"{_CARD}: fine-tuned from LLaMA"),
     ("lmsys/vicuna-7b-v1.3", "open-llama-7b", "is LLaMA 7B tuned, of the shapes of OpenLLaMA's", f"{_CARD}: fine-tuned from LLaMA"),
     ("lmsys/vicuna-7b-v1.5-16k", "llama-2-7b", f"is Llama 2 7B tuned, {OTHER_LENGTH}", f"{_CARD}: fine-tuned from Llama 2"),
