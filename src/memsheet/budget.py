@@ -72,13 +72,15 @@ class Change:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """The changes that make a job fit, with the device bytes after all of them. ``host_short_bytes``: what a
-    node needs besides of host memory that a batch script does not ask for.
+    node needs besides of host memory that a batch script does not ask for. ``open_ended``: files leave open
+    what may need more beside it.
     """
 
     changes: tuple[Change, ...]
     device: Bytes
     host_bytes: int = 0
     host_short_bytes: int = 0
+    open_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

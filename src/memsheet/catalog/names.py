@@ -36,7 +36,7 @@ MIRRORS = frozenset((
     "unsloth", "nousresearch", "mlx-community", "lmstudio-community", "bartowski", "thebloke", "casperhansen", "redhatai", "neuralmagic", "nm-testing",
     "nvidia", "amd", "intel", "hugging-quants", "ista-daslab", "modelcloud", "quanttrio", "cyankiwi", "cpatonn", "mradermacher", "maziyarpanahi",
     "ggml-org", "second-state", "axolotl-ai-co", "axolotl-quants", "huggyllama", "mistral-community", "alpindale", "mhenrichsen", "kaitchup",
-    "stelterlab", "llm-research", "ai-modelscope", "zhipuai", "openai-mirror", "onnx-community", "openvino",
+    "stelterlab", "llm-research", "ai-modelscope", "zhipuai", "openai-mirror", "onnx-community", "openvino", "decapoda-research", "yahma", "elinas", "jeffwan", "daryl149",
 ))  # fmt: skip
 """Who publishes copies of others' models under their names."""
 MOST_ENDS = 6

@@ -14,18 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.servers.swift_commands import swift_servers
-from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read_format_values
+from memsheet.exchange.shared.file_format import AUTO, MORE, Format, Read, Values, read_format_values
 from memsheet.exchange.shared.named_server import NamedServer, joined_script
+from memsheet.exchange.shared.own_settings import BY_NAMES
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS, unread_servers
+from memsheet.exchange.shared.tracked_runs import tracked_values
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
+from memsheet.guard.toml import parse_toml
 from memsheet.patterns import late_pattern
 
 NAMES = (
@@ -327,6 +330,10 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
                     form, text, read_format_values(form, dict(flatten_tree(found, whole=form.whole)))
                 )
     why = held["json" if name.endswith(".json") else "yaml"]
+    if name.endswith(".toml"):
+        why = _parse_own_tables(text, name)
+        if isinstance(why, Mapping) and (read := _read_own_keys(why)):
+            return read
     if isinstance(why, Mapping) and (read := _read_by_groups(why)):
         return read
     told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
@@ -338,6 +345,27 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
         "is not recognised as a configuration",
         f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason),
     )
+
+
+OF_OWN_KEYS = ("trl", "transformers")
+"""Formats whose keys people write in TOML, too, for scripts of their own."""
+
+
+def _parse_own_tables(text: str, name: str) -> Any:
+    """The table that a TOML file describes, or why it is none."""
+    try:
+        return parse_toml(text.encode(), name)
+    except InputError as error:
+        return error
+
+
+def _read_own_keys(tree: Mapping[str, Any]) -> Read | None:
+    """A table whose keys at its top are a trainer's, which a script of people's own loads."""
+    for form in map(find_format, OF_OWN_KEYS):
+        if form.marks & tree.keys() and _has_needed_keys(form, tree):
+            values = {**dict(flatten_tree(tree, whole=form.whole)), MORE: BY_NAMES}
+            return read_format_values(form, values)
+    return None
 
 
 def _read_by_groups(tree: Mapping[str, Any]) -> Read | None:
@@ -447,7 +475,9 @@ def _parse_embedded_script(form: Format, text: str) -> Any:
 def _parse_as_format(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:
     """What a text holds, read as a kind of format; why it is not of that kind where it is none."""
     try:
-        return form.parse(_of_bounded_length(text)) if form.parse else parsers[form.kind](text, name)
+        if form.parse:
+            return form.parse(_of_bounded_length(text))
+        return tracked_values(parsers[form.kind](text, name))
     except ValueError as error:  # InputError is one
         return error
 

@@ -12,6 +12,7 @@ from memsheet.exchange.shared.file_format import read_format_values as read_valu
 from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.exchange.shared.script_defaults import (
     KINDS,
+    LAUNCHED,
     absent_files,
     derived_microbatch,
     named_config_values,
@@ -272,9 +273,12 @@ def _sixteen_bits_of_deepspeed(said: Mapping[str, Any], others: Sequence[Read]) 
 def _without_defaults(
     key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]
 ) -> list[tuple[str, Any]]:
-    """What files say themselves, where any does: a default contradicts nothing. Of defaults of an engine's
-    sharding, those of the file that says the engine.
+    """What files say themselves, where any does: a default contradicts nothing, nor does what starts a script
+    say whether that trains. Of defaults of an engine's sharding, those of the file that says the engine.
     """
+    if key == "task":
+        own = [one for one in held if one[0] not in reads or reads[one[0]].form.name not in LAUNCHED]
+        return own or held
     said = [one for one in held if one[0] not in reads or key not in reads[one[0]].unsaid]
     if said or key != "zero":
         return said or held

@@ -15,6 +15,7 @@ from memsheet.exchange.shared.moved_states import freezes_weights, may_cap_pool,
 from memsheet.exchange.shared.row_lengths import TOKENIZERS
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
+from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS
 from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.frozen import dataclass, replace
 from memsheet.patterns import late_pattern
@@ -27,6 +28,7 @@ from memsheet.sheet import STATES, Bytes, Component, Instant
 
 Ask = Callable[[Mapping[str, Any]], Answer | None]
 FURTHER = "a further server"
+TRAININGS = "further trainings"
 BY_WHICH = {
     Result.FITS: "by these it fits", Result.DOES_NOT_FIT: "by these it does not fit", Result.UNCERTAIN: "by these, too, it is uncertain",
 }  # fmt: skip
@@ -253,6 +255,8 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
             count, _, rest = str(value).partition("; ")
             why = f"{rest}: a sheet is of one server, and those may be on the same cards"
             yield f"{FURTHER} ({count.replace(' read', ' commands read')}; {why})"
+        elif at == FURTHER_TRAININGS:
+            yield f"{TRAININGS} ({value})"
         elif at == CARDS:
             yield f"that {value}"
         elif at == ACCOUNTING:

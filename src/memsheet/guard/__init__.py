@@ -108,6 +108,9 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = 
     )
 
 
+ANCHORED = "has an anchor or an alias"
+
+
 def parse_yaml(data: bytes | str, field: str, *, last_wins: bool = False, aliases: bool = False) -> Any:
     """The value that one YAML document describes, with the same rules for numbers and keys as ``parse_json``.
     ``last_wins``: of a key that stands twice the last is taken, as PyYAML does, and not refused.
@@ -323,7 +326,7 @@ def _check_events(text: str, field: str, *, aliases: bool) -> None:
             raise input_error(
                 field,
                 where,
-                "has an anchor or an alias",
+                ANCHORED,
                 "write the value out: aliases can grow without limit",
             )
         if getattr(event, "tag", None) is not None:

@@ -12,7 +12,7 @@ from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.joined_files import ASK_FOR_CARDS
-from memsheet.exchange.mistakes import Case, Found, Rule
+from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
 from memsheet.exchange.mistakes.case import TRAINERS
 from memsheet.exchange.shared.colocated_server import CARD
@@ -20,12 +20,14 @@ from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.launched_script import ACCELERATE
+from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
-from memsheet.exchange.shared.script_defaults import LAUNCHED, absent_files
+from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.trainer_script import MAPS, SCRIPT, SPREADS
 from memsheet.exchange.verdict_doubts import (
     FURTHER,
+    TRAININGS,
     Doubt,
     another_model,
     least_of,
@@ -42,6 +44,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
     bundled_name,
+    is_guessed_model,
     likely_served,
     likely_trained,
     model_of,
@@ -59,6 +62,22 @@ TOWER = late_pattern(r"visual|vision|audio|projector", re.IGNORECASE)
 LEFT_OUT = "the sheet leaves out"
 PEFT_OPTIONS = frozenset(f"script.{name}" for name in (*READ, *OTHERS))
 """What of an adapter's configuration is not accounted, which may train and keep more than what is."""
+
+
+def without_guessed_stops(
+    mistakes: tuple[tuple[Rule, Found], ...], case: Case, model: Any
+) -> tuple[tuple[Rule, Found], ...]:
+    """Mistakes that stop a job for a model that its name alone tells, as remarks: another of that name may
+    have what this one lacks.
+    """
+    if not any(found.stops for _, found in mistakes) or not is_guessed_model(case.reads, model):
+        return mistakes
+    whatever = find_mistakes(replace(case, model=None, answer=None))
+    sure = {(rule.id, found.where) for rule, found in whatever if found.stops}
+    return tuple(
+        (rule, found if (rule.id, found.where) in sure else replace(found, stops=False))
+        for rule, found in mistakes
+    )
 
 
 def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
@@ -143,6 +162,32 @@ def with_sure_changes(answer: Answer | None, moved: tuple[Moved, ...]) -> Answer
         if "gpus" in way.changes or int(way.device.high) + more <= room
     )
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=kept), ways_to_fit=ways)
+
+
+def with_open_changes(
+    answer: Answer | None,
+    reads: Mapping[str, Read],
+    moved: tuple[Moved, ...],
+    given: Mapping[str, Any],
+    case: Case,
+    left: Doubt,
+) -> Answer | None:
+    """The answer with its changes as what fits by what is known alone, where the files are in doubt after
+    them, too. ``left``: doubts that no change of the plan takes away.
+    """
+    fix = answer.verdict.cheapest_fix if answer and answer.verdict else None
+    if answer is None or answer.verdict is None or fix is None:
+        return answer
+    made = {
+        key: after
+        for change in fix.changes
+        for key, _, after in ((change.key, change.before, change.after), *change.also, *change.implied)
+    }
+    other = case.ask(made)
+    doubt = doubt_of(reads, other, moved, {**given, **made}, replace(case, answer=other))
+    if not left.words and not doubt.words:
+        return answer
+    return replace(answer, verdict=replace(answer.verdict, cheapest_fix=replace(fix, open_ended=True)))
 
 
 def with_changes_in_host_memory(
@@ -264,19 +309,19 @@ OPEN_LAUNCHER = (
     "nothing says what starts its processes, and accelerate's own configuration may divide the states: "
     "--engine or --zero says it"
 )
+ACCELERATES_OWN = (
+    "accelerate's own configuration, which is in the user's home and no file of the job, may divide the "
+    "states or offload them: --engine or --zero says it"
+)
 
 
 def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str, Any]) -> str:
-    """What may divide the states of a Trainer's job that does not fit whole on each GPU, where no file says
-    what starts its processes: accelerate's own configuration is the user's, and often no file of the job.
+    """What may divide or offload the states of a Trainer's job that does not fit whole on each GPU, where no
+    file says what starts its processes on several, or accelerate does with a configuration that is the
+    user's and no file of the job (accelerate 1.15.0 commands/launch.py, _validate_launch_command).
     """
     plan, verdict = answer.plan, answer.verdict
-    if (
-        verdict is None
-        or verdict.result is not Result.DOES_NOT_FIT
-        or plan.zero
-        or not plan.mesh.dp_replicate > 1
-    ):
+    if verdict is None or verdict.result is not Result.DOES_NOT_FIT or plan.zero:
         return ""
     if any(given.get(at) is not None for at in ("engine", "zero")):
         return ""
@@ -284,15 +329,18 @@ def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str
     launchers = [
         read for read in reads.values() if read.form.name in LAUNCHED and read.form.name not in ASK_FOR_CARDS
     ]
-    own = ("fsdp", f"{SCRIPT}.{ONE_PROCESS}")
-    said = any(read.values.get(at) for read in trainers for at in (*read.form.refers, *own))
-    open_ones = all(
-        read.form.name == ACCELERATE and not ({"distributed_type", "config_file"} & read.values.keys())
-        for read in launchers
-    )
-    if not trainers or said or not open_ones:
+    started = any(read.form.name in (*TRAINERS, LOOPS) for read in reads.values())
+    said = any(read.values.get(at) for read in trainers for at in (*read.form.refers, "fsdp"))
+    alone = any(read.values.get(f"{SCRIPT}.{ONE_PROCESS}") for read in trainers)
+    if said or not started:
         return ""
-    return OPEN_LAUNCHER
+    if launchers:
+        left = all(
+            read.form.name == ACCELERATE and not ({"distributed_type", "config_file"} & read.values.keys())
+            for read in launchers
+        )
+        return ACCELERATES_OWN if left else ""
+    return OPEN_LAUNCHER if trainers and not alone and plan.mesh.dp_replicate > 1 else ""
 
 
 def _reason_to_doubt(
@@ -315,7 +363,9 @@ def _reason_to_doubt(
     launcher = _open_launcher(reads, answer, given)
     open_words = [*filter(None, (not_there, launcher, _not_held(reads, named) if named else ""))]
     further = "".join(f"; {words}" for words in open_words)
-    open_arguments = any(MORE in read.values for read in reads.values())
+    open_arguments = any(MORE in read.values for read in reads.values()) or moves_states(
+        one.partition(" ")[0] for one in named if not one.startswith((FURTHER, TRAININGS))
+    )
     least = 0 if absent or launcher else least
     stands_in = answer.model.name.endswith(BY_SIZE)
     if not stands_in and (
@@ -352,7 +402,7 @@ def _reason_to_doubt(
     if absent or launcher:
         return Doubt("; ".join(open_words))
     if named:
-        keys = [one.partition(" ")[0] for one in named if not one.startswith(FURTHER)]
+        keys = [one.partition(" ")[0] for one in named if not one.startswith((FURTHER, TRAININGS))]
         job = answer.plan.workload
         of_one = not isinstance(job, Training) or int(job.microbatch) == 1
         more_need_more = of_one and says_sequences_alone(reads.values(), named)

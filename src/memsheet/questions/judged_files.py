@@ -26,7 +26,9 @@ from memsheet.questions.doubts_of_files import (
     moved_bytes,
     with_changes_in_host_memory,
     with_moved_range,
+    with_open_changes,
     with_sure_changes,
+    without_guessed_stops,
     without_stand_in_log,
 )
 from memsheet.questions.file_answers import (
@@ -71,21 +73,22 @@ def judge_job(
         ask=memoize_answers(lambda changes: answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case, beyond_alone=verdict_alone)
+    mistakes = without_guessed_stops(mistakes, case, job.ask["model"])
     if any(read.unmodelled for read in reads.values()):  # where further models are told
         from memsheet.questions.job_of_files import job_of_files
 
         if whole_job := job_of_files(reads, answer, job.ask):
             return _judge_several(files, job, flags, case, mistakes, whole_job)
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
-    doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), job.unaccounted)
-    doubt = both_doubts(doubt, length_doubt(answer))
+    lasting = both_doubts(job.unaccounted, length_doubt(answer))
+    doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), lasting)
     doubt = both_doubts(doubt, limit_doubt(answer, case, flags))
     doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
     doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
         if answer.verdict.result is not Result.DOES_NOT_FIT or may_fit(answer, unsaid):
-            doubt = both_doubts(doubt, unsaid)
+            doubt, lasting = both_doubts(doubt, unsaid), both_doubts(lasting, unsaid)
     changed = with_changes_in_host_memory(
         answer, reads, lambda size: answer_in_host_memory(job.ask, at_length, size)
     )
@@ -97,6 +100,7 @@ def judge_job(
         answer,
         moved,
     )
+    told = with_open_changes(told, reads, moved, flags, case, lasting) if doubt.words else told
     claimed = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
     return _checked_job(files, job, reads, told, claimed, moved, doubt)
 

@@ -22,7 +22,12 @@ from memsheet.questions.check import check_configuration_files
 from memsheet.questions.common_cards import cards_of_launch
 from memsheet.questions.export import PLAN, SHEET
 from memsheet.questions.files_on_disk import CODE, ENDINGS, NAMED
-from memsheet.questions.recognised_files import is_shell, recognise_files
+from memsheet.questions.recognised_files import (
+    is_shell,
+    recognise_files,
+    several_trainings,
+    shell_as_plain,
+)
 from memsheet.report.shared.checked import WORST_FIRST, Launch
 
 SHELLS = (".sh", ".bash", ".sbatch", ".slurm")
@@ -115,7 +120,17 @@ def started_servers(files: tuple[str, ...], as_run: Callable[[str], str] | None 
     except InputError:
         return ()
     names = tuple(one.name for one in found) if len(found) > 1 else ()
-    return names or (_rounds_of_loops(path.name, text) if is_shell(path.name) else ())
+    if names or not is_shell(path.name):
+        return names
+    return _rounds_of_loops(path.name, text) or (() if found else _trainings_apart(path.name, text))
+
+
+def _trainings_apart(name: str, text: str) -> tuple[str, ...]:
+    """The trainings that a script starts one after another, where they are several and differ."""
+    try:
+        return several_trainings(name, shell_as_plain(name, text).text)
+    except InputError:
+        return ()
 
 
 def _rounds_of_loops(name: str, text: str) -> tuple[str, ...]:

@@ -14,10 +14,14 @@ from memsheet.exchange.shared.serve_script import PRINTED, UNTOLD, unset_variabl
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
 from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.sized_models import SizedModel, sized_model
 
 DRAFT = "speculative.model"
+CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$")
+EMPTY = "True"
+"""A flag's value where a variable that holds nothing stands behind it."""
 MOST_PARTS = 6
 IN_WORDS = {PRINTED: "what a command prints", UNTOLD: "what the text does not tell"}
 
@@ -151,6 +155,14 @@ def sized_stand_in(reads: Mapping[str, Read]) -> SizedModel | None:
     return sized_model(served, stored=serves) if served and unknown else None
 
 
+def is_guessed_model(reads: Mapping[str, Read], model: Any) -> bool:
+    """Whether a job's model is what the name that its files say is likely of, and no more of it is known."""
+    served = served_model(reads)
+    if not served or is_surely_bundled(served) or described_model(reads)[0] is not None:
+        return False
+    return isinstance(model, ModelSpec) or model == likely_trained(reads)
+
+
 def is_surely_bundled(name: str) -> bool:
     """Whether a name is a bundled model's, or of a copy by somebody who publishes such."""
     from memsheet.questions.question_parts import catalog_entry
@@ -225,7 +237,16 @@ def strange_draft(reads: Mapping[str, Read], told: Mapping[str, Any]) -> str:
 
 
 def served_model(reads: Mapping[str, Read]) -> str | None:
-    return next((str(read.request["@model"]) for read in reads.values() if read.request.get("@model")), None)
+    named = (str(read.request["@model"]) for read in reads.values() if read.request.get("@model"))
+    return next((without_cache_path(name) for name in named if name != EMPTY), None)
+
+
+def without_cache_path(name: str) -> str:
+    """A model's name on the hub, where a path into the hub's local cache names it
+    (huggingface_hub 1.24 file_download.py, repo_folder_name).
+    """
+    found = CACHED.search(name)
+    return f"{found[1]}/{found[2]}" if found else name
 
 
 def names_no_model(read: Read) -> bool:

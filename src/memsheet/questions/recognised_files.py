@@ -4,7 +4,7 @@ what an engine does unasked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,19 @@ from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.exchange.shared.trainer_script import DEFAULTS, INLINE, SCRIPT
+from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS, texts_of_starts
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
-from memsheet.guard import TWICE, is_folder, parse_json, parse_yaml
+from memsheet.guard import ANCHORED, TWICE, is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.plan.library_defaults import assumed_value_text
 from memsheet.questions.pod_jobs import command_name
 
 PARSERS: Mapping[str, Parser] = {"json": parse_json, "yaml": parse_yaml}
+ALIASED: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, aliases=True)}
 LAST_WINS: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
+AGAIN: Mapping[str, Mapping[str, Parser]] = {TWICE: LAST_WINS, ANCHORED: ALIASED}
+"""How a YAML is read again for which a plain one is refused, as most tools' loader has it."""
 REPEATED = "a key that stands twice = the last of them, which PyYAML's loader takes"
 UNKNOWN = "is not recognised as a configuration"
 YAML = (".yaml", ".yml")
@@ -87,6 +91,8 @@ def recognise_files(
         if shell and (own or further):
             further = {**further, **_written_configurations(name, text)}
         found = {**(_with_inline_file(name, own) if own else {}), **further}
+        if shell and found:
+            found = _with_further_trainings(found, several_trainings(name, text, scripts))
         reads |= _with_remarks(found, plain[name].remarks)
         left += unread
         read_by_command = given or command_name(name) in texts
@@ -123,7 +129,42 @@ def shell_as_plain(name: str, text: str, chosen: str = "") -> PlainScript:
     """
     if not is_shell(name):
         return PlainScript("", text)
-    return plain_script(text.rstrip().removesuffix("\\") if text.rstrip().endswith("\\") else text, chosen)
+    found = plain_script(text.rstrip().removesuffix("\\") if text.rstrip().endswith("\\") else text, chosen)
+    alone = texts_of_starts(found.text).get(chosen) if chosen and found.name != chosen else None
+    return found if alone is None else PlainScript(chosen, alone, found.remarks)
+
+
+def several_trainings(name: str, text: str, scripts: Mapping[str, str] = NO_TEXTS) -> tuple[str, ...]:
+    """The starts of a shell's plain script, by their names, that are different trainings; of those that
+    differ in nothing a sheet is made of (seeds, rates) the first alone. Nothing where there are no two.
+    """
+    told: dict[str, str] = {}
+    for start, alone in texts_of_starts(text).items() if is_shell(name) else ():
+        try:
+            own, _ = _read_or_error(name, alone, "")
+        except TooMuchError:
+            continue
+        further, _ = _launched_files(name, alone, own, scripts)
+        found = (*([own] if own else ()), *further.values())
+        tasks = {read.request.get("task") for read in found if read.form.name not in LAUNCHED}
+        if tasks == {"train"}:
+            told.setdefault(repr([sorted(read.request.items()) for read in found]), start)
+    return tuple(told.values()) if len(told) > 1 else ()
+
+
+def _with_further_trainings(reads: Mapping[str, Read], trainings: Sequence[str]) -> dict[str, Read]:
+    """What was read of a script that starts several trainings: those that are not read keep any verdict from
+    being sure.
+    """
+    first = next((name for name, read in reads.items() if read.request.get("task") == "train"), None)
+    if first is None or len(trainings) < 2:
+        return dict(reads)
+    words = f"{len(trainings)} that the script starts: {', '.join(trainings)}; the sheet is of one"
+    told = (FURTHER_TRAININGS, words)
+    return {
+        name: replace(read, unmodelled=(*read.unmodelled, told)) if name == first else read
+        for name, read in reads.items()
+    }
 
 
 def _with_remarks(reads: Mapping[str, Read], remarks: tuple[str, ...]) -> dict[str, Read]:
@@ -274,17 +315,22 @@ def _launched_files(
 
 
 def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, InputError | None]:
-    """A file, or why it is none; a YAML with a key that stands twice as most tools' loader has it."""
+    """A file, or why it is none; a YAML with anchors, or a key that stands twice, as most tools' loader has
+    it.
+    """
     try:
         return read_text(name, text, PARSERS, server), None
     except InputError as error:
-        if not name.endswith(YAML) or not any(TWICE in one.hint for one in error.problems):
+        said = " ".join(f"{one.reason} {one.hint}" for one in error.problems)
+        again = next((parsers for why, parsers in AGAIN.items() if why in said), None)
+        if not name.endswith(YAML) or again is None:
             return None, error
     try:
-        found = read_text(name, text, LAST_WINS, server)
+        found = read_text(name, text, again, server)
     except InputError as error:
         return None, error
-    return replace(found, assumed=(*found.assumed, REPEATED)), None
+    told = (REPEATED,) if again is LAST_WINS else ()
+    return replace(found, assumed=(*found.assumed, *told)), None
 
 
 def _one_script(reads: dict[str, Read], in_folder: Collection[str], left: list[str]) -> dict[str, Read]:

@@ -201,6 +201,14 @@ FLAGS = (
 )
 
 
+PARSED = (
+    "from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments\n"
+    "mine, args = HfArgumentParser((Mine, TrainingArguments)).parse_args_into_dataclasses()\n"
+    "model = AutoModelForCausalLM.from_pretrained(mine.model_name_or_path, torch_dtype='bfloat16')\n"
+    "Trainer(model=model, args=args).train()\n"
+)
+
+
 @pytest.mark.parametrize(
     ("launcher", "options", "result"),
     [
@@ -214,6 +222,7 @@ FLAGS = (
 def test_accelerates_own_configuration_may_divide_what_no_file_says(
     tmp_path: Path, launcher: str, options: dict[str, Any], result: Result
 ) -> None:
+    (tmp_path / "train.py").write_text(PARSED)
     found = checked(tmp_path, "run.sh", f"{launcher} {FLAGS}", **options)
     assert found.result is result
     assert ("accelerate" in str(found.doubt)) is (result is Result.UNCERTAIN)

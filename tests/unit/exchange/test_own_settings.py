@@ -149,3 +149,134 @@ def test_an_adapter_that_is_only_switched_on_has_the_usual_rank(tmp_path: Path) 
     switched = checked(tmp_path, {**OWN, "peft": {"use_lora": True, "target_modules": ["q_proj"]}})
     said = checked(tmp_path, {**OWN, "lora": {"r": 8, "target_modules": ["q_proj"]}})
     assert peak_of(switched) == peak_of(said)
+
+
+FLAT = {
+    "model_name_or_path": "Qwen/Qwen2.5-0.5B",
+    "per_device_train_batch_size": 2,
+    "gradient_checkpointing": True,
+    "bf16": True,
+    "learning_rate": 1e-5,
+    "num_train_epochs": 3,
+    "max_length": 1024,
+}
+
+
+def record_of(values: dict[str, Any]) -> str:
+    """A run's record as Weights & Biases writes it, with keys of the model's configuration in it."""
+    held = {at: {"desc": None, "value": value} for at, value in {**values, "vocab_size": 151936}.items()}
+    own = {"_wandb": {"desc": None, "value": {"cli_version": "0.16.0"}}, "wandb_version": 1}
+    return json.dumps({**own, **held})
+
+
+def test_a_runs_record_is_its_values(tmp_path: Path) -> None:
+    own, flat = tmp_path / "config.yaml", tmp_path / "flat.yaml"
+    own.write_text(record_of(FLAT))
+    flat.write_text(json.dumps(FLAT))
+    found, same = (memsheet.check(file, gpus="1xH100-80GB") for file in (own, flat))
+    assert peak_of(found) == peak_of(same)
+    assert found.result is Result.UNCERTAIN
+    assert not [rule for rule, _ in found.mistakes if rule.id == "unknown-key"]
+
+
+def test_a_record_names_the_model_of_its_configuration(tmp_path: Path) -> None:
+    rest = {at: value for at, value in FLAT.items() if at != "model_name_or_path"}
+    (tmp_path / "config.yaml").write_text(record_of({**rest, "_name_or_path": "Qwen/Qwen2.5-0.5B"}))
+    found = memsheet.check(tmp_path / "config.yaml", gpus="1xH100-80GB")
+    assert found.answer is not None
+    assert found.answer.model.name == "qwen2.5-0.5b"
+
+
+SWEEP = """\
+program: train.py
+method: bayes
+metric: {name: eval/loss, goal: minimize}
+parameters:
+  model_name_or_path: {value: Qwen/Qwen2.5-0.5B}
+  per_device_train_batch_size: {values: [2, 64]}
+  learning_rate: {min: 1.0e-6, max: 1.0e-4}
+  bf16: {value: true}
+  max_length: {value: 1024}
+  dataset_name: {value: x}
+"""
+
+
+def test_a_sweep_is_in_doubt_of_what_it_tries(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    found = memsheet.check(tmp_path / "sweep.yaml", gpus="1xH100-80GB")
+    assert found.result is Result.UNCERTAIN
+    assert "per_device_train_batch_size of 2, 64" in str(found.doubt)
+
+
+ANCHORS = """\
+defaults: &defaults {per_device_train_batch_size: 2, bf16: true, gradient_checkpointing: true}
+model: {name: Qwen/Qwen2.5-0.5B, max_seq_length: 1024}
+training:
+  <<: *defaults
+  learning_rate: 1.0e-4
+"""
+
+
+def test_anchors_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(ANCHORS)
+    found = memsheet.check(tmp_path / "own.yaml", gpus="1xH100-80GB")
+    assert found.answer is not None
+    plan = found.answer.plan
+    assert (plan.training.microbatch, plan.training.seq_len, plan.recompute.mode.value) == (2, 1024, "full")
+
+
+GROUPS = {
+    "model": {"name": "Qwen/Qwen2.5-0.5B", "quantization": "4bit"},
+    "lora": {"r": 16, "target_modules": ["q_proj", "v_proj"]},
+    "training": {"batch_size": 2, "epochs": 3, "max_seq_length": 1024, "bf16": True},
+    "optimizer": {"name": "paged_adamw_8bit", "lr": 2e-4},
+}
+
+
+def as_toml(tree: dict[str, Any]) -> str:
+    lines = []
+    for table, held in tree.items():
+        lines += [f"[{table}]", *(f"{at} = {json.dumps(value)}" for at, value in held.items())]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.json", json.dumps), ("a.yaml", json.dumps), ("a.toml", as_toml)]
+)
+def test_groups_say_the_optimizer_and_the_bits(tmp_path: Path, name: str, write: Any) -> None:
+    (tmp_path / name).write_text(write(GROUPS))
+    found = memsheet.check(tmp_path / name, gpus="1xH100-80GB")
+    assert found.answer is not None
+    plan = found.answer.plan
+    assert plan.quantization is not None
+    assert int(plan.quantization.weights.bits) == 4
+    assert plan.optimizer.name.value == "paged_adamw_8bit"
+    assert found.result is Result.UNCERTAIN
+
+
+@pytest.mark.parametrize("word", [None, False, "none", "no", "16bit"])
+def test_a_word_for_no_bits_quantizes_nothing(tmp_path: Path, word: Any) -> None:
+    model = {**GROUPS["model"], "quantization": word}
+    (tmp_path / "a.json").write_text(json.dumps({**GROUPS, "model": model}))
+    found = memsheet.check(tmp_path / "a.json", gpus="1xH100-80GB")
+    assert found.answer is not None
+    assert found.answer.plan.quantization is None
+
+
+def test_a_flat_table_is_read_as_the_same_yaml(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("\n".join(f"{at} = {json.dumps(value)}" for at, value in FLAT.items()))
+    (tmp_path / "a.yaml").write_text(json.dumps(FLAT))
+    found, same = (memsheet.check(tmp_path / name, gpus="1xH100-80GB") for name in ("a.toml", "a.yaml"))
+    assert peak_of(found) == peak_of(same)
+    assert found.result is Result.UNCERTAIN
+
+
+@pytest.mark.parametrize("named", ["model_id", "model_name", "base_model"])
+def test_flat_settings_of_an_own_script_have_its_adapters(tmp_path: Path, named: str) -> None:
+    """No argument of the library's names the model so: the others are the script's, too."""
+    flat = {(named if at == "model_name_or_path" else at): value for at, value in FLAT.items()}
+    (tmp_path / "a.yaml").write_text(json.dumps({**flat, "lora_r": 16, "load_in_4bit": True}))
+    found = memsheet.check(tmp_path / "a.yaml", gpus="1xH100-80GB")
+    assert found.answer is not None
+    assert found.answer.plan.adapter is not None
+    assert found.answer.plan.quantization is not None

@@ -36,9 +36,12 @@ from memsheet.exchange.shared.trainer_script import (
     MAPS,
     OF_TRAINER,
     OWN_LAYERS,
+    OWN_SCRIPT,
     SCRIPT,
+    SEVERAL,
     SFT_OWN,
     SPREADS,
+    UNREAD_FLAGS,
     UNSAID,
     WHOLE_TABLES,
     arguments_of,
@@ -457,11 +460,27 @@ def _own_settings(tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return own_settings(tree, lambda at: is_key(FORMAT, at))
 
 
+OF_OWN = frozenset(
+    {
+        "model_id",
+        "model_name",
+        "base_model",
+        "base_model_name",
+        "base_model_id",
+        "model_path",
+        "hf_model",
+        "pretrained_model",
+    }
+)
+"""Keys at the top of a file for a script of people's own, which names its model otherwise than any of the
+library's examples."""
+
+
 FORMAT: Format = Format(
     name="transformers", gradient_sync="last", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     problems=_trainer_problems, fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
-    never=OF_SWIFT, rename=_rename_trainer_key, by_groups=_own_settings, also=_script_arguments, started=_script_arguments,
+    never=OF_SWIFT | OF_OWN, rename=_rename_trainer_key, by_groups=_own_settings, also=_script_arguments, started=_script_arguments,
     model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
@@ -476,7 +495,7 @@ FORMAT: Format = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), KEYWORDS: (),
-        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, SEVERAL, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), PARALLEL: (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),

@@ -15,7 +15,7 @@ from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_releases import vllm_of
-from memsheet.exchange.shared.serve_script import ENGINE_MODULE, OFFLINE_MODULE
+from memsheet.exchange.shared.serve_script import DEMO_MODULE, ENGINE_MODULE, OFFLINE_MODULE
 from memsheet.exchange.shared.serve_script import VERSION as RELEASE
 from memsheet.guard import parse_yaml
 from memsheet.patterns import late_pattern
@@ -51,7 +51,7 @@ config/scheduler.py:41-43; v0.11.0 config/scheduler.py:169-173).
 """
 HOW = Command(
     model="--model", package="vllm", image="vllm/vllm-openai", partition=LAYERS, dashed=True,
-    launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"), ("python", "-m", "dynamo.vllm"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", ENGINE_MODULE)),
+    launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"), ("python", "-m", "dynamo.vllm"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", ENGINE_MODULE), ("python", "-m", DEMO_MODULE)),
     variables={V1: V1, BACKEND: "--attention-backend", ESTIMATE: ESTIMATE},
     aliases={
         **drafts.VLLM_ALIASES, "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-q": "--quantization",
@@ -77,7 +77,7 @@ def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     program = _PROGRAM.search(text) if found else None
     if program is not None and program[0] == OFFLINE_MODULE:
         found[OFFLINE] = "llm_class"
-    if program is not None and program[0] == ENGINE_MODULE:
+    if program is not None and program[0] in (ENGINE_MODULE, DEMO_MODULE):
         found[OFFLINE] = "engine_context"
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from memsheet.exchange.mistakes.batch_scripts import COUNTED, differing_counts
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
-from memsheet.exchange.shared.file_format import EVERYWHERE, Read
+from memsheet.exchange.shared.file_format import EVERYWHERE, MORE, Read
+from memsheet.exchange.shared.own_settings import OF_OWN_SCRIPT
 from memsheet.exchange.shared.program_releases import is_key_typo, keys_known
 from memsheet.patterns import late_pattern
 
@@ -55,7 +56,8 @@ def _disagreeing_files(case: Case) -> Iterator[Found]:
 
 def _unknown_file_keys(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
-        for at, near in read.unknown:
+        own = str(read.values.get(MORE, "")).startswith(OF_OWN_SCRIPT)
+        for at, near in () if own else read.unknown:
             group = at.rsplit(".", 1)[0] if "." in at else ""
             strict = group in read.form.strict or EVERYWHERE in read.form.strict
             if any(key.at.startswith(f"{at}.") for key in read.form.keys):

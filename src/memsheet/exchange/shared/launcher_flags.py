@@ -5,7 +5,8 @@ script's as the arguments it reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from memsheet.exchange import find_format, flatten_tree
@@ -31,10 +32,11 @@ from memsheet.exchange.shared.launched_script import (
     script_launches,
 )
 from memsheet.exchange.shared.loop_commands import command_loop_values
+from memsheet.exchange.shared.loop_script import LOOP
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
 from memsheet.exchange.shared.row_lengths import example_length
-from memsheet.exchange.shared.trainer_script import SCRIPT, arguments_of, without_own_fields
+from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, SCRIPT, UNREAD_FLAGS
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
@@ -80,6 +82,12 @@ PREPARE = ("cache_dataset_only",)
 """Switches with which a script ends before it loads a model (open_instruct/olmo_core_finetune.py:154)."""
 OF_TRL = late_pattern(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)/\w+\.py$")
 """TRL's own, each with the dataclasses of its trainer (huggingface/trl f2cd577)."""
+OF_OWN_SCRIPTS = ("transformers", "trl")
+"""Formats whose flags people's own scripts take, too."""
+ABSENT, UNTOLD = "whose text is not among the files", "whose text is not understood"
+OWN_OPTIONS = "class ModelConfig"
+FILLS_OPTIONS = late_pattern(r"\bget_peft_config\(|\bModelConfig\b")
+"""What a script's text holds that takes TRL's own options of models and adapters."""
 LOADED_BARE = late_pattern(r"(^|/)examples/scripts/(bco|cpo|kto|orpo)\.py$")
 """Of them those that load the model as it is stored, whatever ``--dtype`` says
 (examples/scripts/{bco.py:114, cpo.py:74, kto.py:71, orpo.py:74}).
@@ -104,7 +112,20 @@ def launched_reads(
     reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
     form = _script_flag_format(found)
     if form is not None:
+        text = beside.get(found.script, "")
+        if form.name in OF_OWN_SCRIPTS and not _is_known_script(found, text):
+            if values := _trainer_values(found, text):
+                form = find_format("transformers")
+                values = {**values, **_of_one_process(found, form, values)}
+                values |= _unread_own_flags(found, form, lambda one: _trainer_values(one, text))
+                values |= _unsaid_method(found, values)
+                read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
+                return {**reads, f"{name}: {found.script}": read}, ()
+            unread = {f"{SCRIPT}.{OWN_SCRIPT}": UNTOLD if text else ABSENT}
+        else:
+            unread = {}
         told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
+        told |= unread
         told |= example_length(found.script, found.arguments) if form.name == "transformers" else {}
         told |= _of_one_process(found, form, found.arguments)
         others = [one for one in launches if _is_another(one, found)]
@@ -113,6 +134,23 @@ def launched_reads(
         first = (f"the first of {len(others) + 1} trainings that it starts",) if others else ()
         return {**reads, f"{name}: {found.script}": replace(read, assumed=(*first, *read.assumed))}, ()
     return reads, ()
+
+
+def _is_known_script(found: Launch, text: str) -> bool:
+    """Whether what a script does with its flags is known without its text: a project's own, or one whose
+    text fills the classes of arguments that the flags are fields of.
+    """
+    of_config = _is_method_script(found.script) and "config" in found.arguments
+    if found.launcher == TRL or found.script in OF_FILES or of_config:
+        return True
+    known = (OTHERS, OF_TRAINER, EXAMPLE, WITHOUT_TRAINER, OF_TRL)
+    fills = FILLS_OPTIONS.search(text) is not None and OWN_OPTIONS not in text
+    return fills or any(pattern.search(found.script) for pattern in known)
+
+
+def _is_method_script(script: str) -> bool:
+    """Whether a script is called as one of TRL's commands."""
+    return script.rpartition("/")[2].removesuffix(".py") in METHODS
 
 
 def _is_another(one: Launch, found: Launch) -> bool:
@@ -150,9 +188,12 @@ def _by_flag_names(
         text = beside.get(one.script, "")
         values = _trainer_values(one, text)
         form = find_format("transformers" if values else "pytorch")
+        of_text = _trainer_values if values else command_loop_values
         values = values or command_loop_values(one, text)
         if values:
             values = {**values, **_of_one_process(one, form, values)}
+            if text:
+                values |= _unread_own_flags(one, form, partial(_values_of_text, of_text, text))
             read = read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
             return {
                 **{f"{name}: {one.launcher}": said for said in _of_launcher(one, own)},
@@ -179,20 +220,78 @@ def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     """What a script for the Trainer says with the flags that it is started with: those that are the Trainer's
     own arguments, and those of its own that stand for one; nothing of any other script.
     """
+    form = find_format("transformers")
     try:
-        said = arguments_of(text, found.arguments) if text else {}
+        said = form.started(text, found.arguments) if text and form.started else {}
     except (ValueError, TooMuchError):
         return {}
     if not said:
         return {}
-    form = find_format("transformers")
-    said = without_own_fields(form, said)
     flat = dict(flatten_tree(said, whole=form.whole))
+    flat = {at: held for at, held in flat.items() if at not in found.arguments or is_key(form, at)}
     given, own = _as_said(form, found.arguments), dict[str, Any]()
     length = role_value("length", command_values(found.arguments))
     if length is not None and positive_count(length.value) and flat.get(LENGTH) in (None, UNSET):
         own[LENGTH] = length.value
     return {**flat, **{name: held for name, held in given.items() if is_key(form, name)}, **own}
+
+
+def _unsaid_method(found: Launch, values: Mapping[str, Any]) -> dict[str, Any]:
+    """That a script's name says a method of several models or rows, of which its text was read without."""
+    word = OF_SEVERAL.search(found.script.rpartition("/")[2])
+    if word is None or values.get(f"{SCRIPT}.method"):
+        return {}
+    return {f"{SCRIPT}.{OWN_SCRIPT}": f"whose name says {word[0]}, and whose text was read without"}
+
+
+OF_SEVERAL = late_pattern(
+    r"(?<![a-z])(?:dpo|grpo|ppo|kto|orpo|gkd|rloo|rlhf|reward|rm|distil\w*)(?![a-z])", re.IGNORECASE
+)
+
+
+def _values_of_text(
+    read: Callable[[Launch, str], Mapping[str, Any]], text: str, found: Launch
+) -> Mapping[str, Any]:
+    return read(found, text)
+
+
+def _unread_own_flags(
+    found: Launch, form: Format, read: Callable[[Launch], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Flags of a script's own that by their names change what is held, and without which its text reads the
+    same. ``read``: the values that the text has with the flags of a start.
+    """
+    given = found.arguments
+    asked = [
+        at for at, held in given.items() if MOVES.search(at) and held not in OFF and not is_key(form, at)
+    ]
+    whole = read(found) if asked else {}
+    if (
+        dict(flatten_tree(whole)).get(f"{LOOP}.task") == "infer"
+    ):  # adapters of a model that generates are little beside it
+        asked = [at for at in asked if not OF_ADAPTERS.search(at)]
+    unread = [
+        at
+        for at in asked[:MOST_ASKED]
+        if read(replace(found, arguments={name: held for name, held in given.items() if name != at})) == whole
+    ]
+    words = ", ".join(f"--{at}" for at in unread)
+    return (
+        {f"{SCRIPT}.{UNREAD_FLAGS}": f"{words}, of which the text was read without effect"} if unread else {}
+    )
+
+
+MOVES = late_pattern(
+    r"(?:lora|peft|adapter|quant|(?:^|_)(?:k?bits?|[48]bit)(?:_|$)|freez|frozen|trainable|prefix|pre_seq|p_?tuning|prompt_tun|offload|shard|fsdp"
+    r"|zero|ref(?:erence)?_model|reward|teacher|critic|(?:^|_)ema(?:_|$)|(?:tensor|pipeline|sequence)_parallel|(?:^|_)(?:tp|pp|sp|cp)(?:_size)?$"
+    r"|checkpointing|modules_to_save|(?:^|_)moe(?:_|$))(?!.*(?:alpha|dropout|scal|_name$|_weight$))",
+    re.IGNORECASE,
+)  # fmt: skip
+"""In the names of flags of people's own that change what a training holds: adapters, frozen and quantized
+weights, shards, further models."""
+OF_ADAPTERS = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
+OFF = (False, None, "False", "false", "none", "None", 0, "no", "")
+MOST_ASKED = 8
 
 
 def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,12 +307,8 @@ def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
-    if found.launcher in (ACCELERATE, TRL):
-        return (
-            [read_format_values(find_format(ACCELERATE), accelerate_values(found.flags))]
-            if found.flags
-            else []
-        )
+    if found.launcher == ACCELERATE or (found.launcher == TRL and found.flags):
+        return [read_format_values(find_format(ACCELERATE), accelerate_values(found.flags))]
     if found.launcher == DEEPSPEED and "num_gpus" in found.flags:
         return [
             read_format_values(
@@ -248,6 +343,12 @@ def accelerate_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+TRAINS = frozenset({
+    "per_device_train_batch_size", "per_gpu_train_batch_size", "learning_rate", "num_train_epochs", "max_steps", "do_train", "warmup_ratio",
+    "warmup_steps", "lr_scheduler_type", "gradient_accumulation_steps", "gradient_checkpointing", "save_steps", "save_strategy", "optim",
+    "deepspeed", "fsdp", "use_peft", "lora_r", "max_grad_norm", "weight_decay", "resume_from_checkpoint",
+})  # fmt: skip
+"""Flags of which a script that trains is given one, and those that generate or evaluate none."""
 OF_MANY = frozenset({"dataset_name"})
 """Flags that other scripts have, too. A YAML with one and a model is TRL's: transformers' examples take none.
 """
@@ -269,12 +370,14 @@ def _script_flag_format(found: Launch) -> Format | None:
     given = found.arguments.keys()
     if EXAMPLE.search(found.script) and "model_name_or_path" in given:
         return trainer
-    own = found.script.rpartition("/")[2].removesuffix(".py") in METHODS and "config" in given
+    own = _is_method_script(found.script) and "config" in given
     own = own or (OF_TRL.search(found.script) is not None and "model_name_or_path" in given)
-    if found.launcher == TRL or own or ("model_name_or_path" in given and trl.marks - OF_MANY & given):
+    trains = not TRAINS.isdisjoint(given)
+    of_trl = trains and "model_name_or_path" in given and not (trl.marks - OF_MANY).isdisjoint(given)
+    if found.launcher == TRL or own or of_trl:
         return trl
     known = [at for at in given if is_key(trainer, trainer.rename(at) if trainer.rename else at)]
     named = "model_name_or_path" in given or not role_value("model", command_values(found.arguments))
-    if len(known) < LEAST or not trainer.marks & given or not named:
+    if len(known) < LEAST or not trainer.marks & given or not named or not trains:
         return None
     return trl if "use_peft" in given else trainer

@@ -5,6 +5,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import isfinite, nan
 from typing import Any
 
@@ -16,8 +17,14 @@ ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 MOST_WORDS = 4000
 REDIRECTED = (">", ">>", "&>", "&>>", "2>&1", "2>", "<", "<<")
 FORK = "of a fork of Megatron-LM, by its underscores: it is read as that"
-OF_TRAINER = frozenset({"--per_device_train_batch_size", "--model_name_or_path"})
-"""Flags of scripts of transformers' Trainer, which have underscores in all of theirs."""
+OF_TRAINER = frozenset({
+    "--per_device_train_batch_size", "--model_name_or_path", "--base_model", "--model_id", "--lora_target_modules", "--lora_r", "--lora_rank",
+    "--num_epochs", "--num_train_epochs", "--epochs", "--cutoff_len",
+})  # fmt: skip
+"""Flags of scripts of transformers' Trainer and of people's own, which have underscores in all of theirs:
+Megatron-LM's forks count iterations, describe the model, and train no adapters."""
+NAMES_HUB = "--model_name"
+"""Of a fork a family's word (epfLLM/Megatron-LLM finetune.py: ``llama2``), of others a model of a hub's."""
 PROGRAM = "$.program"
 """The script that the flags are given to."""
 
@@ -212,7 +219,9 @@ def parse_flags(words: Sequence[str], own_switches: frozenset[str] = frozenset()
 def _has_underscores(words: Sequence[str], own: frozenset[str]) -> bool:
     """Whether flags of several words, more than one, all have underscores in place of dashes."""
     names = {word.partition("=")[0] for word in words if word.startswith("--")}
-    if not names.isdisjoint(OF_TRAINER):
+    called = (value for at, value in pairwise(words) if at == NAMES_HUB)
+    whole = (word.partition("=")[2] for word in words if word.startswith(f"{NAMES_HUB}="))
+    if not names.isdisjoint(OF_TRAINER) or any("/" in value for value in (*called, *whole)):
         return False
     dashed = any("-" in name[2:] for name in names & own)
     return not dashed and sum("_" in name and name.replace("_", "-") in own for name in names) > 1

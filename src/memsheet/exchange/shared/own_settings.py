@@ -15,7 +15,9 @@ from memsheet.exchange.shared.flag_words import plain_value
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
 from memsheet.patterns import late_pattern
 
-BY_NAMES = "that its script has, whose own file this is: it is read by its names"
+OF_OWN_SCRIPT = "that its script has"
+"""How what a file of people's own leaves open begins: its script takes any key."""
+BY_NAMES = f"{OF_OWN_SCRIPT}, whose own file this is: it is read by its names"
 MOST_LEAVES, DEEPEST = 600, 5
 """Values of a file that is looked into, and groups in one another: a training has a hundred in three."""
 BATCH = "per_device_train_batch_size"
@@ -32,6 +34,7 @@ TRAINED_BY = (
 """Of each, one stands beside a batch where that is a training's."""
 MIXED = {"bf16": "bf16", "bf16-mixed": "bf16", "fp16": "fp16", "16-mixed": "fp16", "fp16-mixed": "fp16"}
 """How people say what a training computes in, by the Trainer's switch of it."""
+IN_BF16 = ", and computing in bf16, which it does not say"
 WIDTHS = ("bfloat16", "float16", "float32", "auto")
 METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward", "rm", "rlhf", "simpo", "cpo", "online_dpo", "distillation", "grpo_vllm", "preference", "pairwise"})  # fmt: skip
 """Trainings of several models or several rows, which such a file does not describe."""
@@ -64,6 +67,37 @@ _OTHER_USE = late_pattern(r"eval|infer|generat(?!or)|serv|predict|test|judge|dat
 """Groups of which a value is no training's."""
 _TRAINS = late_pattern(r"train", re.IGNORECASE)
 _HUB_ID = late_pattern(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}|[A-Za-z][\w.-]*-\d+(?:\.\d+)?[bB](?:-[\w.-]+)?")
+
+
+OPTIMIZER_GROUP = late_pattern(r"^optim(?:izer)?s?(?:_config|_args)?$", re.IGNORECASE)
+OPTIMIZERS = {
+    "adamw": "adamw_torch", "adam": "adamw_torch", "adamw_hf": "adamw_torch", "adamw8bit": "adamw_bnb_8bit", "adamw_8bit": "adamw_bnb_8bit",
+    "adam8bit": "adamw_bnb_8bit", "pagedadamw8bit": "paged_adamw_8bit", "pagedadamw32bit": "paged_adamw_32bit", "lion": "lion_32bit",
+}  # fmt: skip
+"""How people call an optimizer that the Trainer has under another name."""
+IN_BITS = {
+    "4bit": 4,
+    "int4": 4,
+    "nf4": 4,
+    "fp4": 4,
+    "bnb4bit": 4,
+    "4": 4,
+    "8bit": 8,
+    "int8": 8,
+    "bnb8bit": 8,
+    "8": 8,
+}
+"""How people say in one word what the base of adapters is stored in."""
+QUANTIZES = (
+    "quantization",
+    "quantize",
+    "quant",
+    "quantization_type",
+    "quant_type",
+    "bits",
+    "quantization_bits",
+    "load_in",
+)
 
 
 class Leaf(NamedTuple):
@@ -107,11 +141,17 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         for at, names in SPELLINGS.items()
         if at not in arguments and (value := _first_value(trained_own, names, _is_count)) is not None
     }
+    if "optim" not in arguments and (named := _optimizer_named(own)):
+        said["optim"] = named
+    if arguments.get("gradient_checkpointing") == "unsloth":  # as Unsloth's own, layer by layer
+        said["gradient_checkpointing"] = True
     if any(one.key in RECOMPUTES and one.value in (True, "unsloth") for one in own):
         said["gradient_checkpointing"] = arguments.get("gradient_checkpointing", True)
     words = {str(one.value) for one in rest if one.key in ("mixed_precision", "precision")}
     widths = {width for word, width in MIXED.items() if word in words}
     said |= {width: True for width in widths if not {"bf16", "fp16"} & arguments.keys()}
+    silent = not words and not {"bf16", "fp16"} & arguments.keys() and not _says_width(own)
+    said |= {"bf16": True} if silent else {}
     length = _first_value(trained_own, LENGTHS, _is_count) or _first_value(own, LENGTHS, _is_count)
     found = {
         f"{SCRIPT}.reads": BATCH,
@@ -127,9 +167,14 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         **arguments,
         **said,
         **_deepspeed_values(tree),
-        MORE: f"{BY_NAMES}, of its trainings {trained} alone" if trained else BY_NAMES,
+        MORE: BY_NAMES + f", of its trainings {trained} alone" * bool(trained) + IN_BF16 * silent,
     }
     return {at: value for at, value in found.items() if value is not None}
+
+
+def _says_width(leaves: list[Leaf]) -> bool:
+    """Whether a file says what a model is loaded in."""
+    return any(leaf.key in ("torch_dtype", "dtype") and leaf.value in WIDTHS for leaf in leaves)
 
 
 def _leaves_below(tree: Mapping[Any, Any], groups: tuple[str, ...]) -> Iterator[Leaf]:
@@ -175,9 +220,9 @@ def _deepspeed_values(tree: Mapping[Any, Any], depth: int = 0) -> Mapping[str, A
 
 def _trains_a_batch(leaves: list[Leaf]) -> bool:
     """Whether a group says the Trainer's batch by its name, or a training's by another."""
-    if any(leaf.key == BATCH and leaf.groups and _is_count(leaf.value) for leaf in leaves):
+    if any(leaf.key == BATCH and _is_count(leaf.value) for leaf in leaves):
         return True
-    trained = {leaf.key for leaf in leaves if leaf.trains}
+    trained = {leaf.key for leaf in leaves if leaf.trains or _of_optimizer(leaf)}
     names = SPELLINGS[BATCH]
     return not trained.isdisjoint(names) and all(not trained.isdisjoint(each) for each in TRAINED_BY)
 
@@ -244,15 +289,41 @@ def _adapter_values(leaves: list[Leaf], adapter: list[Leaf]) -> Mapping[str, Any
     }
 
 
+def _of_optimizer(leaf: Leaf) -> bool:
+    return any(OPTIMIZER_GROUP.match(group) for group in leaf.groups)
+
+
+def _optimizer_named(leaves: list[Leaf]) -> str | None:
+    """The Trainer's name of the optimizer that a group of its own says, or a key of a training's."""
+    for leaf in leaves:
+        own = _of_optimizer(leaf) and leaf.key in ("name", "type", "optimizer")
+        if isinstance(leaf.value, str) and (own or (leaf.trains and leaf.key == "optimizer")):
+            word = leaf.value.rpartition(".")[2].lower()
+            return OPTIMIZERS.get(word, OPTIMIZERS.get(word.replace("_", ""), word))
+    return None
+
+
+def _bits_in_a_word(leaves: list[Leaf]) -> int | None:
+    """Bits that the base of adapters is stored in, where a file says them in one word (``quantization:
+    4bit``).
+    """
+    for leaf in leaves:
+        word = re.sub(r"[^a-z0-9]", "", str(leaf.value).lower())
+        if leaf.key in QUANTIZES and not isinstance(leaf.value, bool) and word in IN_BITS:
+            return IN_BITS[word]
+    return None
+
+
 def _quantized_values(leaves: list[Leaf]) -> Mapping[str, Any]:
     """Nothing of a group that is switched off."""
     switches = ("enabled", "enable", "use", "use_quantization", "quantize")
     off = {leaf.groups for leaf in leaves if leaf.key in switches and leaf.value is False and leaf.groups}
     on = {leaf.key for leaf in leaves if leaf.value is True and leaf.groups not in off}
-    if not on.isdisjoint(("load_in_4bit", "use_4bit")):
+    bits = _bits_in_a_word([leaf for leaf in leaves if leaf.groups not in off])
+    if not on.isdisjoint(("load_in_4bit", "use_4bit")) or bits == 4:
         kind = _first_value(leaves, ("bnb_4bit_quant_type",), lambda value: value in ("nf4", "fp4"))
         return {
             f"{SCRIPT}.quantized": kind or "fp4",
             f"{SCRIPT}.double_quant": "bnb_4bit_use_double_quant" in on or None,
         }
-    return {f"{SCRIPT}.quantized": "int8"} if "load_in_8bit" in on else {}
+    return {f"{SCRIPT}.quantized": "int8"} if "load_in_8bit" in on or bits == 8 else {}

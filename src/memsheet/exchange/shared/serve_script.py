@@ -31,8 +31,11 @@ OFFLINE_MODULE = "vllm.entrypoints.llm"
 """Where vLLM's class ``LLM`` is: stands for a script that makes one."""
 ENGINE_MODULE = "vllm.v1.engine.async_llm"
 """Where its asynchronous engine is: stands for a script that makes one of arguments."""
+DEMO_MODULE = "vllm.entrypoints.api_server"
+"""Its server for demonstrations, around the asynchronous engine (vllm-project/vllm v0.11.0
+entrypoints/api_server.py)."""
 LAUNCHES = (
-    ("vllm", "serve"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", ENGINE_MODULE), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
+    ("vllm", "serve"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", ENGINE_MODULE), ("python", "-m", DEMO_MODULE), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
     ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("text-generation-launcher",), ("python", "-m", "dynamo.vllm"),
     ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),

@@ -117,6 +117,11 @@ MODELS_BESIDE = (
     "reward_model_path",
     "value_model",
 )
+UNPREPARED = late_pattern(r"skip_prepare_dataset[\"']?\s*[:=]\s*True")
+CUTS_TO = ("max_length", "max_seq_length", USUAL_LENGTH)
+"""TRL cuts rows as it prepares them: what skips that leaves their length to the script's own collator
+(huggingface/trl f2cd577 trl/trainer/sft_trainer.py, _prepare_dataset).
+"""
 DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
 OWN_FIELDS = "own_fields"
@@ -133,6 +138,12 @@ COLOCATED = "colocated"
 """The share of the card that a server in the trainer's own process takes."""
 OWN_LAYERS = "own_layers"
 """That Unsloth's class is one that runs some families in layers of its own (models/loader.py:407, 1140)."""
+OWN_SCRIPT = "own_script"
+"""Of flags that a command gives a script: that nobody read what the script itself does."""
+UNREAD_FLAGS = "unread_flags"
+"""Flags that a script is given of which its text was read without any effect."""
+SEVERAL = "several_trainings"
+"""That a script makes arguments of several trainings that differ, of which the last are read."""
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 _OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
@@ -177,7 +188,7 @@ def arguments_of(
     taken = {at: flag for at, flag in taken.items() if said.get(at) in (UNSET, flag.default)}
     said |= {at: flag.default for at, flag in taken.items()}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
-    own = own or _older_trainer_keys(module)
+    own, said = _without_unmade_cut(text, own or _older_trainer_keys(module), said)
     beside_it = _models_beside(module) if own.get("method") else {}
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
@@ -225,9 +236,33 @@ def arguments_of(
         if flag.line
     }
     fields = [at for one in parsed for at in one if at not in OURS and at in said]
-    beside |= {OWN_FIELDS: fields} if fields else {}
+    beside |= {**({OWN_FIELDS: fields} if fields else {}), **_several_trainings_key(made)}
     beside |= {OF_TRAINER: beside_it} if beside_it else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
+
+
+def _without_unmade_cut(text: str, *told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a script says, without a length that no row is cut to."""
+    unmade = CUTS_TO if UNPREPARED.search(text) else ()
+    return ({at: held for at, held in one.items() if at not in unmade} for one in told)
+
+
+BYTES = (
+    CLASS, "per_device_train_batch_size", "max_length", "max_seq_length", "optim", "bf16", "fp16",
+    "gradient_checkpointing", "deepspeed", "fsdp", "packing", "use_liger_kernel",
+)  # fmt: skip
+"""Arguments by which the needs of two trainings of one script differ."""
+
+
+def _several_trainings_key(made: list[dict[str, Any]]) -> dict[str, Any]:
+    """That a script makes several arguments that need different memory, of which the last are read: others
+    may be of a training of their own, or stand in another branch.
+    """
+    kinds = {repr([one.get(at) for at in BYTES]) for one in made}
+    if len(kinds) < 2:
+        return {}
+    lines = ", ".join(str(one[LINE]) for one in sorted(made, key=lambda one: int(one[LINE])))
+    return {SEVERAL: f"of lines {lines} (the sheet is of the last)"}
 
 
 def _models_beside(module: Module) -> dict[str, Any]:

@@ -137,10 +137,13 @@ def _changed_keys(fix: budget.Fix) -> Iterator[budget.Change]:
 
 
 class Fix(Document):
+    """``open_ended``: files leave open what may need more beside it."""
+
     changes: list[Change] = read_from(_changed_keys)
     device: ByteRange
     host_bytes: Natural
     host_short_bytes: Natural = optional_key(lambda fix: fix.host_short_bytes or None)
+    open_ended: bool = optional_key(lambda fix: fix.open_ended or None)
 
 
 class Verdict(Document):

@@ -85,7 +85,7 @@ def fix_title(fix: Fix, answer: Answer) -> str:
     """What a list of changes is."""
     together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
     sure = answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN
-    fits = "is sure to fit" if sure else "fits"
+    fits = "fits by what is known" if fix.open_ended else "is sure to fit" if sure else "fits"
     if fix.host_short_bytes:
         fits += f" once the job asks for {format_bytes(fix.host_short_bytes)} more of a node's host memory"
     if len(fix.changes) == 1:

@@ -59,6 +59,14 @@ RECIPE = (
 )
 
 
+PARSED = (
+    "from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments\n"
+    "mine, args = HfArgumentParser((Mine, TrainingArguments)).parse_args_into_dataclasses()\n"
+    "model = AutoModelForCausalLM.from_pretrained(mine.model_name_or_path, torch_dtype='bfloat16')\n"
+    "Trainer(model=model, args=args).train()\n"
+)
+
+
 def checked(folder: Path, files: dict[str, str], *named: str, **flags: Any) -> Checked:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +78,8 @@ def checked(folder: Path, files: dict[str, str], *named: str, **flags: Any) -> C
 
 @pytest.mark.parametrize("start", STARTS)
 def test_flags_after_the_scripts_name_are_read(start: str, tmp_path: Path) -> None:
-    found = checked(tmp_path, {"run.sh": f"#!/bin/bash\n{STARTS[start]}{GIVEN} > log 2>&1\n"}, "run.sh")
+    files = {"run.sh": f"#!/bin/bash\n{STARTS[start]}{GIVEN} > log 2>&1\n", "train.py": PARSED}
+    found = checked(tmp_path, files, "run.sh")
     assert found.answer is not None, (found.why_not, found.no_model)
     plan = found.answer.plan
     assert (
@@ -106,6 +115,7 @@ def test_a_deepspeed_file_that_lies_beside_is_opened(at: str, lies: str, tmp_pat
     files = {
         "job/run.sh": f"torchrun --nproc-per-node 8 {GIVEN} --deepspeed {at}\n",
         f"job/{lies}": json.dumps(ZERO3),
+        "job/train.py": PARSED,
     }
     found = checked(tmp_path, files, "job/run.sh")
     if at == "ds.json" and lies != at:

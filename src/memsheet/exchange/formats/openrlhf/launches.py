@@ -62,7 +62,7 @@ def openrlhf_values(text: str) -> dict[str, Any]:
 def _started_trainings(text: str) -> Iterator[dict[str, Any]]:
     for started in started_programs(text, _trainer_index):
         values = _launch_values(started)
-        if values[PROGRAM] in PROGRAMS and any("model_name_or_path" in at for at in values):
+        if values[PROGRAM] in PROGRAMS and any(".model_name_or_path" in at for at in values):
             yield values
 
 

@@ -200,9 +200,20 @@ KEYS = (
     _toml_switch_row("optimizer.early_step_in_backward", "optimizer_in_backward", 148),
 )  # fmt: skip
 
+OWN_PLACES = frozenset({
+    P, AC, "job", "model.flavor", "experimental", "float8", "compile.enable",
+    *(f"{T}.{name}" for name in (
+        "seq_len", "local_batch_size", "global_batch_size", "mixed_precision_param", "enable_cpu_offload", "compile", "data_parallel_degree",
+        "tensor_parallel_degree", "dataset_path", "deterministic", "gc_freq",
+    )),
+})  # fmt: skip
+"""Of which each of its files has one, and people's own tables of a training none."""
+
+
 FORMAT = Format(
     name="torchtitan-toml", file="torchtitan.toml", kind="toml", tested=VERSION, engines=("torchtitan",), keys=KEYS, problems=_toml_plan_problems,
     compose=_compose_toml_tables, parse=_parse_toml_text, marks=frozenset({P, AC, T}),
+    needs_one=OWN_PLACES,
     said={"task": "train", "engine": "torchtitan", "engine_version": COMMIT},  # others have other files, and other bytes
     beside=frozenset({"attention", "allocator.expandable_segments"}),
     unmodelled={

@@ -23,7 +23,10 @@ CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
 """Where the values have the name of a configuration of somebody's own, and of one of verl's."""
 STOCK_CONFIGS = frozenset({"ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine"})
 """Configurations of verl itself, whose defaults are known here (verl/trainer/config)."""
-MODULE = late_pattern(r"(verl|recipe)(\.\w+)+")
+OWN = late_pattern(r"(verl|recipe)(\.\w+)+")
+FOREIGN = late_pattern(r"(\w+\.)+(main_(ppo|dapo)\w*|\w*sft_trainer)")
+MODULE = late_pattern(f"{OWN.pattern}|{FOREIGN.pattern}")
+"""Its own programs, and those of others' packages that are called as they are."""
 SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
 OVERRIDE = late_pattern(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
 REMOVED = late_pattern(r"~([A-Za-z_][\w.]*)(=.*)?")
@@ -65,6 +68,8 @@ def _launched_values(text: str) -> Iterator[dict[str, Any]]:
 def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) -> dict[str, Any]:
     """Values by place of one launch. ``before``: the launcher's own words."""
     values: dict[str, Any] = {PROGRAM: program.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]}
+    if FOREIGN.fullmatch(program) and not OWN.fullmatch(program):
+        values[MORE] = f"of {program}, which is called as a program of verl's"
     launcher = flags_of([word for word in before if word not in ("-m", program)])[0]
     values |= {f"--{at.replace('_', '-')}": launcher[at] for at in COUNTS if at in launcher}
     words = list(_unpacked_overrides(given))
