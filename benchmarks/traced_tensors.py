@@ -1,0 +1,179 @@
+"""Tensors that traced steps of models' own code allocate, as data for ``benchmarks/tensor_names.py``.
+
+    python benchmarks/traced_tensors.py FILE [SET]      trace the cases of a set (mending, unseen), and write them
+
+Each is kept once: its shape, dtype and bytes, the module and the operation that make it, and the last frames of
+the traceback that torch would have printed there, without ours.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+LEAST = 16 * 2**20
+"""Smaller tensors are left out: their size says nothing where the allocator rounds it."""
+FRAMES, TENSORS = 6, 120
+"""Frames that are kept of a traceback, tensors of a case."""
+OURS = (
+    "memsheet", "torch/_ops.py", "torch/_compile.py", "torch/utils/_python_dispatch", "torch/_subclasses", "torch/_dynamo",
+    "torch/_higher_order_ops", "traced_tensors.py",
+)  # fmt: skip
+"""What stands in a traced step's stack alone."""
+DENSE = ("llama-3.1-8b", "qwen2.5-7b", "mistral-7b", "gemma-2-9b", "phi-2", "gpt2-xl", "falcon-7b", "bert-large", "qwen2-1.5b")
+SPARSE = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-vl-7b", "falcon-h1-3b", "qwen3-next-80b-a3b")
+UNSEEN = (
+    "llama-3.2-3b", "qwen3-14b", "gemma-3-12b", "olmo-2-7b", "starcoder2-7b", "pythia-6.9b", "roberta-large", "granite-3.1-8b",
+    "phi-3.5-moe", "olmoe-1b-7b", "glm-4.7-flash", "granite-4.0-h-tiny", "nemotron-h-8b", "smollm2-1.7b", "modernbert-base",
+    "bloom-7b1", "mistral-nemo-12b", "lfm2-2.6b",
+)  # fmt: skip
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"seq_len": 4096, "microbatch": 2, "precision": "bf16-pure"},
+    {"seq_len": 2048, "microbatch": 8, "precision": "bf16-autocast"},
+    {"seq_len": 1024, "microbatch": 16, "precision": "bf16-pure", "attention": "eager"},
+    {"seq_len": 3072, "microbatch": 4, "precision": "bf16-pure", "lora_rank": 16, "recompute": "full"},
+    {"seq_len": 8192, "microbatch": 1, "precision": "fsdp2-mixed", "engine": "fsdp2", "gpus": "8xH100-80GB", "zero": 3},
+    {"seq_len": 512, "microbatch": 24, "precision": "bf16-autocast", "engine": "transformers", "zero": 0, "gpus": "4xH100-80GB"},
+    {"seq_len": 2048, "microbatch": 4, "precision": "bf16-pure", "lora_rank": 32, "quantize": "nf4", "recompute": "full"},
+)  # fmt: skip
+OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"seq_len": 8192, "microbatch": 1, "precision": "bf16-pure"},
+    {"seq_len": 1536, "microbatch": 6, "precision": "bf16-autocast"},
+    {"seq_len": 768, "microbatch": 12, "precision": "bf16-pure", "attention": "eager"},
+    {"seq_len": 5000, "microbatch": 2, "precision": "bf16-pure", "lora_rank": 64, "recompute": "full"},
+    {"seq_len": 4096, "microbatch": 3, "precision": "fsdp2-mixed", "engine": "fsdp2", "gpus": "16xH100-80GB", "zero": 3},
+    {"seq_len": 512, "microbatch": 40, "precision": "bf16-autocast", "engine": "transformers", "zero": 0, "gpus": "8xH100-80GB"},
+    {"seq_len": 2000, "microbatch": 5, "precision": "bf16-pure", "lora_rank": 8, "quantize": "nf4", "recompute": "full"},
+)  # fmt: skip
+ENCODERS = ("bert", "roberta", "gpt2", "bge")
+"""Models that take no more than 512 (or 1,024) positions."""
+
+
+def cases_of(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Model and options of each case of a set, each model with two of the settings in turn."""
+    models, settings = ((*DENSE, *SPARSE), SETTINGS) if name == "mending" else (UNSEEN, OTHER_SETTINGS)
+    for number, model in enumerate(models):
+        for step in (0, 3):
+            words = dict(settings[(number + step + number // len(settings)) % len(settings)])
+            if model.startswith(ENCODERS):
+                words["microbatch"] *= max(1, words["seq_len"] // 512)
+                words["seq_len"] = min(words["seq_len"], 512)
+            yield model, words
+
+
+def traced_tensors(model: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """One case, traced. Raises InputError for what is not traced."""
+    import memsheet
+    from memsheet.catalog import find_model
+    from memsheet.errors import InputError
+    from memsheet.plan.engine import Runner
+    from memsheet.plan.engine_registry import engine_of
+    from memsheet.trace import distributed_job, job
+    from memsheet.trace.fold import depth_of
+
+    made: list[dict[str, Any]] = []
+
+    class Watching(job.Recorder):
+        """A recorder that keeps shapes and frames, too."""
+
+        def _notice(self, tensor: Any, op: str) -> None:
+            before = len(self.rows)
+            super()._notice(tensor, op)
+            if len(self.rows) > before and self.rows[-1].bytes >= LEAST:
+                local = getattr(tensor, "_local_tensor", getattr(tensor, "elem", tensor))
+                instant = self.instant.value if self.instant else "load"
+                made.append({
+                    "row": self.rows[-1], "shape": list(local.shape), "dtype": str(local.dtype).removeprefix("torch."),
+                    "op": op, "instant": instant, "frames": _stack_of(sys._getframe(1)),
+                })  # fmt: skip
+
+    answer = memsheet.train(model, **words)
+    config, plan = dict(find_model(model)["config"]), answer.plan
+    stack = answer.model.stacks[-1]
+    job.Recorder = Watching  # type: ignore[misc]
+    how = job.How(scratch=False)
+    ranks = plan.mesh.gpus > 1 or engine_of(plan).runner is Runner.SHARDED_UNITS
+    depth = depth_of(stack)
+    try:
+        if ranks:
+            distributed_job._record_fake_rank(config, plan, how, 0, distributed_job._foldable_depth(plan, 0, depth) and depth)
+        else:
+            try:
+                job._recorded(config, plan, how, depth)
+            except InputError:
+                raise
+            except Exception:
+                if depth is None:
+                    raise
+                made.clear()
+                job._recorded(config, plan, how, None)
+    finally:
+        job.Recorder = Watching.__bases__[0]  # type: ignore[misc]
+    kept: dict[str, dict[str, Any]] = {}
+    for each in made:
+        row = each.pop("row")
+        if row.bytes != _elements(each["shape"]) * _width(each["dtype"]):
+            continue
+        each |= {"bytes": row.bytes, "module": row.path or row.owner, "component": row.component.value}
+        key = json.dumps([each["shape"], each["dtype"], each["op"], each["instant"], each["frames"][-1:]])
+        kept.setdefault(key, each)
+    step = -(-len(kept) // TENSORS) or 1
+    return {"model": model, "hub_id": _hub_id(model), "options": dict(words), "tensors": list(kept.values())[::step]}
+
+
+def _hub_id(model: str) -> str:
+    from memsheet.catalog import find_model
+
+    entry = find_model(model)
+    return str(entry["source"]).removeprefix("public config.json of ").partition(";")[0]
+
+
+def _elements(shape: list[int]) -> int:
+    total = 1
+    for axis in shape:
+        total *= axis
+    return total
+
+
+def _width(dtype: str) -> int:
+    return {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}.get(dtype, 0)
+
+
+def _stack_of(frame: FrameType | None) -> list[list[Any]]:
+    """File, line, function and code of the innermost frames, the innermost last."""
+    found: list[list[Any]] = []
+    while frame is not None and len(found) < FRAMES:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in OURS) and not file.startswith("<"):
+            name = file.partition("site-packages/")[2] or file.rpartition("/")[2]
+            code = linecache.getline(file, frame.f_lineno).strip()
+            found.append([name, frame.f_lineno, frame.f_code.co_name, code])
+        frame = frame.f_back
+    return found[::-1]
+
+
+def main(arguments: list[str]) -> None:
+    file, *rest = arguments
+    found = json.loads(Path(file).read_text()) if Path(file).exists() else []
+    for model, words in cases_of(rest[0] if rest else "mending"):
+        if any(each["model"] == model and each["options"] == words for each in found):
+            continue
+        start = time.perf_counter()
+        try:
+            case = traced_tensors(model, words)
+        except Exception as error:  # what is not traced is said, and the next one taken
+            print(f"{model} {words}: {str(error)[:160]}", flush=True)
+            continue
+        found.append(case)
+        print(f"{model} {words}: {len(case['tensors'])} tensors, {time.perf_counter() - start:.1f} s", flush=True)
+        Path(file).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
