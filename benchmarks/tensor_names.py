@@ -143,10 +143,10 @@ def taped_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterator
         record_head(stack.final_norms, spec.head, how, plan.loss, "", "lm_head"),
         record_loss(how, plan.loss, "lm_head"),
     ):
-        yield from _truths_of_tape(tape, axes, engine, model, words, end=True)
+        yield from _truths_of_tape(tape, axes, engine, model, words, end=True, vocabulary=spec.vocab)
 
 
-def _truths_of_tape(tape: Any, axes: Mapping[str, Any], engine: str, model: str, words: Mapping[str, Any], *, end: bool = False) -> Iterator[Truth]:
+def _truths_of_tape(tape: Any, axes: Mapping[str, Any], engine: str, model: str, words: Mapping[str, Any], *, end: bool = False, vocabulary: int = 0) -> Iterator[Truth]:
     from memsheet.formulas.tapes.tape import Event
 
     forward = {number for event, number in tape.forward if event is Event.ALLOC}
@@ -161,12 +161,13 @@ def _truths_of_tape(tape: Any, axes: Mapping[str, Any], engine: str, model: str,
         seen.add((sizes, entry.dtype.name, entry.path, back))
         module = entry.path.partition("/")[0]
         weight = entry.gradient or entry.weight_cast
-        kind = "weight" if weight else "logits" if end and ("v" in entry.shape or "vocab" in map(str, entry.shape)) else "activation"
-        if not weight and not end and len(sizes) >= 3 and sizes[-1] == sizes[-2] == words["seq_len"]:
+        wide = end and any(abs(size * int(words.get("tp", 1)) - vocabulary) <= 1024 for size in sizes)
+        kind = "weight" if weight or (wide and len(sizes) == 2) else "logits" if wide else "activation"
+        if not weight and len(sizes) == 4 and sizes[2] == words["seq_len"] and str(entry.shape[3]).startswith(("s", "p")):
             kind = "scores"
         yield Truth(
             engine, model, kind, entry.path, sizes, SHORT[entry.dtype.name], BACK if back else _frames_of_path(engine, entry.path, kind), words,
-            () if weight else ("lengths",),
+            () if kind == "weight" else ("lengths",),
         )  # fmt: skip
 
 
@@ -530,8 +531,10 @@ def traced_truths(case: Mapping[str, Any]) -> Iterator[Truth]:
             kind = "weight" if whole else "unit"
         elif spec.vocab in shape or spec.vocab in (shape[-1], shape[0]):
             kind = "weight" if whole and each["op"] != "aten.mm" else "logits"
-        elif len(shape) >= 3 and shape[-1] == shape[-2] == words["seq_len"]:
+        elif shape[-1] == shape[-2 if len(shape) > 1 else -1] == words["seq_len"] and (len(shape) == 4 or (len(shape) == 3 and shape[0] > words["microbatch"])):
             kind = "scores"
+        elif len(shape) == 1:
+            kind = "unit"
         if kind == "activation" and math.prod(shape) % words["seq_len"]:
             continue  # of experts' weights, or of positions
         frames = tuple(tuple(frame) for frame in each["frames"] if frame[0] != "torch/utils/_device.py")

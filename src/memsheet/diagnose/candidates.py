@@ -45,6 +45,11 @@ class Axes(NamedTuple):
         return tuple(sorted({n * batch for n in self.tokens for batch in (1, *self.batches)}))
 
     @property
+    def likely_counts(self) -> tuple[int, ...]:
+        """Those of whole micro-batches, where a text says how many sequences one has."""
+        return tuple(sorted({n * batch for n in self.tokens for batch in self.batches or (1,)}))
+
+    @property
     def shifted_counts(self) -> tuple[int, ...]:
         """The same without the last token of each sequence."""
         return tuple(sorted({(n - 1) * batch for n in self.tokens for batch in (1, *self.batches) if n > 1}))

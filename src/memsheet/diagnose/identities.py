@@ -32,10 +32,8 @@ from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 
-LEAST = 20 * MIB
-"""Smaller requests get a segment of 2 or 20 MiB, which says nothing of their own size
-(c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer).
-"""
+LEAST = 10 * MIB
+"""Smaller requests get a segment of their own size no more (c10/cuda/CUDACachingAllocator.h, kMinLargeAlloc)."""
 VOCABULARIES = (
     32_000, 50_257, 50_304, 32_768, 49_152, 100_352, 102_400, 128_256, 129_280, 131_072, 151_936, 151_646, 152_064, 151_552,
     154_880, 201_088, 202_048, 248_320, 256_000, 256_128, 262_144, 250_880, 65_024, 92_544, 200_064, 163_840, 30_522,
@@ -98,9 +96,19 @@ _HEADS = re.compile(
 )
 
 
+MOST_NAMED = 6
+"""More tensors than these are told apart by nothing that a text says."""
+SEGMENTS = (2 * MIB, 20 * MIB)
+"""What the allocator takes for smaller requests (c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer):
+says nothing of their own size.
+"""
+
+
 def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
-    """The tensor that a request is; None where nothing fits, or several do equally well."""
-    if asked.low <= LEAST + MIB // 100:
+    """The tensor that a request is, or the first of those that it may as well be; None where nothing fits, or
+    too much does.
+    """
+    if asked.high < LEAST or any(asked.low <= size <= asked.high for size in SEGMENTS):
         return None
     axes = _with_axes_of_text(known, signs.text)
     found: dict[tuple[str, str, str], Candidate] = {}
@@ -113,38 +121,27 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         key = each.term.component, each.term.path, each.term.shape
         if key not in found or each.rank > found[key].rank:
             found[key] = each
-    rank = max((each.rank for each in found.values()), default=None)
-    best = [each.term for each in found.values() if each.rank == rank]
-    if not best or rank is None:
+    founded = max((each.rank[0] for each in found.values()), default=0)
+    best = sorted(
+        (each for each in found.values() if each.rank[0] == founded), key=lambda each: -each.rank[1]
+    )
+    if not best:
         return None
-    if rank[0] < OF_SHEET:
-        return _with_equals(best[0], found.values(), rank) if len(best) == 1 else _either_of(best, rank)
-    products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
-    return _term_of_sheet(best, products[0] if len(products) == 1 and rank[1] == 2 else None)
+    if founded == OF_SHEET:
+        fits = [each.term for each in best if each.rank[1] == best[0].rank[1]]
+        products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
+        return _term_of_sheet(fits, products[0] if len(products) == 1 and best[0].rank[1] == 2 else None)
+    return _term_of_equals([each.term for each in best], founded)
 
 
-def _either_of(best: list[Term], rank: tuple[int, int]) -> Term | None:
-    """Two products of what the text names, which differ in width, as one term that is not exact."""
-    first, *others = best
-    if (
-        rank[0] < BOTH_KNOWN
-        or len(others) != 1
-        or (others[0].component, others[0].path) != (first.component, first.path)
-    ):
+def _term_of_equals(equals: list[Term], founded: int) -> Term | None:
+    """Tensors that fit and are as well founded, as one that has the others beside it."""
+    first, *others = equals
+    if not others:
+        return replace(first, exact=first.exact and founded >= BOTH_KNOWN) if first.rows is None else first
+    if founded < BOTH_KNOWN - 1 or len(equals) > MOST_NAMED:
         return None
-    shape = others[0].shape
-    return replace(first, shape=f"{first.shape} or {shape}", exact=False, words=f"{first.words}, or {shape}")
-
-
-def _with_equals(best: Term, every: Iterable[Candidate], rank: tuple[int, int]) -> Term:
-    """The same, not called exact where another is as well founded but for the allocator's pages, to which the
-    size that a message says is rounded up already.
-    """
-    others = [each.term for each in every if each.rank == (rank[0], 1) and rank[1] == 2]
-    if not others or len(others) > 2:
-        return replace(best, exact=best.exact and not others)
-    told = " or ".join(each.shape for each in others)
-    return replace(best, exact=False, words=f"{best.words}, or {told}, which rounds up to it")
+    return replace(first, exact=False, others=tuple(replace(each, exact=False) for each in others))
 
 
 def _buffer_terms(asked: Interval, signs: Signs) -> Iterator[Candidate]:

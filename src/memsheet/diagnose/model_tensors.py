@@ -16,7 +16,18 @@ from memsheet.catalog import find_model
 from memsheet.diagnose.named_models import named_entries
 from memsheet.errors import InputError
 from memsheet.exchange.formats.megatron.described import described_stack
-from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    LatentAttention,
+    LinearAttention,
+    Mixer,
+    ModelSpec,
+    Moe,
+    Role,
+    StateSpace,
+    Weight,
+)
 from memsheet.readers.megatron_sizes import read_megatron_sizes
 from memsheet.readers.model import read_model
 
@@ -185,14 +196,27 @@ def widths_of_models(text: str, *, fused: bool = False) -> tuple[Shape, ...]:
     the input and output of each matrix, and of its experts, to which a token goes several times. ``fused``:
     and of those that servers keep as one.
     """
-    shapes: dict[tuple[int, ...], Shape] = {}
-    for spec in named_specs(text):
-        decoders = tuple(stack for stack in spec.stacks if stack.role == "decoder")
-        for stack in decoders or spec.stacks:
-            for block in (block for run in stack.runs for block in run.pattern):
-                for shape in (*_widths_of_block(block), *_fused_widths(block, fused=fused)):
-                    shapes.setdefault(shape.axes, shape)
-    return tuple(shapes.values())
+    blocks = dict.fromkeys(
+        block
+        for spec in named_specs(text)
+        for stack in (tuple(each for each in spec.stacks if each.role == "decoder") or spec.stacks)
+        for run in stack.runs
+        for block in run.pattern
+    )
+    return _alike(
+        shape for block in blocks for shape in (*_widths_of_block(block), *_fused_widths(block, fused=fused))
+    )
+
+
+def _alike(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
+    """Each number of elements once, called what all of its like are called; the widest cut first."""
+    names: dict[tuple[int, bool], dict[str, Shape]] = {}
+    for shape in shapes:
+        names.setdefault((shape.elements, shape.cut is None), {}).setdefault(shape.words, shape)
+    return tuple(
+        next(iter(alike.values()))._replace(words=" or ".join(list(alike)[:MOST_NAMES]))
+        for alike in names.values()
+    )
 
 
 def _fused_widths(block: Block, *, fused: bool) -> Iterator[Shape]:
@@ -218,21 +242,60 @@ def _widths_of_block(block: Block) -> Iterator[Shape]:
             name = weight.path.removesuffix(".weight")
             yield Shape((rows,), f"what {name} makes", 0 if cut == 0 else None)
             yield Shape((columns,), f"what {name} reads", 0 if cut == 1 else None)
+    for mixer in block.mixers:
+        yield from _widths_of_mixer(mixer)
+
+
+def _widths_of_mixer(mixer: Mixer) -> Iterator[Shape]:
+    """What attention makes of the heads of a token, of which positions turn all elements or some, by halves;
+    and what a scan makes of its channels and states.
+    """
+    if isinstance(mixer, Attention):
+        for heads, words in ((mixer.heads, "queries"), (mixer.kv_heads, "keys")):
+            yield Shape((heads, mixer.head_dim), f"{words} of all heads", 0)
+            if turned := mixer.rotary_dim:
+                yield Shape((heads, turned // 2), f"half of what positions turn of {words}", 0)
+            if 0 < turned < mixer.head_dim:
+                yield Shape((heads, turned), f"what positions turn of {words}", 0)
+                yield Shape((heads, mixer.head_dim - turned), f"what positions leave of {words}", 0)
+    elif isinstance(mixer, LatentAttention):
+        turned, plain, valued = mixer.qk_rope_head_dim, mixer.qk_nope_head_dim, mixer.v_head_dim
+        for size, words in (
+            (plain + turned, "queries or keys of all heads"),
+            (plain, "what positions leave of queries or keys"),
+            (valued, "values of all heads"),
+            (plain + valued, "keys and values of all heads"),
+            (turned, "what positions turn of queries"),
+            (turned // 2, "half of what positions turn of queries"),
+        ):
+            yield Shape((mixer.heads, size), words, 0)
+    elif isinstance(mixer, StateSpace):
+        yield Shape((mixer.inner,), "channels of a scan", 0)
+        yield Shape((mixer.inner + 2 * mixer.groups * mixer.state,), "what a scan's convolution makes", 0)
+        yield Shape((mixer.heads or mixer.inner, mixer.state), "states of a scan", 0)
+        if mixer.chunk and mixer.heads:
+            yield Shape((mixer.heads, mixer.chunk), "what a chunk's tokens are to one another in a scan", 0)
+    elif isinstance(mixer, LinearAttention):
+        keys = mixer.key_heads * mixer.key_head_dim
+        yield Shape(
+            (2 * keys + mixer.value_heads * mixer.value_head_dim,), "what a scan's convolution makes", 0
+        )
+        yield Shape((mixer.value_heads, mixer.value_head_dim), "values of a scan", 0)
+        yield Shape((mixer.value_heads, mixer.key_head_dim), "queries or keys of a scan, for each value", 0)
+        yield Shape((mixer.key_heads, mixer.key_head_dim), "queries or keys of a scan", 0)
 
 
 @lru_cache(maxsize=8)
 def widths_of_towers(text: str) -> tuple[Shape, ...]:
     """Elements of a patch in what the layers of a model's eyes make, and in the pixels that they read."""
-    shapes: dict[tuple[int, ...], Shape] = {}
+    shapes: list[Shape] = []
     for tower in (tower for spec in named_specs(text) for tower in spec.towers):
         for weight in tower.embeddings:
             if len(weight.shape) > 2:
-                axes = (math.prod(weight.shape[1:]),)
-                shapes.setdefault(axes, Shape(axes, "pixels"))
+                shapes.append(Shape((math.prod(weight.shape[1:]),), "pixels"))
         for block in (block for run in tower.stack.runs for block in run.pattern):
-            for shape in _widths_of_block(block):
-                shapes.setdefault(shape.axes, shape)
-    return tuple(shapes.values())
+            shapes.extend(_widths_of_block(block))
+    return _alike(shapes)
 
 
 def heads_of_towers(text: str) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from memsheet.diagnose.candidates import (
     Axes,
     Candidate,
     fit_of,
-    fits_by_chance,
 )
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
@@ -33,7 +32,16 @@ from memsheet.diagnose.model_tensors import (
     widths_of_towers,
 )
 from memsheet.diagnose.named_models import fixed_lengths, printed_weights
-from memsheet.diagnose.signs import BACKWARD, LOGITS, REDUCED, SERVERS, STEP_SIZES, Frame, Signs
+from memsheet.diagnose.signs import (
+    BACKWARD,
+    LOGITS,
+    REDUCED,
+    SCORES,
+    SERVERS,
+    STEP_SIZES,
+    Frame,
+    Signs,
+)
 
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""
@@ -44,6 +52,11 @@ GRADIENT = Frame("gradients", "head", "the output projection's gradient, which s
 """linkedin/Liger-Kernel v0.6.2, src/liger_kernel/ops/fused_linear_cross_entropy.py."""
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")
 LAYER = Frame("saved_activations", "model", "a layer")
+WEIGHT = Frame("parameters", "model", "a weight, a copy or its gradient")
+_MADE_OF_TOKENS = re.compile(
+    r"hidden_states|(?:query|key|value)s?(?:_states)?\b|residual|attn_|\b[qkvx]\b|activation|logits|cache13|intermediate_cache"
+)
+"""What a line of code calls what is made of tokens."""
 HALVES = "or in 16 bits of twice as many (how many sequences there are is not said)"
 _DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
 """Bits in which weights are loaded, where a text says it."""
@@ -93,18 +106,7 @@ def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate
             *_reduced_buckets(signs),
         ],
     )
-    made = [
-        each
-        for each in _layer_activations(signs, axes)
-        if each.size // 2 <= asked.high and asked.low <= 2 * each.size
-    ]
-    if signs.frame is None:  # which may as well be a copy of a weight that is as large
-        matrices = weights_of_models(signs.text, fused=False)
-        widths = WIDTHS[1:] if IN_16_BITS.search(signs.text) else WIDTHS
-        weights = {shape.elements * width for shape in matrices for width, _ in widths}
-        made = [each for each in made if each.size not in weights]
-    if made and not fits_by_chance(asked, -(-len({each.size for each in made}) // 2)):
-        yield from _fitting_terms(asked, made)
+    yield from _fitting_terms(asked, list(_layer_activations(signs, axes)))
 
 
 def _fitting_terms(asked: Interval, tensors: list[Sized]) -> Iterator[Candidate]:
@@ -152,6 +154,8 @@ def _whole_weights(signs: Signs) -> Iterator[Sized]:
 
 def _frame_of_weights(signs: Signs) -> Frame | None:
     frame = signs.frame
+    if frame is None:
+        return None if _MADE_OF_TOKENS.search(signs.code) else WEIGHT
     if frame is LOGITS:
         return GRADIENT if FUSED_LOSS.search(signs.text) else None
     if frame is BACKWARD:
@@ -161,8 +165,8 @@ def _frame_of_weights(signs: Signs) -> Frame | None:
 
 def _joined_weights(signs: Signs) -> Iterator[Sized]:
     """Many weights as one tensor, whole or a rank's share."""
-    frame = signs.frame
-    if frame is None or frame.component not in FLAT:
+    frame = signs.frame or (WEIGHT if _SHARDS.search(signs.text) and _frame_of_weights(signs) else None)
+    if frame is None or (frame is not WEIGHT and frame.component not in FLAT):
         return
     cut = cut_in_text(signs.text)
     units = {each.elements: each.words for each in units_of_models(signs.text)}
@@ -181,6 +185,8 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
                 )  # fmt: skip
 
 
+_SHARDS = re.compile(r"fsdp|FSDP|deepspeed|zero_|[_-]zero|megatron|distributed[_-]optimizer|data_parallel_shard")
+"""Words of what keeps or gathers many weights as one."""
 _BUCKET = re.compile(
     r"\b(?:reduce|allgather|prefetch)_bucket_size[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d{1,12}(?:\.\d{1,3})?(?:e\+?\d{1,2})?)\b"
@@ -203,38 +209,57 @@ def _reduced_buckets(signs: Signs) -> Iterator[Sized]:
         )  # fmt: skip
 
 
+_OF_SEQUENCES = re.compile(r"sequence[_-]parallel(?![_-]?size)")
+"""What cuts the tokens of what no rank cuts otherwise."""
+USUAL_TOKENS = tuple(2**power for power in range(10, 18))
+"""Tokens that micro-batches usually have, where a text says none."""
+
+
 def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
-    """What a layer makes of the tokens that a text names; of equal products that of the most tokens, as a
-    length is given with its batch.
+    """What a layer makes of the tokens that a text names, as a tensor or its gradient; less likely of one
+    sequence where several are said to be a micro-batch, and where something else is said to have asked.
     """
     frame = signs.frame
-    if frame is not None and frame is not BACKWARD and frame.component != "saved_activations":
+    if frame is not None and frame.component not in ("saved_activations", "temporaries"):
         return
-    told = frame if frame is not None and frame is not BACKWARD else LAYER
-    widths = WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
-    rank = BOTH_KNOWN if told is frame else BOTH_KNOWN - 1
-    found: dict[tuple[str, int], Sized] = {}
-    whole = widths_of_models(signs.text, fused=signs.program in (*SERVERS, "Megatron-LM"))
-    of_ranks = tuple(_of_rank(whole, cut_in_text(signs.text)))
-    of_tokens = [(of_token, count) for of_token in of_ranks for count in axes.counts]
-    of_patches = [
-        (each, count) for each in widths_of_towers(signs.text) for count in patches_in_text(signs.text)
-    ]
-    positions = {places * batch for _, places in fixed_lengths(signs.text) for batch in (1, *axes.batches)}
-    of_positions = [(of_token, count) for of_token in of_ranks for count in sorted(positions)]
-    made_of_units = (("tokens", of_tokens), ("patches", of_patches), ("positions", of_positions))
-    for unit, made_of in made_of_units:
-        for of_token, count in made_of:
-            product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
-            for width, dtype in widths:
-                sure = unit != "tokens" or width != 4 or bool(axes.batches or RAISED.search(signs.code))
-                either = "" if sure else f", {HALVES}"
-                made = Sized(
-                    told.component, told.path, (count, *of_token.axes), width, dtype,
-                    f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes{either}", rank, sure,
-                )  # fmt: skip
-                found[of_token.words, made.size] = made
+    if frame is not None and frame.path in ("sampler", "prompt_logprobs", "optimizer/step"):
+        return
+    told = frame if frame is not None and frame.component == "saved_activations" and frame is not SCORES else LAYER
+    rank = BOTH_KNOWN if frame in (None, BACKWARD, told) else BOTH_KNOWN - 1
+    widths = WIDTHS[:1] if RAISED.search(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
+    found: dict[tuple[str, int, int], Sized] = {}
+    for of_token, count, unit, likely in _made_of_units(signs, axes):
+        product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
+        for width, dtype in widths:
+            sure = unit != "tokens" or width != 4 or bool(axes.batches or RAISED.search(signs.code))
+            either = "" if sure else f", {HALVES}"
+            made = Sized(
+                told.component, told.path, (count, *of_token.axes), width, dtype,
+                f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes{either}", rank - (not likely), sure,
+            )  # fmt: skip
+            found.setdefault((of_token.words, made.size, made.rank), made)
     yield from found.values()
+
+
+def _made_of_units(signs: Signs, axes: Axes) -> Iterator[tuple[Shape, int, str, bool]]:
+    """What is made of one unit, how many units there are, what they are, and whether a text says so."""
+    cut = cut_in_text(signs.text)
+    whole = widths_of_models(signs.text, fused=signs.program in (*SERVERS, "Megatron-LM"))
+    likely = axes.likely_counts
+    counts = {count: count in likely for count in sorted(axes.counts, reverse=True)}
+    if not counts and signs.program not in SERVERS:
+        counts = dict.fromkeys(USUAL_TOKENS, True)
+    spread = cut > 1 and (signs.program == "Megatron-LM" or _OF_SEQUENCES.search(signs.text))
+    for of_token in _of_rank(whole, cut):
+        for count, said in counts.items():
+            yield of_token, count, "tokens", said
+            if spread and count % cut == 0:
+                yield of_token, count // cut, "tokens", said
+    for of_token, count in itertools.product(widths_of_towers(signs.text), patches_in_text(signs.text)):
+        yield of_token, count, "patches", True
+    positions = {places * batch for _, places in fixed_lengths(signs.text) for batch in (1, *axes.batches)}
+    for of_token, count in itertools.product(_of_rank(whole, cut), sorted(positions)):
+        yield of_token, count, "positions", True
 
 
 _CONVOLVES = re.compile(
