@@ -34,6 +34,7 @@ from memsheet.formulas.model_code import engine_for, model_code
 from memsheet.formulas.recordings import record_block, record_head, record_loss
 from memsheet.frozen import replace
 from memsheet.plan.model import LatentAttention, ModelSpec, Moe, Role, Weight
+from memsheet.readers.model import read_model
 from memsheet.units import GIB, MIB
 
 PAGE, LEAST = 2 * MIB, 16 * MIB
@@ -74,6 +75,11 @@ def printed_size(size: int) -> str:
     """A request as torch prints it (c10/cuda/CUDACachingAllocator.cpp, format_size)."""
     pages = -(-size // PAGE) * PAGE
     return f"{pages / GIB:.2f} GiB" if pages >= GIB else f"{pages / MIB:.2f} MiB"
+
+
+def is_told_apart(size: int) -> bool:
+    """Whether a message says a request's own size: smaller ones are made 20 MiB."""
+    return size >= LEAST and -(-size // PAGE) * PAGE != 20 * MIB
 
 
 # ---- truths of a training step -------------------------------------------------------------------------------
@@ -149,6 +155,7 @@ def taped_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterator
 def _truths_of_tape(tape: Any, axes: Mapping[str, Any], engine: str, model: str, words: Mapping[str, Any], *, end: bool = False, vocabulary: int = 0) -> Iterator[Truth]:
     from memsheet.formulas.tapes.tape import Event
 
+    weights = weights_of_model(model)
     forward = {number for event, number in tape.forward if event is Event.ALLOC}
     seen = set()
     for number, entry in enumerate(tape.entries):
@@ -161,6 +168,7 @@ def _truths_of_tape(tape: Any, axes: Mapping[str, Any], engine: str, model: str,
         seen.add((sizes, entry.dtype.name, entry.path, back))
         module = entry.path.partition("/")[0]
         weight = entry.gradient or entry.weight_cast
+        weight = weight or (len(sizes) == 2 and tuple(sorted(sizes)) in weights)
         wide = end and any(abs(size * int(words.get("tp", 1)) - vocabulary) <= 1024 for size in sizes)
         kind = "weight" if weight or (wide and len(sizes) == 2) else "logits" if wide else "activation"
         if not weight and len(sizes) == 4 and sizes[2] == words["seq_len"] and str(entry.shape[3]).startswith(("s", "p")):
@@ -169,6 +177,13 @@ def _truths_of_tape(tape: Any, axes: Mapping[str, Any], engine: str, model: str,
             engine, model, kind, entry.path, sizes, SHORT[entry.dtype.name], BACK if back else _frames_of_path(engine, entry.path, kind), words,
             () if kind == "weight" else ("lengths",),
         )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def weights_of_model(model: str) -> frozenset[tuple[int, ...]]:
+    entry = find_model(model)
+    spec = read_model(dict(entry["config"]), catalog=find_model) if entry else None
+    return frozenset(tuple(sorted(w.shape)) for w in _weights_of(spec)) if spec else frozenset()
 
 
 def _frames_of_path(engine: str, path: str, kind: str) -> tuple[Frame, ...]:
@@ -238,7 +253,7 @@ def state_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterator
     spec, ranks = answer.model, _world(words)
     if spec.towers:
         return
-    whole, said = _all_elements(spec), ("ranks",)
+    whole, said = _all_elements(spec) + sum(w.elements for w in spec.extras if w.role is not Role.BUFFER), ("ranks",)
 
     def made(kind: str, part: str, shape: tuple[int, ...], dtype: str, *frames: Frame, said: tuple[str, ...] = ()) -> Truth:
         return Truth(engine, model, kind, part, shape, dtype, frames, words, said)
@@ -302,8 +317,6 @@ def served_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterato
     entry = find_model(model)
     if entry is None:
         return
-    from memsheet.readers.model import read_model
-
     spec = read_model(dict(entry["config"]), catalog=find_model)
     if spec.head.kind != "causal_lm":
         return
@@ -462,7 +475,7 @@ def named_tensors(term: Term | None) -> list[tuple[Term, tuple[int, ...], str]]:
 
 
 def kinds_of_term(term: Term) -> tuple[str, ...]:
-    if "scores" in term.path:
+    if "scores" in term.path or "mask" in term.path:
         return ("scores",)
     if "logits" in term.words or term.path.partition("/")[0] in ("loss", "sampler", "prompt_logprobs"):
         return ("logits",)
@@ -473,7 +486,7 @@ def kinds_of_term(term: Term) -> tuple[str, ...]:
     return ("activation",)
 
 
-def outcome_of(truth: Truth, term: Term | None, kind: str) -> str:
+def outcome_of(truth: Truth, term: Term | None, kind: str, text: str) -> str:
     """One of ``OUTCOMES``."""
     named = named_tensors(term)
     right = [
@@ -485,6 +498,8 @@ def outcome_of(truth: Truth, term: Term | None, kind: str) -> str:
     if named:
         return "wrong as certain" if term is not None and term.exact else "wrong"
     told = kind.startswith("full") or (kind.startswith("name") and not truth.said)
+    if "ranks" in truth.said and not re.search(rf"(?<!\d){_world(truth.options)}(?!\d)", text.partition("Traceback")[0]):
+        told = False
     return "unnamed" if told else "untold"
 
 
@@ -499,27 +514,25 @@ def truths_of(which: str, draw: random.Random, traced: Path | None) -> Iterator[
             asked = {**words, "seq_len": draw.choice(LENGTHS[which]), "microbatch": draw.choice(BATCHES[which])}
             if model.startswith(("bert", "roberta", "gpt2", "pythia")):
                 asked["seq_len"] = 512
-            found = [t for t in (*taped_tensors(engine, model, asked), *state_tensors(engine, model, asked)) if t.size >= LEAST]
+            found = [t for t in (*taped_tensors(engine, model, asked), *state_tensors(engine, model, asked)) if is_told_apart(t.size)]
             yield from draw.sample(found, min(3, len(found)))
         for engine, words in SERVED:
             asked = {**words, "tokens": draw.choice(STEP_TOKENS[which]), "sequences": draw.choice(SEQUENCES[which]), "cached": draw.randrange(2000, 40000) * 16, "gpus": f"{words['tp']}x"}
-            found = [t for t in served_tensors(engine, model, asked) if t.size >= LEAST]
+            found = [t for t in served_tensors(engine, model, asked) if is_told_apart(t.size)]
             yield from draw.sample(found, min(3, len(found)))
     if traced is not None:
         for case in json.loads(traced.read_text()):
-            found = [t for t in traced_truths(case) if t.size >= LEAST]
+            found = [t for t in traced_truths(case) if is_told_apart(t.size)]
             yield from draw.sample(found, min(8, len(found)))
 
 
 def traced_truths(case: Mapping[str, Any]) -> Iterator[Truth]:
     """Those of a trace, with what kind each is."""
     words, entry = case["options"], find_model(case["model"])
-    from memsheet.readers.model import read_model
-
     spec = read_model(dict(entry["config"]), catalog=find_model) if entry else None
     assert spec is not None
     engine = f"{words.get('engine', 'transformers')}, traced"
-    weights = {tuple(sorted(w.shape)) for w in _weights_of(spec)}
+    weights = weights_of_model(case["model"])
     tokens = words["seq_len"] * words["microbatch"]
     for each in case["tensors"]:
         shape, dtype = tuple(each["shape"]), each["dtype"]
@@ -527,7 +540,7 @@ def traced_truths(case: Mapping[str, Any]) -> Iterator[Truth]:
             continue
         whole = tuple(sorted(shape)) in weights
         kind = "activation"
-        if each["component"] in WEIGHTS or each["instant"] in ("load", "optimizer_step") or (whole and len(shape) == 2 and each["op"] == "aten._to_copy" and tokens not in shape):
+        if each["component"] in WEIGHTS or each["instant"] in ("load", "optimizer_step") or (whole and len(shape) == 2 and each["op"] in ("aten._to_copy", "aten.empty", "aten.mm", "aten.t") and tokens not in shape):
             kind = "weight" if whole else "unit"
         elif spec.vocab in shape or spec.vocab in (shape[-1], shape[0]):
             kind = "weight" if whole and each["op"] != "aten.mm" else "logits"
@@ -560,7 +573,7 @@ def judged_cases(which: str, seed: int, traced: Path | None = None, share: float
         text = text_of(truth, which, kind, draw)
         if draw.random() <= share:
             term = diagnose_texts({"log": text}).term
-            yield Judged(truth, kind, text, term, outcome_of(truth, term, kind))
+            yield Judged(truth, kind, text, term, outcome_of(truth, term, kind, text))
 
 
 def rate_table(found: list[Judged], key: Callable[[Judged], str]) -> Iterator[str]:

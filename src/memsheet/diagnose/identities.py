@@ -26,7 +26,7 @@ from memsheet.diagnose.candidates import (
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import cut_in_text, heads_of_towers, patches_in_text
-from memsheet.diagnose.model_terms import model_terms
+from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes
 from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
 from memsheet.frozen import replace
@@ -138,7 +138,7 @@ def _term_of_equals(equals: list[Term], founded: int) -> Term | None:
     """Tensors that fit and are as well founded, as one that has the others beside it."""
     first, *others = equals
     if not others:
-        return replace(first, exact=first.exact and founded >= BOTH_KNOWN) if first.rows is None else first
+        return first
     if founded < BOTH_KNOWN - 1 or len(equals) > MOST_NAMED:
         return None
     return replace(first, exact=False, others=tuple(replace(each, exact=False) for each in others))
@@ -291,7 +291,7 @@ def _logits_terms(
     """
     frame = signs.frame
     if shares != (1,):
-        yield from _split_logits_terms(asked, axes, shares, WIDTHS[:1] if widths is WIDTHS else widths)
+        yield from _split_logits_terms(asked, axes, shares, widths)
         return
     path = frame.path if frame and frame.component == LOGITS.component else "loss"
     named = set(axes.vocabularies)
@@ -302,14 +302,16 @@ def _logits_terms(
     tokens |= set(axes.shifted_counts) if _SHIFTED.search(signs.text) else set()
     if _AS_MADE.search(signs.code) and _ONE_MORE.search(signs.text):
         tokens = set(axes.lengthened_counts)
-    common = set() if fits_by_chance(asked, len(unnamed)) else POWERS
+    likely = {count for count in tokens if count in axes.likely_counts or count not in axes.counts}
+    common = set() if not at_loss or fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss:
+        likely |= set() if tokens else set(USUAL_TOKENS)
         by_chance = named or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
         unnamed = [] if by_chance else [each for each in unnamed if each not in POWERS]  # any width is 2^n
     for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in widths:
             for count in sorted(tokens | (POWERS if vocabulary in named else common)):
-                known = (vocabulary in named) * 2 + (count in tokens)
+                known = (vocabulary in named) * 2 + (count in likely)
                 if width != 4 and at_loss and count not in tokens:
                     continue  # a loss and a sampler raise what they read to fp32
                 if fit := fit_of(asked, count * vocabulary * width):
@@ -361,7 +363,7 @@ def _split_logits_terms(
         rows = vocabulary // share
         if vocabulary % share == 0 and (fit := fit_of(asked, count * rows * size)):
             split = f", one of {share} ranks' share," if share > 1 else ""
-            named = (vocabulary in axes.vocabularies) + (len(shares) == 1)
+            named = (vocabulary in axes.vocabularies) + (len(shares) == 1 and count in axes.likely_counts)
             yield Candidate((2 + named, fit), Term(
                 component=LOGITS.component, path=LOGITS.path, shape=f"[{count}, {rows}] {dtype}", exact=True,
                 words=f"{dtype} logits of {count:,} tokens × {rows:,} words{split} × {size} bytes",
@@ -375,33 +377,39 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
     cut = cut_in_text(signs.text)
     shares = [heads // cut for heads in axes.heads if cut > 1 and heads % cut == 0]
     heads_of_rank = tuple(dict.fromkeys((*axes.heads, *shares)))
-    batches = tuple(dict.fromkeys((1, *axes.batches)))
-    sizes = [
-        (batch, heads, length) for length in axes.lengths for heads in heads_of_rank for batch in batches
-    ]
-    sizes += [
-        (1, heads, count) for heads in heads_of_towers(signs.text) for count in patches_in_text(signs.text)
-    ]
-    sizes += [
-        (batch, heads, positions) for heads, positions in fixed_lengths(signs.text) for batch in batches
-    ]
-    sizes += [(batch, 1, tokens) for tokens in _latents_of_pictures(signs) for batch in batches]
-    named = dict.fromkeys(sizes, BOTH_KNOWN)
+    batches = tuple(dict.fromkeys((*axes.batches, 1)))
+    sizes = {
+        (batch, heads, length): BOTH_KNOWN - (bool(axes.batches) and batch not in axes.batches)
+        for length in axes.lengths for heads in (*heads_of_rank, MASK) for batch in batches
+    }  # fmt: skip
+    sizes |= {
+        (1, heads, count): BOTH_KNOWN for heads in heads_of_towers(signs.text) for count in patches_in_text(signs.text)
+    }  # fmt: skip
+    sizes |= {
+        (batch, heads, positions): BOTH_KNOWN for heads, positions in fixed_lengths(signs.text) for batch in batches
+    }  # fmt: skip
+    sizes |= {(batch, 1, tokens): BOTH_KNOWN for tokens in _latents_of_pictures(signs) for batch in batches}
     if signs.frame is SCORES and not axes.lengths:
         common = [
             (batch, heads, length)
             for length in sorted(POWERS) for heads in heads_of_rank for batch in axes.batches
         ]  # fmt: skip
         by_chance = fits_by_chance(asked, 2 * len(axes.batches) * len(heads_of_rank))
-        named = {**dict.fromkeys([] if by_chance else common, BOTH_KNOWN - 1), **named}
-    for (batch, heads, length), rank in named.items():
-        for width, dtype in _widths_of_scores(signs):
-            if fit := fit_of(asked, batch * heads * length * length * width):
-                words = f"{dtype} attention scores of {batch} × {heads} heads × {length:,}² × {width} bytes"
-                yield Candidate((rank, fit), Term(
-                    component="saved_activations", path=SCORES.path, exact=True, words=words,
-                    shape=f"[{batch}, {heads}, {length}, {length}] {dtype}",
+        sizes = {**dict.fromkeys([] if by_chance else common, BOTH_KNOWN - 1), **sizes}
+    for (batch, heads, length), rank in sizes.items():
+        for more, (width, dtype) in itertools.product((0, 1), _widths_of_scores(signs)):
+            if fit := fit_of(asked, batch * max(heads, 1) * length * (length + more) * width):
+                counted = f"{batch} × {heads} heads" if heads else f"{batch}"
+                words = f"{dtype} {'attention scores' if heads else 'a mask of attention'} of {counted} × {length:,}²"
+                words += f" and a sink × {width} bytes" if more else f" × {width} bytes"
+                yield Candidate((rank - more, fit), Term(
+                    component="saved_activations", path=SCORES.path if heads else "attention/mask", exact=True, words=words,
+                    shape=f"[{batch}, {max(heads, 1)}, {length}, {length + more}] {dtype}",
                 ))  # fmt: skip
+
+
+MASK = 0
+"""In place of heads: what all of them have in common."""
 
 
 def _widths_of_scores(signs: Signs) -> Widths:

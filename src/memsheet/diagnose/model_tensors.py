@@ -62,6 +62,8 @@ class Shape(NamedTuple):
     axes: tuple[int, ...]
     words: str
     cut: int | None = None
+    padding: int = 0
+    """Positions that each sequence has more than tokens."""
 
     def share(self, ranks: int) -> tuple[int, ...] | None:
         """Axes of one rank's share; None where it is not cut evenly."""
@@ -210,9 +212,11 @@ def widths_of_models(text: str, *, fused: bool = False) -> tuple[Shape, ...]:
 
 def _alike(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
     """Each number of elements once, called what all of its like are called; the widest cut first."""
-    names: dict[tuple[int, bool], dict[str, Shape]] = {}
+    names: dict[tuple[int, bool, int], dict[str, Shape]] = {}
     for shape in shapes:
-        names.setdefault((shape.elements, shape.cut is None), {}).setdefault(shape.words, shape)
+        names.setdefault((shape.elements, shape.cut is None, shape.padding), {}).setdefault(
+            shape.words, shape
+        )
     return tuple(
         next(iter(alike.values()))._replace(words=" or ".join(list(alike)[:MOST_NAMES]))
         for alike in names.values()
@@ -271,15 +275,17 @@ def _widths_of_mixer(mixer: Mixer) -> Iterator[Shape]:
             yield Shape((mixer.heads, size), words, 0)
     elif isinstance(mixer, StateSpace):
         yield Shape((mixer.inner,), "channels of a scan", 0)
-        yield Shape((mixer.inner + 2 * mixer.groups * mixer.state,), "what a scan's convolution makes", 0)
+        width = mixer.inner + 2 * mixer.groups * mixer.state
+        yield Shape((width,), "what a scan's convolution makes", 0, mixer.conv_kernel - 1)
+        yield Shape((width,), "what a scan's convolution makes", 0)
         yield Shape((mixer.heads or mixer.inner, mixer.state), "states of a scan", 0)
         if mixer.chunk and mixer.heads:
             yield Shape((mixer.heads, mixer.chunk), "what a chunk's tokens are to one another in a scan", 0)
     elif isinstance(mixer, LinearAttention):
         keys = mixer.key_heads * mixer.key_head_dim
-        yield Shape(
-            (2 * keys + mixer.value_heads * mixer.value_head_dim,), "what a scan's convolution makes", 0
-        )
+        width = 2 * keys + mixer.value_heads * mixer.value_head_dim
+        yield Shape((width,), "what a scan's convolution makes", 0)
+        yield Shape((width,), "what a scan's convolution makes", 0, mixer.conv_elements // width)
         yield Shape((mixer.value_heads, mixer.value_head_dim), "values of a scan", 0)
         yield Shape((mixer.value_heads, mixer.key_head_dim), "queries or keys of a scan, for each value", 0)
         yield Shape((mixer.key_heads, mixer.key_head_dim), "queries or keys of a scan", 0)

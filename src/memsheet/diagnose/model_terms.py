@@ -53,6 +53,7 @@ GRADIENT = Frame("gradients", "head", "the output projection's gradient, which s
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")
 LAYER = Frame("saved_activations", "model", "a layer")
 WEIGHT = Frame("parameters", "model", "a weight, a copy or its gradient")
+CACHE = Frame("kv_cache", "model", "the KV cache")
 _MADE_OF_TOKENS = re.compile(
     r"hidden_states|(?:query|key|value)s?(?:_states)?\b|residual|attn_|\b[qkvx]\b|activation|logits|cache13|intermediate_cache"
 )
@@ -123,33 +124,54 @@ def _whole_weights(signs: Signs) -> Iterator[Sized]:
     frame = _frame_of_weights(signs)
     if frame is None:
         return
-    fused = signs.program in SERVERS
+    serves = signs.program in SERVERS
+    fused = serves or not (signs.program or signs.code)
     halves = frame.component not in ("optimizer_states", "master_weights") and set(
         _DTYPE.findall(signs.text)
     ) == {"16"}
     shapes = {axes: Shape(axes, words, 0) for words, axes in printed_weights(signs.text, fused=fused)}
     shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused)}
+    if fused:
+        shapes |= {each.axes: each for each in map(_padded_rows, shapes.values())}
     cut = cut_in_text(signs.text)
     by_expert = bool(_BY_EXPERT.search(signs.text))
     for shape in shapes.values():
         whole = shape._replace(
             cut=0 if len(shape.axes) > 2 and (by_expert or shape.cut is None) else shape.cut or 0
         )
-        for parts in (
-            (1, cut) if cut > 1 else (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,)
-        ):
-            if (axes := whole.share(parts)) is None:
-                continue
-            share, product = (
-                f" of {parts} ranks" if parts > 1 else "",
-                " × ".join(f"{axis:,}" for axis in axes),
-            )
-            for width, dtype in WIDTHS[1:] if fused or halves else WIDTHS:
-                yield Sized(
-                    frame.component, frame.path, axes, width, dtype,
-                    f"{dtype} {shape.words}{share}, {product} × {width} bytes ({frame.words})",
-                    BOTH_KNOWN if parts in (1, cut) else BOTH_KNOWN - 1,
-                )  # fmt: skip
+        usual = (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,)
+        shares = {parts: whole.share(parts) for parts in ((1, cut) if cut > 1 else usual)}
+        for parts, axes in shares.items():
+            if axes is not None:
+                sure = parts in (1, cut)
+                yield from _weight_as(frame, shape.words, axes, parts, sure=sure, halves=serves or halves)
+        for ranks in ranks_in_text(signs.text)[1:] if not serves else ():
+            rows = (-(-shape.axes[0] // ranks), *shape.axes[1:])
+            yield from _weight_as(frame, shape.words, rows, ranks, sure=True, halves=halves)
+
+
+ROWS = 64
+"""What servers make the rows of a vocabulary a multiple of (vllm/model_executor/layers/
+vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE).
+"""
+
+
+def _padded_rows(shape: Shape) -> Shape:
+    rows = -(-shape.axes[0] // ROWS) * ROWS if shape.words.startswith("embedding") else shape.axes[0]
+    return shape._replace(axes=(rows, *shape.axes[1:]))
+
+
+def _weight_as(
+    frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, halves: bool
+) -> Iterator[Sized]:
+    """A weight, or one of several ranks' share of it, in the dtypes that it may have."""
+    share = f" of {parts} ranks" if parts > 1 else ""
+    product = " × ".join(f"{axis:,}" for axis in axes)
+    for width, dtype in WIDTHS[1:] if halves else WIDTHS:
+        yield Sized(
+            frame.component, frame.path, axes, width, dtype,
+            f"{dtype} {words}{share}, {product} × {width} bytes ({frame.words})", BOTH_KNOWN if sure else BOTH_KNOWN - 1,
+        )  # fmt: skip
 
 
 def _frame_of_weights(signs: Signs) -> Frame | None:
@@ -224,6 +246,7 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
         return
     if frame is not None and frame.path in ("sampler", "prompt_logprobs", "optimizer/step"):
         return
+    unsaid = not axes.tokens and signs.program not in SERVERS
     told = frame if frame is not None and frame.component == "saved_activations" and frame is not SCORES else LAYER
     rank = BOTH_KNOWN if frame in (None, BACKWARD, told) else BOTH_KNOWN - 1
     widths = WIDTHS[:1] if RAISED.search(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
@@ -233,11 +256,12 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
         for width, dtype in widths:
             sure = unit != "tokens" or width != 4 or bool(axes.batches or RAISED.search(signs.code))
             either = "" if sure else f", {HALVES}"
+            sure = sure and not (unsaid and unit == "tokens")
             made = Sized(
                 told.component, told.path, (count, *of_token.axes), width, dtype,
                 f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes{either}", rank - (not likely), sure,
             )  # fmt: skip
-            found.setdefault((of_token.words, made.size, made.rank), made)
+            found.setdefault((of_token.words, made.size, made.width if not unsaid else 0), made)
     yield from found.values()
 
 
@@ -248,11 +272,11 @@ def _made_of_units(signs: Signs, axes: Axes) -> Iterator[tuple[Shape, int, str, 
     likely = axes.likely_counts
     counts = {count: count in likely for count in sorted(axes.counts, reverse=True)}
     if not counts and signs.program not in SERVERS:
-        counts = dict.fromkeys(USUAL_TOKENS, True)
+        counts = dict.fromkeys(reversed(USUAL_TOKENS), True)
     spread = cut > 1 and (signs.program == "Megatron-LM" or _OF_SEQUENCES.search(signs.text))
     for of_token in _of_rank(whole, cut):
         for count, said in counts.items():
-            yield of_token, count, "tokens", said
+            yield of_token, count + of_token.padding * max(1, count // max(axes.lengths or (count,))), "tokens", said
             if spread and count % cut == 0:
                 yield of_token, count // cut, "tokens", said
     for of_token, count in itertools.product(widths_of_towers(signs.text), patches_in_text(signs.text)):
@@ -312,7 +336,7 @@ def _server_caches(signs: Signs, axes: Axes) -> Iterator[Sized]:
     """Keys or values of one layer, or both, of the tokens for which a text says that there is room; a pool of
     pages has one more.
     """
-    frame = signs.frame
+    frame = signs.frame or (CACHE if signs.program in SERVERS and not signs.code else None)
     if frame is None or frame.component != "kv_cache":
         return
     said = tuple(dict.fromkeys(int(each.replace(",", "")) for each in _CACHED.findall(signs.text)))
