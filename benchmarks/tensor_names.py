@@ -44,9 +44,9 @@ smallest that are asked about.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "bool": 1, "uint8": 1, "int8": 1, "int64": 8, "int32": 4}
 SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "bool": "bool", "int64": "int64", "fp8": "uint8", "int32": "int32"}
 WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
-OUTCOMES = ("exact", "among", "unnamed", "untold", "wrong", "wrong as certain")
-"""The truth alone, or among others that are named with it; nothing though the text has its axes; nothing, and
-it has not; another tensor, and another called certain.
+OUTCOMES = ("exact", "among", "unnamed", "wrong", "wrong as certain")
+"""The truth alone, or among others that are named with it; nothing; another tensor as what it may be, and
+another called certain.
 """
 Frame = tuple[str, int, str, str]
 
@@ -168,9 +168,9 @@ def _truths_of_tape(tape: Any, axes: Mapping[str, Any], engine: str, model: str,
         seen.add((sizes, entry.dtype.name, entry.path, back))
         module = entry.path.partition("/")[0]
         weight = entry.gradient or entry.weight_cast
-        weight = weight or (len(sizes) == 2 and tuple(sorted(sizes)) in weights)
+        weight = weight and not end or (len(sizes) == 2 and tuple(sorted(sizes)) in weights)
         wide = end and any(abs(size * int(words.get("tp", 1)) - vocabulary) <= 1024 for size in sizes)
-        kind = "weight" if weight or (wide and len(sizes) == 2) else "logits" if wide else "activation"
+        kind = "weight" if weight else "logits" if wide else "activation"
         if not weight and len(sizes) == 4 and sizes[2] == words["seq_len"] and str(entry.shape[3]).startswith(("s", "p")):
             kind = "scores"
         yield Truth(
@@ -229,7 +229,7 @@ def _layer_elements(spec: ModelSpec) -> list[int]:
 
 
 def _outer_elements(spec: ModelSpec) -> int:
-    outer = sum(w.elements for w in (*spec.embeddings.weights, *(() if spec.head.tied else spec.head.weights)) if w.role is not Role.BUFFER)
+    outer = sum(w.elements for w in (*spec.embeddings.weights, *spec.head.weights) if w.role is not Role.BUFFER)
     return outer + sum(w.elements for stack in spec.stacks for norm in stack.final_norms for w in norm.weights)
 
 
@@ -291,7 +291,7 @@ def state_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterator
 
 
 def _counted(spec: ModelSpec) -> Iterator[tuple[int, Weight]]:
-    yield from ((1, w) for w in (*spec.embeddings.weights, *(() if spec.head.tied else spec.head.weights)) if w.role is not Role.BUFFER)
+    yield from ((1, w) for w in (*spec.embeddings.weights, *spec.head.weights) if w.role is not Role.BUFFER)
     for stack in spec.stacks:
         yield from ((1, w) for norm in stack.final_norms for w in norm.weights)
         for run in stack.runs:
@@ -326,7 +326,7 @@ def served_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterato
     run: Frame = ("vllm/v1/worker/gpu_worker.py", 262, "determine_available_memory", "self.model_runner.profile_run()") if engine == "vllm" else ("sglang/srt/model_executor/model_runner.py", 1670, "forward", "output = self._forward_raw(")
 
     def made(kind: str, part: str, shape: tuple[int, ...], dtype: str, *frames: Frame, said: tuple[str, ...] = ()) -> Truth:
-        return Truth(engine, model, kind, part, shape, dtype, frames, words, said)
+        return Truth(engine, model, kind, part, shape, dtype, frames, words, said or (("parts",) if tp > 1 else ()))
 
     hidden, vocab = spec.stacks[-1].hidden, spec.vocab
     rows = -(-vocab // 64) * 64 // tp
@@ -386,7 +386,8 @@ def context_of(truth: Truth, which: str, kind: str, draw: random.Random) -> str:
         said = ("model: {}", "Loading {} ...", "I'm fine-tuning {} and get:", "MODEL={}") if which == "mending" else ("base model {}", "Using model {}", "trying to run {}\n", "export MODEL_ID={}")  # fmt: skip
         return draw.choice(said).format(name)
     words = truth.options
-    template = draw.choice(TEXTS[truth.engine if truth.engine in TEXTS else "transformers"][which])
+    engine = "fsdp1" if truth.engine.startswith("fsdp") else truth.engine
+    template = draw.choice(TEXTS[engine if engine in TEXTS else "transformers"][which])
     values = {
         "name": name, "seq": words.get("seq_len", 0), "batch": words.get("microbatch", 1), "ranks": _world(words), "tp": words.get("tp", 1), "pp": words.get("pp", 1),
         "zero": words.get("zero", 0), "tokens": words.get("tokens", 0), "sequences": words.get("sequences", 0), "cached": words.get("cached", 0),
@@ -486,7 +487,7 @@ def kinds_of_term(term: Term) -> tuple[str, ...]:
     return ("activation",)
 
 
-def outcome_of(truth: Truth, term: Term | None, kind: str, text: str) -> str:
+def outcome_of(truth: Truth, term: Term | None) -> str:
     """One of ``OUTCOMES``."""
     named = named_tensors(term)
     right = [
@@ -497,10 +498,15 @@ def outcome_of(truth: Truth, term: Term | None, kind: str, text: str) -> str:
         return "exact" if len(named) == 1 else "among"
     if named:
         return "wrong as certain" if term is not None and term.exact else "wrong"
-    told = kind.startswith("full") or (kind.startswith("name") and not truth.said)
-    if "ranks" in truth.said and not re.search(rf"(?<!\d){_world(truth.options)}(?!\d)", text.partition("Traceback")[0]):
-        told = False
-    return "unnamed" if told else "untold"
+    return "unnamed"
+
+
+def is_told(truth: Truth, kind: str, text: str) -> bool:
+    """Whether a text says all that arithmetic needs to name a tensor."""
+    if not kind.startswith(("full", "name")) or (kind.startswith("name") and truth.said):
+        return False
+    ranks = rf"(?<!\d){_world(truth.options)}(?!\d)"
+    return "ranks" not in truth.said or re.search(ranks, text.partition("Traceback")[0]) is not None
 
 
 def _as_large(named: int, true: int) -> bool:
@@ -563,6 +569,7 @@ class Judged(NamedTuple):
     text: str
     term: Term | None
     outcome: str
+    told: bool
 
 
 def judged_cases(which: str, seed: int, traced: Path | None = None, share: float = 1.0) -> Iterator[Judged]:
@@ -573,19 +580,22 @@ def judged_cases(which: str, seed: int, traced: Path | None = None, share: float
         text = text_of(truth, which, kind, draw)
         if draw.random() <= share:
             term = diagnose_texts({"log": text}).term
-            yield Judged(truth, kind, text, term, outcome_of(truth, term, kind, text))
+            yield Judged(truth, kind, text, term, outcome_of(truth, term), is_told(truth, kind, text))
 
 
 def rate_table(found: list[Judged], key: Callable[[Judged], str]) -> Iterator[str]:
-    rows: dict[str, Counter[str]] = {}
+    """Outcomes of those that are told, the share that is right, and of those that are not told."""
+    groups: dict[str, list[Judged]] = {}
     for each in found:
-        rows.setdefault(key(each), Counter())[each.outcome] += 1
-    yield f"{'':28}" + "".join(f"{name:>18}" for name in (*OUTCOMES, "right of told"))
-    for name, counts in (*sorted(rows.items()), ("all", sum(rows.values(), Counter()))):
-        told = sum(counts.values()) - counts["untold"]
-        right = counts["exact"] + counts["among"]
-        share = f"{right / told:.1%} of {told}" if told else "-"
-        yield f"{name:28}" + "".join(f"{counts[each]:18}" for each in OUTCOMES) + f"{share:>18}"
+        groups.setdefault(key(each), []).append(each)
+    yield f"{'':24}" + "".join(f"{name:>18}" for name in OUTCOMES) + "  right of told | not told: right, named wrong, as certain"
+    for name, group in (*sorted(groups.items()), ("all", found)):
+        told = Counter(each.outcome for each in group if each.told)
+        other = Counter(each.outcome for each in group if not each.told)
+        right, all_told = told["exact"] + told["among"], sum(told.values())
+        share = f"{right / all_told:7.1%} of {all_told:4}" if all_told else f"{'-':>15}"
+        beside = f"{other['exact'] + other['among']}, {other['wrong']}, {other['wrong as certain']} of {sum(other.values())}"
+        yield f"{name:24}" + "".join(f"{told[each]:18}" for each in OUTCOMES) + f"{share} | {beside}"
 
 
 def main() -> None:
@@ -603,7 +613,7 @@ def main() -> None:
         for each in found:
             if each.outcome in asked.show:
                 t = each.truth
-                print(f"{each.outcome} | {t.engine} | {each.kind} | {t.model} {t.kind} {t.part} {list(t.shape)} {t.dtype} {printed_size(t.size)} | {t.options.get('seq_len')}x{t.options.get('microbatch')} | {t.frames[-1][2]}: {t.frames[-1][3][:60]} | → {each.term and (each.term.component, each.term.path, each.term.shape, each.term.exact)}")
+                print(f"{each.outcome} {'told' if each.told else 'not told'} | {t.engine} | {each.kind} | {t.model} {t.kind} {t.part} {list(t.shape)} {t.dtype} {printed_size(t.size)} | {t.options.get('seq_len')}x{t.options.get('microbatch')} | {t.frames[-1][2]}: {t.frames[-1][3][:60]} | → {each.term and (each.term.component, each.term.path, each.term.shape, each.term.exact)}")
 
 
 if __name__ == "__main__":

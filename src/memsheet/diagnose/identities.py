@@ -15,20 +15,20 @@ from memsheet.diagnose.candidates import (
     BOTH_KNOWN,
     IN_16_BITS,
     OF_SHEET,
-    RAISED,
     WIDTHS,
     Axes,
     Candidate,
     fit_of,
     fits_by_chance,
+    raises,
     rows_of,
 )
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
-from memsheet.diagnose.model_tensors import cut_in_text, heads_of_towers, patches_in_text
+from memsheet.diagnose.model_tensors import cut_in_text, has_sinks, heads_of_towers, patches_in_text
 from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes
-from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
+from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 
@@ -174,6 +174,11 @@ def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
 
 
 Widths = tuple[tuple[int, str], ...]
+CHUNKS = ("torchtitan trainer",)
+_CHUNKED = re.compile(r"ce_chunked_output_loss|[Cc]hunked(?:CrossEntropy|_?[Ll]oss|OutputLoss)|torchtune")
+"""Losses that take logits in eight pieces (pytorch/torchtune 67ab86b, modules/loss/ce_chunked_output_loss.py;
+pytorch/torchtitan b5bcd76, torchtitan/components/loss.py).
+"""
 _SHIFTED = re.compile(r"\bshift_logits\b|logits\[\.\.\., :-1, :\]")
 """What makes a copy of all but the last of each sequence's logits."""
 _ONE_MORE = re.compile(r"\blogits_to_keep\s?=\s?\w{1,40}\s?\+\s?1\b")
@@ -267,7 +272,7 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
             pairs=bool(_PAIRS.search(text)),
             widths=_widths_of_logits(signs),
         )
-    if unsaid or frame is SCORES:
+    if unsaid or frame in (SCORES, BACKWARD):
         yield from _scores_terms(asked, signs, axes)
 
 
@@ -298,6 +303,8 @@ def _logits_terms(
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler", "prompt_logprobs")
     unnamed = [each for each in VOCABULARIES if each not in named]
     tokens = set(axes.counts)
+    if signs.program in CHUNKS or _CHUNKED.search(signs.text):
+        tokens |= {count // 8 for count in axes.counts}
     tokens |= {2 * count for count in tokens} if pairs else set()
     tokens |= set(axes.shifted_counts) if _SHIFTED.search(signs.text) else set()
     if _AS_MADE.search(signs.code) and _ONE_MORE.search(signs.text):
@@ -348,7 +355,7 @@ def _widths_of_logits(signs: Signs) -> Widths:
     """Bytes of an element, where the line of code that asked says whether logits are raised to fp32 there, or
     are still what the output projection makes of weights in 16 bits.
     """
-    if RAISED.search(signs.code):
+    if raises(signs.code):
         return WIDTHS[:1]
     return WIDTHS[1:] if _AS_MADE.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
 
@@ -396,13 +403,14 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
         ]  # fmt: skip
         by_chance = fits_by_chance(asked, 2 * len(axes.batches) * len(heads_of_rank))
         sizes = {**dict.fromkeys([] if by_chance else common, BOTH_KNOWN - 1), **sizes}
+    sinks = has_sinks(signs.text)
     for (batch, heads, length), rank in sizes.items():
-        for more, (width, dtype) in itertools.product((0, 1), _widths_of_scores(signs)):
+        for more, (width, dtype) in itertools.product((0, 1) if sinks else (0,), _widths_of_scores(signs)):
             if fit := fit_of(asked, batch * max(heads, 1) * length * (length + more) * width):
                 counted = f"{batch} × {heads} heads" if heads else f"{batch}"
                 words = f"{dtype} {'attention scores' if heads else 'a mask of attention'} of {counted} × {length:,}²"
                 words += f" and a sink × {width} bytes" if more else f" × {width} bytes"
-                yield Candidate((rank - more, fit), Term(
+                yield Candidate((rank, fit), Term(
                     component="saved_activations", path=SCORES.path if heads else "attention/mask", exact=True, words=words,
                     shape=f"[{batch}, {max(heads, 1)}, {length}, {length + more}] {dtype}",
                 ))  # fmt: skip
@@ -416,7 +424,7 @@ def _widths_of_scores(signs: Signs) -> Widths:
     """Bytes of an element, where the line of code that asked says whether scores are raised there, or are
     what a product of queries and keys in 16 bits is.
     """
-    if RAISED.search(signs.code):
+    if raises(signs.code):
         return WIDTHS[:1]
     return WIDTHS[1:] if _OF_PRODUCT.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
 

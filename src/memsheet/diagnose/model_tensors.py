@@ -169,8 +169,12 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
                     shapes.setdefault(layer, "a layer's weights")
                     whole += run.count * layer
         shapes.setdefault(outer, "the weights outside of layers")
-        if not spec.towers:
-            shapes.setdefault(whole, "all weights")
+        for tower in spec.towers:
+            blocks = [(run.count, block) for run in tower.stack.runs for block in run.pattern]
+            norms = [weight for norm in tower.stack.final_norms for weight in norm.weights]
+            whole += sum(count * held_of(block.weights) for count, block in blocks)
+            whole += held_of((*tower.embeddings, *tower.projector, *norms))
+        shapes.setdefault(whole, "all weights")
     return tuple(Shape((elements,), words) for elements, words in shapes.items())
 
 
@@ -281,6 +285,9 @@ def _widths_of_mixer(mixer: Mixer) -> Iterator[Shape]:
         yield Shape((mixer.heads or mixer.inner, mixer.state), "states of a scan", 0)
         if mixer.chunk and mixer.heads:
             yield Shape((mixer.heads, mixer.chunk), "what a chunk's tokens are to one another in a scan", 0)
+            states = mixer.inner * mixer.state // mixer.chunk
+            yield Shape((states,), "states of a scan's chunks", 0)
+            yield Shape((states,), "states of a scan's chunks and those before them", 0, mixer.chunk)
     elif isinstance(mixer, LinearAttention):
         keys = mixer.key_heads * mixer.key_head_dim
         width = 2 * keys + mixer.value_heads * mixer.value_head_dim
@@ -302,6 +309,12 @@ def widths_of_towers(text: str) -> tuple[Shape, ...]:
         for block in (block for run in tower.stack.runs for block in run.pattern):
             shapes.extend(_widths_of_block(block))
     return _alike(shapes)
+
+
+def has_sinks(text: str) -> bool:
+    """Whether attention of a model that a text names has a column of scores more."""
+    mixers = (mixer for spec in named_specs(text) for mixer in spec.mixers())
+    return any(isinstance(mixer, Attention) and mixer.sinks for mixer in mixers)
 
 
 def heads_of_towers(text: str) -> tuple[int, ...]:

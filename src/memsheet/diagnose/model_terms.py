@@ -13,6 +13,7 @@ from memsheet.diagnose.candidates import (
     BOTH_KNOWN,
     IN_16_BITS,
     RAISED,
+    raises,
     WIDTHS,
     Axes,
     Candidate,
@@ -86,6 +87,8 @@ class Sized(NamedTuple):
     rank: int = BOTH_KNOWN
     sure: bool = True
     """Whether no other product of the same size is as likely."""
+    either: str = ""
+    """The other one."""
 
     @property
     def size(self) -> int:
@@ -100,7 +103,7 @@ def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate
     yield from _fitting_terms(
         asked,
         [
-            *_whole_weights(signs),
+            *_whole_weights(signs, axes),
             *_joined_weights(signs),
             *_server_caches(signs, axes),
             *_feature_maps(signs),
@@ -114,12 +117,12 @@ def _fitting_terms(asked: Interval, tensors: list[Sized]) -> Iterator[Candidate]
     for each in tensors:
         if fit := fit_of(asked, each.size):
             yield Candidate((each.rank, fit), Term(
-                component=each.component, path=each.path, shape=f"[{', '.join(map(str, each.axes))}] {each.dtype}",
+                component=each.component, path=each.path, shape=f"[{', '.join(map(str, each.axes))}] {each.dtype}{each.either}",
                 exact=fit == 2 and each.sure, words=each.words,
             ))  # fmt: skip
 
 
-def _whole_weights(signs: Signs) -> Iterator[Sized]:
+def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
     """A weight, its gradient or a state of it, whole or a share of its rows."""
     frame = _frame_of_weights(signs)
     if frame is None:
@@ -133,7 +136,7 @@ def _whole_weights(signs: Signs) -> Iterator[Sized]:
     shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused)}
     if fused:
         shapes |= {each.axes: each for each in map(_padded_rows, shapes.values())}
-    cut = cut_in_text(signs.text)
+    cut, open_tokens = cut_in_text(signs.text), frame in (WEIGHT, WEIGHT_GRADIENT) and not known.tokens
     by_expert = bool(_BY_EXPERT.search(signs.text))
     for shape in shapes.values():
         whole = shape._replace(
@@ -144,10 +147,10 @@ def _whole_weights(signs: Signs) -> Iterator[Sized]:
         for parts, axes in shares.items():
             if axes is not None:
                 sure = parts in (1, cut)
-                yield from _weight_as(frame, shape.words, axes, parts, sure=sure, halves=serves or halves)
+                yield from _weight_as(frame, shape.words, axes, parts, sure=sure, halves=serves or halves, alone=not open_tokens)
         for ranks in ranks_in_text(signs.text)[1:] if not serves else ():
             rows = (-(-shape.axes[0] // ranks), *shape.axes[1:])
-            yield from _weight_as(frame, shape.words, rows, ranks, sure=True, halves=halves)
+            yield from _weight_as(frame, shape.words, rows, ranks, sure=True, halves=halves, alone=not open_tokens)
 
 
 ROWS = 64
@@ -162,15 +165,17 @@ def _padded_rows(shape: Shape) -> Shape:
 
 
 def _weight_as(
-    frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, halves: bool
+    frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, halves: bool, alone: bool
 ) -> Iterator[Sized]:
-    """A weight, or one of several ranks' share of it, in the dtypes that it may have."""
+    """A weight, or one of several ranks' share of it, in the dtypes that it may have. ``alone``: whether what is
+    made of tokens cannot be as large.
+    """
     share = f" of {parts} ranks" if parts > 1 else ""
     product = " × ".join(f"{axis:,}" for axis in axes)
     for width, dtype in WIDTHS[1:] if halves else WIDTHS:
         yield Sized(
             frame.component, frame.path, axes, width, dtype,
-            f"{dtype} {words}{share}, {product} × {width} bytes ({frame.words})", BOTH_KNOWN if sure else BOTH_KNOWN - 1,
+            f"{dtype} {words}{share}, {product} × {width} bytes ({frame.words})", BOTH_KNOWN if sure else BOTH_KNOWN - 1, alone,
         )  # fmt: skip
 
 
@@ -249,19 +254,25 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     unsaid = not axes.tokens and signs.program not in SERVERS
     told = frame if frame is not None and frame.component == "saved_activations" and frame is not SCORES else LAYER
     rank = BOTH_KNOWN if frame in (None, BACKWARD, told) else BOTH_KNOWN - 1
-    widths = WIDTHS[:1] if RAISED.search(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
+    widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     found: dict[tuple[str, int, int], Sized] = {}
     for of_token, count, unit, likely in _made_of_units(signs, axes):
         product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
         for width, dtype in widths:
-            sure = unit != "tokens" or width != 4 or bool(axes.batches or RAISED.search(signs.code))
+            sure = unit != "tokens" or width != 4 or bool(axes.batches or raises(signs.code))
             either = "" if sure else f", {HALVES}"
-            sure = sure and not (unsaid and unit == "tokens")
+            twin = ""
+            if unsaid and unit == "tokens":
+                sure = False
+                if width == 2 and len(widths) > 1 and count % 2 == 0:
+                    twin = f" or [{', '.join(map(str, (count // 2, *of_token.axes)))}] fp32"
+                    either = f", or as many bytes in fp32 of {count // 2:,}"
             made = Sized(
                 told.component, told.path, (count, *of_token.axes), width, dtype,
-                f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes{either}", rank - (not likely), sure,
+                f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes{either}", rank - (not likely), sure, twin,
             )  # fmt: skip
-            found.setdefault((of_token.words, made.size, made.width if not unsaid else 0), made)
+            key = of_token.words, made.size, 0 if unsaid else made.width
+            found[key] = found.get(key, made) if width == 4 else made
     yield from found.values()
 
 
