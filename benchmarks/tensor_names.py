@@ -492,7 +492,7 @@ def outcome_of(truth: Truth, term: Term | None) -> str:
     named = named_tensors(term)
     right = [
         each for each, axes, dtype in named
-        if truth.kind in kinds_of_term(each) and BYTES.get(dtype) == BYTES[truth.dtype] and _as_large(math.prod(axes), math.prod(truth.shape))
+        if truth.kind in kinds_of_term(each) and is_called(truth, each) and BYTES.get(dtype) == BYTES[truth.dtype] and _as_large(math.prod(axes), math.prod(truth.shape))
     ]  # fmt: skip
     if right:
         return "exact" if len(named) == 1 else "among"
@@ -505,8 +505,29 @@ def is_told(truth: Truth, kind: str, text: str) -> bool:
     """Whether a text says all that arithmetic needs to name a tensor."""
     if not kind.startswith(("full", "name")) or (kind.startswith("name") and truth.said):
         return False
+    if truth.kind == "unit" and kind == "name, no frames":
+        return False  # nothing says what joins weights
     ranks = rf"(?<!\d){_world(truth.options)}(?!\d)"
     return "ranks" not in truth.said or re.search(ranks, text.partition("Traceback")[0]) is not None
+
+
+_PROJECTION = re.compile(r"(?:^|[./])([a-z_0-9]*(?:proj|fc\d?|w\d+|dense\w*|c_attn|linear_\w+|query_key_value))(?=[./]|$)")
+NAMED_OTHERWISE = {"linear_qkv": "qkv|q_proj", "linear_fc1": "gate_up|up_proj|fc1|c_fc|dense", "linear_proj": "o_proj|out|dense|c_proj", "linear_fc2": "down_proj|fc2|c_proj|dense"}  # fmt: skip
+"""Modules of one program by another's names."""
+
+
+def is_called(truth: Truth, term: Term) -> bool:
+    """Whether a term's words have the module that a weight is of, or that makes an activation from its input;
+    of hidden states any that are called so.
+    """
+    found = _PROJECTION.search(truth.part.partition("/aten.")[0])
+    if found is None or truth.kind not in ("weight", "activation") or "experts" in truth.part or "w13" in truth.part or found[1] == "w2":
+        return True
+    back = truth.frames[-1][2] == "_engine_run_backward"
+    makes = not back and ("output" in truth.part or truth.part.endswith(("mm", "addmm")))
+    if truth.kind == "activation" and not makes:
+        return True  # of what lies in a module by another name, or is its input's
+    return "hidden states" in term.words or re.search(NAMED_OTHERWISE.get(found[1], re.escape(found[1])), term.words) is not None
 
 
 def _as_large(named: int, true: int) -> bool:

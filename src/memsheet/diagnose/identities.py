@@ -28,7 +28,7 @@ from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import cut_in_text, has_sinks, heads_of_towers, patches_in_text
 from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes
-from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, Frame, Signs
+from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, STEP_SIZES, SERVERS, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 
@@ -96,7 +96,7 @@ _HEADS = re.compile(
 )
 
 
-MOST_NAMED = 6
+MOST_NAMED, MOST_NEAR = 6, 2
 """More tensors than these are told apart by nothing that a text says."""
 SEGMENTS = (2 * MIB, 20 * MIB)
 """What the allocator takes for smaller requests (c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer):
@@ -113,8 +113,8 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     axes = _with_axes_of_text(known, signs.text)
     found: dict[tuple[str, str, str], Candidate] = {}
     terms = (
-        *_candidate_terms(asked, signs, axes),
         *model_terms(asked, signs, axes),
+        *_candidate_terms(asked, signs, axes),
         *_buffer_terms(asked, signs),
     )
     for each in terms:
@@ -127,20 +127,24 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     )
     if not best:
         return None
+    if founded < BOTH_KNOWN - 1:
+        fitting = [each for each in best if each.rank[1] == best[0].rank[1]]
+        near = [each.term for each in best[1:] if each.rank[1] == 1]
+        few = len(fitting) == 1 and best[0].rank[1] == 2 and len(near) <= MOST_NEAR
+        return _first_of([best[0].term, *(near if few else ())]) if len(fitting) == 1 else None
     if founded == OF_SHEET:
         fits = [each.term for each in best if each.rank[1] == best[0].rank[1]]
         products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
         return _term_of_sheet(fits, products[0] if len(products) == 1 and best[0].rank[1] == 2 else None)
-    return _term_of_equals([each.term for each in best], founded)
+    equals = sorted((each.term for each in best), key=lambda each: not each.exact)
+    return _first_of(equals) if len(equals) <= MOST_NAMED else None
 
 
-def _term_of_equals(equals: list[Term], founded: int) -> Term | None:
+def _first_of(equals: list[Term]) -> Term:
     """Tensors that fit and are as well founded, as one that has the others beside it."""
     first, *others = equals
     if not others:
         return first
-    if founded < BOTH_KNOWN - 1 or len(equals) > MOST_NAMED:
-        return None
     return replace(first, exact=False, others=tuple(replace(each, exact=False) for each in others))
 
 
@@ -257,7 +261,9 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
                 ),
             )
     unsaid = frame is None or (frame.component, frame.path) == ("saved_activations", "model")
-    at_loss = unsaid or (frame is not None and frame.component == LOGITS.component)
+    at_loss = unsaid or (
+        frame is not None and frame.component == LOGITS.component and frame is not STEP_SIZES
+    )
     if at_loss:
         cut = cut_in_text(text)
         split = _SPLIT in text or (cut > 1 and signs.program == "Megatron-LM")
@@ -296,9 +302,11 @@ def _logits_terms(
     """
     frame = signs.frame
     if shares != (1,):
-        yield from _split_logits_terms(asked, axes, shares, widths)
+        raised = frame is LOGITS and widths is WIDTHS
+        yield from _split_logits_terms(asked, axes, shares, WIDTHS[:1] if raised else widths)
         return
     path = frame.path if frame and frame.component == LOGITS.component else "loss"
+    theirs = ", or their gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
     named = set(axes.vocabularies)
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler", "prompt_logprobs")
     unnamed = [each for each in VOCABULARIES if each not in named]
@@ -329,8 +337,8 @@ def _logits_terms(
                         else ""
                     )
                     yield Candidate((known + 1, fit), Term(
-                        component="temporaries", path=path, shape=f"[{count}, {vocabulary}] {dtype}", exact=rows is None, rows=rows,
-                        words=f"{dtype} logits of {count:,} tokens × {vocabulary:,} words × {width} bytes{near}",
+                        component="temporaries", path=path, shape=f"[{count}, {vocabulary}] {dtype}", exact=rows is None and count in tokens, rows=rows,
+                        words=f"{dtype} logits{theirs} of {count:,} tokens × {vocabulary:,} words × {width} bytes{near}",
                     ))  # fmt: skip
     if at_loss and len(named) == 1:
         (vocabulary,) = named

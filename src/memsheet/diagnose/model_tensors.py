@@ -32,8 +32,8 @@ from memsheet.readers.megatron_sizes import read_megatron_sizes
 from memsheet.readers.model import read_model
 
 MATRICES = (Role.LINEAR, Role.EMBEDDING, Role.HEAD, Role.EXPERT)
-MOST_NAMES, MOST_MODELS = 3, 8
-"""Weights of one shape that are named; models that are looked into."""
+MOST_NAMES, MOST_MODULES, MOST_MODELS = 3, 5, 8
+"""Names that tensors of one shape are given, and modules that they are of; models that are looked into."""
 _WORLD = re.compile(
     r"\b(?:world[_ ]?size|nproc_per_node|num_processes|n_gpus_per_node|num_gpus|n_?gpus|data_parallel_size|dp_size|dp_degree)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
@@ -108,7 +108,7 @@ def weights_of_models(text: str, *, fused: bool) -> tuple[Shape, ...]:
             shape.words, shape
         )  # or its transpose, which is as large
     return tuple(
-        next(iter(alike.values()))._replace(words=" or ".join(list(alike)[:MOST_NAMES]))
+        next(iter(alike.values()))._replace(words=" or ".join(list(alike)[:MOST_MODULES]))
         for alike in named.values()
     )
 
@@ -169,13 +169,16 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
                     shapes.setdefault(layer, "a layer's weights")
                     whole += run.count * layer
         shapes.setdefault(outer, "the weights outside of layers")
+        last = [weight for stack in spec.stacks for norm in stack.final_norms for weight in norm.weights]
+        shapes.setdefault(held_of((*last, *spec.head.weights)), "the output projection and the last norm")
+        shapes.setdefault(held_of(spec.embeddings.weights), "the embeddings")
         for tower in spec.towers:
             blocks = [(run.count, block) for run in tower.stack.runs for block in run.pattern]
             norms = [weight for norm in tower.stack.final_norms for weight in norm.weights]
             whole += sum(count * held_of(block.weights) for count, block in blocks)
             whole += held_of((*tower.embeddings, *tower.projector, *norms))
         shapes.setdefault(whole, "all weights")
-    return tuple(Shape((elements,), words) for elements, words in shapes.items())
+    return tuple(Shape((elements,), words) for elements, words in shapes.items() if elements)
 
 
 @lru_cache(maxsize=8)
@@ -222,9 +225,21 @@ def _alike(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
             shape.words, shape
         )
     return tuple(
-        next(iter(alike.values()))._replace(words=" or ".join(list(alike)[:MOST_NAMES]))
-        for alike in names.values()
+        next(iter(alike.values()))._replace(words=_joined_words(tuple(alike))) for alike in names.values()
     )
+
+
+_OF_MODULE = re.compile(r"what (\S+) (makes|reads)")
+
+
+def _joined_words(phrases: tuple[str, ...]) -> str:
+    """What tensors that are as large are called, as one phrase."""
+    of_modules = [found.groups() for each in phrases if (found := _OF_MODULE.fullmatch(each))]
+    parts = [each for each in phrases if not _OF_MODULE.fullmatch(each)][:MOST_NAMES]
+    for verb in ("makes", "reads") if not parts else ("makes",):
+        modules = [module for module, does in of_modules if does == verb][:MOST_MODULES]
+        parts += [f"what {' or '.join(modules)} {verb}"] if modules else []
+    return ", or ".join(parts) or phrases[0]
 
 
 def _fused_widths(block: Block, *, fused: bool) -> Iterator[Shape]:

@@ -55,6 +55,7 @@ WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in back
 LAYER = Frame("saved_activations", "model", "a layer")
 WEIGHT = Frame("parameters", "model", "a weight, a copy or its gradient")
 CACHE = Frame("kv_cache", "model", "the KV cache")
+_OF_LINEAR = re.compile(r"\bF\.linear\(")
 _MADE_OF_TOKENS = re.compile(
     r"hidden_states|(?:query|key|value)s?(?:_states)?\b|residual|attn_|\b[qkvx]\b|activation|logits|cache13|intermediate_cache"
 )
@@ -143,7 +144,8 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
             cut=0 if len(shape.axes) > 2 and (by_expert or shape.cut is None) else shape.cut or 0
         )
         usual = (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,)
-        shares = {parts: whole.share(parts) for parts in ((1, cut) if cut > 1 else usual)}
+        whole_too = () if serves and shape.cut is not None else (1,)
+        shares = {parts: whole.share(parts) for parts in ((*whole_too, cut) if cut > 1 else usual)}
         for parts, axes in shares.items():
             if axes is not None:
                 sure = parts in (1, cut)
@@ -187,6 +189,8 @@ def _frame_of_weights(signs: Signs) -> Frame | None:
         return GRADIENT if FUSED_LOSS.search(signs.text) else None
     if frame is BACKWARD:
         return WEIGHT_GRADIENT
+    if frame.component == "saved_activations" and _OF_LINEAR.search(signs.code):
+        return WEIGHT  # which autocast copies there
     return frame if frame is STEP_SIZES or (frame and frame.component in OF_WEIGHTS) else None
 
 
@@ -203,7 +207,7 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
         if cut > 1
     }
     for elements, words in units.items():
-        for ranks in ranks_in_text(signs.text) if frame.component != "unsharded_parameters" else (1,):
+        for ranks in ranks_in_text(signs.text):
             part, share = -(-elements // ranks), f", one of {ranks} ranks' share" if ranks > 1 else ""
             for width, dtype in WIDTHS:
                 yield Sized(
@@ -255,10 +259,11 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     told = frame if frame is not None and frame.component == "saved_activations" and frame is not SCORES else LAYER
     rank = BOTH_KNOWN if frame in (None, BACKWARD, told) else BOTH_KNOWN - 1
     widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
+    its = ", or its gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
     found: dict[tuple[str, int, int], Sized] = {}
     for of_token, count, unit, likely in _made_of_units(signs, axes):
         product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
-        for width, dtype in widths:
+        for width, dtype in reversed(widths):
             sure = unit != "tokens" or width != 4 or bool(axes.batches or raises(signs.code))
             either = "" if sure else f", {HALVES}"
             twin = ""
@@ -269,7 +274,7 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
                     either = f", or as many bytes in fp32 of {count // 2:,}"
             made = Sized(
                 told.component, told.path, (count, *of_token.axes), width, dtype,
-                f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes{either}", rank - (not likely), sure, twin,
+                f"{dtype} {of_token.words}{its} of {count:,} {unit}: {product} × {width} bytes{either}", rank - (not likely), sure, twin,
             )  # fmt: skip
             key = of_token.words, made.size, 0 if unsaid else made.width
             found[key] = found.get(key, made) if width == 4 else made

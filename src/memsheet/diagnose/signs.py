@@ -83,7 +83,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("repeat_kv", "repeat_interleave"), _RESHAPE),
     **dict.fromkeys(("all_gather_into_tensor", "_all_gather_base", "unshard", "all_gather_params", "foreach_all_gather", "__all_gather_params",
                      "all_gather_coalesced", "_pre_forward_unshard", "fetch_sub_module", "_unshard", "_alloc_padded_unsharded_flat_param",
-                     "alloc_all_gather_outputs", "init_unsharded_param"), GATHER),
+                     "alloc_all_gather_outputs", "init_unsharded_param", "_get_param_all_gather_inputs"), GATHER),
     **dict.fromkeys(("_multi_tensor_adam", "_multi_tensor_adamw", "_multi_tensor_sgd", "_multi_tensor_adagrad", "_multi_tensor_adafactor"), STEP_SIZES),
     **dict.fromkeys(("_init_group", "_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
                      "initialize_optimizer_states", "_single_tensor_adamw", "lomo_update"), STATES),

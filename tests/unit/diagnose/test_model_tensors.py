@@ -203,10 +203,15 @@ def test_a_rank_makes_its_share_alone_of_what_is_cut() -> None:
     assert "gate_up" in term.words
 
 
-def test_a_size_of_a_weight_is_no_activation_where_nothing_says_so() -> None:
+def test_a_weight_and_an_activation_of_one_size_are_both_told_where_nothing_says_which() -> None:
     said = f"{LLAMA} bf16 max_length: 4096"
-    assert term_of(4096 * 14336 * 2, said) is None
-    assert term_of(4096 * 14336 * 2, said, "swiglu") is not None
+    either = term_of(4096 * 14336 * 2, said)
+    assert either is not None
+    assert [each.component for each in (either, *either.others)] == ["parameters", "saved_activations"]
+    assert not either.exact
+    made = term_of(4096 * 14336 * 2, said, "swiglu")
+    assert made is not None
+    assert (made.component, made.others) == ("saved_activations", ())
 
 
 def test_a_prompts_cache_is_its_printed_shape_wide() -> None:
