@@ -230,7 +230,8 @@ def _layer_elements(spec: ModelSpec) -> list[int]:
 
 def _outer_elements(spec: ModelSpec) -> int:
     outer = sum(w.elements for w in (*spec.embeddings.weights, *spec.head.weights) if w.role is not Role.BUFFER)
-    return outer + sum(w.elements for stack in spec.stacks for norm in stack.final_norms for w in norm.weights)
+    norms = (*spec.embeddings.norms, *(norm for stack in spec.stacks for norm in stack.final_norms))
+    return outer + sum(w.elements for norm in norms for w in norm.weights)
 
 
 def _all_elements(spec: ModelSpec) -> int:
@@ -274,7 +275,7 @@ def state_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterator
             yield made("weight", weight.path, weight.shape, "bfloat16", ("deepspeed/runtime/zero/partitioned_param_coordinator.py", 326, "fetch_sub_module", "self.__all_gather_params(params_to_fetch, forward)"), ("deepspeed/runtime/zero/partition_parameters.py", 1248, "all_gather_coalesced", "param_buffer = torch.empty("))
     if engine == "fsdp1":
         file = "torch/distributed/fsdp/_flat_param.py"
-        for part, elements in (("layer", max(_layer_elements(spec))), ("outer", _outer_elements(spec))):
+        for part, elements in (("layer", max(_layer_elements(spec))), ("outer", _outer_elements(spec) + sum(w.elements for w in spec.extras if w.role is not Role.BUFFER))):
             padded = -(-elements // ranks) * ranks
             yield made("unit", f"{part} unit", (padded,), "bfloat16", ("torch/distributed/fsdp/_runtime_utils.py", 290, "_unshard", "handle.unshard()"), (file, 1330, "_alloc_padded_unsharded_flat_param", "_alloc_storage(unsharded_flat_param, flat_param._padded_unsharded_size)  # type: ignore[attr-defined]"))
             yield made("unit", f"{part} states", (padded // ranks,), "float32", *STEP, ("torch/optim/adamw.py", 148, "_init_group", 'state["exp_avg"] = torch.zeros_like('), said=said)
@@ -287,13 +288,13 @@ def state_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterator
     if engine == "megatron" and words.get("pp", 1) == 1 and not any(isinstance(b.feed_forward, Moe) for b in spec.blocks()):
         tp = int(words.get("tp", 1))
         held = sum(count * (w.elements // (tp if w.cut is not None else 1)) for count, w in _counted(spec))
-        yield made("unit", "gradient buffer", (held,), "float32", ("megatron/core/distributed/param_and_grad_buffer.py", 620, "__init__", "self.grad_data = torch.zeros("))
+        yield made("unit", "gradient buffer", (held,), "float32", ("megatron/core/distributed/param_and_grad_buffer.py", 620, "__init__", "self.grad_data = torch.zeros("), said=("parts",))
 
 
 def _counted(spec: ModelSpec) -> Iterator[tuple[int, Weight]]:
     yield from ((1, w) for w in (*spec.embeddings.weights, *spec.head.weights) if w.role is not Role.BUFFER)
     for stack in spec.stacks:
-        yield from ((1, w) for norm in stack.final_norms for w in norm.weights)
+        yield from ((1, w) for norm in (*spec.embeddings.norms, *stack.final_norms) for w in norm.weights)
         for run in stack.runs:
             yield from ((run.count, w) for block in run.pattern for w in block.weights if w.role is not Role.BUFFER)
 
@@ -571,7 +572,7 @@ def traced_truths(case: Mapping[str, Any]) -> Iterator[Truth]:
             kind = "weight" if whole else "unit"
         elif spec.vocab in shape or spec.vocab in (shape[-1], shape[0]):
             kind = "weight" if whole and each["op"] != "aten.mm" else "logits"
-        elif shape[-1] == shape[-2 if len(shape) > 1 else -1] == words["seq_len"] and (len(shape) == 4 or (len(shape) == 3 and shape[0] > words["microbatch"])):
+        elif len(shape) > 2 and shape[-2] == words["seq_len"] and shape[-1] - shape[-2] in (0, 1) and (len(shape) == 4 or (len(shape) == 3 and shape[0] > words["microbatch"])):
             kind = "scores"
         elif len(shape) == 1:
             kind = "unit"

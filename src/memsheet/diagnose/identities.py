@@ -25,7 +25,13 @@ from memsheet.diagnose.candidates import (
 )
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
-from memsheet.diagnose.model_tensors import cut_in_text, has_sinks, heads_of_towers, patches_in_text
+from memsheet.diagnose.model_tensors import (
+    cut_in_text,
+    has_sinks,
+    heads_of_models,
+    heads_of_towers,
+    patches_in_text,
+)
 from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes
 from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, STEP_SIZES, SERVERS, Frame, Signs
@@ -96,7 +102,7 @@ _HEADS = re.compile(
 )
 
 
-MOST_NAMED, MOST_NEAR = 6, 2
+MOST_NAMED, MOST_NEAR = 8, 2
 """More tensors than these are told apart by nothing that a text says."""
 SEGMENTS = (2 * MIB, 20 * MIB)
 """What the allocator takes for smaller requests (c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer):
@@ -222,7 +228,7 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
         tokens=tuple(dict.fromkeys((*known.tokens, *lengths, *_shares_of_sequences(lengths, flags)))),
         lengths=tuple(dict.fromkeys(lengths)),
         batches=tuple(dict.fromkeys((*known.batches, *batches))),
-        heads=tuple(dict.fromkeys((*known.heads, *(counted or heads)))),
+        heads=tuple(dict.fromkeys((*known.heads, *(counted or heads or heads_of_models(text))))),
     )
 
 

@@ -98,12 +98,12 @@ def _spec_of_flags(text: str) -> tuple[ModelSpec, ...]:
 
 
 @lru_cache(maxsize=8)
-def weights_of_models(text: str, *, fused: bool) -> tuple[Shape, ...]:
+def weights_of_models(text: str, *, fused: bool, apart: bool = True) -> tuple[Shape, ...]:
     """The matrices of the models that a text names, each shape once; ``fused``: and those that servers keep
-    as one.
+    as one; ``apart``: and what these are made of.
     """
     named: dict[tuple[int, ...], dict[str, Shape]] = {}
-    for shape in _matrices_of_models(text, fused=fused):
+    for shape in _matrices_of_models(text, fused=fused, apart=apart):
         named.setdefault(tuple(sorted(shape.axes)), {}).setdefault(
             shape.words, shape
         )  # or its transpose, which is as large
@@ -113,22 +113,30 @@ def weights_of_models(text: str, *, fused: bool) -> tuple[Shape, ...]:
     )
 
 
-def _matrices_of_models(text: str, *, fused: bool) -> Iterator[Shape]:
+def _matrices_of_models(text: str, *, fused: bool, apart: bool) -> Iterator[Shape]:
     for spec in named_specs(text):
         for weight in (*spec.embeddings.weights, *spec.head.weights):
             if weight.role in MATRICES:
                 yield Shape(weight.shape, "embedding or output projection", weight.cut)
         for block in spec.blocks():
+            joined = _joined_weights_of(block) if fused else {}
+            parts = () if apart else [weight.path for each in joined.values() for weight in each]
             yield from (
                 Shape(w.shape, w.path.removesuffix(".weight"), w.cut)
                 for w in block.weights
-                if w.role in MATRICES
+                if w.role in MATRICES and w.path not in parts
             )
             yield from _fused_weights(block) if fused else ()
 
 
 def _fused_weights(block: Block) -> Iterator[Shape]:
     """Projections of one module that read the same input, as one matrix."""
+    for name, parts in _joined_weights_of(block).items():
+        yield Shape((sum(weight.shape[0] for weight in parts), parts[0].shape[1]), name, 0)
+
+
+def _joined_weights_of(block: Block) -> dict[str, list[Weight]]:
+    """Weights of a block that servers keep as one, by its name."""
     rows: dict[str, list[Weight]] = {}
     for weight in block.weights:
         module, _, name = weight.path.removesuffix(".weight").rpartition(".")
@@ -141,9 +149,11 @@ def _fused_weights(block: Block) -> Iterator[Shape]:
         }.get(name)
         if kind and len(weight.shape) == 2:
             rows.setdefault(f"{module}.{kind}_proj", []).append(weight)
-    for name, parts in rows.items():
-        if len({weight.shape[1] for weight in parts}) == 1 and len(parts) > 1:
-            yield Shape((sum(weight.shape[0] for weight in parts), parts[0].shape[1]), name, 0)
+    return {
+        name: parts
+        for name, parts in rows.items()
+        if len({weight.shape[1] for weight in parts}) == 1 and len(parts) > 1
+    }
 
 
 @lru_cache(maxsize=8)
@@ -160,8 +170,12 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
 
     for spec in named_specs(text):
         outer = held_of((*spec.embeddings.weights, *spec.head.weights))
-        outer += sum(held_of(norm.weights) for stack in spec.stacks for norm in stack.final_norms)
-        whole = outer + held_of(spec.extras)
+        norms = (*spec.embeddings.norms, *(norm for stack in spec.stacks for norm in stack.final_norms))
+        outer += sum(held_of(norm.weights) for norm in norms)
+        beside = held_of(spec.extras)
+        if beside and not spec.ahead:
+            shapes.setdefault(outer + beside, "the weights outside of layers")
+        whole = outer + beside
         for stack in spec.stacks:
             for run in stack.runs:
                 for block in run.pattern:
@@ -324,6 +338,12 @@ def widths_of_towers(text: str) -> tuple[Shape, ...]:
         for block in (block for run in tower.stack.runs for block in run.pattern):
             shapes.extend(_widths_of_block(block))
     return _alike(shapes)
+
+
+def heads_of_models(text: str) -> tuple[int, ...]:
+    """Attention heads of the models that a text names."""
+    mixers = (mixer for spec in named_specs(text) for mixer in spec.mixers())
+    return tuple(dict.fromkeys(mixer.heads for mixer in mixers if isinstance(mixer, Attention)))
 
 
 def has_sinks(text: str) -> bool:

@@ -54,6 +54,7 @@ GRADIENT = Frame("gradients", "head", "the output projection's gradient, which s
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")
 LAYER = Frame("saved_activations", "model", "a layer")
 WEIGHT = Frame("parameters", "model", "a weight, a copy or its gradient")
+COPY = Frame("parameters", "model", "a weight's copy in 16 bits, which autocast makes")
 CACHE = Frame("kv_cache", "model", "the KV cache")
 _OF_LINEAR = re.compile(r"\bF\.linear\(")
 _MADE_OF_TOKENS = re.compile(
@@ -130,14 +131,14 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
         return
     serves = signs.program in SERVERS
     fused = serves or not (signs.program or signs.code)
-    halves = frame.component not in ("optimizer_states", "master_weights") and set(
-        _DTYPE.findall(signs.text)
-    ) == {"16"}
+    said = set(_DTYPE.findall(signs.text)) == {"16"}
+    halves = frame is COPY or (frame.component not in ("optimizer_states", "master_weights") and said)
     shapes = {axes: Shape(axes, words, 0) for words, axes in printed_weights(signs.text, fused=fused)}
-    shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused)}
+    shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused, apart=not serves)}
     if fused:
         shapes |= {each.axes: each for each in map(_padded_rows, shapes.values())}
-    cut, open_tokens = cut_in_text(signs.text), frame in (WEIGHT, WEIGHT_GRADIENT) and not known.tokens
+    cut, open_tokens = cut_in_text(signs.text), frame in (WEIGHT, COPY, WEIGHT_GRADIENT) and not known.tokens
+    open_parts = serves and not _LAUNCHED.search(signs.text)
     by_expert = bool(_BY_EXPERT.search(signs.text))
     for shape in shapes.values():
         whole = shape._replace(
@@ -148,13 +149,15 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
         shares = {parts: whole.share(parts) for parts in ((*whole_too, cut) if cut > 1 else usual)}
         for parts, axes in shares.items():
             if axes is not None:
-                sure = parts in (1, cut)
+                sure = parts in (1, cut) or open_parts
                 yield from _weight_as(frame, shape.words, axes, parts, sure=sure, halves=serves or halves, alone=not open_tokens)
-        for ranks in ranks_in_text(signs.text)[1:] if not serves else ():
+        for ranks in ranks_in_text(signs.text)[1:] if _BY_ROWS.search(signs.text) else ():
             rows = (-(-shape.axes[0] // ranks), *shape.axes[1:])
             yield from _weight_as(frame, shape.words, rows, ranks, sure=True, halves=halves, alone=not open_tokens)
 
 
+_LAUNCHED = re.compile(r"\bserve\b|launch_server|\bLLM\(|(?i:server_?args|engine_?args)|api_server|tensor[_-]parallel|\btp(?:[_-]size)?\b")
+"""What says how a server was started, over several cards or not."""
 ROWS = 64
 """What servers make the rows of a vocabulary a multiple of (vllm/model_executor/layers/
 vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE).
@@ -184,22 +187,24 @@ def _weight_as(
 def _frame_of_weights(signs: Signs) -> Frame | None:
     frame = signs.frame
     if frame is None:
-        return None if _MADE_OF_TOKENS.search(signs.code) else WEIGHT
+        of_linear = _OF_LINEAR.search(signs.code) and signs.program not in SERVERS
+        return COPY if of_linear else None if _MADE_OF_TOKENS.search(signs.code) else WEIGHT
     if frame is LOGITS:
         return GRADIENT if FUSED_LOSS.search(signs.text) else None
     if frame is BACKWARD:
         return WEIGHT_GRADIENT
-    if frame.component == "saved_activations" and _OF_LINEAR.search(signs.code):
-        return WEIGHT  # which autocast copies there
+    if frame.component in ("saved_activations", "temporaries") and _OF_LINEAR.search(signs.code):
+        return COPY
     return frame if frame is STEP_SIZES or (frame and frame.component in OF_WEIGHTS) else None
 
 
 def _joined_weights(signs: Signs) -> Iterator[Sized]:
     """Many weights as one tensor, whole or a rank's share."""
     frame = signs.frame or (WEIGHT if _SHARDS.search(signs.text) and _frame_of_weights(signs) else None)
-    if frame is None or (frame is not WEIGHT and frame.component not in FLAT):
+    if frame is None or frame is COPY or (frame is not WEIGHT and frame.component not in FLAT):
         return
     cut = cut_in_text(signs.text)
+    open_cut = signs.program == "Megatron-LM" and cut == 1 and not _LAUNCHED.search(signs.text)
     units = {each.elements: each.words for each in units_of_models(signs.text)}
     units |= {
         each.elements: f"{each.words}, cut over {cut} ranks,"
@@ -212,27 +217,30 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
             for width, dtype in WIDTHS:
                 yield Sized(
                     frame.component, frame.path, (part,), width, dtype,
-                    f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})",
+                    f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})", sure=not open_cut,
                 )  # fmt: skip
 
 
+_BY_ROWS = re.compile(r"(?i:fsdp)|fully_shard|torchtitan|data_parallel_shard")
+"""Words of what gives each rank rows of a weight."""
 _SHARDS = re.compile(r"fsdp|FSDP|deepspeed|zero_|[_-]zero|megatron|distributed[_-]optimizer|data_parallel_shard")
 """Words of what keeps or gathers many weights as one."""
 _BUCKET = re.compile(
     r"\b(?:reduce|allgather|prefetch)_bucket_size[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d{1,12}(?:\.\d{1,3})?(?:e\+?\d{1,2})?)\b"
 )
+_OF_DEEPSPEED = re.compile(r"/deepspeed/runtime/|\bdeepspeed --")
 USUAL_BUCKET = 500_000_000
 """Elements of a bucket where none is said (deepspeed/runtime/zero/config.py, reduce_bucket_size)."""
 
 
 def _reduced_buckets(signs: Signs) -> Iterator[Sized]:
     """A buffer of many gradients or weights, of the elements that a text says or DeepSpeed takes."""
-    frame = signs.frame
+    frame = signs.frame or (REDUCED if signs.program == "DeepSpeed" and not signs.code else None)
     if frame is None or frame.component not in ("gradients", "unsharded_parameters"):
         return
     said = dict.fromkeys(int(float(each)) for each in _BUCKET.findall(signs.text))
-    usual = (USUAL_BUCKET,) if frame is REDUCED and "/deepspeed/runtime/" in signs.text else ()
+    usual = (USUAL_BUCKET,) if frame is REDUCED and _OF_DEEPSPEED.search(signs.text) else ()
     for elements, (width, dtype) in itertools.product(said or usual, WIDTHS):
         yield Sized(
             frame.component, frame.path, (elements,), width, dtype,
@@ -257,7 +265,7 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
         return
     unsaid = not axes.tokens and signs.program not in SERVERS
     told = frame if frame is not None and frame.component == "saved_activations" and frame is not SCORES else LAYER
-    rank = BOTH_KNOWN if frame in (None, BACKWARD, told) else BOTH_KNOWN - 1
+    rank = BOTH_KNOWN if frame in (None, BACKWARD, SCORES, told) else BOTH_KNOWN - 1
     widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     its = ", or its gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
     found: dict[tuple[str, int, int], Sized] = {}
