@@ -97,11 +97,13 @@ TRAINED: tuple[tuple[str, dict[str, Any]], ...] = (
 MODELS = {
     "mending": ("llama-3.1-8b", "qwen2.5-7b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gemma-2-9b", "mistral-7b", "llama-2-13b",
                 "gpt2-xl", "falcon-h1-3b", "bert-large", "qwen2.5-vl-7b", "phi-2", "llama-3-70b"),
+    "wider": ("qwen2.5-0.5b", "qwen2-72b", "command-r", "gemma-2b", "phi-3-mini", "gpt-j-6b", "opt-1.3b", "bloom-3b", "falcon3-7b", "deepseek-v3",
+              "qwen1.5-moe-a2.7b", "jamba-v0.1", "exaone-4.0-32b", "ernie-4.5-21b-a3b", "glm-4-9b", "nemotron-h-4b", "t5-large", "llava-1.5-7b"),
     "unseen": ("llama-3.2-3b", "qwen3-14b", "gemma-3-12b", "olmo-2-7b", "starcoder2-7b", "phi-3.5-moe", "olmoe-1b-7b", "glm-4.7-flash", "granite-3.1-8b",
                "mistral-nemo-12b", "qwen2.5-32b", "granite-4.0-h-tiny", "roberta-large", "pythia-6.9b", "mixtral-8x22b", "yi-34b", "qwen2.5-vl-3b"),
 }  # fmt: skip
-LENGTHS = {"mending": (1024, 2048, 4096, 8192, 3000), "unseen": (1536, 2048, 4096, 6144, 16384, 5000)}
-BATCHES = {"mending": (1, 2, 4, 8), "unseen": (1, 2, 3, 6)}
+LENGTHS = {"wider": (2048, 7000, 12288, 32768), "mending": (1024, 2048, 4096, 8192, 3000), "unseen": (1536, 2048, 4096, 6144, 16384, 5000)}
+BATCHES = {"wider": (1, 2, 5, 16), "mending": (1, 2, 4, 8), "unseen": (1, 2, 3, 6)}
 ROW = ("torch/nn/modules/linear.py", 134, "forward", "return F.linear(input, self.weight, self.bias)")
 BACK = (
     ("torch/_tensor.py", 648, "backward", "torch.autograd.backward("),
@@ -171,7 +173,7 @@ def _truths_of_tape(tape: Any, axes: Mapping[str, Any], engine: str, model: str,
         weight = weight and not end or (len(sizes) == 2 and tuple(sorted(sizes)) in weights)
         wide = end and any(abs(size * int(words.get("tp", 1)) - vocabulary) <= 1024 for size in sizes)
         kind = "weight" if weight else "logits" if wide else "activation"
-        if not weight and len(sizes) == 4 and sizes[2] == words["seq_len"] and str(entry.shape[3]).startswith(("s", "p")):
+        if not weight and len(sizes) == 4 and sizes[3] - sizes[2] in (0, 1) and sizes[2] == words["seq_len"]:
             kind = "scores"
         yield Truth(
             engine, model, kind, entry.path, sizes, SHORT[entry.dtype.name], BACK if back else _frames_of_path(engine, entry.path, kind), words,
@@ -307,8 +309,8 @@ def _matrices(spec: ModelSpec) -> list[Weight]:
 # ---- truths of servers ---------------------------------------------------------------------------------------
 
 SERVED = (("vllm", {"tp": 1}), ("vllm", {"tp": 2}), ("vllm", {"tp": 4}), ("sglang", {"tp": 1}), ("sglang", {"tp": 2}))
-STEP_TOKENS = {"mending": (2048, 8192, 4096), "unseen": (16384, 8192, 6144)}
-SEQUENCES = {"mending": (256, 128, 1024), "unseen": (512, 200, 64)}
+STEP_TOKENS = {"wider": (2048, 8192, 5000), "mending": (2048, 8192, 4096), "unseen": (16384, 8192, 6144)}
+SEQUENCES = {"wider": (256, 384, 48), "mending": (256, 128, 1024), "unseen": (512, 200, 64)}
 
 
 def served_tensors(engine: str, model: str, words: Mapping[str, Any]) -> Iterator[Truth]:
@@ -384,7 +386,7 @@ def context_of(truth: Truth, which: str, kind: str, draw: random.Random) -> str:
     """What stands before the traceback: a command or a configuration, a model's name, or nothing."""
     name = hub_id(truth.model)
     if kind == "name":
-        said = ("model: {}", "Loading {} ...", "I'm fine-tuning {} and get:", "MODEL={}") if which == "mending" else ("base model {}", "Using model {}", "trying to run {}\n", "export MODEL_ID={}")  # fmt: skip
+        said = ("model: {}", "Loading {} ...", "I'm fine-tuning {} and get:", "MODEL={}") if which != "unseen" else ("base model {}", "Using model {}", "trying to run {}\n", "export MODEL_ID={}")  # fmt: skip
         return draw.choice(said).format(name)
     words = truth.options
     engine = "fsdp1" if truth.engine.startswith("fsdp") else truth.engine
@@ -413,6 +415,11 @@ TEXTS: dict[str, dict[str, tuple[Text, ...]]] = {
             "base_model: {name}\nsequence_len: {seq}\nmicro_batch_size: {batch}\nbf16: auto",
             "model_name_or_path: {name}\ncutoff_len: {seq}\nper_device_train_batch_size: {batch}\nbf16: true",
         ),
+        "wider": (
+            "llamafactory-cli train --model_name_or_path {name} --cutoff_len {seq} --per_device_train_batch_size {batch} --bf16 True --deepspeed none",
+            "actor_rollout_ref.model.path={name}\nmicro_batch_size_per_gpu={batch}\nmax_length={seq}\nbf16: true",
+            "Training {name} | batch size per device {batch} | sequence length {seq} | precision bf16",
+        ),
         "unseen": (
             "model = AutoModelForCausalLM.from_pretrained(\"{name}\", torch_dtype=torch.bfloat16, attn_implementation=\"{attention}\")\ntraining_args = SFTConfig(per_device_train_batch_size={batch}, max_length={seq}, bf16=True)",
             "torchrun --nproc_per_node={ranks} finetune.py --model {name} --batch-size {batch} --max-seq-len {seq} --dtype bfloat16",
@@ -421,26 +428,35 @@ TEXTS: dict[str, dict[str, tuple[Text, ...]]] = {
         ),
     },
     "fsdp1": {
+        "wider": ("fsdp_config:\n  fsdp_version: 1\n  fsdp_transformer_layer_cls_to_wrap: X\nbase_model: {name}\nsequence_len: {seq}\nmicro_batch_size: {batch}\nWORLD_SIZE={ranks}",),
         "mending": ("torchrun --nproc_per_node {ranks} train.py --model_name_or_path {name} --max_seq_length {seq} --per_device_train_batch_size {batch} --bf16\nfsdp: full_shard auto_wrap",),
         "unseen": ("distributed_type: FSDP\nnum_processes: {ranks}\nfsdp_sharding_strategy: FULL_SHARD\nmixed_precision: bf16\nmodel_name: {name}\nmax_length: {seq}\ntrain_batch_size: {batch}",),
     },
     "deepspeed": {
+        "wider": ("deepspeed_config: ds_z{zero}.json (zero_optimization)\nmodel_name_or_path: {name}\nper_device_train_batch_size: {batch}\nmax_seq_length: {seq}\nbf16: true\nnum_processes: {ranks}",),
         "mending": (_deepspeed_json,),
         "unseen": ("deepspeed --num_gpus={ranks} main.py --model_name_or_path {name} --per_device_train_batch_size {batch} --max_seq_len {seq} --zero_stage {zero} --dtype bf16\n[comm] world_size={ranks}",),
     },
     "megatron": {
+        "wider": ("python pretrain_gpt.py --hf-model {name} --seq-length {seq} --micro-batch-size {batch} --tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --sequence-parallel --bf16 --use-distributed-optimizer",),
         "mending": ("torchrun --nproc_per_node 8 pretrain_gpt.py --tokenizer-type HuggingFaceTokenizer --tokenizer-model {name} --seq-length {seq} --micro-batch-size {batch} --tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --sequence-parallel --bf16",),
         "unseen": ("load_hf_checkpoint: {name}\ntensor_model_parallel_size: {tp}\npipeline_model_parallel_size: {pp}\nsequence_parallel: true\nmicro_batch_size: {batch}\nseq_length: {seq}\nbf16: true\nmegatron/training/arguments.py",),
     },
     "torchtitan": {
+        "wider": ("[job]\nmodel.name = \"{name}\"\n[training]\nlocal_batch_size = {batch}\nseq_len = {seq}\n[parallelism]\ndata_parallel_shard_degree = {ranks}\n# torchtitan/experiments",),
         "mending": ("[model]\nhf_assets_path = \"./assets/hf/{name}\"\n[training]\nlocal_batch_size = {batch}\nseq_len = {seq}\n[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 1\n# torchtitan/train.py",),
         "unseen": ("torchrun --nproc_per_node={ranks} -m torchtitan.train --training.local_batch_size {batch} --training.seq_len {seq} --model.hf_assets_path {name} --parallelism.tensor_parallel_degree 1",),
     },
     "vllm": {
+        "wider": (
+            "INFO [core.py:58] Initializing a V1 LLM engine (v0.10.2) with config: model='{name}', dtype=torch.bfloat16, max_seq_len=32768, tensor_parallel_size={tp}, pipeline_parallel_size=1\nINFO Chunked prefill is enabled with max_num_batched_tokens={tokens}.\nmax_num_seqs={sequences}\nINFO GPU KV cache size: {cached:,} tokens",
+            "docker run vllm/vllm-openai --model {name} -tp {tp} --max-num-batched-tokens={tokens} --max-num-seqs={sequences}\nGPU KV cache size: {cached:,} tokens\n[gpu_worker.py:298]",
+        ),
         "mending": ("vllm serve {name} --tensor-parallel-size {tp} --max-num-batched-tokens {tokens} --max-num-seqs {sequences}\nINFO GPU KV cache size: {cached:,} tokens",),
         "unseen": ("llm = LLM(model=\"{name}\", tensor_parallel_size={tp}, max_num_batched_tokens={tokens}, max_num_seqs={sequences})\nINFO [kv_cache_utils.py:1087] GPU KV cache size: {cached:,} tokens",),
     },
     "sglang": {
+        "wider": ("python3 -m sglang.launch_server --model {name} --tp {tp} --chunked-prefill-size={tokens} --max-running-requests={sequences}\n[TP0] KV Cache is allocated. dtype: torch.bfloat16, #tokens: {cached}, K size: 9.00 GB, V size: 9.00 GB",),
         "mending": ("python -m sglang.launch_server --model-path {name} --tp-size {tp} --chunked-prefill-size {tokens} --max-running-requests {sequences}\nKV Cache is allocated. #tokens: {cached}",),
         "unseen": ("server_args=ServerArgs(model_path='{name}', tp_size={tp}, chunked_prefill_size={tokens}, max_running_requests={sequences}, max_total_tokens={cached}) sglang.srt",),
     },
@@ -513,7 +529,12 @@ def is_told(truth: Truth, kind: str, text: str) -> bool:
 
 
 _PROJECTION = re.compile(r"(?:^|[./])([a-z_0-9]*(?:proj|fc\d?|w\d+|dense\w*|c_attn|linear_\w+|query_key_value))(?=[./]|$)")
-NAMED_OTHERWISE = {"linear_qkv": "qkv|q_proj", "linear_fc1": "gate_up|up_proj|fc1|c_fc|dense", "linear_proj": "o_proj|out|dense|c_proj", "linear_fc2": "down_proj|fc2|c_proj|dense"}  # fmt: skip
+NAMED_OTHERWISE = {
+    "linear_qkv": "qkv|q_proj", "linear_fc1": "gate_up|up_proj|fc1|c_fc|dense", "linear_proj": "o_proj|out|dense|c_proj",
+    "linear_fc2": "down_proj|fc2|c_proj|dense", "linear_q_down_proj": "q_a_proj", "linear_q_up_proj": "q_b_proj", "linear_q_proj": "q_proj",
+    "linear_kv_down_proj": "kv_a_proj", "linear_kv_up_proj": "kv_b_proj", "o_proj": "o_proj|out_proj|dense|c_proj",
+    "qkv_proj": "qkv|c_attn|query_key_value|[Ww]qkv", "gate_up_proj": "gate_up|gate_and_up",
+}  # fmt: skip
 """Modules of one program by another's names."""
 
 

@@ -28,6 +28,10 @@ OURS = (
 """What stands in a traced step's stack alone."""
 DENSE = ("llama-3.1-8b", "qwen2.5-7b", "mistral-7b", "gemma-2-9b", "phi-2", "gpt2-xl", "falcon-7b", "bert-large", "qwen2-1.5b")
 SPARSE = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-vl-7b", "falcon-h1-3b", "qwen3-next-80b-a3b")
+WIDER = (
+    "qwen2.5-0.5b", "gemma-2b", "phi-3-mini", "gpt-j-6b", "opt-1.3b", "bloom-3b", "falcon3-7b", "qwen1.5-moe-a2.7b",
+    "exaone-4.0-32b", "ernie-4.5-21b-a3b", "glm-4-9b", "t5-large", "olmo-1b", "deberta-v3-large", "xlm-roberta-large", "kimi-linear-48b-a3b",
+)  # fmt: skip
 UNSEEN = (
     "llama-3.2-3b", "qwen3-14b", "gemma-3-12b", "olmo-2-7b", "starcoder2-7b", "pythia-6.9b", "roberta-large", "granite-3.1-8b",
     "phi-3.5-moe", "olmoe-1b-7b", "glm-4.7-flash", "granite-4.0-h-tiny", "nemotron-h-8b", "smollm2-1.7b", "modernbert-base",
@@ -51,13 +55,14 @@ OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
     {"seq_len": 512, "microbatch": 40, "precision": "bf16-autocast", "engine": "transformers", "zero": 0, "gpus": "8xH100-80GB"},
     {"seq_len": 2000, "microbatch": 5, "precision": "bf16-pure", "lora_rank": 8, "quantize": "nf4", "recompute": "full"},
 )  # fmt: skip
-ENCODERS = ("bert", "roberta", "gpt2", "bge")
+ENCODERS = ("bert", "roberta", "gpt2", "bge", "deberta", "xlm-roberta", "t5")
 """Models that take no more than 512 (or 1,024) positions."""
 
 
 def cases_of(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Model and options of each case of a set, each model with two of the settings in turn."""
-    models, settings = ((*DENSE, *SPARSE), SETTINGS) if name == "mending" else (UNSEEN, OTHER_SETTINGS)
+    models = {"mending": (*DENSE, *SPARSE), "wider": WIDER, "unseen": UNSEEN}[name]
+    settings = OTHER_SETTINGS if name == "unseen" else SETTINGS
     for number, model in enumerate(models):
         for step in (0, 3):
             words = dict(settings[(number + step + number // len(settings)) % len(settings)])

@@ -288,6 +288,7 @@ def _widths_of_mixer(mixer: Mixer) -> Iterator[Shape]:
     and what a scan makes of its channels and states.
     """
     if isinstance(mixer, Attention):
+        yield Shape((mixer.heads,), "what heads' scores sum up to", 0)
         for heads, words in ((mixer.heads, "queries"), (mixer.kv_heads, "keys")):
             yield Shape((heads, mixer.head_dim), f"{words} of all heads", 0)
             if turned := mixer.rotary_dim:
@@ -296,6 +297,7 @@ def _widths_of_mixer(mixer: Mixer) -> Iterator[Shape]:
                 yield Shape((heads, turned), f"what positions turn of {words}", 0)
                 yield Shape((heads, mixer.head_dim - turned), f"what positions leave of {words}", 0)
     elif isinstance(mixer, LatentAttention):
+        yield Shape((mixer.heads,), "what heads' scores sum up to", 0)
         turned, plain, valued = mixer.qk_rope_head_dim, mixer.qk_nope_head_dim, mixer.v_head_dim
         for size, words in (
             (plain + turned, "queries or keys of all heads"),

@@ -152,8 +152,10 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
                 sure = parts in (1, cut) or open_parts
                 yield from _weight_as(frame, shape.words, axes, parts, sure=sure, halves=serves or halves, alone=not open_tokens)
         for ranks in ranks_in_text(signs.text)[1:] if _BY_ROWS.search(signs.text) else ():
-            rows = (-(-shape.axes[0] // ranks), *shape.axes[1:])
-            yield from _weight_as(frame, shape.words, rows, ranks, sure=True, halves=halves, alone=not open_tokens)
+            rows, alone = -(-shape.axes[0] // ranks), not open_tokens
+            for held, parts in ((rows, ranks), *(((rows * ranks, 1),) if shape.axes[0] % ranks else ())):
+                axes = (held, *shape.axes[1:])
+                yield from _weight_as(frame, shape.words, axes, parts, sure=True, halves=halves, alone=alone)
 
 
 _LAUNCHED = re.compile(r"\bserve\b|launch_server|\bLLM\(|(?i:server_?args|engine_?args)|api_server|tensor[_-]parallel|\btp(?:[_-]size)?\b")
