@@ -8,8 +8,10 @@ the traceback that torch would have printed there, without ours.
 
 from __future__ import annotations
 
+import inspect
 import json
 import linecache
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -17,8 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-LEAST = 16 * 2**20
-"""Smaller tensors are left out: their size says nothing where the allocator rounds it."""
+from tensor_truths import BYTES, LEAST
+
+import memsheet
+from memsheet.catalog import find_model
+from memsheet.errors import InputError
+
 FRAMES, TENSORS = 6, 120
 """Frames that are kept of a traceback, tensors of a case."""
 OURS = (
@@ -26,8 +32,26 @@ OURS = (
     "torch/_higher_order_ops", "traced_tensors.py",
 )  # fmt: skip
 """What stands in a traced step's stack alone."""
-DENSE = ("llama-3.1-8b", "qwen2.5-7b", "mistral-7b", "gemma-2-9b", "phi-2", "gpt2-xl", "falcon-7b", "bert-large", "qwen2-1.5b")
-SPARSE = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "qwen2.5-vl-7b", "falcon-h1-3b", "qwen3-next-80b-a3b")
+DENSE = (
+    "llama-3.1-8b",
+    "qwen2.5-7b",
+    "mistral-7b",
+    "gemma-2-9b",
+    "phi-2",
+    "gpt2-xl",
+    "falcon-7b",
+    "bert-large",
+    "qwen2-1.5b",
+)
+SPARSE = (
+    "mixtral-8x7b",
+    "qwen3-30b-a3b",
+    "deepseek-v2-lite",
+    "gpt-oss-20b",
+    "qwen2.5-vl-7b",
+    "falcon-h1-3b",
+    "qwen3-next-80b-a3b",
+)
 WIDER = (
     "qwen2.5-0.5b", "gemma-2b", "phi-3-mini", "gpt-j-6b", "opt-1.3b", "bloom-3b", "falcon3-7b", "qwen1.5-moe-a2.7b",
     "exaone-4.0-32b", "ernie-4.5-21b-a3b", "glm-4-9b", "t5-large", "olmo-1b", "deberta-v3-large", "xlm-roberta-large", "kimi-linear-48b-a3b",
@@ -74,9 +98,6 @@ def cases_of(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def traced_tensors(model: str, words: Mapping[str, Any]) -> dict[str, Any]:
     """One case, traced. Raises InputError for what is not traced."""
-    import memsheet
-    from memsheet.catalog import find_model
-    from memsheet.errors import InputError
     from memsheet.plan.engine import Runner
     from memsheet.plan.engine_registry import engine_of
     from memsheet.trace import distributed_job, job
@@ -95,7 +116,7 @@ def traced_tensors(model: str, words: Mapping[str, Any]) -> dict[str, Any]:
                 instant = self.instant.value if self.instant else "load"
                 made.append({
                     "row": self.rows[-1], "shape": list(local.shape), "dtype": str(local.dtype).removeprefix("torch."),
-                    "op": op, "instant": instant, "frames": _stack_of(sys._getframe(1)),
+                    "op": op, "instant": instant, "frames": _stack_of(inspect.currentframe()),
                 })  # fmt: skip
 
     answer = memsheet.train(model, **words)
@@ -107,47 +128,25 @@ def traced_tensors(model: str, words: Mapping[str, Any]) -> dict[str, Any]:
     depth = depth_of(stack)
     try:
         if ranks:
-            distributed_job._record_fake_rank(config, plan, how, 0, distributed_job._foldable_depth(plan, 0, depth) and depth)
+            distributed_job.trace_rank(config, plan, how, 0, depth)
         else:
-            try:
-                job._recorded(config, plan, how, depth)
-            except InputError:
-                raise
-            except Exception:
-                if depth is None:
-                    raise
-                made.clear()
-                job._recorded(config, plan, how, None)
+            job.trace_training(config, plan, how, depth)
     finally:
         job.Recorder = Watching.__bases__[0]  # type: ignore[misc]
     kept: dict[str, dict[str, Any]] = {}
     for each in made:
         row = each.pop("row")
-        if row.bytes != _elements(each["shape"]) * _width(each["dtype"]):
+        if row.bytes != math.prod(each["shape"]) * BYTES.get(each["dtype"], 0):
             continue
         each |= {"bytes": row.bytes, "module": row.path or row.owner, "component": row.component.value}
         key = json.dumps([each["shape"], each["dtype"], each["op"], each["instant"], each["frames"][-1:]])
         kept.setdefault(key, each)
     step = -(-len(kept) // TENSORS) or 1
-    return {"model": model, "hub_id": _hub_id(model), "options": dict(words), "tensors": list(kept.values())[::step]}
-
-
-def _hub_id(model: str) -> str:
-    from memsheet.catalog import find_model
-
-    entry = find_model(model)
-    return str(entry["source"]).removeprefix("public config.json of ").partition(";")[0]
-
-
-def _elements(shape: list[int]) -> int:
-    total = 1
-    for axis in shape:
-        total *= axis
-    return total
-
-
-def _width(dtype: str) -> int:
-    return {"float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}.get(dtype, 0)
+    return {
+        "model": model,
+        "options": dict(words),
+        "tensors": list(kept.values())[::step],
+    }
 
 
 def _stack_of(frame: FrameType | None) -> list[list[Any]]:
@@ -172,11 +171,14 @@ def main(arguments: list[str]) -> None:
         start = time.perf_counter()
         try:
             case = traced_tensors(model, words)
-        except Exception as error:  # what is not traced is said, and the next one taken
+        except (ImportError, InputError, RuntimeError) as error:  # said, and the next one taken
             print(f"{model} {words}: {str(error)[:160]}", flush=True)
             continue
         found.append(case)
-        print(f"{model} {words}: {len(case['tensors'])} tensors, {time.perf_counter() - start:.1f} s", flush=True)
+        print(
+            f"{model} {words}: {len(case['tensors'])} tensors, {time.perf_counter() - start:.1f} s",
+            flush=True,
+        )
         Path(file).write_text(json.dumps(found))
 
 

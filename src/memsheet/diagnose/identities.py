@@ -34,7 +34,7 @@ from memsheet.diagnose.model_tensors import (
 )
 from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes
-from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, STEP_SIZES, SERVERS, Frame, Signs
+from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, SERVERS, STEP_SIZES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 

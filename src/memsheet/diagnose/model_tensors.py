@@ -188,9 +188,9 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
         shapes.setdefault(held_of(spec.embeddings.weights), "the embeddings")
         for tower in spec.towers:
             blocks = [(run.count, block) for run in tower.stack.runs for block in run.pattern]
-            norms = [weight for norm in tower.stack.final_norms for weight in norm.weights]
+            last = [weight for norm in tower.stack.final_norms for weight in norm.weights]
             whole += sum(count * held_of(block.weights) for count, block in blocks)
-            whole += held_of((*tower.embeddings, *tower.projector, *norms))
+            whole += held_of((*tower.embeddings, *tower.projector, *last))
         shapes.setdefault(whole, "all weights")
     return tuple(Shape((elements,), words) for elements, words in shapes.items() if elements)
 
@@ -334,9 +334,7 @@ def widths_of_towers(text: str) -> tuple[Shape, ...]:
     """Elements of a patch in what the layers of a model's eyes make, and in the pixels that they read."""
     shapes: list[Shape] = []
     for tower in (tower for spec in named_specs(text) for tower in spec.towers):
-        for weight in tower.embeddings:
-            if len(weight.shape) > 2:
-                shapes.append(Shape((math.prod(weight.shape[1:]),), "pixels"))
+        shapes += [Shape((math.prod(w.shape[1:]),), "pixels") for w in tower.embeddings if len(w.shape) > 2]
         for block in (block for run in tower.stack.runs for block in run.pattern):
             shapes.extend(_widths_of_block(block))
     return _alike(shapes)

@@ -13,11 +13,11 @@ from memsheet.diagnose.candidates import (
     BOTH_KNOWN,
     IN_16_BITS,
     RAISED,
-    raises,
     WIDTHS,
     Axes,
     Candidate,
     fit_of,
+    raises,
 )
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
@@ -150,7 +150,9 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
         for parts, axes in shares.items():
             if axes is not None:
                 sure = parts in (1, cut) or open_parts
-                yield from _weight_as(frame, shape.words, axes, parts, sure=sure, halves=serves or halves, alone=not open_tokens)
+                yield from _weight_as(
+                    frame, shape.words, axes, parts, sure=sure, halves=serves or halves, alone=not open_tokens
+                )
         for ranks in ranks_in_text(signs.text)[1:] if _BY_ROWS.search(signs.text) else ():
             rows, alone = -(-shape.axes[0] // ranks), not open_tokens
             for held, parts in ((rows, ranks), *(((rows * ranks, 1),) if shape.axes[0] % ranks else ())):
@@ -158,7 +160,9 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
                 yield from _weight_as(frame, shape.words, axes, parts, sure=True, halves=halves, alone=alone)
 
 
-_LAUNCHED = re.compile(r"\bserve\b|launch_server|\bLLM\(|(?i:server_?args|engine_?args)|api_server|tensor[_-]parallel|\btp(?:[_-]size)?\b")
+_LAUNCHED = re.compile(
+    r"\bserve\b|launch_server|\bLLM\(|(?i:server_?args|engine_?args)|api_server|tensor[_-]parallel|\btp(?:[_-]size)?\b"
+)
 """What says how a server was started, over several cards or not."""
 ROWS = 64
 """What servers make the rows of a vocabulary a multiple of (vllm/model_executor/layers/
@@ -225,7 +229,9 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
 
 _BY_ROWS = re.compile(r"(?i:fsdp)|fully_shard|torchtitan|data_parallel_shard")
 """Words of what gives each rank rows of a weight."""
-_SHARDS = re.compile(r"fsdp|FSDP|deepspeed|zero_|[_-]zero|megatron|distributed[_-]optimizer|data_parallel_shard")
+_SHARDS = re.compile(
+    r"fsdp|FSDP|deepspeed|zero_|[_-]zero|megatron|distributed[_-]optimizer|data_parallel_shard"
+)
 """Words of what keeps or gathers many weights as one."""
 _BUCKET = re.compile(
     r"\b(?:reduce|allgather|prefetch)_bucket_size[\"']?\s{0,3}[:=]?\s{0,3}"
@@ -266,7 +272,11 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
     if frame is not None and frame.path in ("sampler", "prompt_logprobs", "optimizer/step"):
         return
     unsaid = not axes.tokens and signs.program not in SERVERS
-    told = frame if frame is not None and frame.component == "saved_activations" and frame is not SCORES else LAYER
+    told = (
+        frame
+        if frame is not None and frame.component == "saved_activations" and frame is not SCORES
+        else LAYER
+    )
     rank = BOTH_KNOWN if frame in (None, BACKWARD, SCORES, told) else BOTH_KNOWN - 1
     widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     its = ", or its gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
@@ -302,7 +312,12 @@ def _made_of_units(signs: Signs, axes: Axes) -> Iterator[tuple[Shape, int, str, 
     spread = cut > 1 and (signs.program == "Megatron-LM" or _OF_SEQUENCES.search(signs.text))
     for of_token in _of_rank(whole, cut):
         for count, said in counts.items():
-            yield of_token, count + of_token.padding * max(1, count // max(axes.lengths or (count,))), "tokens", said
+            yield (
+                of_token,
+                count + of_token.padding * max(1, count // max(axes.lengths or (count,))),
+                "tokens",
+                said,
+            )
             if spread and count % cut == 0:
                 yield of_token, count // cut, "tokens", said
     for of_token, count in itertools.product(widths_of_towers(signs.text), patches_in_text(signs.text)):
