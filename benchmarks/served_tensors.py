@@ -14,7 +14,7 @@ from tensor_truths import Frame, Truth, bundled_spec
 from memsheet.plan.model import Block, LatentAttention, Moe
 
 ROWS = 64
-"""Of which a vocabulary's rows are made a multiple (vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE)."""
+"""Of which a vocabulary's rows are a multiple (vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE)."""
 LAYERS = {"vllm": "vllm/model_executor/layers", "sglang": "sglang/srt/layers"}
 FRAMES: dict[str, Frame] = {
     "weight": ("linear.py", 1180, "create_weights", "weight = Parameter(torch.empty(sum(output_partition_sizes),"),

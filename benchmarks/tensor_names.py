@@ -2,13 +2,13 @@
 
     python benchmarks/tensor_names.py                       rates by engine, context and kind of tensor
     python benchmarks/tensor_names.py --set unseen          of one set alone
-    python benchmarks/tensor_names.py --traced FILE         with what traced_tensors.py has written of each set
+    python benchmarks/tensor_names.py --traced FILE         with what traced_tensors.py has written
     python benchmarks/tensor_names.py --show wrong          and the cases of one outcome
 
 The truth is a tensor that a step of an engine allocates: by the accounts that are kept of its code
 (tensor_truths.py, served_tensors.py), or by a trace of a model's own code (traced_tensors.py). Its size is
-printed as torch prints it, among more or less of what a log holds (tensor_texts.py). Rules of ``diagnose`` are
-written beside the first sets; the last has other models, lengths and texts, and is only counted.
+printed as torch prints it, among more or less of what a log holds (tensor_texts.py). Rules of ``diagnose``
+are written beside the first sets; the last has other models, lengths and texts, and is only counted.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ def rate_table(found: list[Judged], key: Callable[[Judged], str]) -> Iterator[st
         other = Counter(each.outcome for each in group if not each.told)
         right, all_told = told["exact"] + told["among"], sum(told.values())
         share = f"{right / all_told:7.1%} of {all_told:4}" if all_told else f"{'-':>15}"
-        beside = f"{other['exact'] + other['among']}, {other['wrong']}, {other['wrong as certain']} of {sum(other.values())}"
+        counts = (other["exact"] + other["among"], other["wrong"], other["wrong as certain"])
+        beside = f"{', '.join(map(str, counts))} of {sum(other.values())}"
         yield f"{name:24}" + "".join(f"{told[each]:18}" for each in OUTCOMES) + f"{share} | {beside}"
 
 
@@ -245,10 +246,19 @@ def main() -> None:
             print("\n".join(rate_table(found, key)), "\n")
         for each in found:
             if each.outcome in asked.show:
-                t = each.truth
-                print(
-                    f"{each.outcome} {'told' if each.told else 'not told'} | {t.engine} | {each.kind} | {t.model} {t.kind} {t.part} {list(t.shape)} {t.dtype} {printed_size(t.size)} | {t.options.get('seq_len')}x{t.options.get('microbatch')} | {t.frames[-1][2]}: {t.frames[-1][3][:60]} | → {each.term and (each.term.component, each.term.path, each.term.shape, each.term.exact)}"
-                )
+                print(case_line(each))
+
+
+def case_line(judged: Judged) -> str:
+    """A case, and what it came to."""
+    truth = judged.truth
+    named = [(term.component, shape, dtype) for term, shape, dtype in named_tensors(judged.term)]
+    parts = (
+        f"{judged.outcome}, {'told' if judged.told else 'not told'}", truth.engine, judged.kind, truth.model,
+        f"{truth.kind} {truth.part} {list(truth.shape)} {truth.dtype}", printed_size(truth.size),
+        f"{truth.frames[-1][2]}: {truth.frames[-1][3]}", str(named),
+    )  # fmt: skip
+    return " | ".join(parts)
 
 
 if __name__ == "__main__":

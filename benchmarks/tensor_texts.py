@@ -58,7 +58,9 @@ def _deepspeed_json(values: Mapping[str, Any]) -> str:
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": values["zero"]},
     }
-    return f"deepspeed --num_gpus {values['ranks']} train.py --model_name_or_path {values['name']} --max_seq_length {values['seq']} --deepspeed ds.json\n{json.dumps(settings, indent=2)}\n[INFO] world size: {values['ranks']}"
+    command = f"deepspeed --num_gpus {values['ranks']} train.py --model_name_or_path {values['name']}"
+    command += f" --max_seq_length {values['seq']} --deepspeed ds.json"
+    return f"{command}\n{json.dumps(settings, indent=2)}\n[INFO] world size: {values['ranks']}"
 
 
 Text = str | Callable[[Mapping[str, Any]], str]

@@ -1,4 +1,4 @@
-"""Tensors that steps of engines allocate, with the functions that ask for them: truths for ``tensor_names.py``.
+"""Tensors that steps of engines allocate, and the functions that ask for them, for ``tensor_names.py``.
 
 They come from tapes of operations (formulas/tapes), from arithmetic over a model's weights by the sources of
 each wrapper, or from a file of ``traced_tensors.py``.

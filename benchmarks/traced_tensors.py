@@ -1,9 +1,9 @@
 """Tensors that traced steps of models' own code allocate, as data for ``benchmarks/tensor_names.py``.
 
-    python benchmarks/traced_tensors.py FILE [SET]      trace the cases of a set (mending, unseen), and write them
+    python benchmarks/traced_tensors.py FILE [SET]      the cases of a set (mending, wider, unseen)
 
-Each is kept once: its shape, dtype and bytes, the module and the operation that make it, and the last frames of
-the traceback that torch would have printed there, without ours.
+Each is kept once: its shape, dtype and bytes, the module and the operation that make it, and the last frames
+of the traceback that torch would have printed there, without ours.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from memsheet.frozen import replace
 from memsheet.units import MIB
 
 LEAST = 10 * MIB
-"""Smaller requests get a segment of their own size no more (c10/cuda/CUDACachingAllocator.h, kMinLargeAlloc)."""
+"""Smaller requests get no segment of their own size (c10/cuda/CUDACachingAllocator.h, kMinLargeAlloc)."""
 VOCABULARIES = (
     32_000, 50_257, 50_304, 32_768, 49_152, 100_352, 102_400, 128_256, 129_280, 131_072, 151_936, 151_646, 152_064, 151_552,
     154_880, 201_088, 202_048, 248_320, 256_000, 256_128, 262_144, 250_880, 65_024, 92_544, 200_064, 163_840, 30_522,
@@ -105,8 +105,8 @@ _HEADS = re.compile(
 MOST_NAMED, MOST_NEAR = 8, 2
 """More tensors than these are told apart by nothing that a text says."""
 SEGMENTS = (2 * MIB, 20 * MIB)
-"""What the allocator takes for smaller requests (c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer):
-says nothing of their own size.
+"""What the allocator takes for smaller requests (c10/cuda/CUDACachingAllocator.h, kSmallBuffer,
+kLargeBuffer): says nothing of their own size.
 """
 
 
@@ -422,7 +422,8 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
         for more, (width, dtype) in itertools.product((0, 1) if sinks else (0,), _widths_of_scores(signs)):
             if fit := fit_of(asked, batch * max(heads, 1) * length * (length + more) * width):
                 counted = f"{batch} × {heads} heads" if heads else f"{batch}"
-                words = f"{dtype} {'attention scores' if heads else 'a mask of attention'} of {counted} × {length:,}²"
+                what = "attention scores" if heads else "a mask of attention"
+                words = f"{dtype} {what} of {counted} × {length:,}²"
                 words += f" and a sink × {width} bytes" if more else f" × {width} bytes"
                 yield Candidate((rank, fit), Term(
                     component="saved_activations", path=SCORES.path if heads else "attention/mask", exact=True, words=words,

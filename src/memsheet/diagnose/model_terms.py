@@ -58,7 +58,8 @@ COPY = Frame("parameters", "model", "a weight's copy in 16 bits, which autocast 
 CACHE = Frame("kv_cache", "model", "the KV cache")
 _OF_LINEAR = re.compile(r"\bF\.linear\(")
 _MADE_OF_TOKENS = re.compile(
-    r"hidden_states|(?:query|key|value)s?(?:_states)?\b|residual|attn_|\b[qkvx]\b|activation|logits|cache13|intermediate_cache"
+    r"hidden_states|(?:query|key|value)s?(?:_states)?\b|residual|attn_|\b[qkvx]\b|activation|logits"
+    r"|intermediate_cache"
 )
 """What a line of code calls what is made of tokens."""
 HALVES = "or in 16 bits of twice as many (how many sequences there are is not said)"
@@ -161,7 +162,8 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
 
 
 _LAUNCHED = re.compile(
-    r"\bserve\b|launch_server|\bLLM\(|(?i:server_?args|engine_?args)|api_server|tensor[_-]parallel|\btp(?:[_-]size)?\b"
+    r"\bserve\b|launch_server|\bLLM\(|(?i:server_?args|engine_?args)|api_server|tensor[_-]parallel"
+    r"|\btp(?:[_-]size)?\b"
 )
 """What says how a server was started, over several cards or not."""
 ROWS = 64
@@ -178,8 +180,8 @@ def _padded_rows(shape: Shape) -> Shape:
 def _weight_as(
     frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, halves: bool, alone: bool
 ) -> Iterator[Sized]:
-    """A weight, or one of several ranks' share of it, in the dtypes that it may have. ``alone``: whether what is
-    made of tokens cannot be as large.
+    """A weight, or one of several ranks' share of it, in the dtypes that it may have. ``alone``: whether what
+    is made of tokens cannot be as large.
     """
     share = f" of {parts} ranks" if parts > 1 else ""
     product = " × ".join(f"{axis:,}" for axis in axes)
