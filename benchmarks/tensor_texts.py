@@ -133,7 +133,7 @@ def text_of(truth: Truth, which: str, kind: str, draw: random.Random) -> str:
         parts.append("Traceback (most recent call last):")
         for file, line, function, code in truth.frames[-draw.choice((1, 2, 4, 6)) :]:
             parts += [
-                f'  File "/opt/env/lib/python3.11/site-packages/{file}", line {line}, in {function}',
+                f'  File "/x/site-packages/{file}", line {line}, in {function}',
                 f"    {code}",
             ]
     said = SPARE.format(draw.choice(("8.12", "13.44", "11.06")))
