@@ -106,6 +106,7 @@ def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate
     yield from _fitting_terms(
         asked,
         [
+            *_layer_activations(signs, axes),
             *_whole_weights(signs, axes),
             *_joined_weights(signs),
             *_server_caches(signs, axes),
@@ -113,7 +114,6 @@ def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate
             *_reduced_buckets(signs),
         ],
     )
-    yield from _fitting_terms(asked, list(_layer_activations(signs, axes)))
 
 
 def _fitting_terms(asked: Interval, tensors: list[Sized]) -> Iterator[Candidate]:
