@@ -101,7 +101,7 @@ OF_PART: dict[bool, tuple[tuple[str, tuple[Frame, ...]], ...]] = {
         (r"", (("megatron/core/transformer/transformer_layer.py", 512, "forward", "hidden_states = self._forward_mlp(hidden_states)"),)),
     ),
     False: (
-        (r"(?:proj|lm_head|dense)[^/]*/output", FRAMES["product"]), (r"scores|softmax|probabilities", FRAMES["scores"]),
+        (r"(?:proj|lm_head|dense)[^/]*/output", FRAMES["product"]), (r"att[^/]*/(?:scores|softmax|probabilities)", FRAMES["scores"]),
         (r"norm", FRAMES["norm"]), (r"", FRAMES["module"]),
     ),
 }  # fmt: skip

@@ -27,6 +27,7 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import (
     cut_in_text,
+    has_scans,
     has_sinks,
     heads_of_models,
     heads_of_towers,
@@ -125,8 +126,12 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     )
     for each in terms:
         key = each.term.component, each.term.path, each.term.shape
-        if key not in found or each.rank > found[key].rank:
+        known_as = found.get(key)
+        if known_as is None or each.rank > known_as.rank:
             found[key] = each
+        elif each.rank == known_as.rank and each.term.words not in known_as.term.words:
+            both = f"{known_as.term.words}, or {each.term.words}"
+            found[key] = known_as._replace(term=replace(known_as.term, words=both))
     founded = max((each.rank[0] for each in found.values()), default=0)
     best = sorted(
         (each for each in found.values() if each.rank[0] == founded), key=lambda each: -each.rank[1]
@@ -143,6 +148,8 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
         return _term_of_sheet(fits, products[0] if len(products) == 1 and best[0].rank[1] == 2 else None)
     equals = sorted((each.term for each in best), key=lambda each: not each.exact)
+    if len(equals) == 1 and signs.frame in (None, BACKWARD) and has_scans(signs.text):
+        return replace(equals[0], exact=False)  # whose loops make tensors of many more sizes
     return _first_of(equals) if len(equals) <= MOST_NAMED else None
 
 

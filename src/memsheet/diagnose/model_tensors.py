@@ -24,6 +24,7 @@ from memsheet.plan.model import (
     Mixer,
     ModelSpec,
     Moe,
+    Recurrent,
     Role,
     StateSpace,
     Weight,
@@ -314,6 +315,7 @@ def _widths_of_mixer(mixer: Mixer) -> Iterator[Shape]:
         yield Shape((width,), "what a scan's convolution makes", 0, mixer.conv_kernel - 1)
         yield Shape((width,), "what a scan's convolution makes", 0)
         yield Shape((mixer.heads or mixer.inner, mixer.state), "states of a scan", 0)
+        yield Shape((mixer.state,), "what goes into or out of a scan's states")
         if mixer.chunk and mixer.heads:
             yield Shape((mixer.heads, mixer.chunk), "what a chunk's tokens are to one another in a scan", 0)
             states = mixer.inner * mixer.state // mixer.chunk
@@ -344,6 +346,12 @@ def heads_of_models(text: str) -> tuple[int, ...]:
     """Attention heads of the models that a text names."""
     mixers = (mixer for spec in named_specs(text) for mixer in spec.mixers())
     return tuple(dict.fromkeys(mixer.heads for mixer in mixers if isinstance(mixer, Attention)))
+
+
+def has_scans(text: str) -> bool:
+    """Whether a model that a text names has layers that scan their tokens."""
+    mixers = (mixer for spec in named_specs(text) for mixer in spec.mixers())
+    return any(isinstance(mixer, StateSpace | LinearAttention | Recurrent) for mixer in mixers)
 
 
 def has_sinks(text: str) -> bool:

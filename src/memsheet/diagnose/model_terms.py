@@ -239,14 +239,16 @@ _BUCKET = re.compile(
     r"\b(?:reduce|allgather|prefetch)_bucket_size[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d{1,12}(?:\.\d{1,3})?(?:e\+?\d{1,2})?)\b"
 )
-_OF_DEEPSPEED = re.compile(r"/deepspeed/runtime/|\bdeepspeed --")
+_OF_DEEPSPEED = re.compile(
+    r"/deepspeed/runtime/|\bdeepspeed --|--deepspeed\b|zero_optimization|deepspeed_config"
+)
 USUAL_BUCKET = 500_000_000
 """Elements of a bucket where none is said (deepspeed/runtime/zero/config.py, reduce_bucket_size)."""
 
 
 def _reduced_buckets(signs: Signs) -> Iterator[Sized]:
     """A buffer of many gradients or weights, of the elements that a text says or DeepSpeed takes."""
-    frame = signs.frame or (REDUCED if signs.program == "DeepSpeed" and not signs.code else None)
+    frame = signs.frame or (REDUCED if _OF_DEEPSPEED.search(signs.text) and not signs.code else None)
     if frame is None or frame.component not in ("gradients", "unsharded_parameters"):
         return
     said = dict.fromkeys(int(float(each)) for each in _BUCKET.findall(signs.text))

@@ -216,6 +216,22 @@ def test_a_weight_and_an_activation_of_one_size_are_both_told_where_nothing_says
     assert (made.component, made.others) == ("saved_activations", ())
 
 
+def test_two_weights_of_one_shape_are_both_named() -> None:
+    """Rows of 16,384 over 8 ranks are 2,048, as many as the projections of attention have."""
+    said = "google/gemma-2b fsdp: full_shard num_processes: 8"
+    term = term_of(2048 * 2048 * 4, said, "_load_state_dict_into_meta_model")
+    assert term is not None
+    assert "q_proj" in term.words
+    assert "gate_proj" in term.words
+
+
+def test_a_model_that_scans_has_no_tensor_for_certain_where_nothing_says_who_asked() -> None:
+    said = "tiiuae/Falcon-H1-3B-Base bf16 micro_batch_size: 2 sequence_len: 4096"
+    term = term_of(2 * 4096 * 6144 * 2, said)
+    assert term is not None
+    assert not term.exact
+
+
 def test_a_prompts_cache_is_its_printed_shape_wide() -> None:
     traceback = traced("update", module="transformers/cache_utils.py")
     term = term_of(16 * 8192 * 8 * 128 * 2, f"{LLAMA} input_ids torch.Size([16, 8192])\n{traceback}")
