@@ -183,7 +183,9 @@ def _tensors_of_tape(
 def _kind_of_sizes(
     sizes: tuple[int, ...], model: str, words: Mapping[str, Any], *, end: bool, weight: bool
 ) -> str:
-    if (weight and not end) or (len(sizes) == 2 and tuple(sorted(sizes)) in shapes_of_weights(model)):
+    flat = "tp" in words  # whose experts' tokens lie in two axes, as weights do
+    alike = len(sizes) == 2 and not flat and tuple(sorted(sizes)) in shapes_of_weights(model)
+    if (weight and not end) or alike:
         return "weight"
     vocabulary = bundled_spec(model).vocab
     if end and any(abs(size * int(words.get("tp", 1)) - vocabulary) <= 1024 for size in sizes):

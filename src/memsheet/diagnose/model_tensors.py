@@ -299,6 +299,7 @@ def _widths_of_mixer(mixer: Mixer) -> Iterator[Shape]:
                 yield Shape((heads, mixer.head_dim - turned), f"what positions leave of {words}", 0)
     elif isinstance(mixer, LatentAttention):
         yield Shape((mixer.heads,), "what heads' scores sum up to", 0)
+        yield Shape((mixer.qk_rope_head_dim,), "what positions turn of keys, which heads share")
         turned, plain, valued = mixer.qk_rope_head_dim, mixer.qk_nope_head_dim, mixer.v_head_dim
         for size, words in (
             (plain + turned, "queries or keys of all heads"),

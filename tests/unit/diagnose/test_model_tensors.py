@@ -225,6 +225,14 @@ def test_two_weights_of_one_shape_are_both_named() -> None:
     assert "gate_proj" in term.words
 
 
+def test_keys_that_heads_share_are_as_wide_as_one() -> None:
+    """8 × 8,192 tokens × 64 × 4 bytes are 2,048² × 4."""
+    said = "deepseek-ai/DeepSeek-V2-Lite bf16 micro_batch_size: 8 sequence_len: 8192"
+    term = term_of(8 * 8192 * 64 * 4, said)
+    assert term is not None
+    assert "[65536, 64] fp32" in [each.shape for each in (term, *term.others)]
+
+
 def test_a_model_that_scans_has_no_tensor_for_certain_where_nothing_says_who_asked() -> None:
     said = "tiiuae/Falcon-H1-3B-Base bf16 micro_batch_size: 2 sequence_len: 4096"
     term = term_of(2 * 4096 * 6144 * 2, said)
