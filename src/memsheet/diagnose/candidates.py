@@ -15,6 +15,7 @@ OF_SHEET, BOTH_KNOWN = 5, 4
 WIDTHS = ((4, "fp32"), (2, "bf16"))
 RAISED = re.compile(r"\.float\(\)|\.to\(torch\.float(?:32)?\)|dtype=torch\.float(?:32)?\b")
 """What in a line of code makes fp32 of another dtype."""
+_LOWERED = re.compile(r"\.to\(\s{0,3}(?!torch\.float(?:32)?\b)\w")
 IN_16_BITS = re.compile(
     r"(?<![a-z0-9])b?f(?:p|loat)?16(?![a-z0-9])(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|null|none|no|0)\b)"
     r"|\b(?:pretrain|finetune)_recipe\b",
@@ -27,6 +28,11 @@ BY_CHANCE = (1, 20)
 """The most by which a product of common sizes may fit by chance, where nothing but the size says that it is
 one.
 """
+
+
+def raises(code: str) -> bool:
+    """Whether a line makes fp32 of another dtype, and nothing else of it again."""
+    return bool(RAISED.search(code)) and not _LOWERED.search(code)
 
 
 class Axes(NamedTuple):
@@ -43,6 +49,11 @@ class Axes(NamedTuple):
     def counts(self) -> tuple[int, ...]:
         """Tokens of a micro-batch, one length or several."""
         return tuple(sorted({n * batch for n in self.tokens for batch in (1, *self.batches)}))
+
+    @property
+    def likely_counts(self) -> tuple[int, ...]:
+        """Those of whole micro-batches, where a text says how many sequences one has."""
+        return tuple(sorted({n * batch for n in self.tokens for batch in self.batches or (1,)}))
 
     @property
     def shifted_counts(self) -> tuple[int, ...]:

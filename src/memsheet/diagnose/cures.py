@@ -343,6 +343,23 @@ def _without_scores(figures: Figures, where: str = 'attn_implementation="sdpa"')
     )  # fmt: skip
 
 
+def shared_term(term: Term | None) -> Term | None:
+    """What all tensors that a request may be have in common, for changes that help each of them; None where
+    some are as large for any batch and some are not.
+    """
+    if term is None or not term.others:
+        return term
+    every = (term, *term.others)
+    if len({(each.component, each.path) for each in every}) == 1:
+        return term
+    if all(map(_grows_with_batch, every)):
+        words = "what is made of tokens"
+        return Term(component="saved_activations", path="model", shape="", exact=False, words=words)
+    if not any(map(_grows_with_batch, every)) and len({each.component for each in every}) == 1:
+        return term
+    return None
+
+
 def _grows_with_batch(term: Term | None) -> bool:
     return (
         term is not None and term.path != "sampler" and term.component in ("temporaries", "saved_activations")

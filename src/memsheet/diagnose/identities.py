@@ -15,27 +15,32 @@ from memsheet.diagnose.candidates import (
     BOTH_KNOWN,
     IN_16_BITS,
     OF_SHEET,
-    RAISED,
     WIDTHS,
     Axes,
     Candidate,
     fit_of,
     fits_by_chance,
+    raises,
     rows_of,
 )
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
-from memsheet.diagnose.model_tensors import cut_in_text, heads_of_towers, patches_in_text
-from memsheet.diagnose.model_terms import model_terms
+from memsheet.diagnose.model_tensors import (
+    cut_in_text,
+    has_scans,
+    has_sinks,
+    heads_of_models,
+    heads_of_towers,
+    patches_in_text,
+)
+from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes
-from memsheet.diagnose.signs import LOGITS, SCORES, Frame, Signs
+from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, SERVERS, STEP_SIZES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 
-LEAST = 20 * MIB
-"""Smaller requests get a segment of 2 or 20 MiB, which says nothing of their own size
-(c10/cuda/CUDACachingAllocator.h, kSmallBuffer, kLargeBuffer).
-"""
+LEAST = 10 * MIB
+"""Smaller requests get no segment of their own size (c10/cuda/CUDACachingAllocator.h, kMinLargeAlloc)."""
 VOCABULARIES = (
     32_000, 50_257, 50_304, 32_768, 49_152, 100_352, 102_400, 128_256, 129_280, 131_072, 151_936, 151_646, 152_064, 151_552,
     154_880, 201_088, 202_048, 248_320, 256_000, 256_128, 262_144, 250_880, 65_024, 92_544, 200_064, 163_840, 30_522,
@@ -98,53 +103,62 @@ _HEADS = re.compile(
 )
 
 
+MOST_NAMED, MOST_NEAR = 8, 2
+"""More tensors than these are told apart by nothing that a text says."""
+SEGMENTS = (2 * MIB, 20 * MIB)
+"""What the allocator takes for smaller requests (c10/cuda/CUDACachingAllocator.h, kSmallBuffer,
+kLargeBuffer): says nothing of their own size.
+"""
+
+
 def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
-    """The tensor that a request is; None where nothing fits, or several do equally well."""
-    if asked.low <= LEAST + MIB // 100:
+    """The tensor that a request is, or the first of those that it may as well be; None where nothing fits, or
+    too much does.
+    """
+    if asked.high < LEAST or any(asked.low <= size <= asked.high for size in SEGMENTS):
         return None
     axes = _with_axes_of_text(known, signs.text)
     found: dict[tuple[str, str, str], Candidate] = {}
     terms = (
-        *_candidate_terms(asked, signs, axes),
         *model_terms(asked, signs, axes),
+        *_candidate_terms(asked, signs, axes),
         *_buffer_terms(asked, signs),
     )
     for each in terms:
         key = each.term.component, each.term.path, each.term.shape
-        if key not in found or each.rank > found[key].rank:
+        known_as = found.get(key)
+        if known_as is None or each.rank > known_as.rank:
             found[key] = each
-    rank = max((each.rank for each in found.values()), default=None)
-    best = [each.term for each in found.values() if each.rank == rank]
-    if not best or rank is None:
+        elif each.rank == known_as.rank and each.term.words not in known_as.term.words:
+            both = f"{known_as.term.words}, or {each.term.words}"
+            found[key] = known_as._replace(term=replace(known_as.term, words=both))
+    founded = max((each.rank[0] for each in found.values()), default=0)
+    best = sorted(
+        (each for each in found.values() if each.rank[0] == founded), key=lambda each: -each.rank[1]
+    )
+    if not best:
         return None
-    if rank[0] < OF_SHEET:
-        return _with_equals(best[0], found.values(), rank) if len(best) == 1 else _either_of(best, rank)
-    products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
-    return _term_of_sheet(best, products[0] if len(products) == 1 and rank[1] == 2 else None)
+    if founded < BOTH_KNOWN - 1:
+        fitting = [each for each in best if each.rank[1] == best[0].rank[1]]
+        near = [each.term for each in best[1:] if each.rank[1] == 1]
+        few = len(fitting) == 1 and best[0].rank[1] == 2 and len(near) <= MOST_NEAR
+        return _first_of([best[0].term, *(near if few else ())]) if len(fitting) == 1 else None
+    if founded == OF_SHEET:
+        fits = [each.term for each in best if each.rank[1] == best[0].rank[1]]
+        products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
+        return _term_of_sheet(fits, products[0] if len(products) == 1 and best[0].rank[1] == 2 else None)
+    equals = sorted((each.term for each in best), key=lambda each: not each.exact)
+    if len(equals) == 1 and signs.frame in (None, BACKWARD) and has_scans(signs.text):
+        return replace(equals[0], exact=False)  # whose loops make tensors of many more sizes
+    return _first_of(equals) if len(equals) <= MOST_NAMED else None
 
 
-def _either_of(best: list[Term], rank: tuple[int, int]) -> Term | None:
-    """Two products of what the text names, which differ in width, as one term that is not exact."""
-    first, *others = best
-    if (
-        rank[0] < BOTH_KNOWN
-        or len(others) != 1
-        or (others[0].component, others[0].path) != (first.component, first.path)
-    ):
-        return None
-    shape = others[0].shape
-    return replace(first, shape=f"{first.shape} or {shape}", exact=False, words=f"{first.words}, or {shape}")
-
-
-def _with_equals(best: Term, every: Iterable[Candidate], rank: tuple[int, int]) -> Term:
-    """The same, not called exact where another is as well founded but for the allocator's pages, to which the
-    size that a message says is rounded up already.
-    """
-    others = [each.term for each in every if each.rank == (rank[0], 1) and rank[1] == 2]
-    if not others or len(others) > 2:
-        return replace(best, exact=best.exact and not others)
-    told = " or ".join(each.shape for each in others)
-    return replace(best, exact=False, words=f"{best.words}, or {told}, which rounds up to it")
+def _first_of(equals: list[Term]) -> Term:
+    """Tensors that fit and are as well founded, as one that has the others beside it."""
+    first, *others = equals
+    if not others:
+        return first
+    return replace(first, exact=False, others=tuple(replace(each, exact=False) for each in others))
 
 
 def _buffer_terms(asked: Interval, signs: Signs) -> Iterator[Candidate]:
@@ -177,6 +191,11 @@ def _term_of_sheet(equals: list[Term], product: Term | None) -> Term | None:
 
 
 Widths = tuple[tuple[int, str], ...]
+CHUNKS = ("torchtitan trainer",)
+_CHUNKED = re.compile(r"ce_chunked_output_loss|[Cc]hunked(?:CrossEntropy|_?[Ll]oss|OutputLoss)|torchtune")
+"""Losses that take logits in eight pieces (pytorch/torchtune 67ab86b, modules/loss/ce_chunked_output_loss.py;
+pytorch/torchtitan b5bcd76, torchtitan/components/loss.py).
+"""
 _SHIFTED = re.compile(r"\bshift_logits\b|logits\[\.\.\., :-1, :\]")
 """What makes a copy of all but the last of each sequence's logits."""
 _ONE_MORE = re.compile(r"\blogits_to_keep\s?=\s?\w{1,40}\s?\+\s?1\b")
@@ -216,7 +235,7 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
         tokens=tuple(dict.fromkeys((*known.tokens, *lengths, *_shares_of_sequences(lengths, flags)))),
         lengths=tuple(dict.fromkeys(lengths)),
         batches=tuple(dict.fromkeys((*known.batches, *batches))),
-        heads=tuple(dict.fromkeys((*known.heads, *(counted or heads)))),
+        heads=tuple(dict.fromkeys((*known.heads, *(counted or heads or heads_of_models(text))))),
     )
 
 
@@ -255,7 +274,9 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
                 ),
             )
     unsaid = frame is None or (frame.component, frame.path) == ("saved_activations", "model")
-    at_loss = unsaid or (frame is not None and frame.component == LOGITS.component)
+    at_loss = unsaid or (
+        frame is not None and frame.component == LOGITS.component and frame is not STEP_SIZES
+    )
     if at_loss:
         cut = cut_in_text(text)
         split = _SPLIT in text or (cut > 1 and signs.program == "Megatron-LM")
@@ -270,7 +291,7 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
             pairs=bool(_PAIRS.search(text)),
             widths=_widths_of_logits(signs),
         )
-    if unsaid or frame is SCORES:
+    if unsaid or frame in (SCORES, BACKWARD):
         yield from _scores_terms(asked, signs, axes)
 
 
@@ -294,25 +315,31 @@ def _logits_terms(
     """
     frame = signs.frame
     if shares != (1,):
-        yield from _split_logits_terms(asked, axes, shares, WIDTHS[:1] if widths is WIDTHS else widths)
+        raised = frame is LOGITS and widths is WIDTHS
+        yield from _split_logits_terms(asked, axes, shares, WIDTHS[:1] if raised else widths)
         return
     path = frame.path if frame and frame.component == LOGITS.component else "loss"
+    theirs = ", or their gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
     named = set(axes.vocabularies)
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler", "prompt_logprobs")
     unnamed = [each for each in VOCABULARIES if each not in named]
     tokens = set(axes.counts)
+    if signs.program in CHUNKS or _CHUNKED.search(signs.text):
+        tokens |= {count // 8 for count in axes.counts}
     tokens |= {2 * count for count in tokens} if pairs else set()
     tokens |= set(axes.shifted_counts) if _SHIFTED.search(signs.text) else set()
     if _AS_MADE.search(signs.code) and _ONE_MORE.search(signs.text):
         tokens = set(axes.lengthened_counts)
-    common = set() if fits_by_chance(asked, len(unnamed)) else POWERS
+    likely = {count for count in tokens if count in axes.likely_counts or count not in axes.counts}
+    common = set() if not at_loss or fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss:
+        likely |= set() if tokens else set(USUAL_TOKENS)
         by_chance = named or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
         unnamed = [] if by_chance else [each for each in unnamed if each not in POWERS]  # any width is 2^n
     for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in widths:
             for count in sorted(tokens | (POWERS if vocabulary in named else common)):
-                known = (vocabulary in named) * 2 + (count in tokens)
+                known = (vocabulary in named) * 2 + (count in likely)
                 if width != 4 and at_loss and count not in tokens:
                     continue  # a loss and a sampler raise what they read to fp32
                 if fit := fit_of(asked, count * vocabulary * width):
@@ -323,8 +350,8 @@ def _logits_terms(
                         else ""
                     )
                     yield Candidate((known + 1, fit), Term(
-                        component="temporaries", path=path, shape=f"[{count}, {vocabulary}] {dtype}", exact=rows is None, rows=rows,
-                        words=f"{dtype} logits of {count:,} tokens × {vocabulary:,} words × {width} bytes{near}",
+                        component="temporaries", path=path, shape=f"[{count}, {vocabulary}] {dtype}", exact=rows is None and count in tokens, rows=rows,
+                        words=f"{dtype} logits{theirs} of {count:,} tokens × {vocabulary:,} words × {width} bytes{near}",
                     ))  # fmt: skip
     if at_loss and len(named) == 1:
         (vocabulary,) = named
@@ -349,7 +376,7 @@ def _widths_of_logits(signs: Signs) -> Widths:
     """Bytes of an element, where the line of code that asked says whether logits are raised to fp32 there, or
     are still what the output projection makes of weights in 16 bits.
     """
-    if RAISED.search(signs.code):
+    if raises(signs.code):
         return WIDTHS[:1]
     return WIDTHS[1:] if _AS_MADE.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
 
@@ -364,7 +391,7 @@ def _split_logits_terms(
         rows = vocabulary // share
         if vocabulary % share == 0 and (fit := fit_of(asked, count * rows * size)):
             split = f", one of {share} ranks' share," if share > 1 else ""
-            named = (vocabulary in axes.vocabularies) + (len(shares) == 1)
+            named = (vocabulary in axes.vocabularies) + (len(shares) == 1 and count in axes.likely_counts)
             yield Candidate((2 + named, fit), Term(
                 component=LOGITS.component, path=LOGITS.path, shape=f"[{count}, {rows}] {dtype}", exact=True,
                 words=f"{dtype} logits of {count:,} tokens × {rows:,} words{split} × {size} bytes",
@@ -378,40 +405,48 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
     cut = cut_in_text(signs.text)
     shares = [heads // cut for heads in axes.heads if cut > 1 and heads % cut == 0]
     heads_of_rank = tuple(dict.fromkeys((*axes.heads, *shares)))
-    batches = tuple(dict.fromkeys((1, *axes.batches)))
-    sizes = [
-        (batch, heads, length) for length in axes.lengths for heads in heads_of_rank for batch in batches
-    ]
-    sizes += [
-        (1, heads, count) for heads in heads_of_towers(signs.text) for count in patches_in_text(signs.text)
-    ]
-    sizes += [
-        (batch, heads, positions) for heads, positions in fixed_lengths(signs.text) for batch in batches
-    ]
-    sizes += [(batch, 1, tokens) for tokens in _latents_of_pictures(signs) for batch in batches]
-    named = dict.fromkeys(sizes, BOTH_KNOWN)
+    batches = tuple(dict.fromkeys((*axes.batches, 1)))
+    sizes = {
+        (batch, heads, length): BOTH_KNOWN - (bool(axes.batches) and batch not in axes.batches)
+        for length in axes.lengths for heads in (*heads_of_rank, MASK) for batch in batches
+    }  # fmt: skip
+    sizes |= {
+        (1, heads, count): BOTH_KNOWN for heads in heads_of_towers(signs.text) for count in patches_in_text(signs.text)
+    }  # fmt: skip
+    sizes |= {
+        (batch, heads, positions): BOTH_KNOWN for heads, positions in fixed_lengths(signs.text) for batch in batches
+    }  # fmt: skip
+    sizes |= {(batch, 1, tokens): BOTH_KNOWN for tokens in _latents_of_pictures(signs) for batch in batches}
     if signs.frame is SCORES and not axes.lengths:
         common = [
             (batch, heads, length)
             for length in sorted(POWERS) for heads in heads_of_rank for batch in axes.batches
         ]  # fmt: skip
         by_chance = fits_by_chance(asked, 2 * len(axes.batches) * len(heads_of_rank))
-        named = {**dict.fromkeys([] if by_chance else common, BOTH_KNOWN - 1), **named}
-    for (batch, heads, length), rank in named.items():
-        for width, dtype in _widths_of_scores(signs):
-            if fit := fit_of(asked, batch * heads * length * length * width):
-                words = f"{dtype} attention scores of {batch} × {heads} heads × {length:,}² × {width} bytes"
+        sizes = {**dict.fromkeys([] if by_chance else common, BOTH_KNOWN - 1), **sizes}
+    sinks = has_sinks(signs.text)
+    for (batch, heads, length), rank in sizes.items():
+        for more, (width, dtype) in itertools.product((0, 1) if sinks else (0,), _widths_of_scores(signs)):
+            if fit := fit_of(asked, batch * max(heads, 1) * length * (length + more) * width):
+                counted = f"{batch} × {heads} heads" if heads else f"{batch}"
+                what = "attention scores" if heads else "a mask of attention"
+                words = f"{dtype} {what} of {counted} × {length:,}²"
+                words += f" and a sink × {width} bytes" if more else f" × {width} bytes"
                 yield Candidate((rank, fit), Term(
-                    component="saved_activations", path=SCORES.path, exact=True, words=words,
-                    shape=f"[{batch}, {heads}, {length}, {length}] {dtype}",
+                    component="saved_activations", path=SCORES.path if heads else "attention/mask", exact=True, words=words,
+                    shape=f"[{batch}, {max(heads, 1)}, {length}, {length + more}] {dtype}",
                 ))  # fmt: skip
+
+
+MASK = 0
+"""In place of heads: what all of them have in common."""
 
 
 def _widths_of_scores(signs: Signs) -> Widths:
     """Bytes of an element, where the line of code that asked says whether scores are raised there, or are
     what a product of queries and keys in 16 bits is.
     """
-    if RAISED.search(signs.code):
+    if raises(signs.code):
         return WIDTHS[:1]
     return WIDTHS[1:] if _OF_PRODUCT.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
 

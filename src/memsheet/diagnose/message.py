@@ -53,7 +53,7 @@ class Cure:
 class Term:
     """The tensor that a requested size is. ``exact``: whether the product is the size, and not one that a
     length makes it; ``rows``: the fewest and the most tokens that the size may stand for, where a text names
-    none and several do.
+    none and several do; ``others``: tensors that are as large and as likely, where this is not the only one.
     """
 
     component: str
@@ -62,6 +62,7 @@ class Term:
     exact: bool
     words: str = ""
     rows: tuple[int, int] | None = None
+    others: tuple[Term, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

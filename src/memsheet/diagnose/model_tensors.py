@@ -16,13 +16,25 @@ from memsheet.catalog import find_model
 from memsheet.diagnose.named_models import named_entries
 from memsheet.errors import InputError
 from memsheet.exchange.formats.megatron.described import described_stack
-from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
+from memsheet.plan.model import (
+    Attention,
+    Block,
+    LatentAttention,
+    LinearAttention,
+    Mixer,
+    ModelSpec,
+    Moe,
+    Recurrent,
+    Role,
+    StateSpace,
+    Weight,
+)
 from memsheet.readers.megatron_sizes import read_megatron_sizes
 from memsheet.readers.model import read_model
 
 MATRICES = (Role.LINEAR, Role.EMBEDDING, Role.HEAD, Role.EXPERT)
-MOST_NAMES, MOST_MODELS = 3, 8
-"""Weights of one shape that are named; models that are looked into."""
+MOST_NAMES, MOST_MODULES, MOST_MODELS = 3, 5, 8
+"""Names that tensors of one shape are given, and modules that they are of; models that are looked into."""
 _WORLD = re.compile(
     r"\b(?:world[_ ]?size|nproc_per_node|num_processes|n_gpus_per_node|num_gpus|n_?gpus|data_parallel_size|dp_size|dp_degree)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
@@ -51,6 +63,8 @@ class Shape(NamedTuple):
     axes: tuple[int, ...]
     words: str
     cut: int | None = None
+    padding: int = 0
+    """Positions that each sequence has more than tokens."""
 
     def share(self, ranks: int) -> tuple[int, ...] | None:
         """Axes of one rank's share; None where it is not cut evenly."""
@@ -85,37 +99,45 @@ def _spec_of_flags(text: str) -> tuple[ModelSpec, ...]:
 
 
 @lru_cache(maxsize=8)
-def weights_of_models(text: str, *, fused: bool) -> tuple[Shape, ...]:
+def weights_of_models(text: str, *, fused: bool, apart: bool = True) -> tuple[Shape, ...]:
     """The matrices of the models that a text names, each shape once; ``fused``: and those that servers keep
-    as one.
+    as one; ``apart``: and what these are made of.
     """
     named: dict[tuple[int, ...], dict[str, Shape]] = {}
-    for shape in _matrices_of_models(text, fused=fused):
+    for shape in _matrices_of_models(text, fused=fused, apart=apart):
         named.setdefault(tuple(sorted(shape.axes)), {}).setdefault(
             shape.words, shape
         )  # or its transpose, which is as large
     return tuple(
-        next(iter(alike.values()))._replace(words=" or ".join(list(alike)[:MOST_NAMES]))
+        next(iter(alike.values()))._replace(words=" or ".join(list(alike)[:MOST_MODULES]))
         for alike in named.values()
     )
 
 
-def _matrices_of_models(text: str, *, fused: bool) -> Iterator[Shape]:
+def _matrices_of_models(text: str, *, fused: bool, apart: bool) -> Iterator[Shape]:
     for spec in named_specs(text):
         for weight in (*spec.embeddings.weights, *spec.head.weights):
             if weight.role in MATRICES:
                 yield Shape(weight.shape, "embedding or output projection", weight.cut)
         for block in spec.blocks():
+            joined = _joined_weights_of(block) if fused else {}
+            parts = () if apart else [weight.path for each in joined.values() for weight in each]
             yield from (
                 Shape(w.shape, w.path.removesuffix(".weight"), w.cut)
                 for w in block.weights
-                if w.role in MATRICES
+                if w.role in MATRICES and w.path not in parts
             )
             yield from _fused_weights(block) if fused else ()
 
 
 def _fused_weights(block: Block) -> Iterator[Shape]:
     """Projections of one module that read the same input, as one matrix."""
+    for name, parts in _joined_weights_of(block).items():
+        yield Shape((sum(weight.shape[0] for weight in parts), parts[0].shape[1]), name, 0)
+
+
+def _joined_weights_of(block: Block) -> dict[str, list[Weight]]:
+    """Weights of a block that servers keep as one, by its name."""
     rows: dict[str, list[Weight]] = {}
     for weight in block.weights:
         module, _, name = weight.path.removesuffix(".weight").rpartition(".")
@@ -128,9 +150,11 @@ def _fused_weights(block: Block) -> Iterator[Shape]:
         }.get(name)
         if kind and len(weight.shape) == 2:
             rows.setdefault(f"{module}.{kind}_proj", []).append(weight)
-    for name, parts in rows.items():
-        if len({weight.shape[1] for weight in parts}) == 1 and len(parts) > 1:
-            yield Shape((sum(weight.shape[0] for weight in parts), parts[0].shape[1]), name, 0)
+    return {
+        name: parts
+        for name, parts in rows.items()
+        if len({weight.shape[1] for weight in parts}) == 1 and len(parts) > 1
+    }
 
 
 @lru_cache(maxsize=8)
@@ -147,8 +171,12 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
 
     for spec in named_specs(text):
         outer = held_of((*spec.embeddings.weights, *spec.head.weights))
-        outer += sum(held_of(norm.weights) for stack in spec.stacks for norm in stack.final_norms)
-        whole = outer + held_of(spec.extras)
+        norms = (*spec.embeddings.norms, *(norm for stack in spec.stacks for norm in stack.final_norms))
+        outer += sum(held_of(norm.weights) for norm in norms)
+        beside = held_of(spec.extras)
+        if beside and not spec.ahead:
+            shapes.setdefault(outer + beside, "the weights outside of layers")
+        whole = outer + beside
         for stack in spec.stacks:
             for run in stack.runs:
                 for block in run.pattern:
@@ -156,9 +184,16 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
                     shapes.setdefault(layer, "a layer's weights")
                     whole += run.count * layer
         shapes.setdefault(outer, "the weights outside of layers")
-        if not spec.towers:
-            shapes.setdefault(whole, "all weights")
-    return tuple(Shape((elements,), words) for elements, words in shapes.items())
+        last = [weight for stack in spec.stacks for norm in stack.final_norms for weight in norm.weights]
+        shapes.setdefault(held_of((*last, *spec.head.weights)), "the output projection and the last norm")
+        shapes.setdefault(held_of(spec.embeddings.weights), "the embeddings")
+        for tower in spec.towers:
+            blocks = [(run.count, block) for run in tower.stack.runs for block in run.pattern]
+            last = [weight for norm in tower.stack.final_norms for weight in norm.weights]
+            whole += sum(count * held_of(block.weights) for count, block in blocks)
+            whole += held_of((*tower.embeddings, *tower.projector, *last))
+        shapes.setdefault(whole, "all weights")
+    return tuple(Shape((elements,), words) for elements, words in shapes.items() if elements)
 
 
 @lru_cache(maxsize=8)
@@ -185,14 +220,41 @@ def widths_of_models(text: str, *, fused: bool = False) -> tuple[Shape, ...]:
     the input and output of each matrix, and of its experts, to which a token goes several times. ``fused``:
     and of those that servers keep as one.
     """
-    shapes: dict[tuple[int, ...], Shape] = {}
-    for spec in named_specs(text):
-        decoders = tuple(stack for stack in spec.stacks if stack.role == "decoder")
-        for stack in decoders or spec.stacks:
-            for block in (block for run in stack.runs for block in run.pattern):
-                for shape in (*_widths_of_block(block), *_fused_widths(block, fused=fused)):
-                    shapes.setdefault(shape.axes, shape)
-    return tuple(shapes.values())
+    blocks = dict.fromkeys(
+        block
+        for spec in named_specs(text)
+        for stack in (tuple(each for each in spec.stacks if each.role == "decoder") or spec.stacks)
+        for run in stack.runs
+        for block in run.pattern
+    )
+    return _alike(
+        shape for block in blocks for shape in (*_widths_of_block(block), *_fused_widths(block, fused=fused))
+    )
+
+
+def _alike(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
+    """Each number of elements once, called what all of its like are called; the widest cut first."""
+    names: dict[tuple[int, bool, int], dict[str, Shape]] = {}
+    for shape in shapes:
+        names.setdefault((shape.elements, shape.cut is None, shape.padding), {}).setdefault(
+            shape.words, shape
+        )
+    return tuple(
+        next(iter(alike.values()))._replace(words=_joined_words(tuple(alike))) for alike in names.values()
+    )
+
+
+_OF_MODULE = re.compile(r"what (\S+) (makes|reads)")
+
+
+def _joined_words(phrases: tuple[str, ...]) -> str:
+    """What tensors that are as large are called, as one phrase."""
+    of_modules = [found.groups() for each in phrases if (found := _OF_MODULE.fullmatch(each))]
+    parts = [each for each in phrases if not _OF_MODULE.fullmatch(each)][:MOST_NAMES]
+    for verb in ("makes", "reads") if not parts else ("makes",):
+        modules = [module for module, does in of_modules if does == verb][:MOST_MODULES]
+        parts += [f"what {' or '.join(modules)} {verb}"] if modules else []
+    return ", or ".join(parts) or phrases[0]
 
 
 def _fused_widths(block: Block, *, fused: bool) -> Iterator[Shape]:
@@ -218,21 +280,85 @@ def _widths_of_block(block: Block) -> Iterator[Shape]:
             name = weight.path.removesuffix(".weight")
             yield Shape((rows,), f"what {name} makes", 0 if cut == 0 else None)
             yield Shape((columns,), f"what {name} reads", 0 if cut == 1 else None)
+    for mixer in block.mixers:
+        yield from _widths_of_mixer(mixer)
+
+
+def _widths_of_mixer(mixer: Mixer) -> Iterator[Shape]:
+    """What attention makes of the heads of a token, of which positions turn all elements or some, by halves;
+    and what a scan makes of its channels and states.
+    """
+    if isinstance(mixer, Attention):
+        yield Shape((mixer.heads,), "what heads' scores sum up to", 0)
+        for heads, words in ((mixer.heads, "queries"), (mixer.kv_heads, "keys")):
+            yield Shape((heads, mixer.head_dim), f"{words} of all heads", 0)
+            if turned := mixer.rotary_dim:
+                yield Shape((heads, turned // 2), f"half of what positions turn of {words}", 0)
+            if 0 < turned < mixer.head_dim:
+                yield Shape((heads, turned), f"what positions turn of {words}", 0)
+                yield Shape((heads, mixer.head_dim - turned), f"what positions leave of {words}", 0)
+    elif isinstance(mixer, LatentAttention):
+        yield Shape((mixer.heads,), "what heads' scores sum up to", 0)
+        yield Shape((mixer.qk_rope_head_dim,), "what positions turn of keys, which heads share")
+        turned, plain, valued = mixer.qk_rope_head_dim, mixer.qk_nope_head_dim, mixer.v_head_dim
+        for size, words in (
+            (plain + turned, "queries or keys of all heads"),
+            (plain, "what positions leave of queries or keys"),
+            (valued, "values of all heads"),
+            (plain + valued, "keys and values of all heads"),
+            (turned, "what positions turn of queries"),
+            (turned // 2, "half of what positions turn of queries"),
+        ):
+            yield Shape((mixer.heads, size), words, 0)
+    elif isinstance(mixer, StateSpace):
+        yield Shape((mixer.inner,), "channels of a scan", 0)
+        width = mixer.inner + 2 * mixer.groups * mixer.state
+        yield Shape((width,), "what a scan's convolution makes", 0, mixer.conv_kernel - 1)
+        yield Shape((width,), "what a scan's convolution makes", 0)
+        yield Shape((mixer.heads or mixer.inner, mixer.state), "states of a scan", 0)
+        yield Shape((mixer.state,), "what goes into or out of a scan's states")
+        if mixer.chunk and mixer.heads:
+            yield Shape((mixer.heads, mixer.chunk), "what a chunk's tokens are to one another in a scan", 0)
+            states = mixer.inner * mixer.state // mixer.chunk
+            yield Shape((states,), "states of a scan's chunks", 0)
+            yield Shape((states,), "states of a scan's chunks and those before them", 0, mixer.chunk)
+    elif isinstance(mixer, LinearAttention):
+        keys = mixer.key_heads * mixer.key_head_dim
+        width = 2 * keys + mixer.value_heads * mixer.value_head_dim
+        yield Shape((width,), "what a scan's convolution makes", 0)
+        yield Shape((width,), "what a scan's convolution makes", 0, mixer.conv_elements // width)
+        yield Shape((mixer.value_heads, mixer.value_head_dim), "values of a scan", 0)
+        yield Shape((mixer.value_heads, mixer.key_head_dim), "queries or keys of a scan, for each value", 0)
+        yield Shape((mixer.key_heads, mixer.key_head_dim), "queries or keys of a scan", 0)
 
 
 @lru_cache(maxsize=8)
 def widths_of_towers(text: str) -> tuple[Shape, ...]:
     """Elements of a patch in what the layers of a model's eyes make, and in the pixels that they read."""
-    shapes: dict[tuple[int, ...], Shape] = {}
+    shapes: list[Shape] = []
     for tower in (tower for spec in named_specs(text) for tower in spec.towers):
-        for weight in tower.embeddings:
-            if len(weight.shape) > 2:
-                axes = (math.prod(weight.shape[1:]),)
-                shapes.setdefault(axes, Shape(axes, "pixels"))
+        shapes += [Shape((math.prod(w.shape[1:]),), "pixels") for w in tower.embeddings if len(w.shape) > 2]
         for block in (block for run in tower.stack.runs for block in run.pattern):
-            for shape in _widths_of_block(block):
-                shapes.setdefault(shape.axes, shape)
-    return tuple(shapes.values())
+            shapes.extend(_widths_of_block(block))
+    return _alike(shapes)
+
+
+def heads_of_models(text: str) -> tuple[int, ...]:
+    """Attention heads of the models that a text names."""
+    mixers = (mixer for spec in named_specs(text) for mixer in spec.mixers())
+    return tuple(dict.fromkeys(mixer.heads for mixer in mixers if isinstance(mixer, Attention)))
+
+
+def has_scans(text: str) -> bool:
+    """Whether a model that a text names has layers that scan their tokens."""
+    mixers = (mixer for spec in named_specs(text) for mixer in spec.mixers())
+    return any(isinstance(mixer, StateSpace | LinearAttention | Recurrent) for mixer in mixers)
+
+
+def has_sinks(text: str) -> bool:
+    """Whether attention of a model that a text names has a column of scores more."""
+    mixers = (mixer for spec in named_specs(text) for mixer in spec.mixers())
+    return any(isinstance(mixer, Attention) and mixer.sinks for mixer in mixers)
 
 
 def heads_of_towers(text: str) -> tuple[int, ...]:

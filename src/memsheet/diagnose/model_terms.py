@@ -17,7 +17,7 @@ from memsheet.diagnose.candidates import (
     Axes,
     Candidate,
     fit_of,
-    fits_by_chance,
+    raises,
 )
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
@@ -33,7 +33,16 @@ from memsheet.diagnose.model_tensors import (
     widths_of_towers,
 )
 from memsheet.diagnose.named_models import fixed_lengths, printed_weights
-from memsheet.diagnose.signs import BACKWARD, LOGITS, REDUCED, SERVERS, STEP_SIZES, Frame, Signs
+from memsheet.diagnose.signs import (
+    BACKWARD,
+    LOGITS,
+    REDUCED,
+    SCORES,
+    SERVERS,
+    STEP_SIZES,
+    Frame,
+    Signs,
+)
 
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""
@@ -44,6 +53,15 @@ GRADIENT = Frame("gradients", "head", "the output projection's gradient, which s
 """linkedin/Liger-Kernel v0.6.2, src/liger_kernel/ops/fused_linear_cross_entropy.py."""
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")
 LAYER = Frame("saved_activations", "model", "a layer")
+WEIGHT = Frame("parameters", "model", "a weight, a copy or its gradient")
+COPY = Frame("parameters", "model", "a weight's copy in 16 bits, which autocast makes")
+CACHE = Frame("kv_cache", "model", "the KV cache")
+_OF_LINEAR = re.compile(r"\bF\.linear\(")
+_MADE_OF_TOKENS = re.compile(
+    r"hidden_states|(?:query|key|value)s?(?:_states)?\b|residual|attn_|\b[qkvx]\b|activation|logits"
+    r"|intermediate_cache"
+)
+"""What a line of code calls what is made of tokens."""
 HALVES = "or in 16 bits of twice as many (how many sequences there are is not said)"
 _DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
 """Bits in which weights are loaded, where a text says it."""
@@ -72,6 +90,8 @@ class Sized(NamedTuple):
     rank: int = BOTH_KNOWN
     sure: bool = True
     """Whether no other product of the same size is as likely."""
+    either: str = ""
+    """The other one."""
 
     @property
     def size(self) -> int:
@@ -86,85 +106,113 @@ def model_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate
     yield from _fitting_terms(
         asked,
         [
-            *_whole_weights(signs),
+            *_layer_activations(signs, axes),
+            *_whole_weights(signs, axes),
             *_joined_weights(signs),
             *_server_caches(signs, axes),
             *_feature_maps(signs),
             *_reduced_buckets(signs),
         ],
     )
-    made = [
-        each
-        for each in _layer_activations(signs, axes)
-        if each.size // 2 <= asked.high and asked.low <= 2 * each.size
-    ]
-    if signs.frame is None:  # which may as well be a copy of a weight that is as large
-        matrices = weights_of_models(signs.text, fused=False)
-        widths = WIDTHS[1:] if IN_16_BITS.search(signs.text) else WIDTHS
-        weights = {shape.elements * width for shape in matrices for width, _ in widths}
-        made = [each for each in made if each.size not in weights]
-    if made and not fits_by_chance(asked, -(-len({each.size for each in made}) // 2)):
-        yield from _fitting_terms(asked, made)
 
 
 def _fitting_terms(asked: Interval, tensors: list[Sized]) -> Iterator[Candidate]:
     for each in tensors:
         if fit := fit_of(asked, each.size):
             yield Candidate((each.rank, fit), Term(
-                component=each.component, path=each.path, shape=f"[{', '.join(map(str, each.axes))}] {each.dtype}",
+                component=each.component, path=each.path, shape=f"[{', '.join(map(str, each.axes))}] {each.dtype}{each.either}",
                 exact=fit == 2 and each.sure, words=each.words,
             ))  # fmt: skip
 
 
-def _whole_weights(signs: Signs) -> Iterator[Sized]:
+def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
     """A weight, its gradient or a state of it, whole or a share of its rows."""
     frame = _frame_of_weights(signs)
     if frame is None:
         return
-    fused = signs.program in SERVERS
-    halves = frame.component not in ("optimizer_states", "master_weights") and set(
-        _DTYPE.findall(signs.text)
-    ) == {"16"}
+    serves = signs.program in SERVERS
+    fused = serves or not (signs.program or signs.code)
+    said = set(_DTYPE.findall(signs.text)) == {"16"}
+    halves = frame is COPY or (frame.component not in ("optimizer_states", "master_weights") and said)
     shapes = {axes: Shape(axes, words, 0) for words, axes in printed_weights(signs.text, fused=fused)}
-    shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused)}
-    cut = cut_in_text(signs.text)
+    shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused, apart=not serves)}
+    if fused:
+        shapes |= {each.axes: each for each in map(_padded_rows, shapes.values())}
+    cut, open_tokens = cut_in_text(signs.text), frame in (WEIGHT, COPY, WEIGHT_GRADIENT) and not known.tokens
+    open_parts = serves and not _LAUNCHED.search(signs.text)
     by_expert = bool(_BY_EXPERT.search(signs.text))
     for shape in shapes.values():
         whole = shape._replace(
             cut=0 if len(shape.axes) > 2 and (by_expert or shape.cut is None) else shape.cut or 0
         )
-        for parts in (
-            (1, cut) if cut > 1 else (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,)
-        ):
-            if (axes := whole.share(parts)) is None:
-                continue
-            share, product = (
-                f" of {parts} ranks" if parts > 1 else "",
-                " × ".join(f"{axis:,}" for axis in axes),
-            )
-            for width, dtype in WIDTHS[1:] if fused or halves else WIDTHS:
-                yield Sized(
-                    frame.component, frame.path, axes, width, dtype,
-                    f"{dtype} {shape.words}{share}, {product} × {width} bytes ({frame.words})",
-                    BOTH_KNOWN if parts in (1, cut) else BOTH_KNOWN - 1,
-                )  # fmt: skip
+        usual = (1, 2, 4, 8) if fused or signs.program == "Megatron-LM" else (1,)
+        whole_too = () if serves and shape.cut is not None else (1,)
+        shares = {parts: whole.share(parts) for parts in ((*whole_too, cut) if cut > 1 else usual)}
+        for parts, axes in shares.items():
+            if axes is not None:
+                sure = parts in (1, cut) or open_parts
+                yield from _weight_as(
+                    frame, shape.words, axes, parts, sure=sure, halves=serves or halves, alone=not open_tokens
+                )
+        for ranks in ranks_in_text(signs.text)[1:] if _BY_ROWS.search(signs.text) else ():
+            rows, alone = -(-shape.axes[0] // ranks), not open_tokens
+            for held, parts in ((rows, ranks), *(((rows * ranks, 1),) if shape.axes[0] % ranks else ())):
+                axes = (held, *shape.axes[1:])
+                yield from _weight_as(frame, shape.words, axes, parts, sure=True, halves=halves, alone=alone)
+
+
+_LAUNCHED = re.compile(
+    r"\bserve\b|launch_server|\bLLM\(|(?i:server_?args|engine_?args)|api_server|tensor[_-]parallel"
+    r"|\btp(?:[_-]size)?\b"
+)
+"""What says how a server was started, over several cards or not."""
+ROWS = 64
+"""What servers make the rows of a vocabulary a multiple of (vllm/model_executor/layers/
+vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE).
+"""
+
+
+def _padded_rows(shape: Shape) -> Shape:
+    rows = -(-shape.axes[0] // ROWS) * ROWS if shape.words.startswith("embedding") else shape.axes[0]
+    return shape._replace(axes=(rows, *shape.axes[1:]))
+
+
+def _weight_as(
+    frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, halves: bool, alone: bool
+) -> Iterator[Sized]:
+    """A weight, or one of several ranks' share of it, in the dtypes that it may have. ``alone``: whether what
+    is made of tokens cannot be as large.
+    """
+    share = f" of {parts} ranks" if parts > 1 else ""
+    product = " × ".join(f"{axis:,}" for axis in axes)
+    for width, dtype in WIDTHS[1:] if halves else WIDTHS:
+        yield Sized(
+            frame.component, frame.path, axes, width, dtype,
+            f"{dtype} {words}{share}, {product} × {width} bytes ({frame.words})", BOTH_KNOWN if sure else BOTH_KNOWN - 1, alone,
+        )  # fmt: skip
 
 
 def _frame_of_weights(signs: Signs) -> Frame | None:
     frame = signs.frame
+    if frame is None:
+        of_linear = _OF_LINEAR.search(signs.code) and signs.program not in SERVERS
+        return COPY if of_linear else None if _MADE_OF_TOKENS.search(signs.code) else WEIGHT
     if frame is LOGITS:
         return GRADIENT if FUSED_LOSS.search(signs.text) else None
     if frame is BACKWARD:
         return WEIGHT_GRADIENT
+    if frame.component in ("saved_activations", "temporaries") and _OF_LINEAR.search(signs.code):
+        return COPY
     return frame if frame is STEP_SIZES or (frame and frame.component in OF_WEIGHTS) else None
 
 
 def _joined_weights(signs: Signs) -> Iterator[Sized]:
     """Many weights as one tensor, whole or a rank's share."""
-    frame = signs.frame
-    if frame is None or frame.component not in FLAT:
+    frame = signs.frame or (WEIGHT if _SHARDS.search(signs.text) and _frame_of_weights(signs) else None)
+    if frame is None or frame is COPY or (frame is not WEIGHT and frame.component not in FLAT):
         return
     cut = cut_in_text(signs.text)
+    open_cut = signs.program == "Megatron-LM" and cut == 1 and not _LAUNCHED.search(signs.text)
     units = {each.elements: each.words for each in units_of_models(signs.text)}
     units |= {
         each.elements: f"{each.words}, cut over {cut} ranks,"
@@ -172,18 +220,27 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
         if cut > 1
     }
     for elements, words in units.items():
-        for ranks in ranks_in_text(signs.text) if frame.component != "unsharded_parameters" else (1,):
+        for ranks in ranks_in_text(signs.text):
             part, share = -(-elements // ranks), f", one of {ranks} ranks' share" if ranks > 1 else ""
             for width, dtype in WIDTHS:
                 yield Sized(
                     frame.component, frame.path, (part,), width, dtype,
-                    f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})",
+                    f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})", sure=not open_cut,
                 )  # fmt: skip
 
 
+_BY_ROWS = re.compile(r"(?i:fsdp)|fully_shard|torchtitan|data_parallel_shard")
+"""Words of what gives each rank rows of a weight."""
+_SHARDS = re.compile(
+    r"fsdp|FSDP|deepspeed|zero_|[_-]zero|megatron|distributed[_-]optimizer|data_parallel_shard"
+)
+"""Words of what keeps or gathers many weights as one."""
 _BUCKET = re.compile(
     r"\b(?:reduce|allgather|prefetch)_bucket_size[\"']?\s{0,3}[:=]?\s{0,3}"
     r"(\d{1,12}(?:\.\d{1,3})?(?:e\+?\d{1,2})?)\b"
+)
+_OF_DEEPSPEED = re.compile(
+    r"/deepspeed/runtime/|\bdeepspeed --|--deepspeed\b|zero_optimization|deepspeed_config"
 )
 USUAL_BUCKET = 500_000_000
 """Elements of a bucket where none is said (deepspeed/runtime/zero/config.py, reduce_bucket_size)."""
@@ -191,11 +248,11 @@ USUAL_BUCKET = 500_000_000
 
 def _reduced_buckets(signs: Signs) -> Iterator[Sized]:
     """A buffer of many gradients or weights, of the elements that a text says or DeepSpeed takes."""
-    frame = signs.frame
+    frame = signs.frame or (REDUCED if _OF_DEEPSPEED.search(signs.text) and not signs.code else None)
     if frame is None or frame.component not in ("gradients", "unsharded_parameters"):
         return
     said = dict.fromkeys(int(float(each)) for each in _BUCKET.findall(signs.text))
-    usual = (USUAL_BUCKET,) if frame is REDUCED and "/deepspeed/runtime/" in signs.text else ()
+    usual = (USUAL_BUCKET,) if frame is REDUCED and _OF_DEEPSPEED.search(signs.text) else ()
     for elements, (width, dtype) in itertools.product(said or usual, WIDTHS):
         yield Sized(
             frame.component, frame.path, (elements,), width, dtype,
@@ -203,38 +260,75 @@ def _reduced_buckets(signs: Signs) -> Iterator[Sized]:
         )  # fmt: skip
 
 
+_OF_SEQUENCES = re.compile(r"sequence[_-]parallel(?![_-]?size)")
+"""What cuts the tokens of what no rank cuts otherwise."""
+USUAL_TOKENS = tuple(2**power for power in range(10, 18))
+"""Tokens that micro-batches usually have, where a text says none."""
+
+
 def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
-    """What a layer makes of the tokens that a text names; of equal products that of the most tokens, as a
-    length is given with its batch.
+    """What a layer makes of the tokens that a text names, as a tensor or its gradient; less likely of one
+    sequence where several are said to be a micro-batch, and where something else is said to have asked.
     """
     frame = signs.frame
-    if frame is not None and frame is not BACKWARD and frame.component != "saved_activations":
+    if frame is not None and frame.component not in ("saved_activations", "temporaries"):
         return
-    told = frame if frame is not None and frame is not BACKWARD else LAYER
-    widths = WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
-    rank = BOTH_KNOWN if told is frame else BOTH_KNOWN - 1
-    found: dict[tuple[str, int], Sized] = {}
-    whole = widths_of_models(signs.text, fused=signs.program in (*SERVERS, "Megatron-LM"))
-    of_ranks = tuple(_of_rank(whole, cut_in_text(signs.text)))
-    of_tokens = [(of_token, count) for of_token in of_ranks for count in axes.counts]
-    of_patches = [
-        (each, count) for each in widths_of_towers(signs.text) for count in patches_in_text(signs.text)
-    ]
-    positions = {places * batch for _, places in fixed_lengths(signs.text) for batch in (1, *axes.batches)}
-    of_positions = [(of_token, count) for of_token in of_ranks for count in sorted(positions)]
-    made_of_units = (("tokens", of_tokens), ("patches", of_patches), ("positions", of_positions))
-    for unit, made_of in made_of_units:
-        for of_token, count in made_of:
-            product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
-            for width, dtype in widths:
-                sure = unit != "tokens" or width != 4 or bool(axes.batches or RAISED.search(signs.code))
-                either = "" if sure else f", {HALVES}"
-                made = Sized(
-                    told.component, told.path, (count, *of_token.axes), width, dtype,
-                    f"{dtype} {of_token.words} of {count:,} {unit}: {product} × {width} bytes{either}", rank, sure,
-                )  # fmt: skip
-                found[of_token.words, made.size] = made
+    if frame is not None and frame.path in ("sampler", "prompt_logprobs", "optimizer/step"):
+        return
+    unsaid = not axes.tokens and signs.program not in SERVERS
+    told = (
+        frame
+        if frame is not None and frame.component == "saved_activations" and frame is not SCORES
+        else LAYER
+    )
+    rank = BOTH_KNOWN if frame in (None, BACKWARD, SCORES, told) else BOTH_KNOWN - 1
+    widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
+    its = ", or its gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
+    found: dict[tuple[str, int, int], Sized] = {}
+    for of_token, count, unit, likely in _made_of_units(signs, axes):
+        product = " × ".join(f"{axis:,}" for axis in (count, *of_token.axes))
+        for width, dtype in reversed(widths):
+            sure = unit != "tokens" or width != 4 or bool(axes.batches or raises(signs.code))
+            either = "" if sure else f", {HALVES}"
+            twin = ""
+            if unsaid and unit == "tokens":
+                sure = False
+                if width == 2 and len(widths) > 1 and count % 2 == 0:
+                    twin = f" or [{', '.join(map(str, (count // 2, *of_token.axes)))}] fp32"
+                    either = f", or as many bytes in fp32 of {count // 2:,}"
+            made = Sized(
+                told.component, told.path, (count, *of_token.axes), width, dtype,
+                f"{dtype} {of_token.words}{its} of {count:,} {unit}: {product} × {width} bytes{either}", rank - (not likely), sure, twin,
+            )  # fmt: skip
+            key = of_token.words, made.size, 0 if unsaid else made.width
+            found[key] = found.get(key, made) if width == 4 else made
     yield from found.values()
+
+
+def _made_of_units(signs: Signs, axes: Axes) -> Iterator[tuple[Shape, int, str, bool]]:
+    """What is made of one unit, how many units there are, what they are, and whether a text says so."""
+    cut = cut_in_text(signs.text)
+    whole = widths_of_models(signs.text, fused=signs.program in (*SERVERS, "Megatron-LM"))
+    likely = axes.likely_counts
+    counts = {count: count in likely for count in sorted(axes.counts, reverse=True)}
+    if not counts and signs.program not in SERVERS:
+        counts = dict.fromkeys(reversed(USUAL_TOKENS), True)
+    spread = cut > 1 and (signs.program == "Megatron-LM" or _OF_SEQUENCES.search(signs.text))
+    for of_token in _of_rank(whole, cut):
+        for count, said in counts.items():
+            yield (
+                of_token,
+                count + of_token.padding * max(1, count // max(axes.lengths or (count,))),
+                "tokens",
+                said,
+            )
+            if spread and count % cut == 0:
+                yield of_token, count // cut, "tokens", said
+    for of_token, count in itertools.product(widths_of_towers(signs.text), patches_in_text(signs.text)):
+        yield of_token, count, "patches", True
+    positions = {places * batch for _, places in fixed_lengths(signs.text) for batch in (1, *axes.batches)}
+    for of_token, count in itertools.product(_of_rank(whole, cut), sorted(positions)):
+        yield of_token, count, "positions", True
 
 
 _CONVOLVES = re.compile(
@@ -287,7 +381,7 @@ def _server_caches(signs: Signs, axes: Axes) -> Iterator[Sized]:
     """Keys or values of one layer, or both, of the tokens for which a text says that there is room; a pool of
     pages has one more.
     """
-    frame = signs.frame
+    frame = signs.frame or (CACHE if signs.program in SERVERS and not signs.code else None)
     if frame is None or frame.component != "kv_cache":
         return
     said = tuple(dict.fromkeys(int(each.replace(",", "")) for each in _CACHED.findall(signs.text)))

@@ -18,6 +18,8 @@ _IN_PATH = re.compile(
     r"(?<=/)[A-Za-z][\w.]{0,30}-[\w.-]{0,60}?\d[bB](?:-\w[\w.]{0,30}){0,5}(?=[/\"'\s,;)\]]|$)"
 )
 """A part of a path, or of another publisher's hub id, that has a model's size in its name."""
+_LAST_PARTS = re.compile(r"(?<=/)(?=([A-Za-z0-9][\w.-]{1,60}/[A-Za-z0-9][\w.-]{1,90})(?:[\"'\s,;)\]]|$))")
+"""The last two parts of a path, which a repository's copy is often kept under."""
 _OF_SIZE = re.compile(r"\d[bB]\b")
 _SAID = re.compile(
     r"(?:\bmodel(?:_name(?:_or_path)?|_path|_id)?|\bbase_model|from_pretrained\()[\"']?\s{0,3}[:=]?\s{0,3}"
@@ -146,7 +148,7 @@ def _names_in_paths(text: str) -> Iterator[str]:
 def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
     """The configurations of the bundled models that a text names, each once."""
     names = dict.fromkeys(found.group().rstrip(".") for found in _HUB_ID.finditer(text))
-    names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text)))
+    names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text), *_LAST_PARTS.findall(text)))
     return tuple(_entries_of(list(names)[:MOST]) or _entries_of(list(_spoken_names(text))))
 
 

@@ -16,7 +16,7 @@ from memsheet.diagnose.contradictions import (
     without_doubtful_process,
 )
 from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
-from memsheet.diagnose.cures import cures_of
+from memsheet.diagnose.cures import cures_of, shared_term
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
@@ -244,7 +244,8 @@ def _judged_figures(
     asked_of = (
         cause if cause is not Cause.UNKNOWN or Cause.REAL_NEED not in judged.causes else Cause.REAL_NEED
     )
-    cures = cures_of(asked_of, figures, signs, term, message.words.get("who", "CUDA"))
+    cured = shared_term(term) or _term_of_frame(signs)
+    cures = cures_of(asked_of, figures, signs, cured, message.words.get("who", "CUDA"))
     return replace(_diagnosis_of(replace(judged, term=term), facts, signs, cures), notes=notes)
 
 

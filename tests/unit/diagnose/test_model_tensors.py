@@ -203,10 +203,41 @@ def test_a_rank_makes_its_share_alone_of_what_is_cut() -> None:
     assert "gate_up" in term.words
 
 
-def test_a_size_of_a_weight_is_no_activation_where_nothing_says_so() -> None:
+def test_a_weight_and_an_activation_of_one_size_are_both_told_where_nothing_says_which() -> None:
     said = f"{LLAMA} bf16 max_length: 4096"
-    assert term_of(4096 * 14336 * 2, said) is None
-    assert term_of(4096 * 14336 * 2, said, "swiglu") is not None
+    either = term_of(4096 * 14336 * 2, said)
+    assert either is not None
+    assert [each.component for each in (either, *either.others)] == ["saved_activations", "parameters"]
+    assert not either.exact
+    cures = died_of(4096 * 14336 * 2, said).cures
+    assert not any("batch" in cure.change and cure.helps == "no" for cure in cures)
+    made = term_of(4096 * 14336 * 2, said, "swiglu")
+    assert made is not None
+    assert (made.component, made.others) == ("saved_activations", ())
+
+
+def test_two_weights_of_one_shape_are_both_named() -> None:
+    """Rows of 16,384 over 8 ranks are 2,048, as many as the projections of attention have."""
+    said = "google/gemma-2b fsdp: full_shard num_processes: 8"
+    term = term_of(2048 * 2048 * 4, said, "_load_state_dict_into_meta_model")
+    assert term is not None
+    assert "q_proj" in term.words
+    assert "gate_proj" in term.words
+
+
+def test_keys_that_heads_share_are_as_wide_as_one() -> None:
+    """8 × 8,192 tokens × 64 × 4 bytes are 2,048² × 4."""
+    said = "deepseek-ai/DeepSeek-V2-Lite bf16 micro_batch_size: 8 sequence_len: 8192"
+    term = term_of(8 * 8192 * 64 * 4, said)
+    assert term is not None
+    assert "[65536, 64] fp32" in [each.shape for each in (term, *term.others)]
+
+
+def test_a_model_that_scans_has_no_tensor_for_certain_where_nothing_says_who_asked() -> None:
+    said = "tiiuae/Falcon-H1-3B-Base bf16 micro_batch_size: 2 sequence_len: 4096"
+    term = term_of(2 * 4096 * 6144 * 2, said)
+    assert term is not None
+    assert not term.exact
 
 
 def test_a_prompts_cache_is_its_printed_shape_wide() -> None:

@@ -18,13 +18,24 @@ def _two_ends(size: Interval | None) -> list[int] | None:
     return None if size is None else [size.low, size.high]
 
 
+class EqualTerm(Document):
+    """A tensor that is as large as another, and as likely."""
+
+    component: str
+    path: str
+    shape: str
+
+
 class Term(Document):
-    """The tensor that was asked for. ``exact``: its shape is the size; else what ran says what it was."""
+    """The tensor that was asked for. ``exact``: its shape is the size; else what ran says what it was, or
+    ``others`` are as large and as likely.
+    """
 
     component: str
     path: str
     shape: str
     exact: bool
+    others: list[EqualTerm]
 
 
 class Cure(Document):

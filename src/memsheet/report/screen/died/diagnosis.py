@@ -99,7 +99,9 @@ def _term_words(found: Diagnosis) -> tuple[str, ...]:
     term, asked = found.term, found.facts.get("asked_bytes")
     if term is None:
         return ()
-    words = one_line(term.words or f"{term.component} {term.path}")
+    words = " · or ".join(
+        one_line(each.words or f"{each.component} {each.path}") for each in (term, *term.others)
+    )
     if term.exact and asked is not None:
         return (f"{size_words(asked)} asked for = {words}",)
     if found.held is not None and asked is not None and term.path == term.words:
