@@ -7,11 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from memsheet.allocator.blocks import Block
-from memsheet.allocator.caching import play_requests
-from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
-from memsheet.allocator.settings import Settings, block_bytes
-from memsheet.allocator.state import Allocator
+from memsheet.allocator.settings import Settings
+from memsheet.allocator.whole_script import play_whole_script
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.buffers import GradientBuffers
 from memsheet.formulas.replay.fetched import FetchedTensors
@@ -79,21 +76,11 @@ def replay_script(
     """What becomes of a script from its event ``start`` on; None where it dies on a device of ``capacity``
     bytes.
     """
-    allocator = Allocator(settings, capacity)
-    rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
-    kinds = {
-        (stream, size): (allocator.pool(stream, rounded[size]), rounded[size])
-        for stream, size in set(zip(script.streams, script.sizes, strict=True))
-    }
-    requests = [kinds[kind] for kind in zip(script.streams, script.sizes, strict=True)]
-    play = play_plain_segments if has_plain_segments(settings) else play_requests
-    blocks: list[Block | None] = [None] * len(requests)
-    before = play(allocator, script.events[: start + 1], requests, blocks)
-    steady = before and play(allocator, script.events[start + 1 :], requests, blocks)
-    if before is None or steady is None:
+    found = play_whole_script(script.events, script.sizes, script.streams, start, settings, capacity)
+    if found is None:
         return None
-    most, in_blocks = steady  # what was reserved before, and has gone back, does not count
-    return Replayed(most, allocator.retries > 0, in_blocks, max(before[0], most))
+    most = found.reserved  # what was reserved before, and has gone back, does not count
+    return Replayed(most, found.retries > 0, found.in_blocks, max(found.before, most))
 
 
 def replay_within_room(script: Script, start: int, settings: Settings, room: int | None) -> Replayed:
