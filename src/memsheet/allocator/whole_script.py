@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
 from memsheet.allocator.caching import play_requests
-from memsheet.allocator.compiled import compiled_play
+from memsheet.allocator.compiled import compiled_loops
 from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
@@ -40,13 +41,13 @@ def play_whole_script(
     ``start``: the event after which marks are new. None where memory runs out on a device of ``capacity``
     bytes.
     """
-    if compiled_play is not None and _is_compiled(settings):
+    if compiled_loops is not None and _is_compiled(settings):
         limit = Allocator(settings, capacity).limit
         ends = (-1 if end is None else end for end in (capacity, limit))
         expandable, segment = settings.expandable_segments, settings.large_segment_bytes
         try:
-            numbers = array("q", events), array("q", _rounded(sizes, settings)), bytes(streams)
-            found = compiled_play(*numbers, start, expandable, segment, *ends)
+            numbers = _numbers(events), _numbers(_rounded(sizes, settings)), bytes(streams)
+            found = compiled_loops.play_script(*numbers, start, expandable, segment, *ends)
         except (OverflowError, ValueError):  # sums beyond 64 bits, more streams than a byte tells
             pass
         else:
@@ -88,3 +89,27 @@ def _rounded(sizes: Sequence[int], settings: Settings) -> Sequence[int]:
     if max(settings.roundup_power2_divisions) <= 1:
         return sizes
     return [block_bytes(size, settings) for size in sizes]
+
+
+def _numbers(given: Sequence[int]) -> array[int]:
+    return given if isinstance(given, array) else array("q", given)
+
+
+def shift_events(events: array[int], by: int) -> array[int]:
+    """The same events of requests whose numbers are higher by so many."""
+    if compiled_loops is None:
+        return array("q", [event + by if event >= 0 else event - by for event in events])
+    shifted = array("q")
+    shifted.frombytes(compiled_loops.shift_events(events, by))
+    return shifted
+
+
+def live_peak_bytes(events: array[int], sizes: array[int], start: int) -> int:
+    """The most bytes asked for and not released, from event ``start`` on."""
+    if compiled_loops is not None:
+        try:
+            return int(compiled_loops.live_peak(events, sizes, start))
+        except OverflowError:  # sums beyond 64 bits
+            pass
+    live = accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in events])
+    return max(islice(live, start, None), default=0)

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INTERFACE 1 /* what memsheet/allocator/compiled/__init__.py expects */
+#define INTERFACE 2 /* what memsheet/allocator/compiled/__init__.py expects */
 
 #define MIB ((int64_t)1 << 20)
 #define ROUNDING ((int64_t)512)
@@ -567,6 +567,65 @@ with_events:
     return result;
 }
 
+static PyObject *shift_events(PyObject *module, PyObject *args) {
+    PyObject *given, *result;
+    Py_buffer events;
+    long long by;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OL", &given, &by)) return NULL;
+    if (by < 0 || by > MOST_BYTES) return raise_status(TOO_LARGE);
+    if (open_buffer(given, &events, sizeof(int64_t), "events") < 0) return NULL;
+    result = PyBytes_FromStringAndSize(NULL, events.len);
+    char *to = result ? PyBytes_AsString(result) : NULL;
+    for (Py_ssize_t at = 0; to && at < events.len / events.itemsize; at++) {
+        int64_t event = ((const int64_t *)events.buf)[at];
+        if (event > MOST_BYTES || event < -MOST_BYTES) {
+            Py_CLEAR(result);
+            raise_status(TOO_LARGE);
+            break;
+        }
+        event += event < 0 ? -by : by;
+        memcpy(to + (size_t)at * sizeof(event), &event, sizeof(event));
+    }
+    PyBuffer_Release(&events);
+    return result;
+}
+
+static PyObject *live_peak(PyObject *module, PyObject *args) {
+    PyObject *events_given, *sizes_given;
+    Py_buffer events, sizes;
+    Py_ssize_t start;
+    int64_t live = 0, most = 0;
+    int status = DONE, found = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOn", &events_given, &sizes_given, &start)) return NULL;
+    if (open_buffer(events_given, &events, sizeof(int64_t), "events") < 0) return NULL;
+    if (open_buffer(sizes_given, &sizes, sizeof(int64_t), "sizes") < 0) {
+        PyBuffer_Release(&events);
+        return NULL;
+    }
+    for (Py_ssize_t at = 0; at < events.len / events.itemsize && !status; at++) {
+        int64_t event = ((const int64_t *)events.buf)[at], request = event < 0 ? ~event : event;
+        if (request >= sizes.len / sizes.itemsize) {
+            status = OUTSIDE;
+            break;
+        }
+        int64_t size = ((const int64_t *)sizes.buf)[request];
+        if (size < 0 || size > MOST_BYTES || live > MOST_BYTES || live < -MOST_BYTES) {
+            status = TOO_LARGE;
+            break;
+        }
+        live += event < 0 ? -size : size;
+        if (at >= start && (!found || live > most)) {
+            most = live;
+            found = 1;
+        }
+    }
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&events);
+    return status ? raise_status(status) : PyLong_FromLongLong(most);
+}
+
 static PyMethodDef METHODS[] = {
     {"play_script", play_script, METH_VARARGS,
      "play_script(events, sizes, streams, start, expandable, large_segment, capacity, limit): the most bytes reserved\n"
@@ -574,6 +633,12 @@ static PyMethodDef METHODS[] = {
      "out. ``events`` and ``sizes`` are buffers of 64 bits each, ``streams`` of bytes; nothing is made for a\n"
      "size of 0; a capacity or limit below 0 is none. OverflowError for more than it counts, ValueError for what is\n"
      "released twice, IndexError for a request that is not there."},
+    {"shift_events", shift_events, METH_VARARGS,
+     "shift_events(events, by): the same of requests whose numbers are higher by so many, as bytes. OverflowError as\n"
+     "above, and where it is less than 0."},
+    {"live_peak", live_peak, METH_VARARGS,
+     "live_peak(events, sizes, start): the most bytes asked for and not released, from event ``start`` on; 0 where\n"
+     "there is none. Errors as above."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -186,15 +186,13 @@ class Run:
 
     # ---- a step --------------------------------------------------------------------------------------------
 
-    def part(self, part: Part, lifetimes: Lifetimes = Lifetimes.RECORDED) -> Recorded:
+    def part(self, part: Part, lifetimes: Lifetimes | None = None) -> Recorded:
         """A part's tapes with their sizes. Only layers are compiled."""
         if id(part) not in self.recorded:
             assert part.played is not None
             tape, light, axes = part.played
             first = Sized.of(light, axes, lifetimes) if light else None
-            self.recorded[id(part)] = Recorded(
-                Sized.of(tape, axes, Lifetimes.RECORDED if light else lifetimes), first
-            )
+            self.recorded[id(part)] = Recorded(Sized.of(tape, axes, None if light else lifetimes), first)
         return self.recorded[id(part)]
 
     def load(self) -> None:

@@ -161,8 +161,14 @@ def steady_reserved_bytes(
     if not tensors.low - apart <= peak <= tensors.high + apart:
         return None
     value, flushes, in_blocks, _ = replay_within_room(script, start, settings, rooms[1])
+    recorded = script if expected is Lifetimes.RECORDED else None
+
+    def of_lifetimes(lifetimes: Lifetimes) -> Script:
+        other = recorded.of_lifetimes(lifetimes) if recorded else None
+        return other or script_of_steps(walk, plan, lifetimes, told, sharding)[0]
+
     low, high = (
-        replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left).most
+        replay_within_room(of_lifetimes(lifetimes), start, settings, left).most
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
     for other in _run_of(plan, sharding).others(plan, told):

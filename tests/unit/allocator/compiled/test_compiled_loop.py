@@ -20,7 +20,13 @@ import pytest
 from memsheet.account import replayed_rank_sheet
 from memsheet.allocator import compiled, settings_from, whole_script
 from memsheet.allocator.settings import Settings
-from memsheet.allocator.whole_script import Marks, play_in_python, play_whole_script
+from memsheet.allocator.whole_script import (
+    Marks,
+    live_peak_bytes,
+    play_in_python,
+    play_whole_script,
+    shift_events,
+)
 from memsheet.catalog import find_gpus, find_model
 from memsheet.formulas.replay import steps
 from memsheet.plan.device import cluster_of
@@ -91,7 +97,8 @@ def in_c(built: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Marks | Non
         answers.append(built.play_script(*args))
         return answers[-1]
 
-    monkeypatch.setattr(whole_script, "compiled_play", answered)
+    loops = SimpleNamespace(play_script=answered, shift_events=built.shift_events, live_peak=built.live_peak)
+    monkeypatch.setattr(whole_script, "compiled_loops", loops)
     return answers
 
 
@@ -141,6 +148,64 @@ def test_any_script_reserves_the_same(in_c: list[Marks | None], conf: str) -> No
     assert dead
     assert flushed
     assert bool(in_c) is (conf not in CONF[-3:-1])
+
+
+def test_events_are_shifted_and_live_bytes_counted_alike(
+    built: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(200):
+        chance = Random(seed)
+        events, sizes, _ = crowd(chance, 100)
+        numbers = array("q", events), array("q", sizes)
+        start, by = chance.randint(0, 110), chance.randint(0, 2**50)
+        ends = []
+        for loops in (built, None):
+            monkeypatch.setattr(whole_script, "compiled_loops", loops)
+            ends.append((shift_events(numbers[0], by), live_peak_bytes(*numbers, start)))
+        assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "args"),
+    [
+        (IndexError, ([1], [1])),
+        (IndexError, ([~1], [1])),
+        (OverflowError, ([0, 0, 0], [2**60])),
+        (OverflowError, ([0], [2**61])),
+        (OverflowError, ([0], [-1])),
+        (TypeError, (b"\0", [1])),
+        (TypeError, ([0], b"\0")),
+    ],
+)
+def test_live_bytes_that_cannot_be_counted_are_an_error(
+    built: ModuleType, error: type[Exception], args: tuple[Any, Any]
+) -> None:
+    with pytest.raises(error):
+        built.live_peak(*(array("q", one) if isinstance(one, list) else one for one in args), 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "events", "by"),
+    [
+        (OverflowError, array("q", [2**61]), 1),
+        (OverflowError, array("q", [-(2**63)]), 1),
+        (OverflowError, array("q", [0]), -1),
+        (OverflowError, array("q", [0]), 2**64),
+        (TypeError, b"\0", 1),
+    ],
+)
+def test_events_that_cannot_be_shifted_are_an_error(
+    built: ModuleType, error: type[Exception], events: Any, by: int
+) -> None:
+    with pytest.raises(error):
+        built.shift_events(events, by)
+
+
+def test_live_bytes_beyond_its_numbers_are_counted_in_python(
+    built: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_script, "compiled_loops", built)
+    assert live_peak_bytes(array("q", [0, 0, 0]), array("q", [2**60]), 0) == 3 * 2**60
 
 
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -268,15 +333,15 @@ def test_python_and_c_speak_of_one_interface(built: ModuleType) -> None:
 
 
 def test_a_library_of_another_interface_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = SimpleNamespace(INTERFACE=compiled.INTERFACE + 1, play_script=None)
+    other = SimpleNamespace(INTERFACE=compiled.INTERFACE + 1)
     monkeypatch.setitem(sys.modules, "memsheet.allocator.compiled.play", other)
     monkeypatch.setattr(compiled, "play", other, raising=False)
     monkeypatch.delenv("MEMSHEET_PURE", raising=False)
-    assert compiled._compiled_play() is None
+    assert compiled._compiled_loops() is None
 
 
 def test_python_plays_where_it_is_told_to() -> None:
-    asked = "from memsheet.allocator.compiled import compiled_play; print(compiled_play)"
+    asked = "from memsheet.allocator.compiled import compiled_loops; print(compiled_loops)"
     line, around = [sys.executable, "-c", asked], {"MEMSHEET_PURE": "1"}
     assert subprocess.run(line, env=around, check=True, capture_output=True, text=True).stdout == "None\n"
 
