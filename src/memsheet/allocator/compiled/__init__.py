@@ -1,4 +1,4 @@
-"""The loops over whole scripts in C, where they were built; where they are not, and for what they refuse, there is
+"""The loops over whole scripts in C, where they were built; where not, and for what they refuse, there is
 Python that gives the same answers. MEMSHEET_PURE set to anything leaves them out.
 """
 

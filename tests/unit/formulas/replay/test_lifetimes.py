@@ -1,4 +1,4 @@
-"""A script whose parts have other lifetimes is made of the one that is there, and is what a run would write."""
+"""A script whose parts have other lifetimes is made of the one that is there, as a run would write it."""
 
 from __future__ import annotations
 
