@@ -144,6 +144,13 @@ class Run:
         del plan, told
         return []
 
+    def other_script(self, told: Told, start: int) -> tuple[Script, int] | None:
+        """The script of a run that is told otherwise, made of this one's, and where its second step begins
+        (``start`` in this one); None where it has to be written.
+        """
+        del told, start
+        return None
+
     # ---- how parameters and gradients are kept -----------------------------------------------------------
 
     def prepare(self) -> None:

@@ -85,12 +85,15 @@ class Script:
         would not ask for as much in the same order.
         """
         other = Script(array("q", self.sizes), self.streams, array("q", self.events))
+        patterns: dict[int, Pattern] = {}
         for place in self.logs:
-            sized, mine = place.sized.of_lifetimes(lifetimes), place.pattern
-            its = sized.pattern(place.key) if sized else mine
-            alike = (len(its.sizes), len(its.events)) == (len(mine.sizes), len(mine.events))
-            if sized is None or not alike or its.left != mine.left:
+            mine = place.pattern
+            its = patterns.get(id(mine)) or place.of_lifetimes(lifetimes)
+            if its is None:
                 return None
+            patterns[id(mine)] = its
+            if its is mine:
+                continue
             if its.sizes != mine.sizes:
                 other.sizes[place.request : place.request + len(its.sizes)] = its.sizes
             if its.events != mine.events:
@@ -268,6 +271,17 @@ class LogPlace(NamedTuple):
     request: int
     event: int
     there: list[int]
+
+    def of_lifetimes(self, lifetimes: Lifetimes) -> Pattern | None:
+        """What it does with others than those recorded: this one's own where that is the same, None where it
+        asks for another number or leaves something else.
+        """
+        sized, mine = self.sized.of_lifetimes(lifetimes), self.pattern
+        if sized is None:
+            return None
+        its = sized.pattern(self.key)
+        alike = (len(its.sizes), len(its.events), its.left) == (len(mine.sizes), len(mine.events), mine.left)
+        return None if not alike else mine if (its.sizes, its.events) == (mine.sizes, mine.events) else its
 
 
 THERE = 1 << 40

@@ -16,7 +16,7 @@ from memsheet.formulas.replay.flat import FlatUnits
 from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.partitioned import Partitioned
-from memsheet.formulas.replay.script import Lifetimes, Script
+from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
 from memsheet.formulas.replay.whole import WholeModel
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Sharding
@@ -119,12 +119,28 @@ def script_of_steps(
     """The script of two steps of a stage, and the event at which the second begins: the optimizer's states
     are made in the first; what that leaves in pieces shows in the second.
     """
+    run, start = run_of_steps(walk, plan, lifetimes, told, sharding)
+    return run.script, start
+
+
+def run_of_steps(
+    walk: StageLayers,
+    plan: Plan,
+    lifetimes: Lifetimes,
+    told: Told,
+    sharding: Sharding,
+    recorded: dict[int, Recorded] | None = None,
+) -> tuple[Run, int]:
+    """The same, of the run that has written it. ``recorded``: parts of the same stage with these lifetimes,
+    as far as another run has had them.
+    """
     run = _run_of(plan, sharding)(walk, plan, lifetimes, told)
+    run.recorded = run.recorded if recorded is None else recorded
     run.load()
     run.step()
     start = len(run.script.events)
     run.step()
-    return run.script, start
+    return run, start
 
 
 @formula(
@@ -155,7 +171,8 @@ def steady_reserved_bytes(
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     settings = Settings(expandable_segments=plan.expandable_segments)
-    script, start = script_of_steps(walk, plan, expected, told, sharding)
+    run, start = run_of_steps(walk, plan, expected, told, sharding)
+    script = run.script
     beside, live = THREADS * told.workspace + sum(told.kept.values()), script.live_peak(start)
     peak, apart = live - beside, APART * int(tensors.value)
     if not tensors.low - apart <= peak <= tensors.high + apart:
@@ -172,9 +189,11 @@ def steady_reserved_bytes(
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
     for other in _run_of(plan, sharding).others(plan, told):
-        most = replay_within_room(
-            *script_of_steps(walk, plan, expected, other, sharding), settings, rooms[1]
-        ).most
+        made = run.other_script(other, start)
+        if made is None:
+            another, begin = run_of_steps(walk, plan, expected, other, sharding, run.recorded)
+            made = another.script, begin
+        most = replay_within_room(*made, settings, rooms[1]).most
         low, high = min(low, most), max(high, most)
     if told.buffers:
         high += script.largest(start)

@@ -11,6 +11,7 @@ from memsheet.catalog import find_gpus, find_model
 from memsheet.formulas.replay import steps
 from memsheet.formulas.replay.script import Lifetimes, Recorded, Script, Sized, play_backward, play_forward
 from memsheet.formulas.tapes.tape import Entry, Event, Tape
+from memsheet.frozen import replace
 from memsheet.plan.device import cluster_of
 from memsheet.plan.dtypes import INT8
 from memsheet.questions.accounted import answer_for_model
@@ -36,32 +37,57 @@ def contents(script: Script | None) -> tuple[list[int], bytes, list[int]]:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_other_lifetimes_are_what_a_run_of_theirs_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-    written = steps.script_of_steps
-
-    def noted(*args: Any) -> tuple[Script, int]:
-        asked.append(args)
-        return written(*args)
-
-    monkeypatch.setattr(steps, "script_of_steps", noted)
-    monkeypatch.setattr(steps, "_replayed", {})
-    model, gpus, request = QUESTIONS[name]
-    count, device = find_gpus(gpus)
-    spec = read_hf_config((find_model(model) or {})["config"], name=model)
-    replayed_rank_sheet.cache_clear()
-    answer_for_model(spec, {"task": "train", "seq_len": 512, **request}, cluster_of(device, count or 1))
+    asked = runs_of(QUESTIONS[name], monkeypatch)
     assert asked
     assert {args[2] for args in asked} == {Lifetimes.RECORDED}  # none of the others was written
     for walk, plan, _, *rest in asked[:2]:
-        recorded, start = written(walk, plan, Lifetimes.RECORDED, *rest)
+        recorded, start = steps.script_of_steps(walk, plan, Lifetimes.RECORDED, *rest[:2])
         before, seen = contents(recorded), set[str]()
         for lifetimes in (Lifetimes.NONE, Lifetimes.LATE):
-            other, begin = written(walk, plan, lifetimes, *rest)
+            other, begin = steps.script_of_steps(walk, plan, lifetimes, *rest[:2])
             assert contents(recorded.of_lifetimes(lifetimes)) == contents(other)
             assert begin == start
             seen.add(repr(contents(other)))
         assert contents(recorded) == before
         assert len(seen | {repr(before)}) == 3
+
+
+@pytest.mark.parametrize("lifetimes", [Lifetimes.RECORDED, Lifetimes.LATE])
+@pytest.mark.parametrize("name", ["fetched", "partitioned", "buffers"])
+def test_a_run_that_is_told_otherwise_is_made_of_one_that_is_written(
+    name: str, lifetimes: Lifetimes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or not at all: of parameters that the host lets go of later."""
+    walk, plan, _, told, sharding, *_ = runs_of(QUESTIONS[name], monkeypatch)[0]
+    run, start = steps.run_of_steps(walk, plan, lifetimes, told, sharding)
+    others = type(run).others(plan, told)
+    made = [run.other_script(other, start) for other in others]
+    assert [one is not None for one in made] == [name == "fetched"] * len(others)
+    for other, one in zip(others, made, strict=True):
+        if one is not None:
+            written, begin = steps.script_of_steps(walk, plan, lifetimes, other, sharding)
+            assert (contents(one[0]), one[1]) == (contents(written), begin)
+            assert contents(one[0]) != contents(run.script)
+    assert run.other_script(replace(told, workspace=told.workspace + 512), start) is None
+
+
+def runs_of(question: tuple[str, str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a question's scripts are written of."""
+    asked, written = list[Any](), steps.run_of_steps
+
+    def noted(*args: Any) -> Any:
+        asked.append(args)
+        return written(*args)
+
+    monkeypatch.setattr(steps, "run_of_steps", noted)
+    monkeypatch.setattr(steps, "_replayed", {})
+    model, gpus, request = question
+    count, device = find_gpus(gpus)
+    spec = read_hf_config((find_model(model) or {})["config"], name=model)
+    replayed_rank_sheet.cache_clear()
+    answer_for_model(spec, {"task": "train", "seq_len": 512, **request}, cluster_of(device, count or 1))
+    monkeypatch.undo()
+    return asked
 
 
 def part_of(forward: str, backward: str, sizes: tuple[int, ...]) -> Sized:
