@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from hashlib import blake2b
 from typing import NamedTuple
 
 from memsheet.allocator.whole_script import live_peak_bytes, shift_events
@@ -67,6 +66,8 @@ class Script:
 
     def digest(self, *beside: object) -> bytes:
         """What tells this script, with what goes ``beside`` it, from all others."""
+        from hashlib import blake2b  # of steps that are played alone
+
         found = blake2b(repr(beside).encode(), digest_size=16)
         for numbers in (self.streams, self.sizes, self.events):
             found.update(numbers)
