@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # The package is installed in place, so that sources edited later need no new install.
+# Its one part in C is compiled by the install (hatch_build.py), and again where it has changed.
+BUILT  := pyproject.toml constraints.txt hatch_build.py src/memsheet/allocator/compiled/play.c
 CORE   := $(VENV)/.installed-core
 DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
@@ -128,19 +130,19 @@ $(BIN)/python:
 	  echo "  hint: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+$(CORE): $(BUILT) | $(BIN)/python
 	$(PIP) -e .
 	@touch $@
 
-$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+$(DEV): $(BUILT) | $(BIN)/python
 	$(PIP) -e '.[trace,web,mcp,dev]'
 	@touch $(CORE) $@
 
-$(RELEASE): pyproject.toml constraints.txt | $(BIN)/python
+$(RELEASE): $(BUILT) | $(BIN)/python
 	$(PIP) -e '.[release]'
 	@touch $(CORE) $@
 
-$(WEB): pyproject.toml constraints.txt | $(BIN)/python
+$(WEB): $(BUILT) | $(BIN)/python
 	$(PIP) -e '.[web,browser,dev]'
 	@touch $(CORE) $@
 
@@ -149,6 +151,6 @@ $(PYODIDE): | $(BIN)/python
 	cd $(VENV) && echo "$(PYODIDE_SHA256)  pyodide-$(PYODIDE_VERSION).tgz" | sha256sum --check --quiet
 	cd $(VENV) && tar xzf pyodide-$(PYODIDE_VERSION).tgz && rm pyodide-$(PYODIDE_VERSION).tgz && mv package pyodide-$(PYODIDE_VERSION)
 
-$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
+$(DOCS): $(BUILT) | $(BIN)/python
 	$(PIP) -e '.[docs]'
 	@touch $(CORE) $@

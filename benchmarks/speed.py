@@ -497,7 +497,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(screen(timings))
         print(bars(ratio, "commands, CPU time", "x bare"))
-        print(bars(taken, "questions in one process, CPU time", "ms"))
+        from memsheet.allocator.compiled import compiled_loops
+
+        how = "in C" if compiled_loops else "in Python"
+        print(bars(taken, f"questions, steps played {how}", "CPU ms"))
         print(search_screen(searched))
     return 0
 

@@ -52,7 +52,7 @@ def main(interpreters: list[str]) -> int:
 
 
 def build(folder: Path) -> Path:
-    """Wheel and sdist of what git has, in a folder of their own."""
+    """Wheel and sdist of what git has, in a folder of their own: the wheel that serves everywhere."""
     tree, out = folder / "tree", folder / "out"
     tree.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
@@ -63,7 +63,7 @@ def build(folder: Path) -> Path:
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree)],
         check=True,
-        env={**os.environ, "SOURCE_DATE_EPOCH": at.stdout.strip()},
+        env={**os.environ, "SOURCE_DATE_EPOCH": at.stdout.strip(), "MEMSHEET_PURE": "1"},
         stdout=subprocess.DEVNULL,
     )
     return out

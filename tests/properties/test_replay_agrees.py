@@ -124,15 +124,15 @@ def plan_of(name: str) -> tuple[str, str, dict[str, Any]]:
 def played(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Any]:
     """The most that the script of a step holds, and the sheet of it."""
     peaks = list[int]()
-    played = steps.script_of_steps
+    played = steps.run_of_steps
 
     def recorded(*given: Any) -> Any:
-        script, start = played(*given)
+        run, start = played(*given)
         if given[2] is steps.Lifetimes.RECORDED:
-            peaks.append(script.live_peak(start) - THREADS * given[3].workspace)
-        return script, start
+            peaks.append(run.script.live_peak(start) - THREADS * given[3].workspace)
+        return run, start
 
-    monkeypatch.setattr(steps, "script_of_steps", recorded)
+    monkeypatch.setattr(steps, "run_of_steps", recorded)
     account.replayed_rank_sheet.cache_clear()
     model, gpus, plan = plan_of(name)
     sheet = memsheet.train(model, gpus=gpus, plan=plan).sheets[0]

@@ -4,6 +4,7 @@ order of an earlier step. Line numbers are of DeepSpeed edaa722, deepspeed/runti
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -11,7 +12,7 @@ from itertools import accumulate
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Told, stays_on_device
 from memsheet.formulas.replay.partitioned import Partitioned
-from memsheet.formulas.replay.script import GATHERS, REDUCES
+from memsheet.formulas.replay.script import GATHERS, REDUCES, Script
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.partitioned_overhead import bucket_bytes
 from memsheet.frozen import dataclass, field, replace
@@ -61,9 +62,22 @@ class FetchedTensors(Partitioned):
         del plan
         return [replace(told, host_ahead=True)]
 
+    def other_script(self, told: Told, start: int) -> tuple[Script, int] | None:
+        """Where the host is ahead, each goes when the one goes that is let go of so many later."""
+        if told != replace(self.told, host_ahead=True) or self.told.host_ahead:
+            return None
+        events, at = array("q", self.script.events), self.releases
+        for place, later in zip(at, at[ONGOING:], strict=False):
+            events[later] = self.script.events[place]
+        for place in reversed(at[:ONGOING]):
+            del events[place]
+        fewer = sum(place < start for place in at[:ONGOING])
+        return Script(self.script.sizes, self.script.streams, events), start - fewer
+
     def prepare(self) -> None:
         super().prepare()
         ends = ((FIRST, self.walk.embeddings), (LAST, self.walk.head))
+        self.fetched: dict[int, list[tuple[int, int]]] = {}  # of each kind of part: elements, and padded
         self.open = {number: self._fetched(group) for number, group in (*ends, *enumerate(self.layers))}
         if self.walk.tied:
             self.open[LAST] = [*self.open[FIRST], *self.open[LAST]]
@@ -75,18 +89,23 @@ class FetchedTensors(Partitioned):
         self.live = self.use = self.next = (
             0  # elements that are there; the use at hand, and the next to fetch
         )
+        small = [h for h in self.held() if stays_gathered(h, self.zero.buckets)]
+        self.small = [int(h.dtype.nbytes(h.elements)) for h in small]
         self.persistent: list[int] = []
         self.let_go: list[int] = []
+        self.releases: list[int] = []  # events at which one goes
 
     def _fetched(self, group: Group | None) -> list[Fetched]:
         """What of a part is let go of; smaller ones stay."""
-        held = [h for h in group.parameters for _ in range(h.times)] if group else []
         ranks, buckets = self.zero.ranks, self.zero.buckets
-        return [
-            Fetched(int(h.elements), int(ranks * tensor_shard(h, ranks)))
-            for h in held
-            if not stays_gathered(h, buckets)
-        ]
+        if id(group) not in self.fetched:
+            held = [h for h in group.parameters for _ in range(h.times)] if group else []
+            self.fetched[id(group)] = [
+                (int(h.elements), int(ranks * tensor_shard(h, ranks)))
+                for h in held
+                if not stays_gathered(h, buckets)
+            ]
+        return [Fetched(*one) for one in self.fetched[id(group)]]
 
     def _uses(self) -> Iterator[Fetched]:
         """Every use of a micro-batch, in order."""
@@ -136,8 +155,7 @@ class FetchedTensors(Partitioned):
         self._gather_persistent()
 
     def _gather_persistent(self) -> None:
-        small = [h for h in self.held() if stays_gathered(h, self.zero.buckets)]
-        self.persistent = [self.script.take(int(h.dtype.nbytes(h.elements))) for h in small]
+        self.persistent = self.script.take_all(self.small)
 
     # ---- gathering (partitioned_param_coordinator.py:300-485) ----------------------------------------------
 
@@ -147,7 +165,7 @@ class FetchedTensors(Partitioned):
         """
         if not asked:
             return
-        width, ranks = self.zero.width, int(self.zero.ranks)
+        width, ranks = self.width, int(self.zero.ranks)
         buffer = self.script.take(width * sum(one.padded for one in asked), GATHERS)
         if self.plan.offload.parameters:
             self.script.give(self.script.take_all([width * one.padded // ranks for one in asked], GATHERS))
@@ -166,7 +184,7 @@ class FetchedTensors(Partitioned):
         if not bundle.copied:
             bundle.copied = True
             for other in bundle.parameters:
-                other.there = self.script.take(self.zero.width * other.elements, GATHERS)
+                other.there = self.script.take(self.width * other.elements, GATHERS)
         bundle.waiting.remove(one)
         one.bundle = None
         if not bundle.waiting:
@@ -212,6 +230,7 @@ class FetchedTensors(Partitioned):
             return
         self.live -= one.elements
         self.let_go.append(one.there)
+        self.releases.append(len(self.script.events))
         one.there = None
         while len(self.let_go) > (ONGOING if self.told.host_ahead else 0):
             self.script.give([self.let_go.pop(0)])

@@ -152,6 +152,13 @@ class Run:
         del plan, told
         return []
 
+    def other_script(self, told: Told, start: int) -> tuple[Script, int] | None:
+        """The script of a run that is told otherwise, made of this one's, and where its second step begins
+        (``start`` in this one); None where it has to be written.
+        """
+        del told, start
+        return None
+
     # ---- how parameters and gradients are kept -----------------------------------------------------------
 
     def prepare(self) -> None:
@@ -199,15 +206,13 @@ class Run:
 
     # ---- a step --------------------------------------------------------------------------------------------
 
-    def part(self, part: Part, lifetimes: Lifetimes = Lifetimes.RECORDED) -> Recorded:
+    def part(self, part: Part, lifetimes: Lifetimes | None = None) -> Recorded:
         """A part's tapes with their sizes. Only layers are compiled."""
         if id(part) not in self.recorded:
             assert part.played is not None
             tape, light, axes = part.played
             first = Sized.of(light, axes, lifetimes) if light else None
-            self.recorded[id(part)] = Recorded(
-                Sized.of(tape, axes, Lifetimes.RECORDED if light else lifetimes), first
-            )
+            self.recorded[id(part)] = Recorded(Sized.of(tape, axes, None if light else lifetimes), first)
         return self.recorded[id(part)]
 
     def load(self) -> None:

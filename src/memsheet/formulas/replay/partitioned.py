@@ -58,7 +58,7 @@ class Partitioned(Run):
     def prepare(self) -> None:
         groups = [self.walk.embeddings, *self.layers, self.walk.head]
         self.zero = zero_of(self.plan, tuple(h for group in groups if group for h in group.parameters))
-        self.total, self.shard = int(self.zero.total), int(self.zero.shard)
+        self.total, self.shard, self.width = int(self.zero.total), int(self.zero.shard), self.zero.width
         self.made: list[tuple[int, int]] = []  # gradients that wait, and their elements
         self.bucket: int | None = None
         self.filled, self.inside = 0, list[int]()  # elements in it, and of each of its gradients
@@ -131,7 +131,7 @@ class Partitioned(Run):
 
     def _arrive(self, played: Played, index: int, held: dict[int, int]) -> None:
         walk, own = self.walk, played.part.own
-        number, elements = held.pop(index), own.sizes[index] // self.zero.width
+        number, elements = held.pop(index), own.sizes[index] // self.width
         if walk.tied and walk.embeddings and elements == walk.embeddings.parameters[0].elements:
             if self.tied is None:
                 self.tied = number  # the head's, which autograd keeps until the look-ups' joins it

@@ -8,12 +8,11 @@ the stream of the copy-in, reduced gradients in that of the reduce-scatter, and 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from hashlib import blake2b
-from itertools import accumulate, islice
 from typing import NamedTuple
 
+from memsheet.allocator.whole_script import live_peak_bytes, shift_events
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
 from memsheet.frozen import dataclass, field
@@ -38,37 +37,40 @@ class Lifetimes(Enum):
 @dataclass(slots=True)
 class Script:
     """Allocations so far: the bytes and stream of each, and the order in which they come and go (``n``,
-    ``~n``).
+    ``~n``). ``logs``: where those of parts lie whose lifetimes are not known.
     """
 
-    sizes: list[int] = field(default_factory=list)
-    streams: list[int] = field(default_factory=list)
-    events: list[int] = field(default_factory=list)
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    streams: bytearray = field(default_factory=bytearray)
+    events: array[int] = field(default_factory=lambda: array("q"))
+    logs: list[LogPlace] = field(default_factory=list)
 
     def take(self, size: int, stream: int = DEFAULT) -> int:
+        number = len(self.sizes)
         self.sizes.append(size)
         self.streams.append(stream)
-        self.events.append(len(self.sizes) - 1)
-        return len(self.sizes) - 1
+        self.events.append(number)
+        return number
 
     def take_all(self, sizes: Sequence[int], stream: int = DEFAULT) -> list[int]:
         """One after another."""
         first = len(self.sizes)
         numbers = [*range(first, first + len(sizes))]
-        self.sizes += sizes
-        self.streams += [stream] * len(sizes)
-        self.events += numbers
+        self.sizes.extend(sizes)
+        self.streams += bytes([stream]) * len(sizes)
+        self.events.extend(numbers)
         return numbers
 
     def give(self, numbers: Iterable[int]) -> None:
-        self.events += [~number for number in numbers]
+        self.events.extend([~number for number in numbers])
 
     def digest(self, *beside: object) -> bytes:
         """What tells this script, with what goes ``beside`` it, from all others."""
+        from hashlib import blake2b  # of steps that are played alone
+
         found = blake2b(repr(beside).encode(), digest_size=16)
-        found.update(bytes(self.streams))
-        for numbers in (self.sizes, self.events):
-            found.update(array("q", numbers))
+        for numbers in (self.streams, self.sizes, self.events):
+            found.update(numbers)
         return found.digest()
 
     def largest(self, start: int) -> int:
@@ -77,9 +79,28 @@ class Script:
 
     def live_peak(self, start: int) -> int:
         """The most bytes asked for and not released, from event ``start`` on."""
-        sizes = self.sizes
-        live = accumulate([sizes[event] if event >= 0 else -sizes[~event] for event in self.events])
-        return max(islice(live, start, None), default=0)
+        return live_peak_bytes(self.events, self.sizes, start)
+
+    def of_lifetimes(self, lifetimes: Lifetimes) -> Script | None:
+        """The same script with parts of these lifetimes, where it has those that are recorded; None where it
+        would not ask for as much in the same order.
+        """
+        other = Script(array("q", self.sizes), self.streams, array("q", self.events))
+        patterns: dict[int, Pattern] = {}
+        for place in self.logs:
+            mine = place.pattern
+            its = patterns.get(id(mine)) or place.of_lifetimes(lifetimes)
+            if its is None:
+                return None
+            patterns[id(mine)] = its
+            if its is mine:
+                continue
+            if its.sizes != mine.sizes:
+                other.sizes[place.request : place.request + len(its.sizes)] = its.sizes
+            if its.events != mine.events:
+                events = its.placed(place.request, place.there)
+                other.events[place.event : place.event + len(events)] = events
+        return other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +109,8 @@ class Sized:
     which; ``arrivals``: when backward leaves a
     parameter's gradient, and which; ``handed_back``: the gradient of what came in;
     ``recomputed_stays``: what is there after a forward that ran again;
-    ``patterns``: what its logs were found to do.
+    ``varies``: whether its lifetimes are not known; ``patterns``: what its logs were found to do;
+    ``lifetimes``: the same with others.
     """
 
     tape: Tape
@@ -99,12 +121,19 @@ class Sized:
     arrivals: tuple[tuple[int, int], ...]
     handed_back: frozenset[int]
     recomputed_stays: frozenset[int]
-    patterns: dict[Hashable, Pattern] = field(default_factory=dict)
+    varies: bool = False
+    patterns: dict[LogKey, Pattern] = field(default_factory=dict)
+    lifetimes: dict[Lifetimes, Sized | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tape: Tape, axes: Axes, lifetimes: Lifetimes) -> Sized:
-        stays = tape.saved | tape.outputs | tape.handed
+    def of(cls, tape: Tape, axes: Axes, lifetimes: Lifetimes | None = None) -> Sized:
+        """``lifetimes``: None of a part that has no others than those that are recorded."""
         sizes = [int(entry_bytes(entry, axes)) for entry in tape.entries]
+        return cls._of_sizes(tape, sizes, lifetimes or Lifetimes.RECORDED, varies=lifetimes is not None)
+
+    @classmethod
+    def _of_sizes(cls, tape: Tape, sizes: Sequence[int], lifetimes: Lifetimes, *, varies: bool) -> Sized:
+        stays = tape.saved | tape.outputs | tape.handed
         log, heirs = tape.forward, dict[int, int]()
         match lifetimes:
             case Lifetimes.NONE:
@@ -119,7 +148,26 @@ class Sized:
         streams = tuple(BESIDE if entry.side_stream else DEFAULT for entry in tape.entries)
         arrivals = tuple((at, i) for at, (event, i) in enumerate(tape.backward) if event is Event.GRADIENT)
         stays = tape.saved | tape.idle | tape.handed
-        return cls(tape, tuple(sizes), log, heirs, streams, arrivals, _handed_back(tape, sizes), stays)
+        back = _handed_back(tape, sizes)
+        return cls(tape, tuple(sizes), log, heirs, streams, arrivals, back, stays, varies)
+
+    def of_lifetimes(self, lifetimes: Lifetimes) -> Sized | None:
+        """The same with other lifetimes than those recorded, where what is handed back and every gradient are
+        the same.
+        """
+        if lifetimes not in self.lifetimes:
+            other = self._of_sizes(self.tape, self.sizes, lifetimes, varies=True)
+            gradients = all(other.sizes[index] == self.sizes[index] for _, index in self.arrivals)
+            same = gradients and other.handed_back == self.handed_back
+            self.lifetimes[lifetimes] = other if same else None
+        return self.lifetimes[lifetimes]
+
+    def pattern(self, key: LogKey) -> Pattern:
+        """What a log was found to do."""
+        found = self.patterns.get(key)
+        if found is None:
+            found = self.patterns[key] = _pattern_of(self, key)
+        return found
 
 
 def _handed_back(tape: Tape, sizes: Sequence[int]) -> frozenset[int]:
@@ -182,17 +230,61 @@ class Pass(Enum):
     __hash__ = object.__hash__  # see sheet.Component
 
 
+class LogKey(NamedTuple):
+    """What decides the allocations of a part's log: which events of it, and whether a parameter's gradient
+    goes as soon as it is made (``adds``); what is not freed, and what is there already; bytes that its first
+    product of matrices takes for good.
+    """
+
+    run: Pass
+    adds: bool
+    start: int
+    stop: int | None
+    keeps: frozenset[int]
+    there: tuple[int, ...]
+    workspace: int = 0
+
+
 class Pattern(NamedTuple):
     """What a part of a log does, whatever was made before it: what it makes is numbered from 0, what was
     there already from ``THERE``, in its order. ``outside``: the places in ``events`` at which something of
-    that goes; ``left``: what is there afterwards.
+    that goes, and its own; ``left``: what is there afterwards.
     """
 
-    sizes: list[int]
-    streams: list[int]
-    events: list[int]
-    outside: tuple[int, ...]
+    sizes: array[int]
+    streams: bytearray
+    events: array[int]
+    outside: tuple[tuple[int, int], ...]
     left: tuple[tuple[int, int], ...]
+
+    def placed(self, request: int, there: Sequence[int]) -> array[int]:
+        """Its events where it makes requests from this one on, and so many are there."""
+        events = shift_events(self.events, request)
+        for place, number in self.outside:
+            events[place] = ~there[number]
+        return events
+
+
+class LogPlace(NamedTuple):
+    """A log in a script, with the first of its requests and of its events, and what was there."""
+
+    sized: Sized
+    key: LogKey
+    pattern: Pattern
+    request: int
+    event: int
+    there: list[int]
+
+    def of_lifetimes(self, lifetimes: Lifetimes) -> Pattern | None:
+        """What it does with others than those recorded: this one's own where that is the same, None where it
+        asks for another number or leaves something else.
+        """
+        sized, mine = self.sized.of_lifetimes(lifetimes), self.pattern
+        if sized is None:
+            return None
+        its = sized.pattern(self.key)
+        alike = (len(its.sizes), len(its.events), its.left) == (len(mine.sizes), len(mine.events), mine.left)
+        return None if not alike else mine if (its.sizes, its.events) == (mine.sizes, mine.events) else its
 
 
 THERE = 1 << 40
@@ -208,50 +300,50 @@ def _play_log(
     adds: bool = False,
     start: int = 0,
     stop: int | None = None,
+    workspace: int = 0,
 ) -> None:
     """One log, or its events from ``start`` to ``stop``. What is in ``held`` is there already and is not made
     again; ``keeps`` are not freed. ``adds``: a parameter's gradient goes as soon as it is made. Logs are
     long, and a step has one for each layer and pass, all alike.
     """
-    key = (run, adds, start, stop, keeps, tuple(held))
-    pattern = sized.patterns.get(key)
-    if pattern is None:
-        pattern = sized.patterns[key] = _pattern_of(
-            run, sized, tuple(held), keeps, slice(start, stop), adds=adds
-        )
+    key = LogKey(run, adds, start, stop, keeps, tuple(held), workspace)
+    pattern = sized.pattern(key)
     base, there = len(script.sizes), [*held.values()]
+    if sized.varies:
+        script.logs.append(LogPlace(sized, key, pattern, base, len(script.events), there))
     script.sizes += pattern.sizes
     script.streams += pattern.streams
-    events = [event + base if event >= 0 else event - base for event in pattern.events]
-    for place in pattern.outside:
-        events[place] = ~there[~pattern.events[place] - THERE]
-    script.events += events
+    script.events += pattern.placed(base, there)
     held.clear()
     held.update([(index, at + base if at < THERE else there[at - THERE]) for index, at in pattern.left])
 
 
-def _pattern_of(
-    run: Pass, sized: Sized, there: tuple[int, ...], keeps: frozenset[int], part: slice, *, adds: bool
-) -> Pattern:
+def _pattern_of(sized: Sized, key: LogKey) -> Pattern:
     tape, script = sized.tape, Script()
-    log = {Pass.FORWARD: sized.forward, Pass.AGAIN: tape.recomputed, Pass.BACKWARD: tape.backward}[run][part]
-    if adds:
+    logs = {Pass.FORWARD: sized.forward, Pass.AGAIN: tape.recomputed, Pass.BACKWARD: tape.backward}
+    log = logs[key.run][key.start : key.stop]
+    if key.adds:
         log = tuple((Event.FREE if event is Event.GRADIENT else event, index) for event, index in log)
-    held = {index: THERE + place for place, index in enumerate(there)}
+    held = {index: THERE + place for place, index in enumerate(key.there)}
     heirs = sized.heirs
-    places, spare = set(heirs.values()) if run is Pass.FORWARD else set[int](), dict[int, int]()
-    for event, index in log:
+    places, spare = set(heirs.values()) if key.run is Pass.FORWARD else set[int](), dict[int, int]()
+    product = _first_product(sized) if key.workspace else None
+    for at, (event, index) in enumerate(log):
+        if at == product:
+            script.take(key.workspace)
         if event is Event.ALLOC and index not in held:
             place = spare.pop(heirs[index], None) if index in heirs else None
             held[index] = script.take(sized.sizes[index], sized.streams[index]) if place is None else place
-        elif event is Event.FREE and index in held and index not in keeps:
+        elif event is Event.FREE and index in held and index not in key.keeps:
             number = held.pop(index)
             if index in places:
                 spare[index] = number
             else:
                 script.give((number,))
+    if product == len(log):
+        script.take(key.workspace)
     script.give(spare.values())
-    outside = tuple(at for at, event in enumerate(script.events) if ~event >= THERE)
+    outside = tuple((at, ~event - THERE) for at, event in enumerate(script.events) if ~event >= THERE)
     return Pattern(script.sizes, script.streams, script.events, outside, tuple(held.items()))
 
 
@@ -288,15 +380,10 @@ def play_forward(
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
     keeps = tape.outputs | cached | (tape.handed if part.light else frozenset())
-    if workspace and not sized.heirs:
-        first = _first_product(sized)
-        _play_log(script, Pass.FORWARD, sized, held, keeps, stop=first)
+    if workspace and sized.heirs:
         script.take(workspace)
-        _play_log(script, Pass.FORWARD, sized, held, keeps, start=first)
-    else:
-        if workspace:
-            script.take(workspace)
-        _play_log(script, Pass.FORWARD, sized, held, keeps)
+        workspace = 0
+    _play_log(script, Pass.FORWARD, sized, held, keeps, workspace=workspace)
     out = next((held.pop(index) for index in tape.outputs if index in held), None)
     stays = cached - tape.saved - tape.handed
     return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out

@@ -7,11 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from memsheet.allocator.blocks import Block
-from memsheet.allocator.caching import play_requests
-from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
-from memsheet.allocator.settings import Settings, block_bytes
-from memsheet.allocator.state import Allocator
+from memsheet.allocator.settings import Settings
+from memsheet.allocator.whole_script import play_whole_script
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.buffers import GradientBuffers
 from memsheet.formulas.replay.fetched import FetchedTensors
@@ -19,7 +16,7 @@ from memsheet.formulas.replay.flat import FlatUnits
 from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.partitioned import Partitioned
-from memsheet.formulas.replay.script import Lifetimes, Script
+from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
 from memsheet.formulas.replay.whole import WholeModel
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Sharding
@@ -79,21 +76,11 @@ def replay_script(
     """What becomes of a script from its event ``start`` on; None where it dies on a device of ``capacity``
     bytes.
     """
-    allocator = Allocator(settings, capacity)
-    rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
-    kinds = {
-        (stream, size): (allocator.pool(stream, rounded[size]), rounded[size])
-        for stream, size in set(zip(script.streams, script.sizes, strict=True))
-    }
-    requests = [kinds[kind] for kind in zip(script.streams, script.sizes, strict=True)]
-    play = play_plain_segments if has_plain_segments(settings) else play_requests
-    blocks: list[Block | None] = [None] * len(requests)
-    before = play(allocator, script.events[: start + 1], requests, blocks)
-    steady = before and play(allocator, script.events[start + 1 :], requests, blocks)
-    if before is None or steady is None:
+    found = play_whole_script(script.events, script.sizes, script.streams, start, settings, capacity)
+    if found is None:
         return None
-    most, in_blocks = steady  # what was reserved before, and has gone back, does not count
-    return Replayed(most, allocator.retries > 0, in_blocks, max(before[0], most))
+    most = found.reserved  # what was reserved before, and has gone back, does not count
+    return Replayed(most, found.retries > 0, found.in_blocks, max(found.before, most))
 
 
 def replay_within_room(script: Script, start: int, settings: Settings, room: int | None) -> Replayed:
@@ -132,12 +119,28 @@ def script_of_steps(
     """The script of two steps of a stage, and the event at which the second begins: the optimizer's states
     are made in the first; what that leaves in pieces shows in the second.
     """
+    run, start = run_of_steps(walk, plan, lifetimes, told, sharding)
+    return run.script, start
+
+
+def run_of_steps(
+    walk: StageLayers,
+    plan: Plan,
+    lifetimes: Lifetimes,
+    told: Told,
+    sharding: Sharding,
+    recorded: dict[int, Recorded] | None = None,
+) -> tuple[Run, int]:
+    """The same, of the run that has written it. ``recorded``: parts of the same stage with these lifetimes,
+    as far as another run has had them.
+    """
     run = _run_of(plan, sharding)(walk, plan, lifetimes, told)
+    run.recorded = run.recorded if recorded is None else recorded
     run.load()
     run.step()
     start = len(run.script.events)
     run.step()
-    return run.script, start
+    return run, start
 
 
 @formula(
@@ -168,20 +171,29 @@ def steady_reserved_bytes(
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     settings = Settings(expandable_segments=plan.expandable_segments)
-    script, start = script_of_steps(walk, plan, expected, told, sharding)
+    run, start = run_of_steps(walk, plan, expected, told, sharding)
+    script = run.script
     beside, live = THREADS * told.workspace + sum(told.kept.values()), script.live_peak(start)
     peak, apart = live - beside, APART * int(tensors.value)
     if not tensors.low - apart <= peak <= tensors.high + apart:
         return None
     value, flushes, in_blocks, _ = replay_within_room(script, start, settings, rooms[1])
+    recorded = script if expected is Lifetimes.RECORDED else None
+
+    def of_lifetimes(lifetimes: Lifetimes) -> Script:
+        other = recorded.of_lifetimes(lifetimes) if recorded else None
+        return other or script_of_steps(walk, plan, lifetimes, told, sharding)[0]
+
     low, high = (
-        replay_within_room(*script_of_steps(walk, plan, lifetimes, told, sharding), settings, left).most
+        replay_within_room(of_lifetimes(lifetimes), start, settings, left).most
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
     for other in _run_of(plan, sharding).others(plan, told):
-        most = replay_within_room(
-            *script_of_steps(walk, plan, expected, other, sharding), settings, rooms[1]
-        ).most
+        made = run.other_script(other, start)
+        if made is None:
+            another, begin = run_of_steps(walk, plan, expected, other, sharding, run.recorded)
+            made = another.script, begin
+        most = replay_within_room(*made, settings, rooms[1]).most
         low, high = min(low, most), max(high, most)
     if told.buffers:
         high += script.largest(start)

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from memsheet.allocator.settings import Settings
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.script import (
-    Lifetimes,
     Played,
     Recorded,
     Script,
@@ -142,5 +141,5 @@ def _part_at_length(part: Part, length: int) -> Recorded:
     assert part.played is not None
     tape, light, axes = part.played
     other: Axes = {**axes, "s": length, "s32": -(-length // 32) * 32, "s8": -(-length // 8) * 8}
-    first = Sized.of(light, other, Lifetimes.RECORDED) if light else None
-    return Recorded(Sized.of(tape, other, Lifetimes.RECORDED), first)
+    first = Sized.of(light, other) if light else None
+    return Recorded(Sized.of(tape, other), first)

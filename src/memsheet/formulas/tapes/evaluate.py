@@ -5,7 +5,7 @@ holds most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -249,17 +249,56 @@ def evaluate_tape(
     """
     if {*map(type, axes.values())} <= WHOLE:
         return _evaluate_cached(tape, tuple(axes.items()), prefix, release, forward)
+    if alike := _EqualAxes.of(axes):
+        return _evaluate_cached(tape, alike, prefix, release, forward)
     return _evaluate_uncached(tape, axes, prefix, release, forward)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=1024)
 def _evaluate_cached(
-    tape: Tape, axes: tuple[tuple[str, Count], ...], prefix: str, release: Release, forward: Tape | None
+    tape: Tape,
+    axes: tuple[tuple[str, Count], ...] | _EqualAxes,
+    prefix: str,
+    release: Release,
+    forward: Tape | None,
 ) -> Part:
     """Plans that are asked about one after another have most parts in common: stages, fixes, steps of a
-    bisection.
+    bisection, strata of a search that differ in what a layer does not know.
     """
-    return _evaluate_uncached(tape, dict(axes), prefix, release, forward)
+    own = axes.axes if isinstance(axes, _EqualAxes) else dict(axes)
+    return _evaluate_uncached(tape, own, prefix, release, forward)
+
+
+MOST_KEPT = 64
+"""Numbers of an array that is kept."""
+
+
+class _EqualAxes:
+    """Axes that are whole numbers and short arrays of them, told apart by their numbers."""
+
+    __slots__ = ("axes", "numbers")
+
+    def __init__(self, axes: Axes, numbers: tuple[Hashable, ...]) -> None:
+        self.axes, self.numbers = axes, numbers
+
+    @classmethod
+    def of(cls, axes: Axes) -> _EqualAxes | None:
+        numbers = list[Hashable]()
+        for name, value in axes.items():
+            if type(value) in WHOLE:
+                numbers.append((name, type(value), value))
+                continue
+            array: Any = value
+            if getattr(array, "size", MOST_KEPT + 1) > MOST_KEPT or not hasattr(array, "tobytes"):
+                return None
+            numbers.append((name, array.dtype.str, array.shape, array.tobytes()))
+        return cls(axes, tuple(numbers))
+
+    def __hash__(self) -> int:
+        return hash(self.numbers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _EqualAxes) and self.numbers == other.numbers
 
 
 def _evaluate_uncached(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Tape | None) -> Part:

@@ -43,8 +43,8 @@ def test_a_forward_keeps_what_is_saved_and_hands_on_its_output() -> None:
     script = Script()
     given = script.take(100)
     played, out = play_forward(script, part(tape()), given)
-    assert script.sizes == [100, 30, 7, 80]
-    assert script.events == [0, 1, 2, 3, ~2]
+    assert [*script.sizes] == [100, 30, 7, 80]
+    assert [*script.events] == [0, 1, 2, 3, ~2]
     assert (out, played.held, played.lingering) == (3, {INPUT: 0, KEPT: 1}, [])
 
 
@@ -55,8 +55,8 @@ def test_a_backward_leaves_gradients_and_hands_back_that_of_its_input() -> None:
     assert out is not None
     before, arriving = len(script.events), script.take(80)
     assert play_backward(script, played, arriving) == ([5], 6)
-    assert script.events[before:] == [4, ~1, 5, 6, ~4, ~0]
-    assert script.sizes[4:] == [80, 50, 100]
+    assert [*script.events[before:]] == [4, ~1, 5, 6, ~4, ~0]
+    assert [*script.sizes[4:]] == [80, 50, 100]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_without_a_gradient_backward_makes_its_own() -> None:
     script = Script()
     played, _ = play_forward(script, part(tape()), script.take(100))
     assert play_backward(script, played, None) == ([5], 6)
-    assert script.sizes[4:] == [80, 50, 100]
+    assert [*script.sizes[4:]] == [80, 50, 100]
 
 
 def test_what_a_local_variable_holds_lingers_where_it_is_asked_to() -> None:
@@ -102,12 +102,12 @@ def test_a_forward_that_runs_again_stops_at_what_is_saved_last() -> None:
     given = script.take(100)
     played, out = play_forward(script, part(tape(forward="+2 +1 -2 +3"), light), given)
     assert (out, played.held) == (3, {INPUT: 0})
-    assert script.events == [0, 1, ~1, 2, ~2, 3]
-    assert script.sizes == [100, 30, 7, 80]
+    assert [*script.events] == [0, 1, ~1, 2, ~2, 3]
+    assert [*script.sizes] == [100, 30, 7, 80]
     arriving = script.take(80)
     assert play_backward(script, played, arriving) == ([7], 8)
-    assert script.sizes[5:] == [7, 30, 50, 100]
-    assert script.events[6:] == [4, 5, 6, ~5, ~6, 7, 8, ~4, ~0]
+    assert [*script.sizes[5:]] == [7, 30, 50, 100]
+    assert [*script.events[6:]] == [4, 5, 6, ~5, ~6, 7, 8, ~4, ~0]
 
 
 def test_what_a_selective_checkpoint_kept_is_not_made_again() -> None:
@@ -119,7 +119,7 @@ def test_what_a_selective_checkpoint_kept_is_not_made_again() -> None:
     arriving = script.take(80)
     before = len(script.events)
     play_backward(script, played, arriving)
-    assert script.sizes[5:] == [7, 50, 100]  # the scratch, saved now, and both gradients
+    assert [*script.sizes[5:]] == [7, 50, 100]  # the scratch, saved now, and both gradients
     assert {~0, ~1} <= set(script.events[before:])
 
 
@@ -141,7 +141,7 @@ def test_how_long_a_forward_has_what_it_makes_for_itself(
     own = tape(forward="+1 +2 -2 +4 +3 -4", backward="", sizes=(100, 30, 7, 80, 7))
     script = Script()
     play_forward(script, part(own, lifetimes=lifetimes), script.take(100))
-    assert (script.sizes, script.events) == (sizes, events)
+    assert ([*script.sizes], [*script.events]) == (sizes, events)
 
 
 def test_a_place_is_taken_by_what_is_as_large() -> None:
@@ -149,7 +149,7 @@ def test_a_place_is_taken_by_what_is_as_large() -> None:
     own = tape(forward="+1 +2 -2 +4 +3 -4", backward="", sizes=(100, 30, 7, 80, 8))
     script = Script()
     play_forward(script, part(own, lifetimes=Lifetimes.REUSED), script.take(100))
-    assert script.events == [0, 1, 2, ~2, 3, 4, ~3]
+    assert [*script.events] == [0, 1, 2, ~2, 3, 4, ~3]
 
 
 def test_what_a_recording_keeps_of_the_first_forward_goes_with_its_backward() -> None:
@@ -160,5 +160,5 @@ def test_what_a_recording_keeps_of_the_first_forward_goes_with_its_backward() ->
     arriving = script.take(80)
     before = len(script.events)
     assert play_backward(script, played, arriving) == ([6], 7)
-    assert script.sizes[5:] == [30, 50, 100]  # again as far as what is saved
+    assert [*script.sizes[5:]] == [30, 50, 100]  # again as far as what is saved
     assert {event for event in script.events[before:] if event < 0} == {~0, ~1, ~2, ~4, ~5}
