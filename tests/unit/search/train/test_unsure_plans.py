@@ -66,9 +66,9 @@ def test_a_search_says_that_nothing_fits_only_where_nothing_can(engine):
         results.append(ranking.result)
         assert text.startswith(WORDS[ranking.result])
         assert document["result"] == ranking.result.value
-        assert (
-            bool(ranking.unsure) == ("nothing is sure to fit" in text) == (ranking.result is Result.UNCERTAIN)
-        )
+        uncertain = ranking.result is Result.UNCERTAIN
+        assert ("nothing is sure to fit" in text) == uncertain
+        assert uncertain or not ranking.unsure  # the nearest are played, and may be denied; others may fit
         assert all(planned.verdict.result is Result.UNCERTAIN for planned in ranking.unsure)
         assert [each["verdict"] for each in document["unsure"]] == ["uncertain"] * len(ranking.unsure)
         possible = ranking.looked_at[Result.FITS] + ranking.looked_at[Result.UNCERTAIN]
