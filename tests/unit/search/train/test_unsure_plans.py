@@ -54,7 +54,8 @@ def sizes(low: int, high: int) -> list[int]:
 def test_a_search_says_that_nothing_fits_only_where_nothing_can(engine):
     alone = found(10**6, engine).least
     assert alone is not None
-    device = alone.verdict.device
+    roomy = found(2 * int(alone.verdict.device.high), engine).plans  # where the allocator's steps are played
+    device = min((each.verdict.device for each in roomy), key=lambda size: size.high)
     results = []
     for size in sizes(int(device.low), int(device.high)):
         ranking = found(size, engine)
@@ -73,7 +74,9 @@ def test_a_search_says_that_nothing_fits_only_where_nothing_can(engine):
         assert [each["verdict"] for each in document["unsure"]] == ["uncertain"] * len(ranking.unsure)
         possible = ranking.looked_at[Result.FITS] + ranking.looked_at[Result.UNCERTAIN]
         assert (ranking.result is Result.DOES_NOT_FIT) == (possible == 0)
-    assert results[1:] == [Result.UNCERTAIN] * 3 + [Result.FITS]
+    assert Result.UNCERTAIN in results
+    assert Result.DOES_NOT_FIT not in results[1:]
+    assert results[-1] is Result.FITS
 
 
 @pytest.mark.parametrize("target", ["seq-len", "microbatch"])
