@@ -61,10 +61,10 @@ MOMENTS = "+4 +48 +48 +4 +24 +24 +4 +24 +24 +4 +16 +16"
 
 def test_units_are_gathered_for_either_pass() -> None:
     """torch 2.13 _fsdp_param_group.py: in forward a unit's buffer stays until the next has been copied out
-    (426-489), the head's until the model's loss is there, and its parameters go after it; backward gathers the unit before ahead, embeddings too
-    (576-585, 795), and copies at once; the input of a reduction stays until the next begins (639-658),
-    gradients until they are copied into it (_fsdp_collectives.py:597-616). What is left of them goes before
-    the next step.
+    (426-489), the head's until the loss is there, and its parameters go after it; backward gathers the unit
+    before ahead, embeddings too (576-585, 795), and copies at once; the input of a reduction stays until the
+    next begins (639-658), gradients until they are copied into it (_fsdp_collectives.py:597-616). What is
+    left of them goes before the next step.
     """
     forward = (
         "+384 +384",
