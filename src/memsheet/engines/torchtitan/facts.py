@@ -115,18 +115,23 @@ _LAST_TOML = replace(
     kinds=frozenset({"llama", "qwen3"}),
     ties=Ties.APART,
 )
+_END_2025 = replace(_LAST_TOML, repeats_kv=True)
 VERSIONS: dict[str, Version] = {
     "b5bcd76": _NEWEST,
     "238fa99": _LAST_TOML,
+    "v0.2.2": _LAST_TOML,
+    "v0.2.1": _END_2025,
+    "v0.2.0": _END_2025,
+    "v0.1.0": _MID_2025,
     "820504e": _MID_2025,
     "9dec370": _END_2024,
     "e10cb94": _OCT_2024,
     "2024-04..2024-08": _END_2024,
 }
-"""By commit (or the months of a figure): parallelize_llama.py:323-339 and models/norms.py:77 of END_2024,
-train.py:131 for its loss, which e10cb94 of 2024-10-22 compiled with the model, e8977b0 of 2024-12-18 no
-longer, and d1f62be of 2025-02-20 again (components/loss.py:26-31 of MID_2025); parallelize_llama.py:345-367
-of MID_2025; distributed/fsdp.py:238-265, models/common/attention.py:403 and
+"""By commit or tag (or the months of a figure): parallelize_llama.py:323-339 and models/norms.py:77 of
+END_2024, train.py:131 for its loss, which e10cb94 of 2024-10-22 compiled with the model, e8977b0 of
+2024-12-18 no longer, and d1f62be of 2025-02-20 again (components/loss.py:26-31 of MID_2025);
+parallelize_llama.py:345-367 of MID_2025; distributed/fsdp.py:238-265, models/common/attention.py:403 and
 distributed/pipeline_parallel.py:357 of COMMIT. 238fa99 of 2026-02-23 is the last that reads TOML:
 models/llama4/infra/parallelize.py:353-427 and models/llama3/infra/parallelize.py for its groups,
 models/qwen3/model/model.py:156-208 for three projections, fused norms and heads that are not repeated,
@@ -134,19 +139,21 @@ distributed/pipeline_parallel.py:267 for its stages, components/loss.py for its 
 of rotations since 02d24f0 of 2026-06-05 (models/common/rope.py:107, attention.py:902 of COMMIT). A table is
 in one group at distributed/fsdp.py:224-237 of COMMIT; at 238fa99 embeddings and head are sharded each for
 itself and tied again when they are initialised (models/qwen3/model/model.py:496-501), which torch 2.13 no
-longer runs (_fsdp_state.py:223).
+longer runs (_fsdp_state.py:223). Of the tags (2025-06-17 to 2026-02-20) v0.2.0 has groups of their own for
+embeddings and head, and repeats heads of keys still (models/llama3/infra/parallelize.py:299-318,
+models/llama3/model/model.py:143-237); v0.2.2 no longer does.
 """
 TESTED = "b5bcd76"
 
 
 def version_of(name: str | None) -> Version:
-    """The facts of a version, by a prefix of its commit; of one that was not read, those of the newest that
-    was.
+    """The facts of a version, by a prefix of its commit or by its tag; of one that was not read, those of
+    the newest that was.
     """
     found = [
         version
         for known, version in VERSIONS.items()
-        if name and (name.startswith(known) or known.startswith(name))
+        if name and (name.startswith(known) or known.startswith((name, f"v{name}")))
     ]
     return found[0] if found else VERSIONS[TESTED]
 

@@ -216,6 +216,9 @@ def test_grouped_heads_are_not_repeated_where_the_kernel_takes_them() -> None:
 def test_a_version_that_was_not_read_is_taken_for_the_newest() -> None:
     assert version_of("0123456") is version_of(None) is VERSIONS["b5bcd76"]
     assert version_of("9dec370ad26b") is VERSIONS[END_2024]
+    assert version_of("v0.1.0") is version_of("0.1.0") is VERSIONS["820504e"]
+    assert version_of("0.2.1").repeats_kv
+    assert not version_of("0.2.1").ends_in_root
 
 
 def test_torchtitans_own_stages() -> None:
