@@ -1,11 +1,11 @@
-"""Reserved bytes beside the trace: a step that is played through the allocator's rules, and the allocations of
-the real code on fake tensors through the same rules.
+"""Reserved bytes beside the trace: a step that is played through the allocator's rules, and the allocations
+of the real code on fake tensors through the same rules.
 
     python benchmarks/reserved_agreement.py [--only TEXT …] [--json]
 
 Every row is one step: how far apart allocated and reserved peaks are, whether the traced one lies in the
-range, and how many are within 0.1 % and 1 %. ``--only``: rows that hold one of the texts. Nothing is asserted;
-it needs the ``trace`` extra and takes some seconds a row.
+range, and how many are within 0.1 % and 1 %. ``--only``: rows that hold one of the texts. Nothing is
+asserted; it needs the ``trace`` extra and takes some seconds a row.
 """
 
 from __future__ import annotations
