@@ -42,7 +42,8 @@ def test_each_dies_of_what_it_does(verdict: str, tmp_path: Path, capsys: pytest.
 def test_with_recompute_it_is_no_real_need_any_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (*STEPS["real_need"][0], "--recompute", "full", "--loss", "plain", "--precision", "bf16-pure")
+    step = (*STEPS["real_need"][0], "--recompute", "full", "--loss", "plain", "--precision", "bf16-pure")
+    words = (*step, "--capacity", "20GiB")
     found = diagnosed(words, tmp_path, capsys)
     assert found["verdict"] == "fragmentation"
     assert [each["lived"] for each in found["snapshot"]["what_if"]] == [True, True, True]
