@@ -15,6 +15,7 @@ from memsheet.exchange.shared.moved_states import freezes_weights, may_cap_pool,
 from memsheet.exchange.shared.row_lengths import TOKENIZERS
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
+from memsheet.exchange.shared.trainer_script import ABSENT, OWN_SCRIPT, SCRIPT
 from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS
 from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.frozen import dataclass, replace
@@ -267,8 +268,26 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
         elif value in (NO_PROMPT, TOKENIZERS):
             if not _is_flag_given(read, at, given):
                 yield f"{at} {value}{_flag_hint(read, at, 1024)}"
+        elif at == NOT_READ and value == ABSENT and result is Result.FITS and _says_its_step(read):
+            continue
         elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
             yield f"{at} {value}"
+
+
+STEP_FLAGS = (
+    frozenset({"per_device_train_batch_size"}),
+    frozenset({"max_length", "max_seq_length", "model_max_length", "cutoff_len", "max_seq_len"}),
+    frozenset({"bf16", "fp16", "dtype", "torch_dtype"}),
+)
+"""Of each one, by the Trainer's names and those of its examples: a step's rows, their length, its precision."""
+NOT_READ = f"{SCRIPT}.{OWN_SCRIPT}"
+
+
+def _says_its_step(read: Read) -> bool:
+    """Whether the flags that a script is given say what its step takes: it fits by them, whatever the script's
+    text, which nobody has, does besides. That it does not fit is not said by them alone.
+    """
+    return "config" not in read.values and all(not names.isdisjoint(read.values) for names in STEP_FLAGS)
 
 
 def _defaulted_flag_remarks(read: Read, told: str, given: Mapping[str, Any]) -> Iterator[str]:

@@ -36,7 +36,7 @@ from memsheet.exchange.shared.loop_script import LOOP
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
 from memsheet.exchange.shared.row_lengths import example_length
-from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, SCRIPT, UNREAD_FLAGS
+from memsheet.exchange.shared.trainer_script import ABSENT, OWN_SCRIPT, SCRIPT, UNREAD_FLAGS
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
@@ -84,7 +84,7 @@ OF_TRL = late_pattern(r"(^|/)(trl/scripts|examples/scripts|examples/scripts/\w+)
 """TRL's own, each with the dataclasses of its trainer (huggingface/trl f2cd577)."""
 OF_OWN_SCRIPTS = ("transformers", "trl")
 """Formats whose flags people's own scripts take, too."""
-ABSENT, UNTOLD = "whose text is not among the files", "whose text is not understood"
+UNTOLD = "whose text is not understood"
 OWN_OPTIONS = "class ModelConfig"
 FILLS_OPTIONS = late_pattern(r"\bget_peft_config\(|\bModelConfig\b")
 """What a script's text holds that takes TRL's own options of models and adapters."""
