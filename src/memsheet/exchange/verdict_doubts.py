@@ -279,13 +279,13 @@ STEP_FLAGS = (
     frozenset({"max_length", "max_seq_length", "model_max_length", "cutoff_len", "max_seq_len"}),
     frozenset({"bf16", "fp16", "dtype", "torch_dtype"}),
 )
-"""Of each one, by the Trainer's names and those of its examples: a step's rows, their length, its precision."""
+"""Of each one, by the Trainer's names and its examples': a step's rows, their length, its precision."""
 NOT_READ = f"{SCRIPT}.{OWN_SCRIPT}"
 
 
 def _says_its_step(read: Read) -> bool:
-    """Whether the flags that a script is given say what its step takes: it fits by them, whatever the script's
-    text, which nobody has, does besides. That it does not fit is not said by them alone.
+    """Whether the flags that a script is given say what its step takes: it fits by them, whatever the
+    script's text, which nobody has, does besides. That it does not fit is not said by them alone.
     """
     return "config" not in read.values and all(not names.isdisjoint(read.values) for names in STEP_FLAGS)
 
