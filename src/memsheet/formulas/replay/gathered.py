@@ -18,8 +18,8 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     tables_in_two_groups,
 )
 from memsheet.formulas.states.held import Held
-from memsheet.frozen import dataclass, field, replace
-from memsheet.plan.plan import Offload, Plan
+from memsheet.frozen import dataclass, field
+from memsheet.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +76,13 @@ def _shard_bytes(held: Held, plan: Plan) -> tuple[int, int]:
 
 def _is_hosted(plan: Plan) -> bool:
     """Whether shards, gradients and states are on the host (CPUOffloadPolicy)."""
-    offload = plan.offload
-    return offload.parameters == offload.optimizer == 1 and not offload.activations
+    return bool(plan.offload.parameters)
 
 
 class GatheredUnits(Run):
     """Parameters cut along their first dimension."""
 
-    @classmethod
-    def plays(cls, plan: Plan) -> bool:
-        return super().plays(plan) or (_is_hosted(plan) and super().plays(replace(plan, offload=Offload())))
+    hosts = True
 
     def load(self) -> None:
         if _is_hosted(self.plan):
@@ -127,9 +124,7 @@ class GatheredUnits(Run):
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
         self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
-        self.unreduced: dict[
-            int, list[int]
-        ] = {}  # of each unit, where only the last micro-batch's are reduced
+        self.unreduced: dict[int, list[int]] = {}  # of each unit, where the last micro-batch alone reduces
 
     @property
     def adds(self) -> bool:

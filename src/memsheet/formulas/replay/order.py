@@ -118,7 +118,11 @@ def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int]
 
 
 class Run:
-    """Steps of one stage as they are written into a script: here of a model that the rank has to itself."""
+    """Steps of one stage as they are written into a script: here of a model that the rank has to itself.
+    ``hosts``: whether a rank's part of parameters and states may be on the host.
+    """
+
+    hosts = False
 
     def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: Told) -> None:
         self.walk, self.plan, self.lifetimes, self.script, self.told = walk, plan, lifetimes, Script(), told
@@ -143,7 +147,7 @@ class Run:
             and plan.mesh.pp == 1
             and plan.precision.master_weights is None
             and optimizer.name not in UNPLAYED
-            and stays_on_device(plan)
+            and stays_on_device(plan, states_leave=cls.hosts, parameters_leave=cls.hosts)
         )
 
     @classmethod

@@ -95,7 +95,11 @@ def peak_flush_places(made: list[Flush]) -> frozenset[Place]:
     """Flushes that may set the peak of any plan: the first two, and each that copies more than those before
     it, or has a wider gradient. Activations shrink on the way, so no other one can.
     """
-    found, most, widest = {flush.place for flush in made[:2]}, 0, 0
+    found, most, widest = (
+        {flush.place for flush in made[:2]},
+        0,
+        max((one.widest for one in made[:1]), default=0),
+    )
     for flush in made[1:]:
         more = flush.copied > most
         if (more if isinstance(more, bool) else more.any()) or flush.widest > widest:

@@ -350,7 +350,8 @@ def _last_reduced(of: Groups, before: Group | None, group: Group) -> BytesByPath
         BytesByPath.of([ahead, *group.gradients.held.items()]),
         BytesByPath.of([ahead, of.reduced(group)]),
     )
-    return largest_moment_rows([[(1, added)], [(1, copied)]])
+    around = _around_inside(group) if group.inside else EMPTY
+    return largest_moment_rows([[(1, added), (1, around)], [(1, copied), (1, around)]])
 
 
 def _around_inside(group: Group) -> BytesByPath:
