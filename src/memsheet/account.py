@@ -233,10 +233,13 @@ def divided_states(rank: Rank, plan: Plan, instants: Iterable[Instant]) -> Mappi
 
 
 def check_accounted(rank: Rank, plan: Plan) -> None:
-    """Raises InputError where a step would for what is not modelled of its layers."""
+    """Raises InputError where a step would for what is not modelled of its layers or of what shares them."""
     from memsheet.formulas.activations import check_modelled
+    from memsheet.formulas.sharding.algorithm import algorithm_of
 
-    check_modelled(rank.whole, plan, engine_for(rank.model, plan))
+    engine = engine_for(rank.model, plan)
+    check_modelled(rank.whole, plan, engine)
+    algorithm_of(engine.sharding).check(plan)
 
 
 def _ranged_sizes(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:

@@ -5,6 +5,7 @@ that it stands for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -149,13 +150,19 @@ def reason_of(error: InputError) -> str:
 
 
 def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
-    """A plan with the counts of many."""
-    mesh = replace(plan.mesh, **{axis: rows[axis] for axis in AXES})
+    """A plan with the counts of many; one that all of them share is a plain number."""
+    told = {name: _common_count(column) for name, column in rows.items()}
+    mesh = replace(plan.mesh, **{axis: told[axis] for axis in AXES})
     padded = space.engine.vocab_multiple
-    own = padded * rows["tp"] if padded > 1 and "vocab_multiple" not in space.request else plan.vocab_multiple
+    own = padded * told["tp"] if padded > 1 and "vocab_multiple" not in space.request else plan.vocab_multiple
     return replace(
-        plan, mesh=mesh, workload=replace(plan.training, microbatch=rows["microbatch"]), vocab_multiple=own
+        plan, mesh=mesh, workload=replace(plan.training, microbatch=told["microbatch"]), vocab_multiple=own
     )
+
+
+def _common_count(column: Any) -> Any:
+    """The number that every plan has, or else the column."""
+    return int(column[0]) if np.ndim(column) and (column == column[0]).all() else column
 
 
 def _rows_by_traits(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
@@ -176,17 +183,30 @@ def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
     for axis in ("tp", "cp", "ep", "etp"):
         yield rows[axis] > 1
     yield from (rows[name] > most for name, most in space.engine.arrays.asks_beyond.items())
+    exchanged = ContextParallel.ALL_TO_ALL in space.engine.context_parallel
+    always = exchanged and len(space.engine.context_parallel) == 1  # and what that refuses is of no other's
+    if always:
+        yield int(space.request["seq_len"]) % rows["cp"] != 0
+        for heads in _heads_of_queries(space.model):
+            yield heads % rows["cp"] != 0
+            yield rows["cp"] >= heads
     for kv in _groups_of_keys(space.model):
         yield np.minimum(1, ceil_div(kv, rows["tp"]) - 1)
-        if ContextParallel.ALL_TO_ALL in space.engine.context_parallel:
+        if exchanged:
             yield rows["cp"] > kv
             yield rows["cp"] >= kv
+        if always:
+            yield (kv % rows["cp"]) * (rows["cp"] % kv) != 0
         if not space.engine.arrays.shares_key_heads:
             yield kv % rows["tp"] != 0
     if not space.engine.arrays.adds_to_buffer:
         yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < int(
             space.request["global_batch"]
         )
+
+
+def _heads_of_queries(model: ModelSpec) -> tuple[int, ...]:
+    return tuple(sorted({m.heads for m in model.mixers() if isinstance(m, Attention)}))
 
 
 def _groups_of_keys(model: ModelSpec) -> tuple[int, ...]:
