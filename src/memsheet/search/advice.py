@@ -15,7 +15,14 @@ from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
 from memsheet.plan.model import ModelSpec
 from memsheet.search.fixes.savings_story import Step, story_steps
-from memsheet.search.train.rank import Ranking, fastest_fitting_plan, plan_offloads, rank_training_plans
+from memsheet.search.train.rank import (
+    Ranking,
+    Searched,
+    fastest_fitting_plan,
+    plan_offloads,
+    rank_training_plans,
+    search_engines,
+)
 from memsheet.search.train.space import OFFLOAD, Request
 from memsheet.search.train.timed import APART, Planned, Scaled, planned_of
 
@@ -101,13 +108,14 @@ def training_advice(
     top: int,
     method: str = "full",
     scaled: Scaled = lambda _: None,
+    searched: Searched | None = None,
 ) -> Advice:
-    """Every legal plan of some engines ranked, and what is to be said of the best. Raises InputError as
-    ``rank_training_plans`` does.
+    """Every legal plan of some engines ranked, and what is to be said of the best. ``searched``: those plans,
+    where they were found before. Raises InputError as ``rank_training_plans`` does.
     """
-    names = tuple(engines)
-    asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
-    ranking = rank_training_plans(model, cluster, asked, names, top=top, scaled=scaled, tells=True)
+    names, asked = tuple(engines), method_request(method, request)
+    searched = searched or search_engines(model, cluster, asked, names, scaled, tells=True)
+    ranking = rank_training_plans(model, cluster, asked, names, top=top, scaled=scaled, searched=searched)
     chosen = ranking.plans[0] if ranking.plans else ranking.least
     if chosen is None:
         return Advice(ranking=ranking)
@@ -121,6 +129,11 @@ def training_advice(
         methods=tuple(_adapter_method_plans(ranking, asked, names, scaled)) if strains else (),
         more=_smallest_larger_cluster(ranking, asked, names, scaled) if strains else None,
     )
+
+
+def method_request(method: str, request: Request) -> dict[str, Any]:
+    """What a way to train asks, and what was asked besides."""
+    return {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
 
 
 def ranking_strains_memory(ranking: Ranking) -> bool:
@@ -222,7 +235,8 @@ def _best_ranked_plan(
 ) -> tuple[Planned | None, str]:
     """The best plan, and where there is none why."""
     try:
-        found, result, notes = fastest_fitting_plan(model, cluster, request, engines, scaled)
+        searched = search_engines(model, cluster, request, engines, scaled)
+        found, result, notes = fastest_fitting_plan(searched, cluster)
     except InputError as error:
         return None, str(error.problems[0].reason)
     if found is not None:

@@ -10,8 +10,8 @@ from memsheet.errors import InputError
 from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.search.advice import METHODS, Advice, training_advice
-from memsheet.search.train.rank import fastest_fitting_plan
+from memsheet.search.advice import Advice, method_request, training_advice
+from memsheet.search.train.rank import fastest_fitting_plan, search_global_batches
 from memsheet.search.train.space import Request
 from memsheet.search.train.timed import Planned, Scaled
 
@@ -44,21 +44,30 @@ def advise_on_batches(
     ``training_advice`` does.
     """
     names, shown = tuple(engines), SHOWN * cluster.count
-    advice = training_advice(
-        model, cluster, {**request, "global_batch": shown}, names, top=top, method=method, scaled=scaled
+    others = [each * cluster.count for each in SEQUENCES_A_GPU if each != SHOWN]
+    first, *further = search_global_batches(
+        model, cluster, method_request(method, request), names, scaled, (shown, *others), tells=True
     )
-    asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
-    swept: list[tuple[int, Planned | None, Result | None]] = []
-    for batch in (each * cluster.count for each in SEQUENCES_A_GPU):
+    advice = training_advice(
+        model,
+        cluster,
+        {**request, "global_batch": shown},
+        names,
+        top=top,
+        method=method,
+        scaled=scaled,
+        searched=first,
+    )
+    swept: list[tuple[int, Planned | None, Result | None]] = [
+        (shown, next(iter(advice.ranking.plans), None), advice.ranking.result)
+    ]
+    for batch, searched in zip(others, further, strict=True):
         try:
-            if batch == shown:
-                best, result = next(iter(advice.ranking.plans), None), advice.ranking.result
-            else:
-                request_there = {**asked, "global_batch": batch}
-                best, result, _ = fastest_fitting_plan(model, cluster, request_there, names, scaled)
+            best, result, _ = fastest_fitting_plan(searched, cluster)
         except InputError:  # no plan is legal at that size
             continue
         swept.append((batch, best, result))
+    swept.sort(key=lambda one: one[0])
     said = (
         f"assumed: global_batch = {shown}, {SHOWN} sequences a GPU, which nobody said "
         "(--global-batch); other sizes stand beside it"

@@ -20,7 +20,7 @@ from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute, Schedule
-from memsheet.search.train.lattice import Array, Tally, select_rows
+from memsheet.search.train.lattice import Array, Tally, refuse_rows, select_rows
 from memsheet.search.train.pipelines import (
     Placed,
     group_ranks_by_form,
@@ -84,15 +84,24 @@ def account_plan_grid(space: Space) -> Grid:
 
     Raises OverflowError where a plan could hold more than int64 counts.
     """
-    tally, places = Tally(), _Places()
+    return account_plan_grids([space])[0]
+
+
+def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
+    """All plans of each of some spaces that differ in their global batch alone: most of what is accounted
+    for one batch is the same for another, or an array's further places.
+
+    Raises OverflowError as ``account_plan_grid`` does.
+    """
+    tallies, places = {space.global_batch: Tally() for space in spaces}, _Places()
     alone, pieces = None, list[Piece]()
-    for stratum in legal_plan_strata(space, tally):
-        alone = alone_bytes(space, one_plan(stratum, 0)) if alone is None else alone
+    for stratum in legal_plan_strata(spaces, tallies) if spaces else ():
+        alone = alone_bytes(spaces[0], one_plan(stratum, 0)) if alone is None else alone
         check_largest(stratum, alone)
         try:
             check_accounted(places.of(stratum)[0].rank, stratum.plan)
         except InputError as error:
-            tally.refused[reason_of(error)] += len(stratum)
+            refuse_rows(tallies, stratum.rows, reason_of(error))
         except ValueError:  # they do not agree in a choice: told when they are accounted, and taken apart
             pieces += _stratum_pieces(stratum)
         else:
@@ -100,13 +109,31 @@ def account_plan_grid(space: Space) -> Grid:
     graded: dict[int, list[Graded]] = {}
     for batch in _accounting_batches(pieces):
         graded.update(
-            zip(batch, _grade_pieces([pieces[number] for number in batch], places, tally), strict=True)
+            zip(batch, _grade_pieces([pieces[number] for number in batch], places, tallies), strict=True)
         )
-    return Grid(
-        space=space,
-        graded=tuple(one for number in sorted(graded) for one in graded[number]),
-        refused=tally.refused,
-    )
+    every = [one for number in sorted(graded) for one in graded[number]]
+    return [
+        Grid(
+            space=space,
+            graded=tuple(every if len(spaces) == 1 else _graded_at_batch(every, space)),
+            refused=tallies[space.global_batch].refused,
+        )
+        for space in spaces
+    ]
+
+
+def _graded_at_batch(graded: Sequence[Graded], space: Space) -> Iterator[Graded]:
+    """The plans of one global batch."""
+    for one in graded:
+        which = np.flatnonzero(one.stratum.rows["global_batch"] == space.global_batch)
+        if len(which):
+            yield Graded(
+                stratum=replace(_stratum_of_rows(one.stratum, which), space=space),
+                device=_byte_range_slice(one.device, which),
+                stage=one.stage[which],
+                host_bytes=one.host_bytes[which],
+                stages={stage: _byte_range_slice(size, which) for stage, size in one.stages.items()},
+            )
 
 
 Piece = Stratum | Fewer
@@ -179,7 +206,9 @@ class _Places(dict[Hashable, tuple[Placed, ...]]):
         return found
 
 
-def _grade_pieces(batch: Sequence[Piece], places: _Places, tally: Tally) -> list[list[Graded]]:
+def _grade_pieces(
+    batch: Sequence[Piece], places: _Places, tallies: Mapping[int, Tally]
+) -> list[list[Graded]]:
     """The plans of some pieces. Those that do not agree in a choice after all are taken apart; what cannot be
     accounted is refused.
     """
@@ -188,14 +217,14 @@ def _grade_pieces(batch: Sequence[Piece], places: _Places, tally: Tally) -> list
         return [[one] for one in _account_pieces(batch, [places.of(stratum) for stratum in own])]
     except InputError as error:
         if len(batch) == 1:
-            tally.refused[reason_of(error)] += len(own[0])
+            refuse_rows(tallies, own[0].rows, reason_of(error))
             return [[]]
     except ValueError:
         if len(batch) == 1 and len(own[0]) == 1:
             raise
     if len(batch) > 1:
-        return [_grade_pieces([piece], places, tally)[0] for piece in batch]
-    return [[one for part in _split_stratum(own[0]) for one in _grade_pieces([part], places, tally)[0]]]
+        return [_grade_pieces([piece], places, tallies)[0] for piece in batch]
+    return [[one for part in _split_stratum(own[0]) for one in _grade_pieces([part], places, tallies)[0]]]
 
 
 def _stratum_pieces(stratum: Stratum) -> Iterator[Piece]:
@@ -297,7 +326,7 @@ def _peak_device_bytes(found: Totals, rows: int) -> Bytes:
     )
 
 
-def _byte_range_slice(size: Any, part: slice) -> Bytes:
+def _byte_range_slice(size: Any, part: slice | Array) -> Bytes:
     return Bytes(size.low[part], size.value[part], size.high[part])
 
 
@@ -347,7 +376,7 @@ def check_largest(stratum: Stratum, alone: tuple[int, int]) -> None:
     a pipeline keeps.
     """
     plan, rows = stratum.plan, stratum.rows
-    batches = int(stratum.space.request["global_batch"]) // (rows["microbatch"] * plan.mesh.data_parallel)
+    batches = rows["global_batch"] // (rows["microbatch"] * plan.mesh.data_parallel)
     kept = batches if plan.schedule is Schedule.GPIPE else np.minimum(batches, 4 * plan.mesh.pp)
     if alone[0] + alone[1] * int((rows["microbatch"] * kept).max()) > SAFE_BYTES:
         raise OverflowError(

@@ -20,7 +20,7 @@ Array = Any
 """An int64 array with a place for each plan of a stratum, or a mask of them."""
 Rows = Mapping[str, Array]
 """The counts of plans, column by column."""
-COLUMNS = (*AXES, "microbatch")
+COLUMNS = (*AXES, "microbatch", "global_batch")
 
 
 @dataclass(slots=True)
@@ -40,6 +40,13 @@ class Tally:
         return select_rows(rows, np.flatnonzero(holds))
 
 
+def refuse_rows(tallies: Mapping[int, Tally], rows: Rows, reason: str, each: int = 1) -> None:
+    """Count rows as refused, those of each global batch by themselves."""
+    for batch, tally in tallies.items():
+        if lost := int(np.count_nonzero(rows["global_batch"] == batch)):
+            tally.refused[reason] += lost * each
+
+
 def select_rows(rows: Rows, which: Array) -> Rows:
     return {name: column[which] for name, column in rows.items()}
 
@@ -49,8 +56,9 @@ def legal_count_rows(space: Space, pipeline: Request, tally: Tally) -> Rows:
     that fails at once with all that would have come of it.
     """
     pp = int(pipeline["mesh.pp"])
-    ranks, batch, counts = space.cluster.count // pp, int(space.request["global_batch"]), counts_of(space, pp)
+    ranks, batch, counts = space.cluster.count // pp, space.global_batch, counts_of(space, pp)
     rows: Rows = {name: np.ones(1, dtype=np.int64) for name in COLUMNS}
+    rows = {**rows, "global_batch": rows["tp"] * batch}
     rest = prod(len(values) for values in counts.values())
     for name, values in counts.items():
         rest //= max(1, len(values))
@@ -79,6 +87,13 @@ def _rows_with_count(rows: Rows, name: str, values: tuple[int, ...]) -> Rows:
 
 
 Rule = tuple[str, Callable[[Rows], Array]]
+
+
+def joined_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows laid one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
 
 
 def _rows_with_microbatches(rows: Rows, values: tuple[int, ...], rules: Sequence[Rule], tally: Tally) -> Rows:

@@ -87,7 +87,7 @@ def stratum_choice_key(stratum: Stratum) -> Hashable:
     neutral = replace(
         stratum.plan,
         mesh=Mesh(),
-        workload=replace(stratum.plan.training, microbatch=1),
+        workload=replace(stratum.plan.training, microbatch=1, global_batch=None),
         vocab_multiple=1,
         layers_per_stage=None,
     )

@@ -8,7 +8,7 @@ allocations, so a plan that fitted by shares may fall out; the next one takes it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
@@ -23,8 +23,8 @@ from memsheet.plan.model import ModelSpec
 from memsheet.search.progress import tell_progress
 from memsheet.search.train.cloud import time_memory_points
 from memsheet.search.train.families import Family, families_of
-from memsheet.search.train.grid import Grid, account_plan_grid
-from memsheet.search.train.space import OFFLOAD, Request, space_of
+from memsheet.search.train.grid import Grid, account_plan_grids
+from memsheet.search.train.space import OFFLOAD, Request, Space, space_of
 from memsheet.search.train.strata import reason_of
 from memsheet.search.train.timed import APART, Planned, Scaled, Timed, timed_strata
 from memsheet.search.train.uneven_routing import Uneven, fits_uneven
@@ -110,14 +110,14 @@ def rank_training_plans(
     *,
     top: int,
     scaled: Scaled = lambda _: None,
-    tells: bool = False,
+    searched: Searched | None = None,
 ) -> Ranking:
-    """Every legal plan of some engines, the ``top`` fastest that fit. ``tells``: how far it is, to whoever
-    listens.
+    """Every legal plan of some engines, the ``top`` fastest that fit. ``searched``: the same, found before.
 
     Raises InputError where no engine can be asked at all: with the first one's problems.
     """
-    grids, timed, notes = _timed_plans_by_engine(model, cluster, request, engines, scaled, tells=tells)
+    found_there = searched or search_engines(model, cluster, request, engines, scaled)
+    grids, timed, notes = found_there.legal()
     seen: Counter[Result] = Counter()
     for found in grids.values():
         seen.update(found.counts())
@@ -147,12 +147,12 @@ def rank_training_plans(
 
 
 def fastest_fitting_plan(
-    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], scaled: Scaled
+    searched: Searched, cluster: Cluster
 ) -> tuple[Planned | None, Result | None, tuple[str, ...]]:
     """The first of the plans that ``rank_training_plans`` finds, the result of the search, and its notes,
     without what else it tells. Raises InputError as it does.
     """
-    grids, timed, notes = _timed_plans_by_engine(model, cluster, request, engines, scaled, tells=False)
+    grids, timed, notes = searched.legal()
     plans, unsure = _best_plans(timed, cluster, 1)
     if plans:
         return plans[0], Result.FITS, notes
@@ -178,35 +178,82 @@ def _best_plans(
     return plans, () if plans else tuple(possible)
 
 
-def _timed_plans_by_engine(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """The legal plans of each engine that has any, their times, why the others have none, and the first
+    engine's problems where it could not be asked.
+    """
+
+    grids: Mapping[str, Grid]
+    timed: list[Timed]
+    notes: tuple[str, ...]
+    problems: InputError | None
+
+    def legal(self) -> tuple[Mapping[str, Grid], list[Timed], tuple[str, ...]]:
+        """Raises InputError where no engine could be asked at all: with the first one's problems."""
+        if not self.grids and self.problems is not None:
+            raise self.problems
+        return self.grids, self.timed, self.notes
+
+
+def search_engines(
     model: ModelSpec,
     cluster: Cluster,
     request: Mapping[str, Any],
     engines: Iterable[str],
     scaled: Scaled,
     *,
-    tells: bool,
-) -> tuple[dict[str, Grid], list[Timed], tuple[str, ...]]:
-    """The plans of each engine that has any, their times, and why the others have none."""
-    grids, timed, notes = dict[str, Grid](), list[Timed](), list[str]()
-    problems: InputError | None = None
+    tells: bool = False,
+) -> Searched:
+    """All plans of some engines, accounted and timed. ``tells``: how far it is, to whoever listens."""
+    return search_global_batches(
+        model, cluster, request, engines, scaled, (request.get("global_batch"),), tells=tells
+    )[0]
+
+
+def search_global_batches(
+    model: ModelSpec,
+    cluster: Cluster,
+    request: Mapping[str, Any],
+    engines: Iterable[str],
+    scaled: Scaled,
+    batches: Sequence[int | None],
+    *,
+    tells: bool = False,
+) -> list[Searched]:
+    """All plans of some engines at each of some global batches, which are accounted together. ``tells``: how
+    far the first of them is.
+    """
+    grids: list[dict[str, Grid]] = [{} for _ in batches]
+    timed: list[list[Timed]] = [[] for _ in batches]
+    notes: list[list[str]] = [[] for _ in batches]
+    problems: list[InputError | None] = [None] * len(batches)
     for engine in engines:
+        spaces, refused = dict[int, Space](), dict[int, InputError]()
+        for place, batch in enumerate(batches):
+            try:
+                spaces[place] = space_of(model, cluster, {**request, "global_batch": batch, "engine": engine})
+            except InputError as error:
+                refused[place] = error
         try:
-            found = account_plan_grid(space_of(model, cluster, {**request, "engine": engine}))
+            found_at = dict(zip(spaces, account_plan_grids(list(spaces.values())), strict=True))
         except InputError as error:
-            problems, reason = problems or error, reason_of(error)
-            notes.append(f"{engine}: {reason}")
-            continue
-        if found.plans:
-            grids[engine] = found
-            timed += timed_strata(found, scaled(engine))
-            if tells:
-                tell_progress(lambda: _found_so_far(engine, grids, timed))  # noqa: B023 it is called at once
-        else:
-            notes.append(f"{engine}: no legal plan ({_commonest_refusal(found)})")
-    if not grids and problems is not None:
-        raise problems
-    return grids, timed, tuple(notes)
+            found_at, refused = {}, {**dict.fromkeys(spaces, error), **refused}
+        for place, problem in refused.items():
+            problems[place] = problems[place] or problem
+            notes[place].append(f"{engine}: {reason_of(problem)}")
+        for place, found in found_at.items():
+            if not found.plans:
+                notes[place].append(f"{engine}: no legal plan ({_commonest_refusal(found)})")
+                continue
+            grids[place][engine] = found
+            timed[place] += timed_strata(found, scaled(engine))
+            if tells and place == 0:
+                tell_progress(lambda: _found_so_far(engine, grids[0], timed[0]))  # noqa: B023 it is called at once
+    return [
+        Searched(grids=own, timed=times, notes=tuple(said), problems=problem)
+        for own, times, said, problem in zip(grids, timed, notes, problems, strict=True)
+    ]
 
 
 def _found_so_far(engine: str, grids: Mapping[str, Grid], timed: Iterable[Timed]) -> Mapping[str, Any]:

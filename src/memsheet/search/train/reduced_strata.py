@@ -15,6 +15,7 @@ import numpy as np
 
 from memsheet.account import Sums, divided_states
 from memsheet.frozen import dataclass, replace
+from memsheet.plan.plan import Schedule
 from memsheet.search.train.lattice import Array, Rows
 from memsheet.search.train.pipelines import Placed, merge_strata, sums_of_strata
 from memsheet.search.train.strata import Stratum, with_counts
@@ -46,9 +47,9 @@ class Fewer:
 
 def reduce_stratum(stratum: Stratum) -> Fewer:
     rows = stratum.rows
-    together_, alone = rows["dp_replicate"] * rows["dp_shard"], np.ones_like(rows["tp"])
-    whole = {**rows, "dp_replicate": alone, "dp_shard": together_}
-    each = {**rows, "microbatch": alone}
+    together, alone = rows["dp_replicate"] * rows["dp_shard"], np.ones_like(rows["tp"])
+    whole = {**rows, "dp_replicate": alone, "dp_shard": together, "global_batch": _least_batch(stratum)}
+    each = {**rows, "microbatch": alone, "global_batch": together * FULL_PIPELINE * stratum.plan.mesh.pp}
     states = _distinct_rows(stratum, each)
     own = states.few.rows
     undivided = {
@@ -65,6 +66,21 @@ def reduce_stratum(stratum: Stratum) -> Fewer:
             which=states.which,
         ),
     )
+
+
+FULL_PIPELINE = 4
+"""Micro-batches a stage with which a pipeline holds as many as it ever does: one whose chunks take turns has
+at most pp · (vpp + 1) of pp · vpp parts under way, a step of 4 pp micro-batches has 4 pp · vpp.
+"""
+
+
+def _least_batch(stratum: Stratum) -> Array:
+    """The least global batch with which each plan holds as much: what is under way in a full pipeline."""
+    rows, plan = stratum.rows, stratum.plan
+    once = rows["microbatch"] * rows["dp_replicate"] * rows["dp_shard"]
+    if plan.schedule is Schedule.GPIPE:
+        return rows["global_batch"]
+    return np.minimum(rows["global_batch"], once * FULL_PIPELINE * plan.mesh.pp)
 
 
 def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:

@@ -50,6 +50,11 @@ class Space:
         return not self.every and "zero" not in self.request and 1 in self.engine.zero
 
     @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return int(self.request["global_batch"])
+
+    @property
     def experts(self) -> bool:
         """Whether the model has experts, which ep and etp divide."""
         blocks = self.model.blocks()
@@ -263,7 +268,7 @@ def counts_of(space: Space, pp: int) -> Mapping[str, tuple[int, ...]]:
     they share what is left.
     """
     ranks = divisors(space.cluster.count // pp) if space.cluster.count % pp == 0 else ()
-    engine, fixed, batch = space.engine, space.request, int(space.request["global_batch"])
+    engine, fixed, batch = space.engine, space.request, space.global_batch
     open_ = {axis for axis in ("tp", "cp", "dp_shard", "ep", "etp") if axis in engine.axes}
     if not space.experts or engine.splits_experts_over_tp:
         open_ -= {"ep", "etp"}

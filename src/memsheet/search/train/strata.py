@@ -4,7 +4,7 @@ that it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,15 @@ from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import ContextParallel, Plan
 from memsheet.resolve import resolve_request
-from memsheet.search.train.lattice import Array, Rows, Tally, legal_count_rows, select_rows
+from memsheet.search.train.lattice import (
+    Array,
+    Rows,
+    Tally,
+    joined_rows,
+    legal_count_rows,
+    refuse_rows,
+    select_rows,
+)
 from memsheet.search.train.space import AXES, Request, Space
 
 CHUNK = 1 << 13
@@ -58,15 +66,19 @@ def plan_request(space: Space, choice: Request, counts: Mapping[str, int]) -> Re
     """A request with every choice and count of a plan."""
     split = space.engine.splits_experts_over_tp
     mesh = {f"mesh.{axis}": counts[axis] for axis in AXES if not (axis == "etp" and split)}
-    return {**space.request, **choice, **mesh, "microbatch": counts["microbatch"]}
+    batch = {name: counts[name] for name in ("microbatch", "global_batch")}
+    return {**space.request, **choice, **mesh, **batch}
 
 
-def legal_plan_strata(space: Space, tally: Tally) -> Iterator[Stratum]:
-    """All legal plans, those that share their choices together; what is refused goes into ``tally``."""
+def legal_plan_strata(spaces: Sequence[Space], tallies: Mapping[int, Tally]) -> Iterator[Stratum]:
+    """All legal plans of spaces that differ in their global batch alone, those that share their choices
+    together; what is refused goes into the tally of its batch.
+    """
+    space = spaces[0]
     for pipeline in space.pipelines:
-        rows = legal_count_rows(space, pipeline, tally)
+        rows = joined_rows([legal_count_rows(one, pipeline, tallies[one.global_batch]) for one in spaces])
         if reason := _cuts_no_layers(space, pipeline):
-            tally.refused[reason] += len(rows["tp"]) * len(space.choices)
+            refuse_rows(tallies, rows, reason, len(space.choices))
             continue
         groups = list(_rows_by_traits(space, rows))
         for choice in space.choices:
@@ -77,7 +89,7 @@ def legal_plan_strata(space: Space, tally: Tally) -> Iterator[Stratum]:
                     else _rows_with_choice(space, choice, group)
                 )
                 if kept is not None:
-                    yield from _resolve_stratum(space, {**pipeline, **kept[0]}, kept[1], traits, tally)
+                    yield from _resolve_stratum(space, {**pipeline, **kept[0]}, kept[1], traits, tallies)
 
 
 def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
@@ -127,18 +139,18 @@ def _rows_with_choice(space: Space, choice: Request, rows: Rows) -> tuple[Reques
 
 
 def _resolve_stratum(
-    space: Space, request: Request, rows: Rows, traits: int, tally: Tally
+    space: Space, request: Request, rows: Rows, traits: int, tallies: Mapping[int, Tally]
 ) -> Iterator[Stratum]:
     """The stratum of some rows, its first plan resolved for what all of them share."""
     counts = {name: int(column[0]) for name, column in rows.items()}
     try:
         plan = resolve_request(plan_request(space, request, counts), space.model, space.cluster).plan
     except InputError as error:
-        tally.refused[reason_of(error)] += len(rows["microbatch"])
+        refuse_rows(tallies, rows, reason_of(error))
         return
     problems = list(unsupported_choices(plan, space.cluster))
     if problems:
-        tally.refused[f"{problems[0].field} {problems[0].reason}"] += len(rows["microbatch"])
+        refuse_rows(tallies, rows, f"{problems[0].field} {problems[0].reason}")
         return
     yield Stratum(space=space, request=request, rows=rows, plan=with_counts(space, plan, rows), traits=traits)
 
@@ -155,9 +167,8 @@ def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
     mesh = replace(plan.mesh, **{axis: told[axis] for axis in AXES})
     padded = space.engine.vocab_multiple
     own = padded * told["tp"] if padded > 1 and "vocab_multiple" not in space.request else plan.vocab_multiple
-    return replace(
-        plan, mesh=mesh, workload=replace(plan.training, microbatch=told["microbatch"]), vocab_multiple=own
-    )
+    batch = replace(plan.training, microbatch=told["microbatch"], global_batch=told["global_batch"])
+    return replace(plan, mesh=mesh, workload=batch, vocab_multiple=own)
 
 
 def _common_count(column: Any) -> Any:
@@ -200,9 +211,7 @@ def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
         if not space.engine.arrays.shares_key_heads:
             yield kv % rows["tp"] != 0
     if not space.engine.arrays.adds_to_buffer:
-        yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < int(
-            space.request["global_batch"]
-        )
+        yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < rows["global_batch"]
 
 
 def _heads_of_queries(model: ModelSpec) -> tuple[int, ...]:

@@ -187,7 +187,9 @@ def _timing_batches(asked: Asked) -> Iterator[list[int]]:
 
 def _plan_without_counts(plan: Plan) -> Plan:
     mesh = replace(plan.mesh, **dict.fromkeys(AXES, 1))
-    return replace(plan, mesh=mesh, workload=replace(plan.training, microbatch=1), vocab_multiple=1)
+    return replace(
+        plan, mesh=mesh, workload=replace(plan.training, microbatch=1, global_batch=None), vocab_multiple=1
+    )
 
 
 def _seconds_of_rows(plan: Plan, rows: Rows, space: Space, efficiency: Efficiency | None) -> Any:
