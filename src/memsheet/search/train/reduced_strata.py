@@ -85,15 +85,30 @@ def _least_batch(stratum: Stratum) -> Array:
 
 def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:
     """The distinct rows."""
-    code = np.zeros(len(stratum), dtype=np.int64)
-    for column in rows.values():
-        values, place = np.unique(column, return_inverse=True)
-        code = code * len(values) + place
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    _, first, which = np.unique(_row_codes(rows, len(stratum)), return_index=True, return_inverse=True)
     few = {name: column[first] for name, column in rows.items()}
     return ReducedStratum(
         few=replace(stratum, rows=few, plan=with_counts(stratum.space, stratum.plan, few)), which=which
     )
+
+
+WORD_BITS = 62
+
+
+def _row_codes(rows: Rows, size: int) -> Array:
+    """A number for each row, the same for rows that are alike: their counts' bits side by side, those before
+    numbered anew where they fill a word.
+    """
+    code, filled = np.zeros(size, dtype=np.int64), 0
+    for column in rows.values():
+        if (column == column[0]).all():
+            continue
+        bits = int(column.max()).bit_length()
+        if filled + bits > WORD_BITS:
+            code = np.unique(code, return_inverse=True)[1]
+            filled = size.bit_length()
+        code, filled = (code << bits) | column, filled + bits
+    return code
 
 
 def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:

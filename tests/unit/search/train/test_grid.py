@@ -25,7 +25,14 @@ from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 from memsheet.search.train import grid as searching
-from memsheet.search.train.grid import SAFE_BYTES, Grid, account_plan_grid, one_plan, result_masks
+from memsheet.search.train.grid import (
+    SAFE_BYTES,
+    Grid,
+    account_plan_grid,
+    account_plan_grids,
+    one_plan,
+    result_masks,
+)
 from memsheet.search.train.lattice import Tally, legal_count_rows
 from memsheet.search.train.space import Space, divisors, space_of
 from memsheet.sheet import Instant
@@ -275,6 +282,48 @@ def test_plans_told_by_fewer(zero: int, monkeypatch: pytest.MonkeyPatch) -> None
     sample(many, 60)
     monkeypatch.setattr(searching, "CHUNK", 3)
     assert account_plan_grid(many.space).counts() == many.counts()
+
+
+def bytes_of_requests(found: Grid) -> dict[str, tuple[int, ...]]:
+    """What each plan holds, by what would be asked to get it."""
+    return {
+        str(sorted(one.stratum.request_of(row).items(), key=str)): (
+            *(int(np.asarray(getattr(one.device, end))[row]) for end in ("low", "value", "high")),
+            int(one.host_bytes[row]),
+        )
+        for one in found.graded
+        for row in range(len(one))
+    }
+
+
+def at_batches(space: Space, batches: tuple[int, ...]) -> list[Space]:
+    return [replace(space, request={**space.request, "global_batch": batch}) for batch in batches]
+
+
+@pytest.mark.parametrize("seed", first_quick(range(12), 4))
+def test_global_batches_searched_together_are_those_searched_alone(seed: int) -> None:
+    spaces = at_batches(problem(seed), (8, 16, 64))
+    for together, space in zip(account_plan_grids(spaces), spaces, strict=True):
+        alone = account_plan_grid(space)
+        assert together.plans
+        assert bytes_of_requests(together) == bytes_of_requests(alone)
+        assert together.refused == alone.refused
+
+
+@pytest.mark.parametrize("pipeline", [{"mesh.pp": 2}, {"mesh.pp": 4, "mesh.vpp": 3}])
+def test_a_full_pipeline_stands_for_longer_ones(
+    pipeline: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans told by fewer, among them those of which a smaller batch fills the pipeline as well."""
+    pinned = {"engine": "megatron", "seq_len": 512, "recompute.mode": "none", "mesh.cp": 1, "mesh.tp": 1}
+    asked = {**pinned, **pipeline, "zero": 1, "microbatch": 1, "global_batch": 32}
+    space = space_of(model("granite-3.1-1b-a400m"), cluster(8), asked)
+    spaces = at_batches(space, (8, 32, 512))
+    alone = [account_plan_grid(one) for one in spaces]
+    monkeypatch.setattr(searching, "MANY", 1)
+    for told, found in zip(account_plan_grids(spaces), alone, strict=True):
+        assert told.plans
+        assert bytes_of_requests(told) == bytes_of_requests(found)
 
 
 @pytest.mark.parametrize("mesh", [{"pp": 2, "ep": 2}, {"tp": 2, "ep": 2, "etp": 2}])
