@@ -4,7 +4,10 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# The interpreter's own pip installs into the environment, which gets its own pip with the rest; where there is none, or an old one, venv makes one.
+# Bytecode is made of what is imported, not of all that is installed.
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+OUTSIDE := import sys; from importlib.metadata import version; sys.exit(int(version("pip").split(".")[0]) < 23)
 
 # The package is installed in place, so that sources edited later need no new install.
 # Its one part in C is compiled by the install (hatch_build.py), and again where it has changed.
@@ -128,7 +131,9 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "memsheet needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
 	  echo "  hint: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@if $(PYTHON) -c '$(OUTSIDE)' 2>/dev/null; then \
+	  $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $@ install --quiet --disable-pip-version-check --no-compile pip || { rm -rf $(VENV); exit 1; }; \
+	else $(PYTHON) -m venv $(VENV); fi
 
 $(CORE): $(BUILT) | $(BIN)/python
 	$(PIP) -e .

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 
 from memsheet.arith import Count, agreed, is_array, not_alike
-from memsheet.formulas.activations import block_part, end_parts, run_config_of
+from memsheet.formulas.activations import Ends, block_part, end_parts, run_config_of
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.states.held import Held, module_of, tensors_on_rank
@@ -146,7 +146,6 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they
     are made.
     """
-    stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
     made = _layer_group_cache(plan, engine)
     layers, entry = list[Layers](), 0
@@ -192,7 +191,7 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
     start = _edge_group(
         "embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan
     )
-    last = _edge_group("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
+    last = head_group(spec, plan, ends)
     return StageLayers(
         embeddings=start,
         layers=tuple(layers),
@@ -351,6 +350,12 @@ def _parameters_among(weights: Iterable[Weight], prefix: str, plan: Plan) -> tup
     """Of a block's tensors those that are parameters: buffers stay whole on every rank."""
     own = (weight for weight in weights if weight.role is not Role.BUFFER)
     return tuple(held for weight in own for held in tensors_on_rank(prefix + weight.path, weight, 1, plan))
+
+
+def head_group(spec: ModelSpec, plan: Plan, ends: Ends) -> Group | None:
+    """Head and loss of a stage that has them."""
+    norms = spec.stacks[-1].final_norms
+    return _edge_group("head", (ends.head, ends.loss), spec.head.weights, norms, plan)
 
 
 def _edge_group(

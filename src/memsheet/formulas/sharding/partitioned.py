@@ -5,7 +5,8 @@ keeps.
 from __future__ import annotations
 
 from memsheet.arith import Count, agreed, minimum
-from memsheet.formulas.groups import StageLayers, walk_stage_layers
+from memsheet.formulas.activations import end_parts
+from memsheet.formulas.groups import StageLayers, head_group, walk_stage_layers
 from memsheet.formulas.inputs import microbatch_inputs
 from memsheet.formulas.sharding.algorithm import Algorithm, Steps, Traffic
 from memsheet.formulas.sharding.bare_tensor import NAME, bare_parameter_tensor, only_states, steps_at_instants
@@ -63,7 +64,7 @@ def partitioned_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers
         and stage.head
         and (stage.tied or any(h.elements > BUCKETS.reduce_bucket for h in stage.head.parameters))
     ):
-        return replace(stage, head=walk_stage_layers(spec, plan, engine, release=False).head)
+        return replace(stage, head=head_group(spec, plan, end_parts(spec, plan, engine, release=False)))
     return stage
 
 

@@ -15,7 +15,6 @@ from memsheet.formulas.sharding.partitioned_flow import (
     Place,
     bucket_flushes,
     comes_later_in_backward,
-    forward_places,
     gathered_elements,
     peak_flush_places,
     prefetched_elements,
@@ -241,13 +240,7 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     """
     buckets = zero.buckets
     made = bucket_flushes(stage, buckets.reduce_bucket, 1, cuts=False)
-    steps = list(forward_places(stage))
-    left: dict[Place, Count] = {}
-    for place, groups in steps:
-        left[place] = (left[steps[len(left) - 1][0]] if left else 0) + gathered_elements(
-            groups, buckets, zero.ranks
-        )
-    everything = left[steps[-1][0]]
+    left, everything = _elements_left(zero, stage)
     biggest = max((h.elements for h in zero.parameters if not stays_gathered(h, buckets)), default=0)
     late = _late_gradients(zero, stage)
 
@@ -257,7 +250,7 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     def during(run: int, repetition: int) -> BytesByPath:
         moment = [
             (1, flush_peak_rows(zero, (run, repetition), made, EMPTY)),
-            (1, fetched(left[run, repetition])),
+            (1, fetched(left(run, repetition))),
             (1, late(run, repetition)),
         ]
         return merge_moment(moment)
@@ -272,6 +265,24 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
         during=during,
         stops=peak_flush_places(made),
     )
+
+
+def _elements_left(zero: Zero, stage: StageLayers) -> tuple[Callable[[int, int], Count], Count]:
+    """Elements that a backward has still to gather at a repetition of a run of layers, or at the head (the
+    run behind the last), and those of the whole stage.
+    """
+    embeddings, *runs, head = (
+        gathered_elements(groups, zero.buckets, zero.ranks)
+        for groups in (
+            (stage.embeddings,) if stage.embeddings else (),
+            *(layers.pattern for layers in stage.layers),
+            (stage.head,) if stage.head else (),
+        )
+    )
+    before, sizes = [embeddings], [*runs, head]
+    for layers, size in zip(stage.layers, runs, strict=True):
+        before.append(before[-1] + layers.count * size)
+    return lambda run, repetition: before[run] + (repetition + 1) * sizes[run], before[-1] + head
 
 
 def gathered_bag(zero: Zero, remaining: Count, biggest: Count) -> BytesByPath:
