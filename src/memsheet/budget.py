@@ -255,12 +255,10 @@ def judge_plan(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[She
     known as a range is sure.
     """
     verdict = judge_on(sheets, cluster)
+    if verdict.result is not Result.UNCERTAIN:
+        return verdict
     ends = {judge_on(held, card).result for held, card in card_ends(model, plan, cluster, sheets)}
-    return (
-        replace(verdict, result=ends.pop())
-        if len(ends) == 1 and verdict.result is Result.UNCERTAIN
-        else verdict
-    )
+    return replace(verdict, result=ends.pop()) if len(ends) == 1 else verdict
 
 
 def verdict_with_extra_bytes(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:

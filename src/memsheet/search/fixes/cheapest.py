@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.account import account_rank
 from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan, verdict_with_extra_bytes
 from memsheet.errors import InputError, raise_if_problems
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster
 from memsheet.plan.engine_registry import SEVERAL_GPUS, find_engine
 from memsheet.plan.hardware import unsupported_choices
@@ -40,6 +40,8 @@ class _Tried:
     verdict: Verdict
     changes: tuple[Change, ...]
     library: LibraryUse | None = None
+    further: dict[str, _Tried | None] = field(default_factory=dict, compare=False)
+    """What became of changes on top of these, by their words: several lists begin alike."""
 
     @property
     def bytes(self) -> int:
@@ -349,7 +351,7 @@ def _made_in_order(spec: ModelSpec, start: _Tried, found: _Tried, names: list[st
         if before is None or state is None:
             return None
         told.append(_as_one(candidate, before, state.changes[len(before.changes) :]))
-    return replace(state, changes=tuple(told)) if state else None
+    return replace(state, changes=tuple(told), further={}) if state else None
 
 
 def _as_one(candidate: Candidate, before: _Tried, made: tuple[Change, ...]) -> Change:
@@ -375,9 +377,15 @@ def _as_one(candidate: Candidate, before: _Tried, made: tuple[Change, ...]) -> C
 
 
 def _account_change(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | None:
-    """A change on top of others, accounted; None where it does not apply, is not legal or needs more host
-    memory than there is.
+    """A change on top of others, accounted once; None where it does not apply, is not legal or needs more
+    host memory than there is.
     """
+    if candidate.words not in state.further:
+        state.further[candidate.words] = _change_accounted(spec, state, candidate)
+    return state.further[candidate.words]
+
+
+def _change_accounted(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | None:
     edits = candidate.edit(state)
     if edits is None:
         return None
