@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memsheet.questions.on_oom import on_oom
     from memsheet.questions.plan import plan, plan_serving
     from memsheet.questions.solve import solve
+    from memsheet.questions.solve_job import solve_job
     from memsheet.questions.sweep import sweep
     from memsheet.questions.trace import trace
     from memsheet.questions.traced import trace_step
@@ -54,6 +55,7 @@ __all__ = [
     "plan",
     "plan_serving",
     "solve",
+    "solve_job",
     "sweep",
     "textbook",
     "trace",
@@ -80,6 +82,7 @@ _HOMES = {
     "questions.measured": ("measure_step",),
     "questions.on_oom": ("on_oom",),
     "questions.solve": ("solve",),
+    "questions.solve_job": ("solve_job",),
     "questions.sweep": ("sweep",),
     "questions.trace": ("trace",),
     "questions.traced": ("trace_step",),

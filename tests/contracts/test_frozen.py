@@ -33,6 +33,7 @@ NAMES = [
     "plan",
     "plan_serving",
     "solve",
+    "solve_job",
     "sweep",
     "textbook",
     "trace",

@@ -21,7 +21,7 @@ SAID = (
 
 
 def make_server() -> Server[Any]:
-    """A server of five tools, none of which writes anything or reads a file of this machine."""
+    """A server of the tools, none of which writes anything or reads a file of this machine."""
 
     async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_tool_entry(name) for name in ABOUT])

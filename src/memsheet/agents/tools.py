@@ -1,4 +1,4 @@
-"""Five questions as tools: what each takes, and its answer in words and as an object that is short enough to
+"""Questions as tools: what each takes, and its answer in words and as an object that is short enough to
 be read whole.
 """
 
@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from memsheet.questions.ask import ask
-from memsheet.questions.asked import ASKED, MODEL, request_schema
+from memsheet.questions.asked import ASKED, MODEL, OF_JOB, request_schema
 
 ABOUT: Mapping[str, str] = {
     "train": "GPU memory of a training or fine-tuning job: whether it fits, what takes the room, and the cheapest change that makes it fit.",
     "infer": "GPU memory of serving a model: whether it fits, the KV cache that is left and how many sequences it holds.",
     "plan": "The fastest ways to train a model on given GPUs that fit, with commands. Takes seconds.",
     "check": "Mistakes, verdict and memory of configuration files and launch scripts (DeepSpeed, accelerate, axolotl, TRL, Megatron, vLLM, SGLang …), given as text.",
+    "diagnose": "What a job died of, from its error message or the end of its log given as text, and which changes would have helped.",
+    "job": "GPU memory of a job of several models on the same cards (GRPO and its kin): every phase, whether all of them fit, and what helps.",
+    "solve": "The longest sequence, largest micro-batch, fewest GPUs, largest model or most users that fit.",
     "explain": "What a word on an answer means, with its source.",
 }  # fmt: skip
 """The questions that are tools, by name."""
@@ -41,7 +44,8 @@ _TRAINING = (
 OFFERED: Mapping[str, tuple[str, ...]] = {
     "train": _TRAINING, "plan": ("model", "gpus", "engine", "seq_len", "global_batch", "method", "host_memory"),
     "infer": (*_JOB, "tp", "max_model_len", "sequences", "kv_dtype", "quantize", "memory_fraction", "prompt_tokens"),
-    "check": ("files", "model", "gpus", "seq_len"), "explain": ("term",),
+    "check": ("files", "model", "gpus", "seq_len"), "explain": ("term",), "diagnose": ("text", "model", "gpus"), "job": ("job", *OF_JOB),
+    "solve": ("what", "most", *_TRAINING, "max_model_len", "sequences"),
 }  # fmt: skip
 
 
@@ -103,6 +107,11 @@ def _short_screen(answer: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return view["screen"], {key: view[key] for key in kept if key in view}
 
 
+def _short_diagnosis(answer: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    document = answer["document"]
+    return answer["view"]["screen"], {key: document[key] for key in ("verdict", "cures") if key in document}
+
+
 def _short_text(answer: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     document = answer["document"]
     return document["text"], document
@@ -110,5 +119,6 @@ def _short_text(answer: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 SHORT: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, Mapping[str, Any]]]] = {
     "train": _short_sheet, "infer": _short_sheet, "plan": _short_screen, "check": _short_screen, "explain": _short_text,
+    "diagnose": _short_diagnosis, "job": _short_screen, "solve": _short_screen,
 }  # fmt: skip
 TITLES = {name: ASKED[name][0] for name in ABOUT}

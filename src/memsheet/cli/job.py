@@ -57,8 +57,8 @@ def solve_of_job(asked: Given) -> int:
     reads as a job.
     """
     from memsheet.questions.check import check_configuration_files
-    from memsheet.questions.solve_job import ROWS, TARGET, largest_micro_batch, largest_share, longest_rows
-    from memsheet.report.screen.jobs.phases import render_share, render_tokens
+    from memsheet.questions.solve_job import job_limit
+    from memsheet.report.screen.jobs.phases import render_job_limit
 
     look = screen.terminal_look(decimal=screen.wants_decimal_units(asked.units), full=False)
     where = _machines_of(asked)
@@ -77,17 +77,10 @@ def solve_of_job(asked: Given) -> int:
             raise input_error("JOB", asked.model, reason, "--gpus names the cards")
         open_words = (f"not held: {checked.doubt}",) if checked.doubt else ()
         document = {**answer.job, "notes": [*answer.job.get("notes", ()), *open_words]}
-    if asked.what == TARGET:
-        share = largest_share(document, where)
-        said, answer = share.share, share.answer
-        text = render_share(share.share, share.answer, share.beyond, look)
-    else:
-        tokens = (longest_rows if asked.what == ROWS else largest_micro_batch)(document, where)
-        said, answer = tokens.tokens, tokens.answer
-        text = render_tokens(str(asked.what), tokens.tokens, tokens.counted, (answer, tokens.beyond), look)
+    limit = job_limit(str(asked.what), document, where)
     if asked.json or asked.output is not None:
         check_form("job", asked.output)
-        write_form("job", asked.output or "json", answer)
+        write_form("job", asked.output or "json", limit.answer)
     else:
-        screen.write_stdout(text)
-    return EXIT[Result.FITS if said else Result.DOES_NOT_FIT]
+        screen.write_stdout(render_job_limit(limit, look))
+    return EXIT[Result.FITS if limit.largest else Result.DOES_NOT_FIT]

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from memsheet.budget import Answer
+from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem, input_error, missing_package, raise_if_problems
 from memsheet.frozen import replace
 from memsheet.guard.confined import confined_to
@@ -173,6 +173,47 @@ def _ask_plan_serving(asked: dict[str, Any], _: Path) -> Said:
     )
 
 
+def _ask_job(asked: dict[str, Any], _: Path) -> Said:
+    from memsheet.questions.cures_of_jobs import what_helps
+    from memsheet.questions.job import answer_job
+    from memsheet.report.json.sheet import sheet_document
+    from memsheet.report.screen.jobs.phases import render_job
+
+    document, where = _job_and_machines(asked)
+    found = answer_job(document, where)
+
+    def screen_of_job() -> Mapping[str, Any]:
+        helps = tuple((one.words, one.says, one.answer) for one in what_helps(found, where))
+        return {"screen": render_job(found, Look(width=COLUMNS), helps)}
+
+    return Said(EXIT[found.verdict.result] if found.verdict else 0, sheet_document(found), screen_of_job)
+
+
+def _ask_solve_job(asked: dict[str, Any], _: Path) -> Said:
+    from memsheet.questions.solve_job import job_limit
+    from memsheet.report.json.sheet import sheet_document
+    from memsheet.report.screen.jobs.phases import render_job_limit
+
+    what = asked.pop("what", None)
+    found = job_limit(what, *_job_and_machines(asked))
+    counts = {"what": found.what, "largest": found.largest, "counted": found.counted}
+    document = {**counts, "sheet": sheet_document(found.answer)}
+    code = EXIT[Result.FITS if found.largest else Result.DOES_NOT_FIT]
+    return Said(code, document, lambda: {"screen": render_job_limit(found, Look(width=COLUMNS))})
+
+
+def _job_and_machines(asked: dict[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The document of a request's job, an object or the name of a template, and the cards."""
+    from memsheet.jobs.templates import TEMPLATES
+    from memsheet.questions.job import MACHINES, document_of
+
+    named, where = asked.pop("job", None), {key: asked.pop(key, None) for key in MACHINES}
+    if not isinstance(named, Mapping) and named not in TEMPLATES:
+        hint = f"an object of memsheet/job/1, or a template: {', '.join(TEMPLATES)}"
+        raise input_error("job", named if isinstance(named, str) else None, "is no job", hint)
+    return document_of(named, {**where, **asked}), where
+
+
 USUAL_GRID: Mapping[str, tuple[int, ...]] = {
     "seq_len": (2048, 4096, 8192, 16384, 32768, 65536, 131072), "microbatch": (1, 2, 4, 8),
     "max_model_len": (4096, 8192, 16384, 32768, 65536, 131072), "sequences": (1, 4, 16, 64, 256),
@@ -331,6 +372,6 @@ def _ask_form(_: dict[str, Any], __: Path) -> Said:
 
 QUESTIONS: Mapping[str, Callable[[dict[str, Any], Path], Said]] = {
     "train": _ask_account(accounted.train), "infer": _ask_account(accounted.infer), "solve": _ask_solve, "plan": _ask_plan, "plan-serving": _ask_plan_serving,
-    "grid": _ask_grid, "check": _ask_check, "export": _ask_export, "compare": _ask_compare, "diagnose": _ask_diagnose, "explain": _ask_explain, "read": _ask_read, "models": _ask_models, "gpus": _ask_gpus, "form": _ask_form,
+    "grid": _ask_grid, "check": _ask_check, "export": _ask_export, "compare": _ask_compare, "diagnose": _ask_diagnose, "job": _ask_job, "solve-job": _ask_solve_job, "explain": _ask_explain, "read": _ask_read, "models": _ask_models, "gpus": _ask_gpus, "form": _ask_form,
 }  # fmt: skip
 """What can be asked, by the name of its command."""

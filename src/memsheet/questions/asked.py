@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.catalog import model_names
+from memsheet.jobs.limits import BATCH, ROWS, SHARE
+from memsheet.jobs.templates import TEMPLATES
+from memsheet.plan.options import TemplateOptions
 from memsheet.questions.form import form_document
 
 TYPES = {
@@ -47,6 +50,12 @@ FILES = {
     "items": {"type": "object", "properties": {"name": TEXT, "text": TEXT}, "required": ["name", "text"]},
 }
 SERVED = {"context": WHOLE, "users": WHOLE, "ttft": TEXT, "tpot": TEXT, "any_precision": {"type": "boolean"}}
+WORD = {"type": ["string", "number", "boolean"]}
+OF_JOB: Mapping[str, Any] = {
+    "job": {"type": ["string", "object"], "description": f"An object of memsheet/job/1, or a template ({', '.join(TEMPLATES)}), whose options are the further keys."},
+    **{key: JOB[key] for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "view")},
+    **dict.fromkeys(TemplateOptions.__annotations__, WORD),
+}  # fmt: skip
 ASKED: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...], str]] = {
     "train": ("Does this training job fit, and what takes the room?", JOB, (), "sheet"),
     "infer": ("Does this model fit for inference, and how much cache is left?", JOB, (), "sheet"),
@@ -58,6 +67,8 @@ ASKED: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...], str]] = {
     "export": ("A plan as the configuration of the engine that runs it.", {"plan": OBJECT, "to": TEXT, "pick": WHOLE}, ("plan", "to"), ""),
     "compare": ("Two sheets side by side.", {"left": OBJECT, "right": OBJECT, "instant": TEXT, "rank": WHOLE}, ("left", "right"), ""),
     "diagnose": ("What a job died of, from its error message or its log, and what would have helped.", {"text": TEXT, **JOB}, ("text",), "diagnosis"),
+    "job": ("What every phase of a job of several models (RL, preference, distillation) needs on the same cards.", OF_JOB, ("job",), "sheet"),
+    "solve-job": ("The largest share of a job's server, or the most tokens of a row or a micro-batch, with which every phase fits.", {"what": {"enum": [SHARE, ROWS, BATCH]}, **OF_JOB}, ("what", "job"), ""),
     "explain": ("What a word on a sheet means, with its source.", {"term": TEXT}, ("term",), ""),
     "read": ("What a pasted text is, and the question that asks about it.", {"text": TEXT}, ("text",), ""),
 }  # fmt: skip

@@ -116,14 +116,14 @@ def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         found = largest_share(document, where)
     except InputError:
         return
-    if found.share is not None:
+    if found.largest is not None:
         frees = before - max(int(sheet.device.value) for sheet in found.answer.sheets)
         given = max((fraction_of_plan(role["plan"]) or 0 for role in document["roles"].values()), default=0)
         says = (
-            "the server's pool is too small for one sequence of its longest" if found.share > given
+            "the server's pool is too small for one sequence of its longest" if found.largest > given
             else f"the server's share leaves {phase} too little"
         )  # fmt: skip
-        yield Helps(kind=SHARE, says=says, words=words.format(share=found.share), answer=found.answer, saves_bytes=frees)  # fmt: skip
+        yield Helps(kind=SHARE, says=says, words=words.format(share=found.largest), answer=found.answer, saves_bytes=frees)  # fmt: skip
 
 
 def mistakes_of_job(answer: Answer, where: Mapping[str, Any], file: str) -> tuple[tuple[Rule, Found], ...]:

@@ -6,30 +6,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple
+from os import PathLike
+from typing import Any, Unpack
 
 from memsheet.budget import Answer, budget_of
 from memsheet.errors import input_error
+from memsheet.frozen import replace
 from memsheet.jobs.document import read_job
+from memsheet.jobs.limits import BATCH, ROWS, SHARE, JobLimit
 from memsheet.jobs.shorter import tokens_at_once, with_rows_of, with_so_many_rows
-from memsheet.questions.job import NOWHERE, answer_job
+from memsheet.plan.options import Document, TemplateOptions
+from memsheet.questions.job import MACHINES, NOWHERE, answer_job, document_of
+from memsheet.report.answer import public_answer
 
-TARGET = "gpu-memory-utilization"
 HUNDREDTHS = 100
 """Shares are looked at in hundredths: what people write."""
 
 
-class SolvedShare(NamedTuple):
-    """``share``: the largest at which every phase fits, None where none does. ``answer``: at it, or at the
-    least; ``beyond``: at the next one, None where there is none.
+def solve_job(
+    what: str,
+    document: Document | str | PathLike[str],
+    *,
+    gpus: str | None = None,
+    nodes: int | None = None,
+    per_node: int | None = None,
+    host_memory: str | None = None,
+    cluster: Document | str | PathLike[str] | None = None,
+    **options: Unpack[TemplateOptions],
+) -> JobLimit:
+    """The most of ``what`` with which every phase of a job of several models fits: the share of the card that
+    its server takes ("gpu-memory-utilization"), tokens of a row ("row-tokens") or of a micro-batch
+    ("micro-batch-tokens"). The rest as of ``memsheet.job``. Raises InputError with every problem.
     """
+    where = dict(zip(MACHINES, (gpus, nodes, per_node, host_memory, cluster), strict=True))
+    found = job_limit(what, document_of(document, {**where, **options}), where)
+    beyond = public_answer(found.beyond) if found.beyond else None
+    return replace(found, answer=public_answer(found.answer), beyond=beyond)
 
-    share: float | None
-    answer: Answer
-    beyond: Answer | None
+
+def job_limit(what: str, document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> JobLimit:
+    """The limit of a document of ``memsheet/job/1``. Raises InputError for what is no limit of a job, and as
+    the searches do.
+    """
+    search = LIMITS.get(str(what).replace("_", "-"))
+    if search is None:
+        raise input_error(
+            "what", what, "is nothing that is solved for of a job", f"one of {', '.join(LIMITS)}"
+        )
+    return search(document, where)
 
 
-def largest_share(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> SolvedShare:
+def largest_share(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> JobLimit:
     """The largest share of the server of a job (``memsheet/job/1``), in hundredths, other roles as they are.
 
     What a card needs grows with the share, so the edge is found by halves; every step is a whole answer.
@@ -43,27 +70,16 @@ def largest_share(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHER
         lambda hundredths: answer_job(with_share(document, servers[0], hundredths / HUNDREDTHS), where),
         HUNDREDTHS,
     )
-    return SolvedShare(low / HUNDREDTHS if low and _starts(found) else None, found, beyond)
+    share = low / HUNDREDTHS if low and _starts(found) else None
+    return JobLimit(what=SHARE, largest=share, counted=None, answer=found, beyond=beyond)
 
 
-ROWS, BATCH = "row-tokens", "micro-batch-tokens"
 PART = 64
 """Tokens of a row are looked at in parts of so many."""
 MOST_TOKENS, MOST_ROWS = 2**20, 2**12
 
 
-class SolvedTokens(NamedTuple):
-    """``tokens``: the most with which every phase fits surely, None where the fewest do not. ``counted``: as
-    the document has them; ``answer`` and ``beyond`` as of ``SolvedShare``.
-    """
-
-    tokens: int | None
-    counted: int
-    answer: Answer
-    beyond: Answer | None
-
-
-def longest_rows(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> SolvedTokens:
+def longest_rows(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> JobLimit:
     """The longest rows of what trains, prompts and answers in the proportion that they have, with a server's
     longest sequence as much longer. Raises InputError where nothing trains, or no cards are named.
     """
@@ -71,21 +87,27 @@ def longest_rows(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE
     low, found, beyond = _largest_that_fits(
         lambda parts: answer_job(with_rows_of(document, parts * PART, counted), where), MOST_TOKENS // PART
     )
-    return SolvedTokens(low * PART or None, counted, found, beyond)
+    return JobLimit(what=ROWS, largest=low * PART or None, counted=counted, answer=found, beyond=beyond)
 
 
-def largest_micro_batch(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> SolvedTokens:
+def largest_micro_batch(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHERE) -> JobLimit:
     """The most tokens of a micro-batch: rows as long as they are, and where they are packed into one, that
     one. Raises InputError as ``longest_rows`` does.
     """
     counted, row = tokens_at_once(document), _row_tokens(document)
     if counted <= row:
-        return longest_rows(document, where)
+        return replace(longest_rows(document, where), what=BATCH)
     rows = counted // row
     low, found, beyond = _largest_that_fits(
         lambda count: answer_job(with_so_many_rows(document, count, rows), where), MOST_ROWS
     )
-    return SolvedTokens(low * row or None, counted, found, beyond)
+    return JobLimit(what=BATCH, largest=low * row or None, counted=counted, answer=found, beyond=beyond)
+
+
+LIMITS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], JobLimit]] = {
+    SHARE: largest_share, ROWS: longest_rows, BATCH: largest_micro_batch,
+}  # fmt: skip
+"""What is solved for of a job."""
 
 
 def _row_tokens(document: Mapping[str, Any]) -> int:

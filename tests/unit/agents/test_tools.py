@@ -18,11 +18,16 @@ from memsheet.questions.ask import ask
 
 QUESTIONS: list[dict[str, Any]] = json.loads((SKILL.parent / "questions.json").read_text(encoding="utf-8"))
 JOB = {"model": "llama-3.1-8b", "gpus": "8xA100-40GB", "seq_len": 4096}
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+    "GPU 0 has a total capacity of 23.65 GiB of which 1.06 GiB is free."
+)
 FILES = [{"name": "ds_config.json", "text": '{"zero_optimization": {"stage": 3}}'}]
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("train", JOB), ("infer", {"model": "qwen3-8b", "gpus": "1xL4", "engine": "vllm"}), ("check", {"files": FILES, **JOB}),
     ("plan", {"model": "llama-3.2-1b", "gpus": "1xA100-40GB", "engine": "transformers", "seq_len": 512, "global_batch": 8}),
-    ("explain", {"term": "zero"}), ("train", {"model": "no-such", "zero": 9}),
+    ("explain", {"term": "zero"}), ("diagnose", {"text": OUT_OF_MEMORY}), ("job", {"job": "trl-grpo", "model": "qwen3-0.6b", "gpus": "1xH100-80GB"}),
+    ("solve", {"what": "seq-len", "engine": "transformers", "model": "qwen3-0.6b", "gpus": "1xL4"}), ("job", {"job": "grpo.json"}), ("train", {"model": "no-such", "zero": 9}),
 )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ JOB: dict[str, Any] = {
 
 def test_one_hundredth_more_does_not_fit() -> None:
     found = largest_share(JOB)
-    assert found.share is not None
-    for share, fits in ((found.share, True), (found.share - 0.01, True), (found.share + 0.01, False)):
+    assert found.largest is not None
+    for share, fits in ((found.largest, True), (found.largest - 0.01, True), (found.largest + 0.01, False)):
         verdict = answer_job(with_share(JOB, "rollout", round(share, 2))).verdict
         assert verdict is not None
         assert (verdict.result is memsheet.Result.FITS) is fits
@@ -39,7 +39,7 @@ def test_one_hundredth_more_does_not_fit() -> None:
 
 def test_a_server_that_stays_awake_may_take_less() -> None:
     awake = {**JOB, "phases": [JOB["phases"][0], {"name": "update_actor", "active": "actor"}]}
-    shares = [largest_share(job).share for job in (awake, JOB)]
+    shares = [largest_share(job).largest for job in (awake, JOB)]
     assert None not in shares
     assert shares[0] < shares[1]
 
@@ -57,7 +57,7 @@ def test_the_command_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file = tmp_path / "job.json"
     file.write_text(json.dumps(JOB))
     assert main(["solve", "gpu-memory-utilization", str(file)]) == 0
-    assert f"up to {largest_share(JOB).share:g}" in capsys.readouterr().out
+    assert f"up to {largest_share(JOB).largest:g}" in capsys.readouterr().out
     assert main(["solve", "gpu-memory-utilization", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "memsheet/sheet/1"
 
@@ -84,14 +84,14 @@ def test_one_part_more_does_not_fit(solve: Any) -> None:
         "phases": [JOB["phases"][0], {**JOB["phases"][1], "logits": logits}],
     }
     found = solve(job)
-    assert found.tokens is not None
+    assert found.largest is not None
     assert found.answer.verdict is not None
     assert found.answer.verdict.result is memsheet.Result.FITS
     assert found.beyond is not None
     assert found.beyond.verdict is not None
     assert found.beyond.verdict.result is not memsheet.Result.FITS
     assert found.counted == (2048 if solve is longest_rows else 8 * 2048)
-    assert found.tokens % (64 if solve is longest_rows else 2048) == 0
+    assert found.largest % (64 if solve is longest_rows else 2048) == 0
 
 
 def test_longer_rows_are_served_and_read_as_long() -> None:
@@ -115,4 +115,4 @@ def test_the_command_says_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_text(json.dumps(half))
     for what, solve in (("row-tokens", longest_rows), ("micro-batch-tokens", largest_micro_batch)):
         assert main(["solve", what, str(file)]) == 0
-        assert f"{what} up to {solve(half).tokens:,}" in capsys.readouterr().out
+        assert f"{what} up to {solve(half).largest:,}" in capsys.readouterr().out

@@ -165,3 +165,41 @@ def test_offload_none_takes_back_what_a_file_says() -> None:
     )
     assert kept["optimizer"] == 1
     assert not any(back.values())
+
+
+GRPO = {"model": "qwen3-0.6b", "gpus": "1xH100-80GB", "max_completion_length": 512, "vllm": "colocate"}
+
+
+def test_a_job_of_several_models_is_asked_as_the_command_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(
+        [
+            *line_of("job", {"term": "trl-grpo"}),
+            *(f"--{key.replace('_', '-')}={value}" for key, value in GRPO.items()),
+        ]
+    )
+    found = ask({"question": "job", "job": "trl-grpo", **GRPO})
+    assert found["exit_code"] == code
+    assert json.dumps(found["document"]) == capsys.readouterr().out.strip()
+    again = ask({"question": "job", "job": found["document"]["job"], "gpus": GRPO["gpus"]})
+    assert again["document"]["verdict"] == found["document"]["verdict"]
+
+
+def test_the_limit_of_a_job_is_the_last_that_fits() -> None:
+    asked = {"question": "solve-job", "what": "gpu-memory-utilization", "job": "trl-grpo", **GRPO}
+    told = ask({**asked, "view": True})
+    largest = told["document"]["largest"]
+    assert f"up to {largest:g}" in told["view"]["screen"]
+    verdicts = [
+        ask({"question": "job", "job": "trl-grpo", **GRPO, "vllm_gpu_memory_utilization": share})["exit_code"]
+        for share in (largest, round(largest + 0.01, 2))
+    ]
+    assert verdicts[0] == 0
+    assert verdicts[1] != 0
+    assert told["document"]["sheet"]["verdict"]["result"] == "fits"
+
+
+@pytest.mark.parametrize("named", ["grpo.json", "/etc/passwd", 7, None])
+def test_a_job_is_an_object_or_a_template_and_no_path(named: Any) -> None:
+    answer = ask({"question": "job", "job": named, "gpus": "1xH100-80GB"})
+    assert answer["exit_code"] == 2
+    assert answer["document"]["problems"][0]["field"] == "job"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import printable_line
+from memsheet.jobs.limits import SHARE, JobLimit
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.screen.table import VERDICTS, answer_note_lines, deciding_sheet, percent_share
 from memsheet.report.shared.jobs.phases import PhaseNeed, fullest_instant, phase_needs, role_rows
@@ -35,40 +36,22 @@ def render_job(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> str:
     return render_parts(_job_sections(answer, look, helps), look)
 
 
-def render_share(share: float | None, answer: Answer, beyond: Answer | None, look: Look) -> str:
-    """The largest share of a server, what a step more comes to, and the job at it."""
-    return render_parts(_share_sections(share, answer, beyond, look), look)
+def render_job_limit(limit: JobLimit, look: Look) -> str:
+    """The most of what was solved for, what more comes to, and the job at it."""
+    return render_parts(_limit_sections(limit, look), look)
 
 
-def render_tokens(
-    what: str, tokens: int | None, counted: int, answers: tuple[Answer, Answer | None], look: Look
-) -> str:
-    """The most tokens of a row or a micro-batch, what more come to, and the job at them. ``answers``: at
-    them, and beyond.
-    """
-    return render_parts(_tokens_sections(what, tokens, counted, answers, look), look)
-
-
-def _tokens_sections(
-    what: str, tokens: int | None, counted: int, answers: tuple[Answer, Answer | None], look: Look
-) -> Iterator[RenderableType]:
-    if tokens is None:
-        yield labelled_row("NONE", "bold red", (f"no {what} lets every phase fit",), look)
+def _limit_sections(limit: JobLimit, look: Look) -> Iterator[RenderableType]:
+    share, largest = limit.what == SHARE, limit.largest
+    if largest is None:
+        none = "NO SHARE" if share else "NONE"
+        yield labelled_row(none, "bold red", (f"no {limit.what} lets every phase fit",), look)
     else:
-        said = (f"{what} up to {tokens:,}: every phase fits", f"the job has {counted:,}")
-        yield labelled_row(f"{tokens:,}", "bold green", said, look)
-    yield from _beyond_sections("more", *answers, look)
-
-
-def _share_sections(
-    share: float | None, answer: Answer, beyond: Answer | None, look: Look
-) -> Iterator[RenderableType]:
-    if share is None:
-        yield labelled_row("NO SHARE", "bold red", ("no gpu-memory-utilization lets every phase fit",), look)
-    else:
-        said = (f"gpu-memory-utilization up to {share:g}: every phase fits",)
-        yield labelled_row(f"{share:g}", "bold green", said, look)
-    yield from _beyond_sections("0.01 more", answer, beyond, look)
+        size = f"{largest:g}" if share else f"{largest:,}"
+        said = (f"{limit.what} up to {size}: every phase fits",)
+        counted = (f"the job has {limit.counted:,}",) if limit.counted is not None else ()
+        yield labelled_row(size, "bold green", (*said, *counted), look)
+    yield from _beyond_sections("0.01 more" if share else "more", limit.answer, limit.beyond, look)
 
 
 def _beyond_sections(
