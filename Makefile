@@ -45,7 +45,7 @@ help:
 	@echo "make regold    golden files and computed pages, written again; read the difference before you keep it"
 	@echo "make check     ruff, mypy, import-linter"
 	@echo "make format    let ruff rewrite the layout"
-	@echo "make bench     accuracy and speed, printed, and docs/accuracy.md written again (DATA=FILE: of other cases)"
+	@echo "make bench     accuracy, printed, and docs/accuracy.md and docs/speed.md written again (DATA=FILE: of other cases)"
 	@echo "make mutants   one constant or operator of the formulas changed at a time: which do no tests notice? (SAMPLE=20 SEED=0 OF=formulas)"
 	@echo "make fuzz      wrong questions of every kind, made again from their numbers: flags, files, models, Python, messages, snapshots, jobs, requests (SECONDS=60 each, FIRST=0)"
 	@echo "make docs      the documentation, into docs/_build/html"
@@ -98,7 +98,7 @@ PAGE   ?= docs
 bench: $(DEV)
 	$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data $(DATA)) --page $(PAGE)
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py --page $(PAGE)
 
 # A sample of changed constants and operators, each run against the tests that import its module; OF: a folder below src/memsheet.
 SAMPLE ?= 20

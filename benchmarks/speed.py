@@ -1,9 +1,10 @@
 """How long memsheet takes, beside something known run on the same machine a moment later. Ratios are printed,
 nothing is asserted.
 
-    python benchmarks/speed.py [--runs N] [--json] [--peer PYTHON]
+    python benchmarks/speed.py [--runs N] [--json | --page FOLDER] [--peer PYTHON]
 
-``--runs``: how often each is measured; the median is shown, and the fastest and slowest beside it. ``--peer``
+``--runs``: how often each is measured; the median is shown, and the fastest and slowest beside it. ``--page``:
+the page docs/speed.md, written there. ``--peer``
 (or MEMSHEET_PEER): a Python that can import SimuMax (https://github.com/MooreThreads/SimuMax: clone it, put
 its folder on that Python's path, install numpy, pandas, sympy, tabulate, matplotlib and tqdm there); it
 weighs plans of the same grid in the same minute. Without it there is a line that says so.
@@ -56,6 +57,12 @@ COMMANDS: dict[str, tuple[tuple[str, ...], float]] = {
 """Commands, and how many times a bare interpreter's CPU time each may take; ``{file}``: a launch of a
 server.
 """
+PLANS: dict[str, tuple[tuple[str, ...], float]] = {
+    "70B on 512 GPUs": (("llama-3-70b", "--gpus", "512xH100-80GB", "--seq-len", "4096", "--global-batch", "2048"), 1),
+    "the demo's: 70B on 8 GPUs": (("llama-3-70b", "--gpus", "8xA100-80GB", "--seq-len", "2048", "--global-batch", "32"), 2),
+    "DeepSeek-V3 on 2,048 GPUs": (("deepseek-v3", "--gpus", "2048xH100-80GB", "--seq-len", "4096", "--global-batch", "8192"), 4),
+}  # fmt: skip
+"""Searches as whole commands, and the seconds of a processor that are wanted."""
 SERVER = "vllm serve meta-llama/Meta-Llama-3-8B --max-model-len 8192\n"
 MEGATRON = {"task": "train", "engine": "megatron", "seq_len": 4096}
 CUT = {**MEGATRON, "mesh.tp": 8, "mesh.pp": 8, "global_batch": 64}
@@ -249,6 +256,20 @@ def commands(runs: int) -> list[tuple[str, float, float]]:
             pairs = [(_spawn(bare, folder).cpu, _spawn(line, folder).cpu) for _ in range(runs + 1)]
             rows.append((name, statistics.median(took / alone for alone, took in pairs[1:]), wanted))
     return rows
+
+
+def plans(runs: int) -> list[tuple[str, float, float]]:
+    """CPU seconds of each of ``PLANS``, the median, and what is wanted."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (words, wanted) in PLANS.items():
+            line = [sys.executable, "-m", "memsheet", "plan", "train", *words]
+            taken = [_spawn(line, folder).cpu for _ in range(min(runs, MOST_SEARCHES) + 1)]
+            rows.append((name, statistics.median(taken[1:]), wanted))
+    return rows
+
+
+MOST_SEARCHES = 3
 
 
 def bars(rows: Sequence[tuple[str, float, float]], title: str, unit: str) -> str:
@@ -471,7 +492,9 @@ def _shown(seconds: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Times of memsheet beside a bare interpreter and a peer.")
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--json", action="store_true")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true")
+    form.add_argument("--page", metavar="FOLDER", help="docs/speed.md, written there")
     parser.add_argument(
         "--peer", default=os.environ.get(PEER_PYTHON), metavar="PYTHON", help="one that can import simumax"
     )
@@ -480,23 +503,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fresh = cold(
         runs
     )  # first: on Linux a child's peak is never below what its parent held when it was started
-    ratio, taken = commands(runs), questions(runs)
+    ratio, searched_whole, taken = commands(runs), plans(runs), questions(runs)
     timings = [*in_process(runs), *fresh]
     searched = [*searches(), planner(chosen.peer)]
+    answer = {
+        "runs": runs,
+        "timings": [asdict(timing) for timing in timings],
+        "ratios": ratios(timings),
+        "commands": ratio,
+        "plans": searched_whole,
+        "questions": taken,
+        "searches": searched,
+        "over peer": over_peer(searched),
+    }
     if chosen.json:
-        answer = {
-            "runs": runs,
-            "timings": [asdict(timing) for timing in timings],
-            "ratios": ratios(timings),
-            "commands": ratio,
-            "questions": taken,
-            "searches": searched,
-            "over peer": over_peer(searched),
-        }
         print(json.dumps(answer, indent=1))
+    elif chosen.page:
+        from speed_text import speed_page
+
+        (Path(chosen.page) / "speed.md").write_text(speed_page(answer), encoding="utf-8")
     else:
         print(screen(timings))
         print(bars(ratio, "commands, CPU time", "x bare"))
+        print(bars(searched_whole, "plan train, whole commands", "CPU s"))
         from memsheet.allocator.compiled import compiled_loops
 
         how = "in C" if compiled_loops else "in Python"
