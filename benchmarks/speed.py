@@ -3,11 +3,11 @@ nothing is asserted.
 
     python benchmarks/speed.py [--runs N] [--json | --page FOLDER] [--peer PYTHON]
 
-``--runs``: how often each is measured; the median is shown, and the fastest and slowest beside it. ``--page``:
-the page docs/speed.md, written there. ``--peer``
-(or MEMSHEET_PEER): a Python that can import SimuMax (https://github.com/MooreThreads/SimuMax: clone it, put
-its folder on that Python's path, install numpy, pandas, sympy, tabulate, matplotlib and tqdm there); it
-weighs plans of the same grid in the same minute. Without it there is a line that says so.
+``--runs``: how often each is measured; the median is shown, and the fastest and slowest beside it.
+``--page``: docs/speed.md, written there. ``--peer`` (or MEMSHEET_PEER): a Python that can import SimuMax
+(https://github.com/MooreThreads/SimuMax: clone it, put its folder on that Python's path, install numpy,
+pandas, sympy, tabulate, matplotlib and tqdm there); it weighs plans of the same grid in the same minute.
+Without it there is a line that says so.
 """
 
 from __future__ import annotations

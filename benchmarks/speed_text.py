@@ -25,9 +25,10 @@ def _page_lines(answer: Mapping[str, Any]) -> Iterator[str]:
     yield f"""# Speed
 
 How long answers take, beside a bare interpreter on the same machine a moment before. This page is written by
-`make bench`; it was last made on {datetime.now(UTC):%Y-%m-%d} with memsheet {__version__} on Python {platform.python_version()}, {os.cpu_count()} cores,
-the allocator's loop {played}. Times are a processor's own, medians of {answer["runs"]} runs: machines differ, and a busy one is slower, so ratios say more
-than seconds. What is not met stands here as what is.
+`make bench`; it was last made on {datetime.now(UTC):%Y-%m-%d} with memsheet {__version__} on Python
+{platform.python_version()}, {os.cpu_count()} cores, the allocator's loop {played}. Times are a processor's
+own, medians of {answer["runs"]} runs: machines differ, and a busy one is slower, so ratios say more than
+seconds. What is not met stands here as what is.
 
 ## Whole commands
 
@@ -36,16 +37,18 @@ Times a `python -c pass`.
     yield from _table(answer["commands"], "Command", "x bare", "{:.1f}")
     yield "\n## Searches\n\nWhole commands, every legal plan of every engine that trains.\n"
     yield from _table(answer["plans"], "`plan train`", "seconds", "{:.1f}")
-    yield f"\n## In one process\n\nThe model is read; steps are played through the allocator {played}, or bounded by shares.\n"
+    yield "\n## In one process\n"
+    yield f"The model is read; steps are played through the allocator {played}, or bounded by shares.\n"
     yield from _table(answer["questions"], "Question", "ms", "{:.2f}")
     peer = answer["ratios"].get("peer over cold")
     if peer is not None:
         yield (
-            f"\n## Beside others\n\nBuilding the same 70B on the meta device to sum its parameters, as accelerate does before it can estimate, takes "
-            f"{peer:.1f} times as long as the whole sheet of a training step."
+            "\n## Beside others\n\nBuilding the same 70B on the meta device to sum its parameters, as accelerate "
+            f"does before it can estimate,\ntakes {peer:.1f} times as long as the whole sheet of a training step."
         )
     if answer["over peer"] is not None:
-        yield f"SimuMax weighs plans one by one: the search weighs {answer['over peer']:,.0f} times as many a second."
+        rate = f"{answer['over peer']:,.0f}"
+        yield f"SimuMax weighs plans one by one: the search weighs {rate} times as many a second."
 
 
 def _table(rows: Iterable[Row], name: str, unit: str, shown: str) -> Iterator[str]:
