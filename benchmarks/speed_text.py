@@ -43,8 +43,9 @@ Times a `python -c pass`.
     peer = answer["ratios"].get("peer over cold")
     if peer is not None:
         yield (
-            "\n## Beside others\n\nBuilding the same 70B on the meta device to sum its parameters, as accelerate "
-            f"does before it can estimate,\ntakes {peer:.1f} times as long as the whole sheet of a training step."
+            "\n## Beside others\n\nBuilding the same 70B on the meta device to sum its parameters, as"
+            f"\naccelerate does before it can estimate, takes {peer:.1f} times as long as the whole sheet of a"
+            "\ntraining step."
         )
     if answer["over peer"] is not None:
         rate = f"{answer['over peer']:,.0f}"
