@@ -42,11 +42,9 @@ Times a `python -c pass`.
     yield from _table(answer["questions"], "Question", "ms", "{:.2f}")
     peer = answer["ratios"].get("peer over cold")
     if peer is not None:
-        yield (
-            "\n## Beside others\n\nBuilding the same 70B on the meta device to sum its parameters, as"
-            f"\naccelerate does before it can estimate, takes {peer:.1f} times as long as the whole sheet of a"
-            "\ntraining step."
-        )
+        yield "\n## Beside others\n"
+        yield "Building the same 70B on the meta device to sum its parameters, as accelerate does before it can"
+        yield f"estimate, takes {peer:.1f} times as long as the whole sheet of a training step."
     if answer["over peer"] is not None:
         rate = f"{answer['over peer']:,.0f}"
         yield f"SimuMax weighs plans one by one: the search weighs {rate} times as many a second."
