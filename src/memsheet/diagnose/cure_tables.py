@@ -54,6 +54,11 @@ OF_PHASE: dict[str, tuple[Cure, ...]] = {
         Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
         Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
     ),
+    "shard": (
+        Cure(change="weights kept on the host, or on no device, until each unit is sharded", helps=MAYBE, where="sync_module_states=True, and weights read by rank 0 alone"),
+        Cure(change="smaller units of weights", helps=MAYBE, where="an auto_wrap_policy of every layer"),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
+    ),
     "masters": (
         Cure(change=SPREAD_STATES, helps=MAYBE),
         Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),

@@ -64,6 +64,7 @@ from memsheet.diagnose.signs import (
 from memsheet.frozen import replace
 
 MOST = 4
+UNTIL_FILLED = "until what grows has filled that too"
 
 
 def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> tuple[Cure, ...]:
@@ -157,7 +158,8 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield _expandable_by_sum(figures, signs, who)
         case Cause.LEAK:
             yield SUM_NUMBERS if signs.sums_losses else KEEP_NUMBERS if signs.keeps_losses else KEEP_NOTHING
-            yield _expandable_by_sum(figures, signs, who)
+            pages = _expandable_by_sum(figures, signs, who)
+            yield pages if pages.helps == NO else replace(pages, why=f"{pages.why}, {UNTIL_FILLED}")
             yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
             yield from _for_need(figures, signs, term)

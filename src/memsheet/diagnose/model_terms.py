@@ -42,6 +42,7 @@ from memsheet.diagnose.signs import (
     STEP_SIZES,
     Frame,
     Signs,
+    writes_scores,
 )
 
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
@@ -213,6 +214,7 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
         return
     cut = cut_in_text(signs.text)
     open_cut = signs.program == "Megatron-LM" and cut == 1 and not _LAUNCHED.search(signs.text)
+    joins = BOTH_KNOWN - (frame.component == "optimizer_states" and not _SHARDS.search(signs.text))
     units = {each.elements: each.words for each in units_of_models(signs.text)}
     units |= {
         each.elements: f"{each.words}, cut over {cut} ranks,"
@@ -225,7 +227,7 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
             for width, dtype in WIDTHS:
                 yield Sized(
                     frame.component, frame.path, (part,), width, dtype,
-                    f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})", sure=not open_cut,
+                    f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})", joins, sure=not open_cut,
                 )  # fmt: skip
 
 
@@ -281,7 +283,8 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
         if frame is not None and frame.component == "saved_activations" and frame is not SCORES
         else LAYER
     )
-    rank = BOTH_KNOWN if frame in (None, BACKWARD, SCORES, told) else BOTH_KNOWN - 1
+    likely_frames = (None, BACKWARD, told, *(() if writes_scores(signs.code) else (SCORES,)))
+    rank = BOTH_KNOWN if frame in likely_frames else BOTH_KNOWN - 1
     widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     its = ", or its gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
     found: dict[tuple[str, int, int], Sized] = {}

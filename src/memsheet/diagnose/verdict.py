@@ -30,6 +30,7 @@ from memsheet.diagnose.messages import (
     memory_summary,
     nvidia_smi,
     other_devices,
+    other_runtimes,
     other_servers,
     schedulers,
     sglang,
@@ -37,9 +38,10 @@ from memsheet.diagnose.messages import (
     torch_allocator,
     vllm,
 )
+from memsheet.diagnose.model_tensors import weights_beyond
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
-from memsheet.diagnose.signs import Signs, read_signs
+from memsheet.diagnose.signs import WEIGHTS, Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB
@@ -194,12 +196,16 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
         sized = [each for each in sized if each.kind != "signal"]
     if sized or caught:
         return caught, sized
-    return 0, list(below_torch.bare_lines(log))
+    bare = list(below_torch.bare_lines(log))
+    lasting = [each for each in bare if not _was_caught(each, log)]
+    return len(bare) - len(lasting), lasting
 
 
 def _was_caught(message: Message, log: Log) -> bool:
     if message.kind == "llama":
         return llama_cpp.retry_succeeds(message, log)
+    if message.kind == "TensorRT" and other_runtimes.tactic_left_out(log):
+        return True
     if message.kind in schedulers.WARNINGS:
         return goes_on(log.lines[message.line + 1 :])
     return "warning" in message.words or goes_on_behind(message.line, log)
@@ -238,6 +244,13 @@ def _judged_figures(
     trusted = without_doubtful_process(figures)
     notes = () if trusted is figures else (doubtful_process_words(figures),)
     figures = trusted
+    if (
+        signs.frame is None
+        and not signs.phase
+        and figures.capacity
+        and weights_beyond(signs.text, figures.capacity.high)
+    ):
+        signs = replace(signs, frame=WEIGHTS, task="")
     judged = judge_figures(figures, signs)
     term = tensor_of(figures.asked, signs, known) or _term_of_frame(signs)
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.UNKNOWN

@@ -13,7 +13,7 @@ from memsheet.diagnose.messages import other_runtimes
 from memsheet.diagnose.messages.colocated import place_of_share
 from memsheet.diagnose.messages.llama_cpp import refused_call
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
-from memsheet.diagnose.survived import goes_on
+from memsheet.diagnose.survived import goes_on, goes_on_behind
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
@@ -64,8 +64,15 @@ def _refused_communication(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+_ASSERTED = re.compile(
+    r"block: \[\d{1,10},\d{1,10},\d{1,10}\], "
+    r"thread: \[\d{1,10},\d{1,10},\d{1,10}\] Assertion .{1,400}? failed"
+)
+"""What a kernel prints that ends at an assertion, before the library's next call fails."""
+
+
 def _refused_handle(_: Message, log: Log) -> Judgement:
-    if "device-side assert" in log.text or "illegal memory access" in log.text:
+    if "device-side assert" in log.text or "illegal memory access" in log.text or _ASSERTED.search(log.text):
         return Judgement(
             causes=(Cause.FOLLOW_UP_ERROR,),
             because="an earlier error of a kernel stands in the same log; what comes after it is its echo, "
@@ -246,10 +253,13 @@ _ASKS_LESS = re.compile(
 
 
 def bare_lines(log: Log) -> Iterator[Message]:
-    """The first line that says that memory ran out, where no form that is known is found."""
+    """Lines that say that memory ran out, where no form that is known is found, until the first that ended
+    the program.
+    """
     for number, line in enumerate(log.lines):
         if ("memory" in line or "Memory" in line) and _BARE.match(line.lstrip("> ")):
             if _ASKS_LESS.search(line) and goes_on(log.lines[number + 1 :]):
                 continue
             yield Message(kind="bare", line=number, judge=judge_bare)
-            return
+            if not goes_on_behind(number, log):
+                return

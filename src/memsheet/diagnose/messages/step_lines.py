@@ -27,6 +27,11 @@ _PEAK = re.compile(
     rf"\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
     re.IGNORECASE,
 )  # fmt: skip
+_USED = re.compile(
+    rf"(?:(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b|\d/\d).{{0,200}}?(?<![A-Za-z])(?<!max )(?<!max_)(?<!peak )(?<!peak_)"
+    rf"(?:vram|(?:gpu|cuda)[ _]?(?:mem(?:ory)?|ram))[ _](?:used|usage|in[ _]use)[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    re.IGNORECASE,
+)  # fmt: skip
 ENOUGH = 4
 """Steps of growth that are no accident."""
 
@@ -55,6 +60,16 @@ def allocated_growth(log: Log) -> tuple[Interval, ...]:
 def peak_growth(log: Log) -> tuple[Interval, ...]:
     """The most that was held, as a script's lines of steps have it, where it only grew."""
     found = (_PEAK.search(line) for line in log.lines if "mem" in line)
+    return steady_growth(
+        [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
+    )
+
+
+def used_growth(log: Log) -> tuple[Interval, ...]:
+    """What of the card a script's own lines say is used from step to step, where it only grew: what is kept
+    without tensors counts in.
+    """
+    found = (_USED.search(line) for line in log.lines if "us" in line or "US" in line)
     return steady_growth(
         [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
     )
