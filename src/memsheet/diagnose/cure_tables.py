@@ -123,6 +123,12 @@ EVALUATION_BATCH = {
 }  # fmt: skip
 GATHERS = ("TRL", "Trainer", "LLaMA-Factory", "unsloth", "axolotl")
 """Programs whose evaluation puts the predictions of all samples together."""
+EIGHT_BITS = re.compile(
+    r"bitsandbytes/optim|\bbnb\.optim|_8bit\b|Adam[Ww]?8bit|(?:adamw?|lion)_(?:bnb_)?8bit"
+)
+"""How an optimizer of eight bits is called (bitsandbytes/optim; transformers v4.57.1, training_args.py,
+OptimizerNames).
+"""
 ONE_BY_ONE = Cure(
     change="an optimizer whose step is one kernel, or goes weight by weight", helps=MAYBE, where="fused=True (or foreach=False)",
     why="the tensor asked for is not made then",

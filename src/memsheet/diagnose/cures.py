@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from memsheet.diagnose.cure_tables import (
     BUCKETS,
     CHUNKED,
+    EIGHT_BITS,
     EVALUATION_BATCH,
     FEWER_ADAPTERS,
     FUSED_LOSS,
@@ -28,6 +29,7 @@ from memsheet.diagnose.cure_tables import (
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
+    SMALL_STATES,
     SMALLER_BUCKETS,
     SMALLER_UNITS,
     SPREAD_STATES,
@@ -47,7 +49,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
-from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
+from memsheet.diagnose.rules import are_siblings, is_warm_up, shares_with_host, short_bytes
 from memsheet.diagnose.signs import (
     ADAPTERS,
     EVALUATION,
@@ -127,7 +129,11 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
                 else "the card has room for the request",
             )
         case Cause.OTHER_PROCESS:
-            yield from _without_others(figures)
+            yield from (
+                _without_host(figures)
+                if shares_with_host(signs) and not figures.others
+                else _without_others(figures)
+            )
             yield _expandable_by_sum(figures, signs, who)
         case Cause.OUTSIDE_ALLOCATOR:
             if shares_a_card(signs.text):
@@ -136,7 +142,9 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
                 change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured",
                 helps=MAYBE,
                 where="torch.compile(dynamic=True)",
-                saves_bytes=max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST),
+                saves_bytes=None
+                if shares_a_card(signs.text)
+                else max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST),
             )
             yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
             yield _expandable_by_sum(figures, signs, who)
@@ -191,6 +199,14 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
         why=f"{size_words(figures.free or NOTHING)} free + {size_words(held)} of theirs cover the request",
     )  # fmt: skip
     yield Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N")
+
+
+def _without_host(figures: Figures) -> Iterator[Cure]:
+    yield Cure(
+        change="the host's programs ended, and the files that it keeps in memory let go", helps=MAYBE,
+        saves_bytes=(figures.unseen or NOTHING).high, where="sync; echo 3 > /proc/sys/vm/drop_caches",
+        why="the device's memory is the host's",
+    )  # fmt: skip
 
 
 ALLOC_CONF = {
@@ -331,14 +347,17 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
         yield from _in_server(figures, signs, term)
     else:
         if term is not None and term.path == "attention/scores":
-            yield _without_scores(
-                figures, "AttnProcessor2_0" if signs.task == PICTURES else 'attn_implementation="sdpa"'
-            )
+            yield _without_scores(figures, SCORELESS.get(signs.task, SDPA))
         for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED]):
             yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
 
 
-def _without_scores(figures: Figures, where: str = 'attn_implementation="sdpa"') -> Cure:
+SDPA = 'attn_implementation="sdpa"'
+SCORELESS = {PICTURES: "AttnProcessor2_0", SERVING: "the server's option for its attention's backend"}
+"""By what runs that is no training: how attention is told to write no scores."""
+
+
+def _without_scores(figures: Figures, where: str = SDPA) -> Cure:
     return Cure(
         change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.high, where=where,
         why="the tensor asked for is not made then",
@@ -381,6 +400,12 @@ def _place_of_shards(text: str) -> str:
     return ""
 
 
+def _unless_in_eight_bits(cure: Cure, signs: Signs) -> Cure:
+    if cure.change != SMALL_STATES or not EIGHT_BITS.search(signs.text):
+        return cure
+    return replace(cure, helps=NO, where="", why="they are in eight bits already")
+
+
 def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
     """By what runs, then by what the request is."""
     if signs.task:
@@ -397,7 +422,8 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
     if states := OF_COMPONENT.get(component):
         own = STATES.get(signs.trainer, {})
         stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
-        yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in states)
+        placed = (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in states)
+        yield from (_unless_in_eight_bits(cure, signs) for cure in placed)
         return
     if signs.frame is GATHER:
         yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))

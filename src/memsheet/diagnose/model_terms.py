@@ -19,6 +19,7 @@ from memsheet.diagnose.candidates import (
     fit_of,
     raises,
 )
+from memsheet.diagnose.cure_tables import EIGHT_BITS
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import (
@@ -45,6 +46,7 @@ from memsheet.diagnose.signs import (
     writes_scores,
 )
 
+Widths = tuple[tuple[int, str], ...]
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""
 FLAT = ("optimizer_states", "master_weights", "gradients", "unsharded_parameters")
@@ -135,6 +137,9 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
     fused = serves or not (signs.program or signs.code)
     said = set(_DTYPE.findall(signs.text)) == {"16"}
     halves = frame is COPY or (frame.component not in ("optimizer_states", "master_weights") and said)
+    widths = WIDTHS[1:] if serves or halves else WIDTHS
+    if frame.component == "optimizer_states" and EIGHT_BITS.search(signs.text):
+        widths = (*widths, (1, "uint8"))
     shapes = {axes: Shape(axes, words, 0) for words, axes in printed_weights(signs.text, fused=fused)}
     shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused, apart=not serves)}
     if fused:
@@ -153,13 +158,13 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
             if axes is not None:
                 sure = parts in (1, cut) or open_parts
                 yield from _weight_as(
-                    frame, shape.words, axes, parts, sure=sure, halves=serves or halves, alone=not open_tokens
+                    frame, shape.words, axes, parts, sure=sure, widths=widths, alone=not open_tokens
                 )
         for ranks in ranks_in_text(signs.text)[1:] if _BY_ROWS.search(signs.text) else ():
             rows, alone = -(-shape.axes[0] // ranks), not open_tokens
             for held, parts in ((rows, ranks), *(((rows * ranks, 1),) if shape.axes[0] % ranks else ())):
                 axes = (held, *shape.axes[1:])
-                yield from _weight_as(frame, shape.words, axes, parts, sure=True, halves=halves, alone=alone)
+                yield from _weight_as(frame, shape.words, axes, parts, sure=True, widths=widths, alone=alone)
 
 
 _LAUNCHED = re.compile(
@@ -179,14 +184,14 @@ def _padded_rows(shape: Shape) -> Shape:
 
 
 def _weight_as(
-    frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, halves: bool, alone: bool
+    frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, widths: Widths, alone: bool
 ) -> Iterator[Sized]:
     """A weight, or one of several ranks' share of it, in the dtypes that it may have. ``alone``: whether what
     is made of tokens cannot be as large.
     """
     share = f" of {parts} ranks" if parts > 1 else ""
     product = " × ".join(f"{axis:,}" for axis in axes)
-    for width, dtype in WIDTHS[1:] if halves else WIDTHS:
+    for width, dtype in widths:
         yield Sized(
             frame.component, frame.path, axes, width, dtype,
             f"{dtype} {words}{share}, {product} × {width} bytes ({frame.words})", BOTH_KNOWN if sure else BOTH_KNOWN - 1, alone,

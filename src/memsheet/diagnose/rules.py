@@ -6,6 +6,7 @@ between the two.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -291,12 +292,27 @@ def _says_neighbour(of: Figures, _: Signs) -> str:
     )
 
 
-def _says_unseen(of: Figures, _: Signs) -> str:
+_SHARED_WITH_HOST = re.compile(r"\bGB10\b|\bDGX Spark\b|\bJetson\b|\bTegra\b|\bOrin\b")
+"""Devices whose memory is the host's, of which files that the host keeps are not told as free (NVIDIA, CUDA
+for Tegra, "Estimating Total Allocatable Device Memory on an Integrated GPU Device").
+"""
+
+
+def shares_with_host(signs: Signs) -> bool:
+    """Whether a text names a device whose memory is the host's."""
+    return bool(_SHARED_WITH_HOST.search(signs.text))
+
+
+def _says_unseen(of: Figures, signs: Signs) -> str:
+    who = (
+        "the host's programs and the files that it keeps in memory, which is this device's too"
+        if shares_with_host(signs)
+        else "somebody who is not named (another container)"
+    )
     return (
         f"{size_words(of.capacity or NOTHING)} - {size_words(of.free or NOTHING)} free - "
         f"{size_words(of.process or NOTHING)} "
-        f"of this process leave {size_words(of.unseen or NOTHING)} held by somebody who is not named "
-        f"(another container)"
+        f"of this process leave {size_words(of.unseen or NOTHING)} held by {who}"
     )
 
 
@@ -407,7 +423,7 @@ def judge_figures(figures: Figures, signs: Signs) -> Judgement:
     if figures.free is None and not spoken:
         return Judgement(
             causes=(), because=f"{size_words(figures.asked)} were asked for; the message does not say what was free, and "
-            "without that the cause cannot be told",
+            "without that the cause cannot be told: the whole message has it, or nvidia-smi beside it",
         )  # fmt: skip
     causes = tuple(dict.fromkeys(cause for rule, _ in spoken for cause in (rule.cause, *rule.otherwise)))
     missing = (figures.asked - figures.free).positive if figures.free else None

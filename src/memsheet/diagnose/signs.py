@@ -359,7 +359,7 @@ def read_signs(log: Log, line: int) -> Signs:
     if named.frame is None:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
-    if named.frame in (None, _STEP, BACKWARD) and (made := _frame_of_code(own)):
+    if named.frame in (None, _STEP, BACKWARD, _PROFILE) and (made := _frame_of_code(own)):
         named = replace(named, frame=made)
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
@@ -487,7 +487,7 @@ def _task_of_server(
         spoken or any(part in each for each in window for part in _OF_SERVER_CODE)
         if names or spoken else len(programs) == 1
     )  # fmt: skip
-    told = named.frame in OF_RUNNING or (named.frame is None and own)
+    told = named.frame in OF_RUNNING or (named.frame in (None, SCORES) and own)
     trains = not spoken and (
         any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(_VERL.search(log.text))
     )

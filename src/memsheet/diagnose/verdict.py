@@ -41,7 +41,7 @@ from memsheet.diagnose.messages import (
 from memsheet.diagnose.model_tensors import weights_beyond
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
-from memsheet.diagnose.signs import WEIGHTS, Signs, read_signs
+from memsheet.diagnose.signs import SERVING, WEIGHTS, Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB
@@ -130,7 +130,7 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
     return replace(
         found, inputs=inputs, facts={**context, **found.facts},
-        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught, found.cause)),
+        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught, found.cause, nvidia_smi.card_table(log))),
     )  # fmt: skip
 
 
@@ -251,6 +251,8 @@ def _judged_figures(
         and weights_beyond(signs.text, figures.capacity.high)
     ):
         signs = replace(signs, frame=WEIGHTS, task="")
+    if signs.task == SERVING and not signs.phase and figures.private_pools and figures.private_pools.low > 0:
+        signs = replace(signs, phase="run")  # whose graphs were captured behind its cache
     judged = judge_figures(figures, signs)
     term = tensor_of(figures.asked, signs, known) or _term_of_frame(signs)
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.UNKNOWN
@@ -259,6 +261,8 @@ def _judged_figures(
     )
     cured = shared_term(term) or _term_of_frame(signs)
     cures = cures_of(asked_of, figures, signs, cured, message.words.get("who", "CUDA"))
+    if not cures and Cause.OTHER_PROCESS in judged.causes:
+        cures = (below_torch.LOOK,)
     return replace(_diagnosis_of(replace(judged, term=term), facts, signs, cures), notes=notes)
 
 
@@ -352,7 +356,12 @@ def _was_or_were(count: int) -> str:
 
 
 def _notes_beside(
-    cards: list[Message], messages: list[Message], context: Mapping[str, Interval], caught: int, cause: Cause
+    cards: list[Message],
+    messages: list[Message],
+    context: Mapping[str, Interval],
+    caught: int,
+    cause: Cause,
+    table: nvidia_smi.Table | None,
 ) -> Iterator[str]:
     firsts = [each.line for each in cards]
     later = sum(
@@ -377,6 +386,9 @@ def _notes_beside(
             f"the trainer kept {size_words(kept)} without tensors in it before: torch.cuda.empty_cache() "
             f"gives that back"
         )
+    if table is not None and (emptiest := nvidia_smi.emptiest_card(table)):
+        place, free = emptiest
+        yield f"card {place} of nvidia-smi's table has {size_words(free)} free, at its own time"
     if "card_used_bytes" in context:
         yield (
             f"nvidia-smi in the same text shows {size_words(context['card_used_bytes'])} of "

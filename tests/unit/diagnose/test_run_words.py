@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.diagnose.corpus import FULL_CARD, modern, traced
+from tests.unit.diagnose.corpus import FULL_CARD, brackets, modern, traced
 
 from memsheet.diagnose.message import MAYBE, NO, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
@@ -257,3 +257,93 @@ def test_a_sampler_s_rows_and_words_are_said() -> None:
     found = found_in("vllm serve Qwen/Qwen3-8B", words)
     assert found.term is not None
     assert "1,024 requests × 151,936 words × 4 bytes" in found.term.words
+
+
+SMI = "| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |"
+
+
+@pytest.mark.parametrize(("first", "told"), [(9120, True), (24_000, False), (20_000, False)])
+def test_a_card_that_has_room_is_told(first: int, told: bool) -> None:
+    rows = [
+        f"| 30%   41C    P2   110W /  350W |  {used:>6}MiB /  24576MiB |      3%      Default |"
+        for used in (first, 24_251)
+    ]
+    found = found_in(
+        modern("512.00 MiB", "23.69 GiB", "0.21 GiB", "23.40 GiB", "22.80 GiB", "0.05 GiB"), SMI, *rows
+    )
+    assert any(note.startswith("card 0 ") for note in found.notes) is told
+
+
+def test_bytes_that_are_allocated_and_only_grow_are_a_leak() -> None:
+    log = "\n".join(
+        f"epoch {n}: torch.cuda.memory_allocated()={2 * 10**9 + n * 41 * 10**7}" for n in range(1, 52)
+    )
+    assert found_in(log, FULL_CARD).cause is Cause.LEAK
+    assert found_in(log.replace("memory_all", "max_memory_all"), FULL_CARD).cause is Cause.REAL_NEED
+
+
+def test_a_server_whose_graphs_are_captured_runs() -> None:
+    said = "(EngineCore_DP0 pid=44) "
+    full = ("1.45 GiB", "44.39 GiB", "1.02 GiB", "43.36 GiB", "41.51 GiB", "0.35 GiB")
+    assert found_in(said + modern(*full, pools="312.00 MiB")).cause is Cause.ENGINE_OVERCOMMIT
+    assert found_in(said + modern(*full)).cause is Cause.REAL_NEED
+
+
+def test_scores_in_a_server_s_trial_run_are_told_and_no_trainer_s_batch() -> None:
+    code = "attn_weights = torch.matmul(q, k.transpose(1, 2))"
+    frames = "\n".join(
+        f'  File "/x/vllm/v1/w.py", line 3, in {name}\n    {code}' for name in ("profile_run", "forward")
+    )
+    found = found_in("vllm serve x", f"Traceback (most recent call last):\n{frames}", FULL_CARD)
+    assert found.term is not None
+    assert (found.cause, found.term.path) == (Cause.REAL_NEED, "attention/scores")
+    assert not any("batch" in cure.change or cure.where == "torch.utils.checkpoint" for cure in found.cures)
+
+
+@pytest.mark.parametrize(
+    ("said", "helps", "shape"),
+    [
+        ("optim: paged_adamw_8bit", NO, "[152064, 3584] uint8"),
+        ("optim: adamw_torch", MAYBE, ""),
+    ],
+)
+def test_states_in_eight_bits_are_made_no_smaller(said: str, helps: str, shape: str) -> None:
+    message = modern("520.00 MiB", "23.64 GiB", "0.30 GiB", "23.30 GiB", "22.60 GiB", "0.11 GiB")
+    found = found_in(said, "Qwen/Qwen2.5-7B", traced("step", "init_state"), message)
+    assert [cure.helps for cure in found.cures if cure.change == "an optimizer with smaller states"] == [
+        helps
+    ]
+    assert found.term is not None
+    assert found.term.shape == shape
+
+
+@pytest.mark.parametrize(("device", "host"), [("DGX Spark (GB10)", True), ("H100", False)])
+def test_on_a_device_of_the_host_s_memory_the_host_is_who_holds_it(device: str, host: bool) -> None:
+    found = found_in(
+        modern("6.00 GiB", "119.64 GiB", "3.12 GiB", "71.02 GiB", "70.10 GiB", "0.12 GiB"), device
+    )
+    assert found.cause is Cause.OTHER_PROCESS
+    assert ("the host's programs" in found.because) is host
+    assert any("drop_caches" in cure.where for cure in found.cures) is host
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: CUDA driver error: out of memory",
+        brackets("512.00 MiB", "23.70 GiB", "6.20 GiB", "11.69 MiB", "6.45 GiB"),
+    ],
+)
+def test_where_another_process_may_be_it_is_looked_for(text: str) -> None:
+    found = found_in(text)
+    assert Cause.OTHER_PROCESS in found.open_between
+    assert found.cures[0].where == "nvidia-smi"
+
+
+def test_a_server_beside_a_trainer_is_no_graph_s_saving() -> None:
+    message = modern("1.75 GiB", "79.15 GiB", "0.43 GiB", "78.72 GiB", "16.51 GiB", "0.21 GiB")
+    graphs = [
+        next(cure for cure in found_in(said, message).cures if "graphs" in cure.change)
+        for said in ("actor_rollout_ref", "plain")
+    ]
+    assert [cure.saves_bytes is None for cure in graphs] == [True, False]

@@ -25,7 +25,9 @@ ROOM = Cure(
     change="leave more of the card outside PyTorch's allocator", helps=MAYBE,
     where="torch.cuda.set_per_process_memory_fraction(0.9)", why="what asks stands outside it, and what it keeps is not given back to others",
 )  # fmt: skip
-
+LOOK = Cure(
+    change="find who else is on the card", helps=MAYBE, where="nvidia-smi", why="what others hold there is free once they end"
+)  # fmt: skip
 BLOCKING = Cure(
     change="one run with every kernel waited for", helps=MAYBE, where="CUDA_LAUNCH_BLOCKING=1",
     why="an earlier kernel's error is then told where it happens",
@@ -142,7 +144,7 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
                 f"card's {size_words(whole)}",
             )  # fmt: skip
     return Judgement(
-        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there),
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there) or (LOOK, ROOM),
         because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
         f"({there or 'nvidia-smi shows them'}), or this process fills it",
     )  # fmt: skip
@@ -188,7 +190,9 @@ def _refused_optimizer(_: Message, __: Log) -> Judgement:
 
 def judge_bare(_: Message, __: Log) -> Judgement:
     return Judgement(
-        causes=(), because="the message has no figures, and without them the cause cannot be told"
+        causes=(),
+        because="the message has no figures, and without them the cause cannot be told: the lines before it "
+        "may have them, or nvidia-smi beside it",
     )
 
 
