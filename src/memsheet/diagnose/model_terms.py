@@ -36,6 +36,7 @@ from memsheet.diagnose.model_tensors import (
 from memsheet.diagnose.named_models import fixed_lengths, printed_weights
 from memsheet.diagnose.signs import (
     BACKWARD,
+    CHECKPOINT,
     LOGITS,
     REDUCED,
     SCORES,
@@ -56,7 +57,7 @@ GRADIENT = Frame("gradients", "head", "the output projection's gradient, which s
 """linkedin/Liger-Kernel v0.6.2, src/liger_kernel/ops/fused_linear_cross_entropy.py."""
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")
 LAYER = Frame("saved_activations", "model", "a layer")
-WEIGHT = Frame("parameters", "model", "a weight, a copy or its gradient")
+WEIGHT = Frame("parameters", "model", "a weight, a copy, its gradient or state")
 COPY = Frame("parameters", "model", "a weight's copy in 16 bits, which autocast makes")
 CACHE = Frame("kv_cache", "model", "the KV cache")
 _OF_LINEAR = re.compile(r"\bF\.linear\(")
@@ -144,7 +145,9 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
     shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused, apart=not serves)}
     if fused:
         shapes |= {each.axes: each for each in map(_padded_rows, shapes.values())}
-    cut, open_tokens = cut_in_text(signs.text), frame in (WEIGHT, COPY, WEIGHT_GRADIENT) and not known.tokens
+    cut = cut_in_text(signs.text)
+    open_tokens = frame in (WEIGHT, COPY, WEIGHT_GRADIENT) and not known.tokens
+    open_tokens = open_tokens or frame is CHECKPOINT  # weights, and states of them
     open_parts = serves and not _LAUNCHED.search(signs.text)
     by_expert = bool(_BY_EXPERT.search(signs.text))
     for shape in shapes.values():
@@ -226,6 +229,9 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
         for each in units_of_models(signs.text, cut)
         if cut > 1
     }
+    if frame.path == "buckets":
+        counted = (int(each) for each in _OF_RANK.findall(signs.text))
+        units |= dict.fromkeys(counted, "the parameters of a rank")
     for elements, words in units.items():
         for ranks in ranks_in_text(signs.text):
             part, share = -(-elements // ranks), f", one of {ranks} ranks' share" if ranks > 1 else ""
@@ -236,6 +242,10 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
                 )  # fmt: skip
 
 
+_OF_RANK = re.compile(
+    r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d{4,13})\b"
+)
+"""megatron/training/training.py, get_model."""
 _BY_ROWS = re.compile(r"(?i:fsdp)|fully_shard|torchtitan|data_parallel_shard")
 """Words of what gives each rank rows of a weight."""
 _SHARDS = re.compile(

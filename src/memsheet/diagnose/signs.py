@@ -51,6 +51,9 @@ _PROBS = Frame(
 _EVALUATE = Frame("saved_activations", "model", "the evaluation, not a training step", "evaluate")
 _SAVE = Frame("parameters", "model", "the saving of a checkpoint", "save")
 _RESTORE = Frame("optimizer_states", "optimizer", "the loading of a checkpoint's states", "restore")
+CHECKPOINT = Frame(
+    "parameters", "checkpoint", "what a checkpoint holds, a weight or a state of it", "restore"
+)
 _RESHAPE = Frame("saved_activations", "attention/repeated", "keys and values repeated for every head")
 _EXPERTS = Frame("saved_activations", "experts", "tokens sorted to their experts")
 _MLP = Frame("saved_activations", "mlp", "the feed-forward layer")
@@ -58,7 +61,7 @@ _GROWN = Frame("kv_cache", "model", "the KV cache, which grows with every token"
 _WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its few bits")
 _WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
 _SENT = Frame(
-    "parameters", "buckets", "weights that the wrapper sends to every rank before the first step", "wrap"
+    "communication", "buckets", "weights that the wrapper sends to every rank before the first step", "wrap"
 )
 _FLATTENED = Frame(
     "unsharded_parameters", "model", "a unit's weights, whole on the card before they are sharded", "shard"
@@ -118,7 +121,8 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
     **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
                      "_zero3_consolidated_16bit_state_dict", "save_pretrained", *SAVES), _SAVE),
-    **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint", *RESTORES), _RESTORE),
+    **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint"), CHECKPOINT),
+    **dict.fromkeys(("optimizer.load_state_dict", *RESTORES), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu", "activations.forward"), _MLP),
     **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
@@ -211,9 +215,11 @@ _MADE = (
     (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)|\bintermediate_act_fn\("), _MLP),
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\(.{0,40}\btranspose\("), SCORES),
     (re.compile(r"\btorch\.empty\(\s{0,3}(?:int\()?self\.reduce_bucket_size\b"), REDUCED),
+    (re.compile(r"(?:\bstate\[[^\]\n]{1,30}\]|\bexp_avg(?:_sq)?|\bmomentum_buffer)\s{0,3}=\s{0,3}torch\.(?:zeros|empty|full)(?:_like)?\("), STATES),
 )  # fmt: skip
-"""A traceback's lines of code that say by their names what they make, where no function's does; the last:
-microsoft/DeepSpeed 022f223, deepspeed/runtime/zero/stage_1_and_2.py, backward.
+"""A traceback's lines of code that say by their names what they make, where no function's does
+(microsoft/DeepSpeed 022f223, deepspeed/runtime/zero/stage_1_and_2.py, backward, and ops/adam/fused_adam.py,
+step).
 """
 _BUFFER = re.compile(
     r"\b(?:empty_strided_(?:cuda|xpu)"

@@ -347,3 +347,46 @@ def test_a_server_beside_a_trainer_is_no_graph_s_saving() -> None:
         for said in ("actor_rollout_ref", "plain")
     ]
     assert [cure.saves_bytes is None for cure in graphs] == [True, False]
+
+
+def test_a_state_that_is_made_in_a_step_is_told_by_its_line() -> None:
+    code = "state['exp_avg'] = torch.zeros_like(p.data)"
+    place = 'File "/x/deepspeed/ops/adam/fused_adam.py", line 3, in step'
+    frame = f"Traceback (most recent call last):\n  {place}\n    {code}\n"
+    message = modern("7.09 GiB", "79.15 GiB", "5.00 GiB", "74.10 GiB", "72.60 GiB", "0.90 GiB")
+    found = found_in("Qwen/Qwen2.5-7B world_size 4 zero_stage 1", frame, message)
+    assert found.term is not None
+    assert (found.term.component, found.term.shape) == ("optimizer_states", "[1903904128] fp32")
+
+
+@pytest.mark.parametrize(
+    ("module", "component", "exact"),
+    [("torch/optim/optimizer.py", "optimizer_states", True), ("pkg/code.py", "parameters", False)],
+)
+def test_what_a_checkpoint_holds_is_certain_of_an_optimizer_s_alone(
+    module: str, component: str, exact: bool
+) -> None:
+    loads = traced("main", "load_state_dict", module=f"site-packages/{module}")
+    message = modern("500.00 MiB", "23.64 GiB", "0.21 GiB", "23.40 GiB", "22.80 GiB", "0.01 GiB")
+    term = found_in("NousResearch/Llama-2-7b-hf", loads, message).term
+    assert term is not None
+    assert (term.component, term.exact, term.shape) == (component, exact, "[32000, 4096] fp32")
+
+
+def test_what_is_sent_in_buckets_is_no_weight_for_certain() -> None:
+    message = modern("256.00 MiB", "79.15 GiB", "0.14 GiB", "79.01 GiB", "78.00 GiB", "0.02 GiB")
+    term = found_in(
+        "meta-llama/Llama-3.3-70B-Instruct", traced("__init__", "_sync_params_and_buffers"), message
+    ).term
+    assert term is not None
+    assert (term.component, term.exact, term.shape) == ("communication", False, "")
+
+
+def test_a_rank_s_gradients_are_as_many_as_it_counts() -> None:
+    said = " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 8030261248"
+    makes = traced("get_model", "__init__", module="megatron/core/distributed/param_and_grad_buffer.py")
+    found = found_in(
+        said, makes, modern("29.92 GiB", "39.39 GiB", "23.35 GiB", "16.04 GiB", "15.30 GiB", "0.03 GiB")
+    )
+    assert found.term is not None
+    assert (found.term.component, found.term.shape) == ("gradients", "[8030261248] fp32")
