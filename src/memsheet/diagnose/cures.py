@@ -4,6 +4,7 @@ program.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from memsheet.diagnose.cure_tables import (
@@ -400,6 +401,21 @@ def _place_of_shards(text: str) -> str:
     return ""
 
 
+HALF, HALF_LENGTH = "half the micro-batch or half the length", "half the length: one row is a micro-batch"
+_ROWS = re.compile(
+    r"(?<![a-z])(?:per_device_train_batch_size|micro_(?:train_)?batch_size(?:_per_gpu)?|local_batch_size"
+    r"|instantaneous batch size per device)"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    re.IGNORECASE,
+)
+"""Rows of a micro-batch, as trainers call them."""
+
+
+def _trains_single_rows(text: str) -> bool:
+    """Whether every micro-batch that a text says is of one row."""
+    return set(_ROWS.findall(text.replace("-", "_"))) == {"1"}
+
+
 def _unless_in_eight_bits(cure: Cure, signs: Signs) -> Cure:
     if cure.change != SMALL_STATES or not EIGHT_BITS.search(signs.text):
         return cure
@@ -470,10 +486,10 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             and at_least(free, aligned_bytes(half)) is True
         )
         yield Cure(
-            change="half the micro-batch or half the length",
+            change=HALF_LENGTH if _trains_single_rows(signs.text) else HALF,
             helps=YES if served else MAYBE,
             saves_bytes=half.high if proportional else None,
-            where=lines.get("batch", ""),
+            where="" if _trains_single_rows(signs.text) else lines.get("batch", ""),
             why=f"the request is then {size_words(half)}" if proportional else "",
         )
         if not served or term is None or term.component == "saved_activations":

@@ -23,6 +23,7 @@ from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
 from memsheet.diagnose.messages import (
     below_torch,
+    colocated,
     deepspeed,
     host,
     jax,
@@ -251,8 +252,8 @@ def _judged_figures(
         and weights_beyond(signs.text, figures.capacity.high)
     ):
         signs = replace(signs, frame=WEIGHTS, task="")
-    if signs.task == SERVING and not signs.phase and figures.private_pools and figures.private_pools.low > 0:
-        signs = replace(signs, phase="run")  # whose graphs were captured behind its cache
+    if _captured_graphs(figures, signs):
+        signs = replace(signs, phase="run")
     judged = judge_figures(figures, signs)
     term = tensor_of(figures.asked, signs, known) or _term_of_frame(signs)
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.UNKNOWN
@@ -264,6 +265,14 @@ def _judged_figures(
     if not cures and Cause.OTHER_PROCESS in judged.causes:
         cures = (below_torch.LOOK,)
     return replace(_diagnosis_of(replace(judged, term=term), facts, signs, cures), notes=notes)
+
+
+def _captured_graphs(figures: Figures, signs: Signs) -> bool:
+    """Whether a server that says no phase has graphs, which it captures behind its cache: what is in private
+    pools, but for a server that sleeps, whose weights are in one (vllm/device_allocator/cumem.py).
+    """
+    pooled = figures.private_pools is not None and figures.private_pools.low > 0
+    return signs.task == SERVING and not signs.phase and pooled and not colocated.shares_a_card(signs.text)
 
 
 def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:

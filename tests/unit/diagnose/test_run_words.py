@@ -390,3 +390,26 @@ def test_a_rank_s_gradients_are_as_many_as_it_counts() -> None:
     )
     assert found.term is not None
     assert (found.term.component, found.term.shape) == ("gradients", "[8030261248] fp32")
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("per_device_train_batch_size=1", "half the length"),
+        ("--micro-batch-size 1", "half the length"),
+        ("Instantaneous batch size per device = 1", "half the length"),
+        ("per_device_train_batch_size=2", "half the micro-batch or half the length"),
+        ("per_device_eval_batch_size=1", "half the micro-batch or half the length"),
+        ("", "half the micro-batch or half the length"),
+    ],
+)
+def test_a_micro_batch_of_one_row_is_halved_by_its_length(said: str, change: str) -> None:
+    cures = [cure.change for cure in found_in(said, traced("backward"), FULL_CARD).cures]
+    assert [each.partition(":")[0] for each in cures if each.startswith("half")] == [change]
+
+
+def test_a_server_that_sleeps_keeps_weights_in_a_pool() -> None:
+    message = modern(
+        "1.45 GiB", "44.39 GiB", "1.02 GiB", "43.36 GiB", "41.51 GiB", "0.35 GiB", pools="30.00 GiB"
+    )
+    assert found_in("enable_sleep_mode=True", f"(EngineCore_DP0 pid=44) {message}").cause is Cause.REAL_NEED
