@@ -196,25 +196,6 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
     return tuple(Shape((elements,), words) for elements, words in shapes.items() if elements)
 
 
-_IN_PARTS = re.compile(
-    r"(?<!\d)[2-8][ _-]?bits?\b|\bint[48]\b|\bnf4\b|\bfp[48]\b|awq|gptq|gguf|\bbnb|bitsandbytes"
-    r"|quanti[sz]|qlora|unsloth"
-    r"|offload|device_map|max_memory|fsdp|fully_shard|(?:full|hybrid)_shard|shard(?:ed|ing)|deepspeed"
-    r"|zero[-_ ]?(?:optim|stage|[1-3]\b)|parallel|megatron|pipeline|\b[tp]p\b|\d ?[x×] ?[A-Z]",
-    re.IGNORECASE,
-)
-"""Words of what makes a card's share of a model's weights less than all of them in 16 bits."""
-
-
-def weights_beyond(text: str, card: int) -> bool:
-    """Whether the one model that a text names has more bytes of weights in 16 bits than a card has, where no
-    word tells of fewer bits or of parts elsewhere.
-    """
-    whole = [each.elements for each in units_of_models(text) if each.words == "all weights"]
-    stored = any("quantization_config" in each for each in named_entries(text))
-    return len(whole) == 1 and not stored and whole[0] * 2 > card and not _IN_PARTS.search(text)
-
-
 @lru_cache(maxsize=8)
 def caches_of_models(text: str) -> tuple[Shape, ...]:
     """Axes of what a layer keeps of a token: its key, as large as its value, or what latent attention keeps;

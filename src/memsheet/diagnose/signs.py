@@ -367,6 +367,8 @@ def read_signs(log: Log, line: int) -> Signs:
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     if named.frame in (None, _STEP, BACKWARD, _PROFILE) and (made := _frame_of_code(own)):
         named = replace(named, frame=made)
+    if named.frame is None and _loads_shards(log, line):
+        named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
     if (spoke := _program_of_speaker(log, line)) and programs[:1] != [spoke]:
@@ -389,6 +391,18 @@ def read_signs(log: Log, line: int) -> Signs:
     )  # fmt: skip
 
 
+_SHARDS_READ = re.compile(r"Loading (?:safetensors |pt )?checkpoint shards:\s{0,3}(\d{1,3})%")
+"""transformers v4.57.1, modeling_utils.py; vllm/model_executor/model_loader/weight_utils.py."""
+
+
+def _loads_shards(log: Log, line: int) -> bool:
+    """Whether the last word of a progress before a message is of weights that are not all read yet."""
+    before = "\n".join(log.lines[:line])
+    read = list(_SHARDS_READ.finditer(before))
+    return bool(read) and int(read[-1][1]) < 100 and not _OF_STEPS.search(before, read[-1].end())
+
+
+_OF_STEPS = re.compile(r"\b(?:loss|step|epoch|iter(?:ation)?|throughput)\b", re.IGNORECASE)
 _SPEAKERS = (
     (re.compile(r"EngineCore|VllmWorker|Worker_(?:TP|PP|DP|EP)|vLLMHttpServer"), "vLLM"),
     (re.compile(r"SGLang(?:Engine|HttpServer)"), "SGLang"),

@@ -39,10 +39,9 @@ from memsheet.diagnose.messages import (
     torch_allocator,
     vllm,
 )
-from memsheet.diagnose.model_tensors import weights_beyond
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
-from memsheet.diagnose.signs import SERVING, WEIGHTS, Signs, read_signs
+from memsheet.diagnose.signs import SERVING, Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB
@@ -245,13 +244,6 @@ def _judged_figures(
     trusted = without_doubtful_process(figures)
     notes = () if trusted is figures else (doubtful_process_words(figures),)
     figures = trusted
-    if (
-        signs.frame is None
-        and not signs.phase
-        and figures.capacity
-        and weights_beyond(signs.text, figures.capacity.high)
-    ):
-        signs = replace(signs, frame=WEIGHTS, task="")
     if _captured_graphs(figures, signs):
         signs = replace(signs, phase="run")
     judged = judge_figures(figures, signs)
