@@ -365,7 +365,8 @@ def read_signs(log: Log, line: int) -> Signs:
     if named.frame is None:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
-    if named.frame in (None, _STEP, BACKWARD, _PROFILE) and (made := _frame_of_code(own)):
+    made = _frame_of_code(own)
+    if made and (named.frame in (None, _STEP, BACKWARD) or (named.frame is _PROFILE and made is SCORES)):
         named = replace(named, frame=made)
     if named.frame is None and _loads_shards(log, line):
         named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
