@@ -54,6 +54,11 @@ OF_PHASE: dict[str, tuple[Cure, ...]] = {
         Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
         Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
     ),
+    "shard": (
+        Cure(change="weights kept on the host, or on no device, until each unit is sharded", helps=MAYBE, where="sync_module_states=True, and weights read by rank 0 alone"),
+        Cure(change="smaller units of weights", helps=MAYBE, where="an auto_wrap_policy of every layer"),
+        Cure(change="a smaller batch or a shorter length", helps=NO, why="no step has run yet"),
+    ),
     "masters": (
         Cure(change=SPREAD_STATES, helps=MAYBE),
         Cure(change="train adapters alone", helps=MAYBE, where="LoRA"),
@@ -118,6 +123,12 @@ EVALUATION_BATCH = {
 }  # fmt: skip
 GATHERS = ("TRL", "Trainer", "LLaMA-Factory", "unsloth", "axolotl")
 """Programs whose evaluation puts the predictions of all samples together."""
+EIGHT_BITS = re.compile(
+    r"bitsandbytes/optim|\bbnb\.optim|_8bit\b|Adam[Ww]?8bit|(?:adamw?|lion)_(?:bnb_)?8bit"
+)
+"""How an optimizer of eight bits is called (bitsandbytes/optim; transformers v4.57.1, training_args.py,
+OptimizerNames).
+"""
 ONE_BY_ONE = Cure(
     change="an optimizer whose step is one kernel, or goes weight by weight", helps=MAYBE, where="fused=True (or foreach=False)",
     why="the tensor asked for is not made then",

@@ -4,11 +4,13 @@ program.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from memsheet.diagnose.cure_tables import (
     BUCKETS,
     CHUNKED,
+    EIGHT_BITS,
     EVALUATION_BATCH,
     FEWER_ADAPTERS,
     FUSED_LOSS,
@@ -28,6 +30,7 @@ from memsheet.diagnose.cure_tables import (
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
+    SMALL_STATES,
     SMALLER_BUCKETS,
     SMALLER_UNITS,
     SPREAD_STATES,
@@ -47,7 +50,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
-from memsheet.diagnose.rules import are_siblings, is_warm_up, short_bytes
+from memsheet.diagnose.rules import are_siblings, is_warm_up, shares_with_host, short_bytes
 from memsheet.diagnose.signs import (
     ADAPTERS,
     EVALUATION,
@@ -64,6 +67,7 @@ from memsheet.diagnose.signs import (
 from memsheet.frozen import replace
 
 MOST = 4
+UNTIL_FILLED = "until what grows has filled that too"
 
 
 def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> tuple[Cure, ...]:
@@ -126,7 +130,11 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
                 else "the card has room for the request",
             )
         case Cause.OTHER_PROCESS:
-            yield from _without_others(figures)
+            yield from (
+                _without_host(figures)
+                if shares_with_host(signs) and not figures.others
+                else _without_others(figures)
+            )
             yield _expandable_by_sum(figures, signs, who)
         case Cause.OUTSIDE_ALLOCATOR:
             if shares_a_card(signs.text):
@@ -135,7 +143,9 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
                 change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured",
                 helps=MAYBE,
                 where="torch.compile(dynamic=True)",
-                saves_bytes=max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST),
+                saves_bytes=None
+                if shares_a_card(signs.text)
+                else max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST),
             )
             yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
             yield _expandable_by_sum(figures, signs, who)
@@ -157,7 +167,8 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield _expandable_by_sum(figures, signs, who)
         case Cause.LEAK:
             yield SUM_NUMBERS if signs.sums_losses else KEEP_NUMBERS if signs.keeps_losses else KEEP_NOTHING
-            yield _expandable_by_sum(figures, signs, who)
+            pages = _expandable_by_sum(figures, signs, who)
+            yield pages if pages.helps == NO else replace(pages, why=f"{pages.why}, {UNTIL_FILLED}")
             yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
             yield from _for_need(figures, signs, term)
@@ -189,6 +200,14 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
         why=f"{size_words(figures.free or NOTHING)} free + {size_words(held)} of theirs cover the request",
     )  # fmt: skip
     yield Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N")
+
+
+def _without_host(figures: Figures) -> Iterator[Cure]:
+    yield Cure(
+        change="the host's programs ended, and the files that it keeps in memory let go", helps=MAYBE,
+        saves_bytes=(figures.unseen or NOTHING).high, where="sync; echo 3 > /proc/sys/vm/drop_caches",
+        why="the device's memory is the host's",
+    )  # fmt: skip
 
 
 ALLOC_CONF = {
@@ -329,14 +348,17 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
         yield from _in_server(figures, signs, term)
     else:
         if term is not None and term.path == "attention/scores":
-            yield _without_scores(
-                figures, "AttnProcessor2_0" if signs.task == PICTURES else 'attn_implementation="sdpa"'
-            )
+            yield _without_scores(figures, SCORELESS.get(signs.task, SDPA))
         for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED]):
             yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
 
 
-def _without_scores(figures: Figures, where: str = 'attn_implementation="sdpa"') -> Cure:
+SDPA = 'attn_implementation="sdpa"'
+SCORELESS = {PICTURES: "AttnProcessor2_0", SERVING: "the server's option for its attention's backend"}
+"""By what runs that is no training: how attention is told to write no scores."""
+
+
+def _without_scores(figures: Figures, where: str = SDPA) -> Cure:
     return Cure(
         change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.high, where=where,
         why="the tensor asked for is not made then",
@@ -379,6 +401,27 @@ def _place_of_shards(text: str) -> str:
     return ""
 
 
+HALF, HALF_LENGTH = "half the micro-batch or half the length", "half the length: one row is a micro-batch"
+_ROWS = re.compile(
+    r"(?<![a-z])(?:per_device_train_batch_size|micro_(?:train_)?batch_size(?:_per_gpu)?|local_batch_size"
+    r"|instantaneous batch size per device)"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    re.IGNORECASE,
+)
+"""Rows of a micro-batch, as trainers call them."""
+
+
+def _trains_single_rows(text: str) -> bool:
+    """Whether every micro-batch that a text says is of one row."""
+    return set(_ROWS.findall(text.replace("-", "_"))) == {"1"}
+
+
+def _unless_in_eight_bits(cure: Cure, signs: Signs) -> Cure:
+    if cure.change != SMALL_STATES or not EIGHT_BITS.search(signs.text):
+        return cure
+    return replace(cure, helps=NO, where="", why="they are in eight bits already")
+
+
 def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
     """By what runs, then by what the request is."""
     if signs.task:
@@ -395,7 +438,8 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
     if states := OF_COMPONENT.get(component):
         own = STATES.get(signs.trainer, {})
         stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
-        yield from (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in states)
+        placed = (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in states)
+        yield from (_unless_in_eight_bits(cure, signs) for cure in placed)
         return
     if signs.frame is GATHER:
         yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
@@ -442,10 +486,10 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             and at_least(free, aligned_bytes(half)) is True
         )
         yield Cure(
-            change="half the micro-batch or half the length",
+            change=HALF_LENGTH if _trains_single_rows(signs.text) else HALF,
             helps=YES if served else MAYBE,
             saves_bytes=half.high if proportional else None,
-            where=lines.get("batch", ""),
+            where="" if _trains_single_rows(signs.text) else lines.get("batch", ""),
             why=f"the request is then {size_words(half)}" if proportional else "",
         )
         if not served or term is None or term.component == "saved_activations":

@@ -79,6 +79,21 @@ _BATCH = re.compile(
 )
 _INPUTS = re.compile(r"\b(?:input_?ids|labels|targets)\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
 """Sequences and their length, as a tensor's shape is printed."""
+_PROMPTS = re.compile(
+    r"\b(?:max_)?prompt_(?:max_)?(?:len(?:gth)?|tokens)[\"']?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{0,8})\b",
+    re.IGNORECASE,
+)
+_ANSWERS = re.compile(
+    r"\b(?:max_)?(?:completion|response|generate|new)_(?:max_)?(?:len(?:gth)?|tokens)"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"(\d[\d,_]{0,8})\b",
+    re.IGNORECASE,
+)
+"""The most tokens of a prompt and of an answer, as trainers by reinforcement learning call them: what is read
+again is both (TRL v0.15.2, trl/trainer/grpo_trainer.py, _get_per_token_logps of prompt_completion_ids;
+volcengine/verl, data.max_prompt_length and data.max_response_length; OpenRLHF, --prompt_max_len and
+--generate_max_len).
+"""
 _CONTEXT_PARALLEL = re.compile(
     r"(?<![a-z])(?:context_(?:model_)?parallel(?:_size|_degree)?|cp_?(?:size|degree)?"
     r"|(?:ulysses_)?sequence_parallel_(?:size|degree)|ulysses_(?:size|degree)|sp_size)"
@@ -90,7 +105,9 @@ _DRAFTED = re.compile(
     r"\b(?:num_speculative_tokens|speculative_num_(?:draft_tokens|steps))[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,3})\b"
 )
 _SEQUENCES = re.compile(r"\b(?:max_num_seqs|max_running_requests)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b")
-_PADDED = re.compile(r"\bdummy tokens \(new size: (\d{3,9})\)")
+_PADDED = re.compile(
+    r"(?:\bdummy tokens \(new size: |\bpadded_vocab_size[\"']?\s{0,3}[:=]\s{0,3})(\d{3,9})\b"
+)
 _MULTIPLE = re.compile(r"\bmake_vocab_size_divisible_by[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b")
 USUAL_MULTIPLE = 128
 """Rows of a vocabulary for each rank that it is cut over, of which Megatron-LM makes a multiple
@@ -227,7 +244,10 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
     said = tuple(n for n in _numbers_in(_VOCAB, flags) if n >= 256)
     rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
     shapes = [(int(batch), int(length)) for batch, length in _INPUTS.findall(text)][:4]
-    lengths = (*lengths, *(length for _, length in shapes), *_drafted_rows(flags))
+    lengths = (
+        *lengths, *(length for _, length in shapes), *_drafted_rows(flags),
+        *(asked + given for asked in _numbers_in(_PROMPTS, flags, 3) for given in _numbers_in(_ANSWERS, flags, 3)),
+    )  # fmt: skip
     batches = (*_numbers_in(_BATCH, flags), *(batch for batch, _ in shapes))
     counted = (*_numbers_in(_HEADS, flags), *_numbers_in(_COUNTED_HEADS, flags))
     return known._replace(

@@ -19,6 +19,7 @@ from memsheet.diagnose.candidates import (
     fit_of,
     raises,
 )
+from memsheet.diagnose.cure_tables import EIGHT_BITS
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import (
@@ -35,6 +36,7 @@ from memsheet.diagnose.model_tensors import (
 from memsheet.diagnose.named_models import fixed_lengths, printed_weights
 from memsheet.diagnose.signs import (
     BACKWARD,
+    CHECKPOINT,
     LOGITS,
     REDUCED,
     SCORES,
@@ -42,8 +44,10 @@ from memsheet.diagnose.signs import (
     STEP_SIZES,
     Frame,
     Signs,
+    writes_scores,
 )
 
+Widths = tuple[tuple[int, str], ...]
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""
 FLAT = ("optimizer_states", "master_weights", "gradients", "unsharded_parameters")
@@ -53,7 +57,7 @@ GRADIENT = Frame("gradients", "head", "the output projection's gradient, which s
 """linkedin/Liger-Kernel v0.6.2, src/liger_kernel/ops/fused_linear_cross_entropy.py."""
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")
 LAYER = Frame("saved_activations", "model", "a layer")
-WEIGHT = Frame("parameters", "model", "a weight, a copy or its gradient")
+WEIGHT = Frame("parameters", "model", "a weight, a copy, its gradient or state")
 COPY = Frame("parameters", "model", "a weight's copy in 16 bits, which autocast makes")
 CACHE = Frame("kv_cache", "model", "the KV cache")
 _OF_LINEAR = re.compile(r"\bF\.linear\(")
@@ -134,11 +138,16 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
     fused = serves or not (signs.program or signs.code)
     said = set(_DTYPE.findall(signs.text)) == {"16"}
     halves = frame is COPY or (frame.component not in ("optimizer_states", "master_weights") and said)
+    widths = WIDTHS[1:] if serves or halves else WIDTHS
+    if frame.component == "optimizer_states" and EIGHT_BITS.search(signs.text):
+        widths = (*widths, (1, "uint8"))
     shapes = {axes: Shape(axes, words, 0) for words, axes in printed_weights(signs.text, fused=fused)}
     shapes |= {each.axes: each for each in weights_of_models(signs.text, fused=fused, apart=not serves)}
     if fused:
         shapes |= {each.axes: each for each in map(_padded_rows, shapes.values())}
-    cut, open_tokens = cut_in_text(signs.text), frame in (WEIGHT, COPY, WEIGHT_GRADIENT) and not known.tokens
+    cut = cut_in_text(signs.text)
+    open_tokens = frame in (WEIGHT, COPY, WEIGHT_GRADIENT) and not known.tokens
+    open_tokens = open_tokens or frame is CHECKPOINT  # weights, and states of them
     open_parts = serves and not _LAUNCHED.search(signs.text)
     by_expert = bool(_BY_EXPERT.search(signs.text))
     for shape in shapes.values():
@@ -152,13 +161,13 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
             if axes is not None:
                 sure = parts in (1, cut) or open_parts
                 yield from _weight_as(
-                    frame, shape.words, axes, parts, sure=sure, halves=serves or halves, alone=not open_tokens
+                    frame, shape.words, axes, parts, sure=sure, widths=widths, alone=not open_tokens
                 )
         for ranks in ranks_in_text(signs.text)[1:] if _BY_ROWS.search(signs.text) else ():
             rows, alone = -(-shape.axes[0] // ranks), not open_tokens
             for held, parts in ((rows, ranks), *(((rows * ranks, 1),) if shape.axes[0] % ranks else ())):
                 axes = (held, *shape.axes[1:])
-                yield from _weight_as(frame, shape.words, axes, parts, sure=True, halves=halves, alone=alone)
+                yield from _weight_as(frame, shape.words, axes, parts, sure=True, widths=widths, alone=alone)
 
 
 _LAUNCHED = re.compile(
@@ -178,14 +187,14 @@ def _padded_rows(shape: Shape) -> Shape:
 
 
 def _weight_as(
-    frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, halves: bool, alone: bool
+    frame: Frame, words: str, axes: tuple[int, ...], parts: int, *, sure: bool, widths: Widths, alone: bool
 ) -> Iterator[Sized]:
     """A weight, or one of several ranks' share of it, in the dtypes that it may have. ``alone``: whether what
     is made of tokens cannot be as large.
     """
     share = f" of {parts} ranks" if parts > 1 else ""
     product = " × ".join(f"{axis:,}" for axis in axes)
-    for width, dtype in WIDTHS[1:] if halves else WIDTHS:
+    for width, dtype in widths:
         yield Sized(
             frame.component, frame.path, axes, width, dtype,
             f"{dtype} {words}{share}, {product} × {width} bytes ({frame.words})", BOTH_KNOWN if sure else BOTH_KNOWN - 1, alone,
@@ -213,22 +222,30 @@ def _joined_weights(signs: Signs) -> Iterator[Sized]:
         return
     cut = cut_in_text(signs.text)
     open_cut = signs.program == "Megatron-LM" and cut == 1 and not _LAUNCHED.search(signs.text)
+    joins = BOTH_KNOWN - (frame.component == "optimizer_states" and not _SHARDS.search(signs.text))
     units = {each.elements: each.words for each in units_of_models(signs.text)}
     units |= {
         each.elements: f"{each.words}, cut over {cut} ranks,"
         for each in units_of_models(signs.text, cut)
         if cut > 1
     }
+    if frame.path == "buckets":
+        counted = (int(each) for each in _OF_RANK.findall(signs.text))
+        units |= dict.fromkeys(counted, "the parameters of a rank")
     for elements, words in units.items():
         for ranks in ranks_in_text(signs.text):
             part, share = -(-elements // ranks), f", one of {ranks} ranks' share" if ranks > 1 else ""
             for width, dtype in WIDTHS:
                 yield Sized(
                     frame.component, frame.path, (part,), width, dtype,
-                    f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})", sure=not open_cut,
+                    f"{words} as one{share}: {part:,} × {width} bytes in {dtype} ({frame.words})", joins, sure=not open_cut,
                 )  # fmt: skip
 
 
+_OF_RANK = re.compile(
+    r"number of parameters on \(tensor, pipeline\) model parallel rank \(\d+, \d+\): (\d{4,13})\b"
+)
+"""megatron/training/training.py, get_model."""
 _BY_ROWS = re.compile(r"(?i:fsdp)|fully_shard|torchtitan|data_parallel_shard")
 """Words of what gives each rank rows of a weight."""
 _SHARDS = re.compile(
@@ -281,7 +298,8 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
         if frame is not None and frame.component == "saved_activations" and frame is not SCORES
         else LAYER
     )
-    rank = BOTH_KNOWN if frame in (None, BACKWARD, SCORES, told) else BOTH_KNOWN - 1
+    likely_frames = (None, BACKWARD, told, *(() if writes_scores(signs.code) else (SCORES,)))
+    rank = BOTH_KNOWN if frame in likely_frames else BOTH_KNOWN - 1
     widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     its = ", or its gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
     found: dict[tuple[str, int, int], Sized] = {}

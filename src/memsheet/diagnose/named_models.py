@@ -31,6 +31,8 @@ _SPOKEN = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """A model as people write of it: family, version, size."""
+_BARE = re.compile(r"(?<![\w/.-])[A-Za-z]\w{0,20}(?:-[\w.]{1,20}){1,6}(?![\w/-])")
+"""Words with a dash, of which models without a publisher are some: ``bert-large-uncased``, ``gpt2-xl``."""
 MOST = 256
 """Different names that are looked up: a path of two parts looks like one."""
 
@@ -134,6 +136,11 @@ def _spoken_names(text: str) -> Iterator[str]:
         yield from (name for name in either if find_model(name) is not None)
 
 
+def _bare_names(text: str) -> Iterator[str]:
+    words = dict.fromkeys(found.group().rstrip(".") for found in _BARE.finditer(text))
+    yield from islice((each for each in words if find_model(each) is not None), MOST)
+
+
 def _names_in_paths(text: str) -> Iterator[str]:
     """Of each the longest beginning that is a bundled model's name: how its weights are stored, and what was
     trained of it, stands behind, and leaves the axes as they are.
@@ -149,7 +156,11 @@ def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
     """The configurations of the bundled models that a text names, each once."""
     names = dict.fromkeys(found.group().rstrip(".") for found in _HUB_ID.finditer(text))
     names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text), *_LAST_PARTS.findall(text)))
-    return tuple(_entries_of(list(names)[:MOST]) or _entries_of(list(_spoken_names(text))))
+    return tuple(
+        _entries_of(list(names)[:MOST])
+        or _entries_of(list(_spoken_names(text)))
+        or _entries_of(list(_bare_names(text)))
+    )
 
 
 def _entries_of(names: list[str]) -> list[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ between the two.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -255,6 +256,14 @@ def _says_changed(of: Figures, signs: Signs) -> str:
     )
 
 
+def _says_thawed(of: Figures, signs: Signs) -> str:
+    return (
+        f'the run said that it trains more ("{signs.thaws}") and died before its second step from there on: '
+        "more is kept for backward, and gradients and states of it are made; "
+        f"{size_words(of.asked)} were asked for"
+    )
+
+
 def are_siblings(of: Figures) -> bool:
     """Whether the others are alike and no larger than a context: ranks of the same job that never chose their
     own card.
@@ -283,12 +292,27 @@ def _says_neighbour(of: Figures, _: Signs) -> str:
     )
 
 
-def _says_unseen(of: Figures, _: Signs) -> str:
+_SHARED_WITH_HOST = re.compile(r"\bGB10\b|\bDGX Spark\b|\bJetson\b|\bTegra\b|\bOrin\b")
+"""Devices whose memory is the host's, of which files that the host keeps are not told as free (NVIDIA, CUDA
+for Tegra, "Estimating Total Allocatable Device Memory on an Integrated GPU Device").
+"""
+
+
+def shares_with_host(signs: Signs) -> bool:
+    """Whether a text names a device whose memory is the host's."""
+    return bool(_SHARED_WITH_HOST.search(signs.text))
+
+
+def _says_unseen(of: Figures, signs: Signs) -> str:
+    who = (
+        "the host's programs and the files that it keeps in memory, which is this device's too"
+        if shares_with_host(signs)
+        else "somebody who is not named (another container)"
+    )
     return (
         f"{size_words(of.capacity or NOTHING)} - {size_words(of.free or NOTHING)} free - "
         f"{size_words(of.process or NOTHING)} "
-        f"of this process leave {size_words(of.unseen or NOTHING)} held by somebody who is not named "
-        f"(another container)"
+        f"of this process leave {size_words(of.unseen or NOTHING)} held by {who}"
     )
 
 
@@ -348,7 +372,8 @@ def _memory_grows(of: Figures, signs: Signs) -> bool | None:
         return True
     if signs.growth:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
-    return bool(signs.reserved_growth) and not _may_be_pieces(of, signs.reserved_growth)
+    held = signs.reserved_growth or signs.used_growth
+    return bool(held) and not _may_be_pieces(of, held)
 
 
 def _may_be_pieces(of: Figures, grown: tuple[Interval, ...]) -> bool:
@@ -356,12 +381,11 @@ def _may_be_pieces(of: Figures, grown: tuple[Interval, ...]) -> bool:
 
 
 def _says_leak(of: Figures, signs: Signs) -> str:
-    if grown_sizes := signs.growth or signs.reserved_growth:
+    if grown_sizes := signs.growth or signs.reserved_growth or signs.used_growth:
         grown = " → ".join(size_words(size) for size in grown_sizes)
+        what = "allocated" if signs.growth else "reserved" if signs.reserved_growth else "used"
         return (
-            f"what is {'allocated' if signs.growth else 'reserved'} only grows from step to step: "
-            f"{grown}, until {size_words(of.asked)} have "
-            f"no room"
+            f"what is {what} only grows from step to step: {grown}, until {size_words(of.asked)} have no room"
         )
     return (
         f"losses are {'summed' if signs.sums_losses else 'kept'} as tensors, which keeps every step's graph "
@@ -378,6 +402,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.REAL_NEED, _beyond_card, _says_beyond_card),
     Rule(Cause.LEAK, _memory_grows, _says_leak),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.changed_at is not None, _says_changed),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.thaws), _says_thawed),
     Rule(Cause.OTHER_PROCESS, _neighbour_of_server, _says_neighbour),
     Rule(Cause.ENGINE_OVERCOMMIT, _phase_says(Cause.ENGINE_OVERCOMMIT), _says_phase),
     Rule(Cause.REGIME_CHANGE, _phase_says(Cause.REGIME_CHANGE), _says_phase),
@@ -398,7 +423,7 @@ def judge_figures(figures: Figures, signs: Signs) -> Judgement:
     if figures.free is None and not spoken:
         return Judgement(
             causes=(), because=f"{size_words(figures.asked)} were asked for; the message does not say what was free, and "
-            "without that the cause cannot be told",
+            "without that the cause cannot be told: the whole message has it, or nvidia-smi beside it",
         )  # fmt: skip
     causes = tuple(dict.fromkeys(cause for rule, _ in spoken for cause in (rule.cause, *rule.otherwise)))
     missing = (figures.asked - figures.free).positive if figures.free else None
@@ -416,9 +441,31 @@ def judge_figures(figures: Figures, signs: Signs) -> Judgement:
         causes = tuple(dict.fromkeys((*causes, Cause.FRAGMENTATION, Cause.REAL_NEED)))
     told = tuple(f"{rule.cause.value}: {rule.because(figures, signs)}" for rule, holds in spoken if holds)
     return Judgement(
-        causes=causes[:3], because=f"{_sum_words(figures)}, and {size_words(figures.asked)} were asked for: the figures are "
-        "too near, or too rounded, to tell these apart", arithmetic=told, missing=missing,
-    )  # fmt: skip
+        causes=causes[:3],
+        because=_says_open(figures, unspoken=not spoken),
+        arithmetic=told,
+        missing=missing,
+    )
+
+
+def _says_open(of: Figures, *, unspoken: bool) -> str:
+    """Why the figures leave it open: they are not said, few bytes lie in pieces, or rounding hides it."""
+    asked = size_words(of.asked)
+    if of.allocated is None and of.free is not None:
+        return (
+            f"{asked} were asked for and {size_words(of.free)} were free; the message ends before it says "
+            "what is kept without tensors, which tells these apart"
+        )
+    if unspoken and _cached_covers(of) is True:
+        return (
+            f"{_sum_words(of)}, enough in sum for the {asked} asked for; but so little is kept on a card of "
+            f"{size_words(of.capacity or NOTHING)} that it is full: a little less held would have served it, "
+            "and so might what is kept, in one piece"
+        )
+    return (
+        f"{_sum_words(of)}, and {asked} were asked for: the figures are too near, or too rounded, to tell "
+        "these apart"
+    )
 
 
 def _rules_that_speak(figures: Figures, signs: Signs) -> Iterator[tuple[Rule, bool | None]]:

@@ -12,6 +12,7 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
+from memsheet.diagnose.regimes import change_at_step, thawing_words, trained_before
 from memsheet.frozen import dataclass, replace
 
 
@@ -50,12 +51,22 @@ _PROBS = Frame(
 _EVALUATE = Frame("saved_activations", "model", "the evaluation, not a training step", "evaluate")
 _SAVE = Frame("parameters", "model", "the saving of a checkpoint", "save")
 _RESTORE = Frame("optimizer_states", "optimizer", "the loading of a checkpoint's states", "restore")
+CHECKPOINT = Frame(
+    "parameters", "checkpoint", "what a checkpoint holds, a weight or a state of it", "restore"
+)
 _RESHAPE = Frame("saved_activations", "attention/repeated", "keys and values repeated for every head")
 _EXPERTS = Frame("saved_activations", "experts", "tokens sorted to their experts")
 _MLP = Frame("saved_activations", "mlp", "the feed-forward layer")
 _GROWN = Frame("kv_cache", "model", "the KV cache, which grows with every token")
 _WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its few bits")
 _WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
+_SENT = Frame(
+    "communication", "buckets", "weights that the wrapper sends to every rank before the first step", "wrap"
+)
+_FLATTENED = Frame(
+    "unsharded_parameters", "model", "a unit's weights, whole on the card before they are sharded", "shard"
+)
+_PREDICTIONS = Frame("temporaries", "predictions", "the predictions of an evaluation, put together")
 REDUCED = Frame("gradients", "buckets", "gradients that are summed over the ranks")
 _MASTERS = Frame("master_weights", "optimizer", "weights in fp32, made before the first step", "masters")
 ADAPTERS = Frame("parameters", "adapters", "room for the adapters that a server may hold at once", "load")
@@ -71,6 +82,10 @@ RESTORES = (
 )
 """Functions that put an optimizer's states back, which only a training that goes on does (lightning 2.5,
 pytorch/trainer/connectors/checkpoint_connector.py; transformers v4.57.1, trainer.py).
+"""
+SAVES = ("trainer._save_checkpoint", "model_checkpoint._save_checkpoint")
+"""What saves a training behind a step of it (transformers v4.57.1, trainer.py; lightning 2.5,
+pytorch/callbacks/model_checkpoint.py).
 """
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
@@ -90,7 +105,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("backward", "_engine_run_backward", "run_backward"), BACKWARD),
     **dict.fromkeys(("recompute_fn", "unpack_hook", "_checkpoint_without_reentrant_generator"), RECOMPUTED),
     **dict.fromkeys(("load_weights", "load_model", "create_weights", "_load_state_dict_into_meta_model", "_load_pretrained_model", "from_pretrained",
-                     "set_module_tensor_to_device", "process_weights_after_loading", "convert", "materialize_meta_module", "create_reference_model"), WEIGHTS),
+                     "set_module_tensor_to_device", "process_weights_after_loading", "convert", "module._apply", "module.cuda", "materialize_meta_module", "create_reference_model"), WEIGHTS),
     **dict.fromkeys(("apply_top_k_top_p", "top_k_mask_logits", "top_p_sampling", "random_sample", "_sample", "sample", "apply_penalties", "gather_logprobs",
                      "compute_logits", "topk_topp_sampler", "compute_probs", "rejection_sampler.forward", "logits_processor._get_logits", "logits_processor._compute_lm_head"), SERVED),
     **dict.fromkeys(("_get_prompt_logprobs_dict", "sampler.compute_logprobs", "logits_processor.process_input_logprobs",
@@ -105,13 +120,18 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
     **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
     **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
-                     "_zero3_consolidated_16bit_state_dict", "save_pretrained"), _SAVE),
-    **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint", *RESTORES), _RESTORE),
+                     "_zero3_consolidated_16bit_state_dict", "save_pretrained", *SAVES), _SAVE),
+    **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint"), CHECKPOINT),
+    **dict.fromkeys(("optimizer.load_state_dict", *RESTORES), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu", "activations.forward"), _MLP),
     **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
     **dict.fromkeys(("dequantize_4bit", "dequantize_blockwise", "dequantize_gguf_tensor"), _WIDENED),
-    **dict.fromkeys(("_ddp_init_helper", "_sync_module_states", "_init_param_handle_from_module", "param_and_grad_buffer.__init__"), _WRAPPED),
+    **dict.fromkeys(("_ddp_init_helper", "param_and_grad_buffer.__init__"), _WRAPPED),
+    **dict.fromkeys(("_sync_module_states", "_sync_params_and_buffers"), _SENT),
+    **dict.fromkeys(("_init_param_handle_from_module", "_init_param_handle_from_params", "_move_states_to_device",
+                     "flatten_tensors_into_flat_param"), _FLATTENED),
+    **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), _PREDICTIONS),
     **dict.fromkeys(("_configure_zero_optimizer", "_configure_bf16_optimizer", "_configure_fp16_optimizer", "_create_fp32_partitions",
                      "_build_model_and_main_param_groups", "stage_1_and_2.__init__", "stage3.__init__"), _MASTERS),
     **dict.fromkeys(("foreach_reduce", "setup_buckets", "__reduce_and_partition_ipg_grads", "__avg_scatter_grads", "reduce_scatter_coalesced",
@@ -194,8 +214,13 @@ _MADE = (
     (re.compile(r"\b(?:att|(?:attn|attention)_(?:weights?|scores|probs))\s{0,3}\+?=(?!=).{0,80}(?:\b(?:matmul|bmm|softmax)\(|@ |mask\b)"), SCORES),
     (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)|\bintermediate_act_fn\("), _MLP),
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\(.{0,40}\btranspose\("), SCORES),
+    (re.compile(r"\btorch\.empty\(\s{0,3}(?:int\()?self\.reduce_bucket_size\b"), REDUCED),
+    (re.compile(r"(?:\bstate\[[^\]\n]{1,30}\]|\bexp_avg(?:_sq)?|\bmomentum_buffer)\s{0,3}=\s{0,3}torch\.(?:zeros|empty|full)(?:_like)?\("), STATES),
 )  # fmt: skip
-"""A traceback's lines of code that say by their names what they make, where no function's does."""
+"""A traceback's lines of code that say by their names what they make, where no function's does
+(microsoft/DeepSpeed 022f223, deepspeed/runtime/zero/stage_1_and_2.py, backward, and ops/adam/fused_adam.py,
+step).
+"""
 _BUFFER = re.compile(
     r"\b(?:empty_strided_(?:cuda|xpu)"
     r"|torch\.(?:empty|zeros|ones|empty_strided))\("
@@ -220,23 +245,6 @@ _DOTTED = re.compile(r"(?<=\w) \.{2,200} (?=\S)")
 """What stands between an argument and its value where Megatron-LM prints all (megatron/training/arguments.py,
 _print_args).
 """
-_STEP_NUMBER = re.compile(
-    r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
-    re.IGNORECASE,
-)
-_TRAINED = re.compile(
-    r"\b(?:learning_rate|train_loss)['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d"
-    r"|[\"']loss[\"']: [^\n{}]{1,200}[\"']epoch[\"']:"
-    r"|Running training",
-    re.IGNORECASE,
-)
-"""What a step of a training prints, and no evaluation."""
-_CHANGE_AT = re.compile(
-    r"\b((?:freeze|frozen|unfreeze|curriculum|switch|stage)\w*(?:updates|steps|iters|"
-    r"iterations|step|iter))"
-    r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?(\d{1,12})\b",
-    re.IGNORECASE,
-)
 _RECOMPUTES = re.compile(
     r"gradient_checkpointing[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:True|true|unsloth)\b|--gradient_checkpointing(?!\s+[Ff]alse)(?![\w=])"
     r"|recompute-granularity\s+full\b|activation_checkpoint\.mode[= ][\"']?full\b|disable_gradient_checkpointing: false"
@@ -274,10 +282,14 @@ class Signs:
     keeps_losses: bool = False
     """Whether a list of them is made while memory grows from step to step."""
     changed_at: tuple[str, int] | None = None
+    thaws: str = ""
+    """By which words the run said right before it died that it trains more from there on."""
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
     """What was reserved, likewise."""
+    used_growth: tuple[Interval, ...] = ()
+    """What of the card was used, likewise."""
     buffer: tuple[tuple[int, ...], str] | None = None
     """Shape and dtype that the traceback's last line of code writes out."""
     code: str = ""
@@ -312,7 +324,15 @@ PROGRAMS = (
     ("axolotl", ("axolotl",)),
     ("LLaMA-Factory", ("llamafactory", "LLaMA-Factory")),
     ("unsloth", ("unsloth",)),
-    ("Megatron-LM", ("megatron/core", "megatron/training", "pretrain_gpt.py")),
+    (
+        "Megatron-LM",
+        (
+            "megatron/core",
+            "megatron/training",
+            "pretrain_gpt.py",
+            "elapsed time per iteration (ms): ",  # megatron/training/training.py, training_log
+        ),
+    ),
     ("DeepSpeed", ("/deepspeed/runtime/", "deepspeed --")),
     ("torchtitan trainer", ("torchtitan/",)),
     ("fairseq", ("fairseq",)),
@@ -335,7 +355,9 @@ def read_signs(log: Log, line: int) -> Signs:
     first, last = max(0, line - FRAMES_BEFORE), line + FRAMES_AFTER
     window = log.lines[first:last]
     names = list(_names_of_frames(window))
-    trains = any(name in TRAINS for name in names) or _trained_before(log, line, names)
+    trains = any(name in TRAINS for name in names) or trained_before(
+        log, line, saves=any(FRAMES.get(name) is _SAVE for name in names)
+    )
     trains = trains or any(_CALLS_TRAINING.search(each) for each in _codes_of_frames(window))
     trains = trains and not any(name in BEFORE_TRAINING for name in names)
     own = _traceback_of(log, line) or window
@@ -343,8 +365,11 @@ def read_signs(log: Log, line: int) -> Signs:
     if named.frame is None:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
-    if named.frame in (None, _STEP, BACKWARD) and (made := _frame_of_code(own)):
+    made = _frame_of_code(own)
+    if made and (named.frame in (None, _STEP, BACKWARD) or (named.frame is _PROFILE and made is SCORES)):
         named = replace(named, frame=made)
+    if named.frame is None and _loads_shards(log, line):
+        named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
     if (spoke := _program_of_speaker(log, line)) and programs[:1] != [spoke]:
@@ -362,11 +387,23 @@ def read_signs(log: Log, line: int) -> Signs:
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
-        changed_at=_change_at_step(text), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
+        changed_at=change_at_step(text), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 
 
+_SHARDS_READ = re.compile(r"Loading (?:safetensors |pt )?checkpoint shards:\s{0,3}(\d{1,3})%")
+"""transformers v4.57.1, modeling_utils.py; vllm/model_executor/model_loader/weight_utils.py."""
+
+
+def _loads_shards(log: Log, line: int) -> bool:
+    """Whether the last word of a progress before a message is of weights that are not all read yet."""
+    before = "\n".join(log.lines[:line])
+    read = list(_SHARDS_READ.finditer(before))
+    return bool(read) and int(read[-1][1]) < 100 and not _OF_STEPS.search(before, read[-1].end())
+
+
+_OF_STEPS = re.compile(r"\b(?:loss|step|epoch|iter(?:ation)?|throughput)\b", re.IGNORECASE)
 _SPEAKERS = (
     (re.compile(r"EngineCore|VllmWorker|Worker_(?:TP|PP|DP|EP)|vLLMHttpServer"), "vLLM"),
     (re.compile(r"SGLang(?:Engine|HttpServer)"), "SGLang"),
@@ -418,6 +455,11 @@ def _frame_of_code(window: Sequence[str]) -> Frame | None:
     return SERVED if serves and found is _HEAD else found
 
 
+def writes_scores(code: str) -> bool:
+    """Whether a line of code makes attention scores by its own names, and nothing else of a layer."""
+    return any(frame is SCORES and pattern.search(code) for pattern, frame in _MADE)
+
+
 def _written_buffer(window: Sequence[str]) -> tuple[tuple[int, ...], str] | None:
     """Shape and dtype of the buffer that the innermost line of code of a traceback makes by plain numbers."""
     found = _BUFFER.search(_innermost_code(window))
@@ -455,16 +497,6 @@ def _task_of_script(window: Sequence[str], programs: Sequence[str]) -> str:
     return TASKS[called[-1]] if called else PICTURES if draws else ""
 
 
-def _trained_before(log: Log, line: int, names: Sequence[str]) -> bool:
-    """Whether steps of a training stand in the log before a message, of which the traceback shows no
-    function.
-    """
-    before = "\n".join(log.lines[:line])
-    saves = any(FRAMES.get(name) is _SAVE for name in names)
-    stepped = saves and any(int(number.replace(",", "")) > 0 for number in _STEP_NUMBER.findall(before))
-    return stepped or bool(_TRAINED.search(before))
-
-
 def _task_of_server(
     log: Log, line: int, window: Sequence[str], names: list[str], named: Signs, programs: list[str]
 ) -> str:
@@ -476,7 +508,7 @@ def _task_of_server(
         spoken or any(part in each for each in window for part in _OF_SERVER_CODE)
         if names or spoken else len(programs) == 1
     )  # fmt: skip
-    told = named.frame in OF_RUNNING or (named.frame is None and own)
+    told = named.frame in OF_RUNNING or (named.frame in (None, SCORES) and own)
     trains = not spoken and (
         any(name in TRAINS or not TASKS.get(name, "none") for name in names) or bool(_VERL.search(log.text))
     )
@@ -542,19 +574,6 @@ def _innermost_frame(frames: list[Frame]) -> Frame | None:
     return (telling or frames)[-1] if frames else None
 
 
-def _change_at_step(text: str) -> tuple[str, int] | None:
-    """A setting of the text by which the run changes after a step, where a step right behind it is the last
-    that the text names.
-    """
-    steps = [int(number.replace(",", "")) for number in _STEP_NUMBER.findall(text)]
-    if not steps:
-        return None
-    for name, number in _CHANGE_AT.findall(text):
-        if int(number) > 0 and max(steps) - int(number) in (0, 1):
-            return name, int(number)
-    return None
-
-
 TRAINS = (
     "train",
     "training_step",
@@ -565,6 +584,7 @@ TRAINS = (
     "train_loop",
     "training_loop",
     "run_train",
+    *SAVES,
     *RESTORES,
 )
 """Functions of which a training run is made, in whose midst an evaluation is another regime."""

@@ -23,6 +23,7 @@ from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
 from memsheet.diagnose.messages import (
     below_torch,
+    colocated,
     deepspeed,
     host,
     jax,
@@ -30,6 +31,7 @@ from memsheet.diagnose.messages import (
     memory_summary,
     nvidia_smi,
     other_devices,
+    other_runtimes,
     other_servers,
     schedulers,
     sglang,
@@ -39,7 +41,7 @@ from memsheet.diagnose.messages import (
 )
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
-from memsheet.diagnose.signs import Signs, read_signs
+from memsheet.diagnose.signs import SERVING, Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB
@@ -128,7 +130,7 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
     return replace(
         found, inputs=inputs, facts={**context, **found.facts},
-        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught, found.cause)),
+        notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught, found.cause, nvidia_smi.card_table(log))),
     )  # fmt: skip
 
 
@@ -194,12 +196,16 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
         sized = [each for each in sized if each.kind != "signal"]
     if sized or caught:
         return caught, sized
-    return 0, list(below_torch.bare_lines(log))
+    bare = list(below_torch.bare_lines(log))
+    lasting = [each for each in bare if not _was_caught(each, log)]
+    return len(bare) - len(lasting), lasting
 
 
 def _was_caught(message: Message, log: Log) -> bool:
     if message.kind == "llama":
         return llama_cpp.retry_succeeds(message, log)
+    if message.kind == "TensorRT" and other_runtimes.tactic_left_out(log):
+        return True
     if message.kind in schedulers.WARNINGS:
         return goes_on(log.lines[message.line + 1 :])
     return "warning" in message.words or goes_on_behind(message.line, log)
@@ -238,6 +244,8 @@ def _judged_figures(
     trusted = without_doubtful_process(figures)
     notes = () if trusted is figures else (doubtful_process_words(figures),)
     figures = trusted
+    if _captured_graphs(figures, signs):
+        signs = replace(signs, phase="run")
     judged = judge_figures(figures, signs)
     term = tensor_of(figures.asked, signs, known) or _term_of_frame(signs)
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.UNKNOWN
@@ -246,7 +254,17 @@ def _judged_figures(
     )
     cured = shared_term(term) or _term_of_frame(signs)
     cures = cures_of(asked_of, figures, signs, cured, message.words.get("who", "CUDA"))
+    if not cures and Cause.OTHER_PROCESS in judged.causes:
+        cures = (below_torch.LOOK,)
     return replace(_diagnosis_of(replace(judged, term=term), facts, signs, cures), notes=notes)
+
+
+def _captured_graphs(figures: Figures, signs: Signs) -> bool:
+    """Whether a server that says no phase has graphs, which it captures behind its cache: what is in private
+    pools, but for a server that sleeps, whose weights are in one (vllm/device_allocator/cumem.py).
+    """
+    pooled = figures.private_pools is not None and figures.private_pools.low > 0
+    return signs.task == SERVING and not signs.phase and pooled and not colocated.shares_a_card(signs.text)
 
 
 def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:
@@ -339,7 +357,12 @@ def _was_or_were(count: int) -> str:
 
 
 def _notes_beside(
-    cards: list[Message], messages: list[Message], context: Mapping[str, Interval], caught: int, cause: Cause
+    cards: list[Message],
+    messages: list[Message],
+    context: Mapping[str, Interval],
+    caught: int,
+    cause: Cause,
+    table: nvidia_smi.Table | None,
 ) -> Iterator[str]:
     firsts = [each.line for each in cards]
     later = sum(
@@ -364,6 +387,9 @@ def _notes_beside(
             f"the trainer kept {size_words(kept)} without tensors in it before: torch.cuda.empty_cache() "
             f"gives that back"
         )
+    if table is not None and (emptiest := nvidia_smi.emptiest_card(table)):
+        place, free = emptiest
+        yield f"card {place} of nvidia-smi's table has {size_words(free)} free, at its own time"
     if "card_used_bytes" in context:
         yield (
             f"nvidia-smi in the same text shows {size_words(context['card_used_bytes'])} of "

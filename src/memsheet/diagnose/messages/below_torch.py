@@ -13,7 +13,7 @@ from memsheet.diagnose.messages import other_runtimes
 from memsheet.diagnose.messages.colocated import place_of_share
 from memsheet.diagnose.messages.llama_cpp import refused_call
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
-from memsheet.diagnose.survived import goes_on
+from memsheet.diagnose.survived import goes_on, goes_on_behind
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
@@ -25,7 +25,9 @@ ROOM = Cure(
     change="leave more of the card outside PyTorch's allocator", helps=MAYBE,
     where="torch.cuda.set_per_process_memory_fraction(0.9)", why="what asks stands outside it, and what it keeps is not given back to others",
 )  # fmt: skip
-
+LOOK = Cure(
+    change="find who else is on the card", helps=MAYBE, where="nvidia-smi", why="what others hold there is free once they end"
+)  # fmt: skip
 BLOCKING = Cure(
     change="one run with every kernel waited for", helps=MAYBE, where="CUDA_LAUNCH_BLOCKING=1",
     why="an earlier kernel's error is then told where it happens",
@@ -64,8 +66,15 @@ def _refused_communication(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+_ASSERTED = re.compile(
+    r"block: \[\d{1,10},\d{1,10},\d{1,10}\], "
+    r"thread: \[\d{1,10},\d{1,10},\d{1,10}\] Assertion .{1,400}? failed"
+)
+"""What a kernel prints that ends at an assertion, before the library's next call fails."""
+
+
 def _refused_handle(_: Message, log: Log) -> Judgement:
-    if "device-side assert" in log.text or "illegal memory access" in log.text:
+    if "device-side assert" in log.text or "illegal memory access" in log.text or _ASSERTED.search(log.text):
         return Judgement(
             causes=(Cause.FOLLOW_UP_ERROR,),
             because="an earlier error of a kernel stands in the same log; what comes after it is its echo, "
@@ -135,7 +144,7 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
                 f"card's {size_words(whole)}",
             )  # fmt: skip
     return Judgement(
-        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there),
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there) or (LOOK, ROOM),
         because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
         f"({there or 'nvidia-smi shows them'}), or this process fills it",
     )  # fmt: skip
@@ -181,7 +190,9 @@ def _refused_optimizer(_: Message, __: Log) -> Judgement:
 
 def judge_bare(_: Message, __: Log) -> Judgement:
     return Judgement(
-        causes=(), because="the message has no figures, and without them the cause cannot be told"
+        causes=(),
+        because="the message has no figures, and without them the cause cannot be told: the lines before it "
+        "may have them, or nvidia-smi beside it",
     )
 
 
@@ -246,10 +257,13 @@ _ASKS_LESS = re.compile(
 
 
 def bare_lines(log: Log) -> Iterator[Message]:
-    """The first line that says that memory ran out, where no form that is known is found."""
+    """Lines that say that memory ran out, where no form that is known is found, until the first that ended
+    the program.
+    """
     for number, line in enumerate(log.lines):
         if ("memory" in line or "Memory" in line) and _BARE.match(line.lstrip("> ")):
             if _ASKS_LESS.search(line) and goes_on(log.lines[number + 1 :]):
                 continue
             yield Message(kind="bare", line=number, judge=judge_bare)
-            return
+            if not goes_on_behind(number, log):
+                return

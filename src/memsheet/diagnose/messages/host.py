@@ -12,7 +12,7 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
-    b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"\nKilled",
+    b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"/psm_", b"\nKilled",
     b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b"out-of-memory and exited",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
@@ -165,7 +165,7 @@ FORMS = (
     Form("Ray", re.compile(r"(?<!\d)[1-9]\d{0,6}Workers\(tasks/actors\)killedduetomemorypressure\(OOM\)"), _killed_by_ray),
     Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
     Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject(?!\S{0,120}?(?:Toomanyopenfiles|Nosuchfile))|unableto(?:write|resize)\S{0,10}?file</torch_\S{0,80}?Nospaceleft|unabletommap\d{1,15}bytesfromfile\S{0,120}?Cannotallocatememory"), _shared_memory),
-    Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,40}?/dev/shm|/dev/shm\S{0,40}?Nospaceleftondevice|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
+    Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,40}?/dev/shm|/dev/shm\S{0,40}?Nospaceleftondevice|Nospaceleftondevice:'/psm_|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
     Form("page file", re.compile(r"WinError1455|oserror1455"), _page_file),
     Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), refused_array),
     Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), refused_array, {"asked": "bytes"}),
@@ -186,6 +186,7 @@ _KILLED = re.compile(
 
 _BARE_ERROR = re.compile(r"(?:builtins\.)?MemoryError:?\s*$")
 """What Python says where it was refused memory, which has no words of its own."""
+_IN_TRACEBACK = re.compile(r"Traceback|^File \"[^\"\n]{1,400}\", line \d", re.MULTILINE)
 
 
 def killed_lines(log: Log) -> Iterator[Message]:
@@ -195,6 +196,11 @@ def killed_lines(log: Log) -> Iterator[Message]:
         if not killed and ("Killed" in line or "killed" in line) and _KILLED.match(line):
             killed = True
             yield Message(kind="signal", line=number, judge=_killed_by_signal)
-        elif not refused and "MemoryError" in line and _BARE_ERROR.match(line) and "Traceback" in log.text:
+        elif (
+            not refused
+            and "MemoryError" in line
+            and _BARE_ERROR.match(line)
+            and _IN_TRACEBACK.search(log.text)
+        ):
             refused = True
             yield Message(kind="array", line=number, judge=refused_array)

@@ -49,6 +49,16 @@ def _short_name(path: str) -> str:
     return path.split(maxsplit=1)[0].replace("\\", "/").rpartition("/")[2][:40]
 
 
+def emptiest_card(table: Table) -> tuple[int, Interval] | None:
+    """The card that has the most free, and that, where it is another than the fullest and a quarter of it or
+    more is free.
+    """
+    free = [(whole - used).positive for used, whole in table.cards]
+    place = max(range(len(free)), key=lambda card: free[card].middle)
+    wide = free[place].middle * 4 >= table.cards[place][1].middle
+    return (place, free[place]) if wide and free[place].low > min(each.high for each in free) else None
+
+
 def table_facts(table: Table) -> dict[str, Interval]:
     """The fullest card, and what its processes hold."""
     used, whole = max(table.cards, key=lambda card: card[0].middle)

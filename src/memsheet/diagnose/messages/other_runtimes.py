@@ -21,7 +21,7 @@ from memsheet.frozen import replace
 SIGNS = (
     b"No executable batch size found",
     b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)",
-    b"GPU memory (", b"Out of memory allocating", b"out of memory to allocate",
+    b"GPU memory (", b"OutOfMemory (Requested size", b"Out of memory allocating", b"out of memory to allocate",
 )  # fmt: skip
 _TYPE_BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1, "int16": 2, "uint16": 2, "int32": 4,
@@ -108,6 +108,17 @@ def _refused_engine(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+_LEFT_OUT = re.compile(r"Skippingtactic\S{0,60}?duetoinsufficientmemory|Skippingtactic\S{0,60}?duetooom")
+_NONE_LEFT = "Couldnotfindanyimplementation"
+
+
+def tactic_left_out(log: Log) -> bool:
+    """Whether what a build of TensorRT was refused were kernels that it only tried, and it found others: its
+    builder leaves those out that have no room, and fails where none is left.
+    """
+    return bool(_LEFT_OUT.search(log.squeezed)) and _NONE_LEFT not in log.squeezed
+
+
 def _refused_pool(message: Message, _: Log) -> Judgement:
     asked, held, limit = (message.facts.get(name) for name in ("asked", "allocated", "allowed"))
     told = "memory was asked for" if asked is None else f"{size_words(asked)} were asked for"
@@ -151,6 +162,7 @@ FORMS = (
     Form("ONNX Runtime", re.compile(rf"Failedtoallocatememoryforrequestedbufferofsize(?P<asked>{NUMBER})"), _refused_arena, {"asked": "bytes"}),
     Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),
     Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),
+    Form("TensorRT", re.compile(rf"OutOfMemory\(Requestedsizewas(?P<asked>{NUMBER})bytes"), _refused_engine, {"asked": "bytes"}),
     Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
     Form("accelerate", re.compile(r"ValueError:SomemodulesaredispatchedontheCPUorthedisk"), _refused_place),
     Form("accelerate", re.compile(r"Noexecutablebatchsizefound,reachedzero"), _refused_all_batches),

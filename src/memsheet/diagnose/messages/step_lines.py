@@ -22,9 +22,20 @@ _ALLOCATED = re.compile(
     rf"(?:[ _]mem(?:ory)?)?[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
     re.IGNORECASE,
 )  # fmt: skip
+_COUNTED = re.compile(
+    r"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b.{1,200}?(?<!max_)\bmemory_allocated(?:\([^()]{0,40}\))?[\"']?"
+    r"\s{0,3}[:=]\s{0,3}(?P<size>\d{7,15})(?![\d.])",
+    re.IGNORECASE,
+)  # fmt: skip
+"""Bytes, as torch.cuda.memory_allocated() returns them."""
 _PEAK = re.compile(
     rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?[\"']?"
     rf"\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_USED = re.compile(
+    rf"(?:(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b|\d/\d).{{0,200}}?(?<![A-Za-z])(?<!max )(?<!max_)(?<!peak )(?<!peak_)"
+    rf"(?:vram|(?:gpu|cuda)[ _]?(?:mem(?:ory)?|ram))[ _](?:used|usage|in[ _]use)[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
     re.IGNORECASE,
 )  # fmt: skip
 ENOUGH = 4
@@ -46,15 +57,27 @@ def steady_growth(sizes: list[Interval]) -> tuple[Interval, ...]:
 
 def allocated_growth(log: Log) -> tuple[Interval, ...]:
     """What a script's own lines say is allocated from step to step, where it only grew."""
-    found = (_ALLOCATED.search(line) for line in log.lines if "lloc" in line)
-    return steady_growth(
-        [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
-    )
+    lines = [line for line in log.lines if "lloc" in line]
+    found = (_ALLOCATED.search(line) for line in lines)
+    sizes = [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
+    counted = (_COUNTED.search(line) for line in lines)
+    exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
+    return steady_growth(sizes) or steady_growth(exact)
 
 
 def peak_growth(log: Log) -> tuple[Interval, ...]:
     """The most that was held, as a script's lines of steps have it, where it only grew."""
     found = (_PEAK.search(line) for line in log.lines if "mem" in line)
+    return steady_growth(
+        [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
+    )
+
+
+def used_growth(log: Log) -> tuple[Interval, ...]:
+    """What of the card a script's own lines say is used from step to step, where it only grew: what is kept
+    without tensors counts in.
+    """
+    found = (_USED.search(line) for line in log.lines if "us" in line or "US" in line)
     return steady_growth(
         [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
     )

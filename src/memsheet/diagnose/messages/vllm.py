@@ -178,6 +178,11 @@ def _sampler_trial(message: Message, log: Log) -> Judgement:
     count = int(message.words["count"])
     rows, _ = model_axes(log.text)
     vocabulary = str(rows[0]) if len(rows) == 1 else "vocabulary"
+    words = (
+        f"fp32 logits of {count:,} requests × {rows[0]:,} words × 4 bytes"
+        if len(rows) == 1
+        else "the sampler's logits"
+    )
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT,),
         because=f"the sampler's trial run of {count:,} requests has no room beside the cache: the server took too much for it",
@@ -186,7 +191,7 @@ def _sampler_trial(message: Message, log: Log) -> Judgement:
             *smaller_share(UTILIZATION, _stated_share(message, log)),
             Cure(change="a larger share of the card", helps=NO, why="the cache grows by all that is added, and the sampler stays without room"),
         ),
-        term=Term(component="temporaries", path="sampler", shape=f"[{count}, {vocabulary}] fp32", exact=False, words="the sampler's logits"),
+        term=Term(component="temporaries", path="sampler", shape=f"[{count}, {vocabulary}] fp32", exact=False, words=words),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ TITLES = {
     Cause.LIMIT_SET: "a limit that is set, not the card",
     Cause.NOT_GPU_MEMORY: "not the GPU's memory: the host's, or another limit",
     Cause.LEAK: "a leak: what is held grows with every step",
-    Cause.REGIME_CHANGE: "a step that is another one than those before",
+    Cause.REGIME_CHANGE: "a step of another kind than those before it",
     Cause.ENGINE_OVERCOMMIT: "a server whose share of the card is too large",
     Cause.ENGINE_UNDERPROVISION: "a server whose share is too small",
     Cause.WAKE_UP_RACE: "a wake-up while somebody else holds the card",
