@@ -45,7 +45,7 @@ v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is 
 """
 
 LESSENING = late_pattern(
-    r"activation_offloading$|enable_liger_kernel\b|freeze_language_model$|script\.(?:labels|frozen)$"
+    r"activation_offloading$|enable_liger_kernel\b|freeze_language_model$|script\.(?:labels|frozen|unmade)$"
     r"|--(?:task|runner|convert)$"
 )
 """Kernels of Liger's, which keep and pass no more than what they stand for: norms keep their input and a

@@ -18,12 +18,16 @@ from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key
 from memsheet.exchange.shared.model_casts import model_casts
 from memsheet.exchange.shared.peft_configs import (
     ADAPTED,
+    LORA,
     OURS,
     WITHOUT_BYTES,
     lora_config_keys,
     peft_config_keys,
+    with_open_branch,
 )
+from memsheet.exchange.shared.python_branches import calls_at_flag, calls_made
 from memsheet.exchange.shared.python_config import (
+    BRANCH,
     LINE,
     SCOPE,
     WHOLE,
@@ -101,7 +105,7 @@ TRAINERS = (
     SFT_TRAINER,
     *(f"{name}Trainer" for name in METHODS.values()),
 )
-BITS = "BitsAndBytesConfig"
+BITS, UNMADE = "BitsAndBytesConfig", "unmade"
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 """The second before peft 0.10 (src/peft/utils/other.py)."""
 WIDTHS = ("load_in_4bit", "load_in_8bit")
@@ -194,17 +198,18 @@ def arguments_of(
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
         own.setdefault("max_length", length)
-    if any(named_calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
-        said["gradient_checkpointing"] = True
+    if (again := list(calls_made(module, RECOMPUTE))) and "gradient_checkpointing" not in said:
+        said["gradient_checkpointing"] = UNSET if all(BRANCH in one for one in again) else True
     told = f"{name} of line {last[LINE]}" + (f", the last of {len(made)}" if len(made) > 1 else "")
     beside: dict[str, Any] = (
         {"fused": True}
         if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER))
         else {}
     )
-    beside |= peft_config_keys(lambda *names: named_calls(module, names, local=True))
-    for held in named_calls(module, (BITS,), local=True):
-        beside |= bitsandbytes_keys(held)
+    beside |= peft_config_keys(lambda *names: calls_made(module, names))
+    for held in calls_made(module, (BITS,)):
+        beside |= with_open_branch(BITS, bitsandbytes_keys(held), held)
+    beside |= unmade_key(module)
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
@@ -220,7 +225,7 @@ def arguments_of(
         beside[ASKS_CARD] = (
             True  # unsloth/models/rl.py: of the dtype that the model was loaded in, the card's
         )
-    for held in named_calls(module, PREPARES, local=True):
+    for held in calls_made(module, PREPARES):
         beside |= _prepare_kbit_keys(held, said, quantized=bool(beside.get("quantized")))
     if (
         not unsloth
@@ -427,6 +432,13 @@ def _older_trainer_keys(module: Module) -> dict[str, Any]:
     return {**({"method": method} if method else {}), **trainer_length(given, method)}
 
 
+def unmade_key(module: Module) -> dict[str, Any]:
+    """Adapters and fewer bits that a script makes once a flag is given, and not at its default."""
+    flags = calls_at_flag(module, (LORA, BITS))
+    told = ", ".join(f"{name} of {flag}" for name, flag in flags.items())
+    return {UNMADE: f"{told}, which nobody gives here"} if told else {}
+
+
 def bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     """A model that is loaded in four or eight bits (transformers utils/quantization_config.py); the rest by
     name.
@@ -489,7 +501,7 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     trained = next(
         (
             held
-            for held in named_calls(module, ("get_peft_model",), local=True)
+            for held in calls_made(module, ("get_peft_model",))
             if UNSLOTH_ADAPTS.search(held[WHOLE])
         ),
         None,
@@ -514,7 +526,10 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
         said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET
     if recompute == "unsloth" and not (isinstance(length, int) and length < WORTH_OFFLOADING):
         made["offload"] = True
-    return {**made, **(_unsloth_adapter(trained) if trained is not None else {})}
+    return {
+        **made,
+        **(with_open_branch(LORA, _unsloth_adapter(trained), trained) if trained is not None else {}),
+    }
 
 
 def _unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
@@ -535,7 +550,7 @@ def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
     held = {
         name: value
         for name, value in trained.items()
-        if name not in ("0", "model", *_UNSLOTH_WITHOUT_BYTES) and value is not None
+        if name not in ("0", "model", BRANCH, *_UNSLOTH_WITHOUT_BYTES) and value is not None
     }
     usual = {"r": 16, "target_modules": ALL_LINEAR}
     asked = {**usual, **held}

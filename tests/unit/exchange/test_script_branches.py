@@ -1,0 +1,119 @@
+"""What a script makes under a condition: adapters, fewer bits, layers that are computed again."""
+
+from pathlib import Path
+
+import pytest
+
+from memsheet import check
+from memsheet.budget import Result
+from memsheet.report.shared.checked import Checked
+
+TRAINER = """
+import os
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model
+{before}
+def load():
+    bits = None
+    {bits}
+    return AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", quantization_config=bits, torch_dtype="bfloat16")
+
+model = load()
+{adapter}
+args = TrainingArguments(output_dir="o", per_device_train_batch_size=1, bf16=True, gradient_checkpointing=True)
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+LORA = "model = get_peft_model(model, LoraConfig(r=16, target_modules=['q_proj', 'v_proj']))"
+FOUR = "bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')"
+FLAGS = "from argparse import ArgumentParser\np = ArgumentParser()\n{}\nargs = p.parse_args()"
+SWITCH = FLAGS.format("p.add_argument('--lora', action='store_true')")
+METHOD = FLAGS.format("p.add_argument('--method', default='{}')")
+SMALL, LARGE = "1xRTX4090", "1xH200"
+
+
+def checked(folder: Path, gpus: str, before: str = "", bits: str = "", adapter: str = "") -> Checked:
+    script = folder / "train.py"
+    script.write_text(TRAINER.format(before=before, bits=bits, adapter=adapter))
+    return check(script, gpus=gpus, seq_len=1024)
+
+
+def is_adapted(found: Checked) -> bool:
+    assert found.answer is not None
+    return found.answer.plan.adapter is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "test", "made"),
+    [
+        ("", "True", True), ("LORA = True", "LORA", True), ("LORA = False", "LORA", False), ("MODE = 'lora'", "MODE == 'lora'", True),
+        ("MODE = 'full'", "MODE in ('lora', 'qlora')", False), ("MODE = 'qlora'", "MODE in ('lora', 'qlora')", True),
+        ("LORA, SMALL = True, False", "LORA and not SMALL", True), (METHOD.format("lora"), "args.method == 'lora'", True),
+    ],
+)  # fmt: skip
+def test_adapters_are_made_where_the_text_decides_it(
+    before: str, test: str, made: bool, tmp_path: Path
+) -> None:
+    found = checked(tmp_path, SMALL, before, adapter=f"if {test}:\n    {LORA}")
+    assert is_adapted(found) is made
+    assert found.result is (Result.FITS if made else Result.DOES_NOT_FIT)
+
+
+@pytest.mark.parametrize(
+    ("before", "adapter"),
+    [
+        (SWITCH, f"if args.lora:\n    {LORA}"), (METHOD.format("full"), f"if args.method == 'lora':\n    {LORA}"),
+        (SWITCH, f"def adapt(model):\n    if not args.lora:\n        return model\n    {LORA}\n    return model\nmodel = adapt(model)"),
+        (SWITCH, f"def adapt(model):\n    {LORA}\n    return model\nif args.lora:\n    model = adapt(model)"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_nobody_gives_makes_none(before: str, adapter: str, tmp_path: Path) -> None:
+    """By its default the whole model trains, and whoever gives the flag needs less."""
+    assert not is_adapted(checked(tmp_path, LARGE, before, adapter=adapter))
+    assert checked(tmp_path, LARGE, before, adapter=adapter).result is Result.FITS
+    denied = checked(tmp_path, SMALL, before, adapter=adapter)
+    assert denied.result is Result.UNCERTAIN
+    assert "LoraConfig of --" in denied.doubt
+
+
+def test_a_flag_that_a_command_gives_makes_them(tmp_path: Path) -> None:
+    checked(tmp_path, SMALL, SWITCH, adapter=f"if args.lora:\n    {LORA}")
+    launch = tmp_path / "run.sh"
+    for flag, made in (("--lora", True), ("", False)):
+        launch.write_text(f"python train.py {flag}\n")
+        found = check(launch, gpus=SMALL, seq_len=1024)
+        assert is_adapted(found) is made
+        assert (found.result is Result.FITS) is made
+
+
+@pytest.mark.parametrize("test", ["os.environ['LORA']", "settings.lora", "has_peft()"])
+def test_what_the_text_does_not_decide_is_open(test: str, tmp_path: Path) -> None:
+    found = checked(tmp_path, SMALL, adapter=f"if {test}:\n    {LORA}")
+    assert is_adapted(found)
+    assert found.result is Result.UNCERTAIN
+    assert "LoraConfig made under a condition" in found.doubt
+
+
+def test_fewer_bits_are_made_alike(tmp_path: Path) -> None:
+    def quantized(before: str, test: str) -> Checked:
+        return checked(tmp_path, SMALL, before, f"if {test}:\n        {FOUR}", LORA)
+
+    for before, test, bits in (("FOUR = True", "FOUR", True), ("FOUR = False", "FOUR", False)):
+        found = quantized(before, test)
+        assert found.result is Result.FITS
+        assert found.answer is not None
+        assert (found.answer.plan.quantization is not None) is bits
+    assert quantized("", "settings.bits == 4").result is Result.UNCERTAIN
+    at_flag = quantized(FLAGS.format("p.add_argument('--four', action='store_true')"), "args.four")
+    assert at_flag.result is Result.FITS
+    assert at_flag.answer is not None
+    assert at_flag.answer.plan.quantization is None
+
+
+def test_layers_that_may_be_computed_again_leave_a_verdict_open(tmp_path: Path) -> None:
+    text = TRAINER.format(before="", bits="", adapter=LORA).replace(", gradient_checkpointing=True", "")
+    script = tmp_path / "train.py"
+    for test, result in (("True", Result.FITS), ("settings.again", Result.UNCERTAIN)):
+        script.write_text(
+            text.replace("args =", f"if {test}:\n    model.gradient_checkpointing_enable()\nargs =")
+        )
+        assert check(script, gpus=SMALL, seq_len=1024).result is result
