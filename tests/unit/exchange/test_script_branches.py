@@ -117,3 +117,18 @@ def test_layers_that_may_be_computed_again_leave_a_verdict_open(tmp_path: Path) 
             text.replace("args =", f"if {test}:\n    model.gradient_checkpointing_enable()\nargs =")
         )
         assert check(script, gpus=SMALL, seq_len=1024).result is result
+
+
+def test_experts_may_be_linear_layers_that_bits_are_of(tmp_path: Path) -> None:
+    """In transformers before 5 they are, and after it a stacked parameter, which stays whole."""
+    script = tmp_path / "train.py"
+    text = TRAINER.format(before="", bits=FOUR, adapter=LORA).replace("Llama-3.1-8B", "Mixtral-8x7B-v0.1")
+    script.write_text(text)
+    found = check(script, gpus="1xA100-80GB", seq_len=512)
+    assert found.result is Result.UNCERTAIN
+    assert "before 5" in found.doubt
+    newer = check(script, gpus="1xA100-80GB", seq_len=512, engine_version="5.1")
+    assert newer.result is Result.DOES_NOT_FIT
+    assert check(script, gpus="1xRTX3060-12GB", seq_len=512).result is Result.DOES_NOT_FIT, "nor in few bits"
+    script.write_text(text.replace("Mixtral-8x7B-v0.1", "Llama-3.1-70B"))
+    assert check(script, gpus="1xRTX4090", seq_len=512).result is Result.DOES_NOT_FIT
