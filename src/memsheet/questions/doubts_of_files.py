@@ -376,8 +376,8 @@ def _reason_to_doubt(
     served = likely_served(reads)
     if likely := likely_trained(reads) or (served.name if served else None):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
-        return Doubt(words + further, 0 if further else resting_states(answer))
-    if unsaid := _unsaid_length(reads, answer):
+        return Doubt(words + further, 0 if further else _least_resting(answer))
+    if not stands_in and (unsaid := _unsaid_length(reads, answer)):
         return Doubt(unsaid + further, 0 if further else resting_states(answer))
     if (sized := sized_stand_in(reads)) is not None and answer.model.name == sized.spec.name:
         words = (
@@ -386,7 +386,7 @@ def _reason_to_doubt(
         )
         return Doubt(
             f"{words}: --model names another, or its config.json{further}",
-            0 if absent or launcher or open_arguments else int(resting_states(answer) * sized.least_share),
+            0 if absent or launcher or open_arguments else int(_least_resting(answer) * sized.least_share),
         )
     other = [
         f"{at} {read.values[at]}, and the model has {own}"
@@ -517,6 +517,20 @@ def resting_states(answer: Answer) -> int:
     """What the model takes of a GPU before it does anything."""
     sheet = worst_sheet(answer.sheets)
     return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
+
+
+FEWEST_BITS = 4
+"""Of a weight in the formats that checkpoints for servers are stored in (exchange/verdict_doubts.py, STORED)."""
+
+
+def _least_resting(answer: Answer) -> int:
+    """The same of a model of which no file was read: a server takes its checkpoint as that is stored, and a
+    folder's name need not say that it is in few bits.
+    """
+    plan, resting = answer.plan, resting_states(answer)
+    if isinstance(plan.workload, Training) or plan.quantization is not None:
+        return resting
+    return resting * FEWEST_BITS // int(plan.precision.parameters.bits)
 
 
 def _at_fewest(answer: Answer, case: Case) -> tuple[Answer, bool]:

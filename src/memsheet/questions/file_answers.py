@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import lcm
 from typing import Any
 
 from memsheet.budget import Answer
@@ -62,6 +63,10 @@ def account_job(
     answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
     said_there = {at: held for at, held in without.request.items() if at not in usual}
     whole = replace(whole, request=said_there, assumed=(*whole.assumed, *without.assumed))
+    if answer is None and not ask["gpus"] and (ranks := _ranks_of_experts(whole.request)):
+        counted = f"{', '.join(f'{at} = {held}' for at, held in ranks.items())}: the fewest that experts need"
+        whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
@@ -138,6 +143,18 @@ def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
     ):
         return {}
     return {axis: count // ranks}
+
+
+def _ranks_of_experts(request: Mapping[str, Any]) -> dict[str, int]:
+    """The least degree of data parallelism at which the experts' degrees divide the ranks of a stage, where
+    no card is named that would be counted and files say none.
+    """
+    tp, cp, ep, etp = (request.get(f"mesh.{axis}") or 1 for axis in ("tp", "cp", "ep", "etp"))
+    axis = "mesh.dp_shard" if request.get("zero") else "mesh.dp_replicate"
+    if not all(type(degree) is int for degree in (tp, cp, ep, etp)) or request.get(axis) is not None:
+        return {}
+    least = lcm(tp * cp, ep * etp) // (tp * cp)
+    return {axis: least} if ep > 1 and least > 1 and request.get("task") == "train" else {}
 
 
 def _answer_or_reasons(
