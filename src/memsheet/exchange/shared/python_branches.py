@@ -130,7 +130,9 @@ def _way_of_test(module: Module, test: ast.expr, *, taken: bool) -> Way:
         case ast.Compare(left=ast.Name(id="__name__")):
             return ALWAYS
     flags = known_flags(module)
-    used = [path for one in ast.walk(test) if isinstance(one, ast.Attribute) and (path := attribute_path(one))]
+    used = [
+        path for one in ast.walk(test) if isinstance(one, ast.Attribute) and (path := attribute_path(one))
+    ]
     asked = [path for path in used if path[-1] in flags]
     try:
         held = dict(values_at_line(module, test.lineno))

@@ -132,7 +132,9 @@ def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[
     told = [
         given_parameters(
             function,
-            _moved_places(call_arguments(module, node, values_at_line(module, node.lineno, calls + 1), 0), own),
+            _moved_places(
+                call_arguments(module, node, values_at_line(module, node.lineno, calls + 1), 0), own
+            ),
         )
         for node in sites
     ]

@@ -45,6 +45,8 @@ from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 
 SFT = "SFTConfig"
+RELEASE_DEFAULTS = "left_to_release"
+"""Keys that nobody says and whose default TRL has changed."""
 METHODS = {
     f"{name}Config": name
     for name in (
@@ -388,13 +390,20 @@ def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, 
 
 def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
     """TRL's own fields, and in ``said`` its defaults for what is not said."""
+    fused = said.get("use_liger_kernel") is True
+    left = [
+        name
+        for name in ("gradient_checkpointing", "loss_type")
+        if name not in said and not (fused and name == "loss_type")
+    ]
     said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
-    usual = "nll" if said.get("use_liger_kernel") is True else own_default("trl", "loss_type")
+    usual = "nll" if fused else own_default("trl", "loss_type")
     return {
         **({} if "max_seq_length" in said else {"max_length": own_default("trl", "max_length")}),
         "loss_type": usual,
+        **({RELEASE_DEFAULTS: left} if left else {}),
         **{key: said[key] for key in SFT_OWN if key in said},
     }
 
@@ -499,16 +508,13 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     if load is None:
         return {}
     trained = next(
-        (
-            held
-            for held in calls_made(module, ("get_peft_model",))
-            if UNSLOTH_ADAPTS.search(held[WHOLE])
-        ),
+        (held for held in calls_made(module, ("get_peft_model",)) if UNSLOTH_ADAPTS.search(held[WHOLE])),
         None,
     )
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
     own.pop("loss_type", None)
+    own.pop(RELEASE_DEFAULTS, None)
     asked = (
         said.pop("max_seq_length", None),
         said.pop("max_length", None),

@@ -29,7 +29,9 @@ def test_flags_that_name_trackers_and_files_leave_a_verdict_sure(flags: str, tmp
     assert launched(tmp_path, f"{LLAMA} /llama-2-7b-hf/tokenizer.model {flags}").result is Result.FITS
 
 
-@pytest.mark.parametrize("flag", ["--use-z-loss", "--intermediate-size 9000", "--cpu-offloading", "--fp8-hybrid"])
+@pytest.mark.parametrize(
+    "flag", ["--use-z-loss", "--intermediate-size 9000", "--cpu-offloading", "--fp8-hybrid"]
+)
 def test_a_flag_that_nobody_knows_leaves_a_verdict_open(flag: str, tmp_path: Path) -> None:
     found = launched(tmp_path, f"{LLAMA} /llama-2-7b-hf/tokenizer.model {flag}")
     assert found.result is Result.UNCERTAIN

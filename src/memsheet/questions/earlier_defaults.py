@@ -1,0 +1,74 @@
+"""What TRL took where nobody says, before the release whose defaults are read: a training that fits by those
+may not have fit by these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from memsheet.budget import Answer, Result
+from memsheet.exchange.mistakes import Case
+from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.trainer_script import RELEASE_DEFAULTS, SCRIPT
+from memsheet.exchange.verdict_doubts import Doubt
+
+
+class Earlier(NamedTuple):
+    """A key of TRL's, the release since when it has its default, and the plan's key with the value that it
+    had before.
+    """
+
+    key: str
+    since: tuple[int, int]
+    at: str
+    value: str
+    words: str
+
+    @property
+    def told(self) -> str:
+        return f"before {'.'.join(map(str, self.since))} {self.words} unless {self.key} says otherwise"
+
+
+EARLIER = (
+    Earlier("loss_type", (1, 7), "loss", "plain", "makes the logits of all tokens at once"),
+    Earlier("gradient_checkpointing", (0, 22), "recompute.mode", "none", "computes no layer again"),
+)
+"""huggingface/trl v1.6.0 and v1.7.0 trl/trainer/sft_config.py (loss_type); v0.21.0 and v0.22.0 (gradient_checkpointing)."""
+TRL = "trl"
+
+
+def earlier_defaults_doubt(
+    reads: Mapping[str, Read], answer: Answer | None, case: Case, flags: Mapping[str, Any]
+) -> Doubt:
+    """Why a training that fits by TRL's newest defaults may not: nothing says its release, and an earlier one
+    needs more than a GPU has.
+    """
+    if answer is None or answer.verdict is None or answer.verdict.result is not Result.FITS:
+        return Doubt("")
+    said = next((read.release for read in reads.values() if read.form.name == TRL and read.release), "")
+    release = _release_numbers(str(flags.get("engine_version") or said))
+    taken = {key for read in reads.values() for key in _keys_left_to_release(read)}
+    older = [one for one in EARLIER if one.key in taken and not (release and release >= one.since)]
+    changes = {one.at: one.value for one in older}
+    earlier = case.ask(changes) if changes else None
+    if earlier is None or earlier.verdict is None or earlier.verdict.result is Result.FITS:
+        return Doubt("")
+    words = f"nothing says which release of TRL runs (--engine-version): {' and '.join(one.told for one in older)}"
+    least = int(answer.verdict.device.low)
+    return Doubt(words, least, int(earlier.verdict.device.high))
+
+
+def _keys_left_to_release(read: Read) -> frozenset[str]:
+    """Keys that a file of TRL's, or a script's configuration of its, leaves to the library."""
+    if read.form.name != TRL:
+        return frozenset(read.values.get(f"{SCRIPT}.{RELEASE_DEFAULTS}") or ())
+    fused = read.values.get("use_liger_kernel") is True
+    return frozenset(
+        one.key for one in EARLIER if one.key not in read.values and not (fused and one.at == "loss")
+    )
+
+
+def _release_numbers(words: str) -> tuple[int, ...]:
+    parts = words.split(".")[:2]
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
