@@ -15,13 +15,14 @@ from memsheet.exchange.verdict_doubts import Doubt
 
 
 class Earlier(NamedTuple):
-    """A key of TRL's, the release since when it has its default, and the plan's key with the value that it
-    had before.
+    """A key of TRL's, the release since when it has its default, and the plan's key with its values since
+    then and before.
     """
 
     key: str
     since: tuple[int, int]
     at: str
+    newer: str
     value: str
     words: str
 
@@ -31,8 +32,8 @@ class Earlier(NamedTuple):
 
 
 EARLIER = (
-    Earlier("loss_type", (1, 7), "loss", "plain", "makes the logits of all tokens at once"),
-    Earlier("gradient_checkpointing", (0, 22), "recompute.mode", "none", "computes no layer again"),
+    Earlier("loss_type", (1, 7), "loss", "chunked", "plain", "makes the logits of all tokens at once"),
+    Earlier("gradient_checkpointing", (0, 22), "recompute.mode", "full", "none", "computes no layer again"),
 )
 """huggingface/trl v1.6.0 and v1.7.0 trl/trainer/sft_config.py (loss_type); v0.21.0 and v0.22.0 (gradient_checkpointing)."""
 TRL = "trl"
@@ -49,7 +50,11 @@ def earlier_defaults_doubt(
     said = next((read.release for read in reads.values() if read.form.name == TRL and read.release), "")
     release = _release_numbers(str(flags.get("engine_version") or said))
     taken = {key for read in reads.values() for key in _keys_left_to_release(read)}
-    older = [one for one in EARLIER if one.key in taken and not (release and release >= one.since)]
+    older = [
+        one
+        for one in EARLIER
+        if one.key in taken and one.newer == _plan_word(answer, one) and not (release and release >= one.since)
+    ]
     changes = {one.at: one.value for one in older}
     earlier = case.ask(changes) if changes else None
     if earlier is None or earlier.verdict is None or earlier.verdict.result is Result.FITS:
@@ -57,6 +62,11 @@ def earlier_defaults_doubt(
     words = f"nothing says which release of TRL runs (--engine-version): {' and '.join(one.told for one in older)}"
     least = int(answer.verdict.device.low)
     return Doubt(words, least, int(earlier.verdict.device.high))
+
+
+def _plan_word(answer: Answer, one: Earlier) -> str:
+    plan = answer.plan
+    return str(plan.loss.value if one.at == "loss" else plan.recompute.mode.value)
 
 
 def _keys_left_to_release(read: Read) -> frozenset[str]:

@@ -160,6 +160,7 @@ def _judge_several(
     if job.answer and (unsaid := job.whole.script):
         doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
     doubt = both_doubts(doubt, _shorter_rows_doubt(found))
+    doubt = both_doubts(doubt, earlier_defaults_doubt(found.reads, found.answer, case, flags))
     if any(phase.get("logits") for phase in (found.answer.job or {}).get("phases", ())):
         mistakes = tuple(one for one in mistakes if one[0].id not in OF_PHASES)
     if found.serves:

@@ -417,6 +417,7 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
     """The method of a configuration of TRL's other than SFT's, with the defaults that all of them have in
     ``said``; the length of both of its parts where it says both.
     """
+    left = {} if "gradient_checkpointing" in said else {RELEASE_DEFAULTS: ["gradient_checkpointing"]}
     said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
@@ -425,6 +426,7 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
     usual = {USUAL_LENGTH: OF_METHODS} if METHODS[name] in CUT and said.get("max_length", 0) == 0 else {}
     return {
         "method": METHODS[name],
+        **left,
         **({"max_length": whole} if isinstance(whole, int) else usual),
         **({COLOCATED: share} if share is not None else {}),
     }
