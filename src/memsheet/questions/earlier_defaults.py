@@ -53,7 +53,9 @@ def earlier_defaults_doubt(
     older = [
         one
         for one in EARLIER
-        if one.key in taken and one.newer == _plan_word(answer, one) and not (release and release >= one.since)
+        if one.key in taken
+        and one.newer == _plan_word(answer, one)
+        and not (release and release >= one.since)
     ]
     changes = {one.at: one.value for one in older}
     earlier = case.ask(changes) if changes else None

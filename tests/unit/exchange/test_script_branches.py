@@ -132,3 +132,37 @@ def test_experts_may_be_linear_layers_that_bits_are_of(tmp_path: Path) -> None:
     assert check(script, gpus="1xRTX3060-12GB", seq_len=512).result is Result.DOES_NOT_FIT, "nor in few bits"
     script.write_text(text.replace("Mixtral-8x7B-v0.1", "Llama-3.1-70B"))
     assert check(script, gpus="1xRTX4090", seq_len=512).result is Result.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize("command", ["settings.command == 'train'", "args.command == 'train'"])
+def test_what_a_training_stands_under_says_nothing_of_it(command: str, tmp_path: Path) -> None:
+    """Whoever asks for something else has no training, and what is made for that is none of its."""
+    text = TRAINER.format(before="", bits=FOUR, adapter=LORA)
+    head, _, body = text.partition("\ndef load")
+    inner = "\n    ".join(f"def load{body}".splitlines())
+    other = "def try_it():\n    return AutoModelForCausalLM.from_pretrained('x', quantization_config=BitsAndBytesConfig(load_in_8bit=True))"  # fmt: skip
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"{head}\ndef train():\n    {inner}\n{other}\n"
+        f"if {command}:\n    train()\nelif settings.other:\n    try_it()\n"
+    )
+    found = check(script, gpus=SMALL, seq_len=1024)
+    assert is_adapted(found)
+    assert found.result is Result.FITS
+    assert found.answer is not None
+    assert found.answer.plan.quantization is not None
+    assert found.answer.plan.quantization.weights is not None
+    assert found.answer.plan.quantization.weights.name.startswith("nf4")
+
+
+def test_of_two_trainings_the_one_that_runs_is_read(tmp_path: Path) -> None:
+    train = "    args = TrainingArguments(output_dir='o', bf16=True, gradient_checkpointing=True, per_device_train_batch_size=1)\n    Trainer(model=model, args=args).train()"  # fmt: skip
+    head = TRAINER.format(before=SWITCH, bits="", adapter="").partition("args = Training")[0]
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"{head}\ndef train_lora(model):\n    {LORA}\n{train}\ndef train_all(model):\n{train}\n"
+        "if args.lora:\n    train_lora(model)\nelse:\n    train_all(model)\n"
+    )
+    found = check(script, gpus=SMALL, seq_len=1024)
+    assert not is_adapted(found)
+    assert found.result is Result.UNCERTAIN

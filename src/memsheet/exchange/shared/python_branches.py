@@ -5,7 +5,7 @@ are taken or left, and of the rest it is told.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memsheet.exchange.shared.file_format import UNSET
@@ -14,9 +14,12 @@ from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 from memsheet.exchange.shared.python_values import CLASS, condition_value, value_of_path
 from memsheet.exchange.shared.script_flags import known_flags
 from memsheet.guard.budget import TooMuchError
+from memsheet.patterns import late_pattern
 
 MOST_CALLS = 3
 """Calls of the file's own functions in one another whose conditions are followed."""
+TRAINS = late_pattern(r"(?:Trainer|TrainingArguments)$|^(?:backward|train_batch|manual_backward)$")
+"""Calls that a training has: what they stand under, too, decides whether there is one, and nothing of it."""
 OPEN_BRANCH = "made under a condition that the text does not decide"
 
 
@@ -60,9 +63,9 @@ def _way_to_node(module: Module, node: ast.AST, calls: int) -> Way:
     for around, before, inner in _path_to_node(module.tree, node):
         if isinstance(around, ast.FunctionDef):
             functions.append(around)
-        ways += [_way_of_test(module, test, taken=taken) for test, taken in _tests_of(around, before, inner)]
-    if functions and calls < MOST_CALLS:
-        ways.append(_way_to_function(module, functions[0], calls))
+        ways += [_way_under(module, one) for one in _tests_of(around, before, inner)]
+    if functions and calls < MOST_CALLS and not _holds_every_training(module, functions[-1]):
+        ways.append(_way_to_function(module, functions[-1], calls))
     left = next((way for way in ways if way.runs is False), None)
     return left or next((way for way in ways if way.runs is None), ALWAYS)
 
@@ -112,17 +115,59 @@ def _may_hold(part: ast.AST, first: int, last: int) -> bool:
     return start is None or end is None or (start <= first and last <= end)
 
 
-def _tests_of(
-    around: ast.AST, before: list[ast.stmt], inner: tuple[str, ast.AST]
-) -> Iterator[tuple[ast.expr, bool]]:
-    """Conditions that hold where a part of something runs, and how they are decided then: those of its own,
-    and of a function those of earlier statements that return from it.
+class Test(NamedTuple):
+    """A condition that holds where something runs, how it is decided then, what runs beside it and what runs
+    in its place.
     """
-    if isinstance(around, ast.If | ast.IfExp) and inner[0] in ("body", "orelse"):
-        yield around.test, inner[0] == "body"
+
+    test: ast.expr
+    taken: bool
+    beside: Sequence[ast.AST]
+    instead: Sequence[ast.AST] = ()
+
+
+def _tests_of(around: ast.AST, before: list[ast.stmt], inner: tuple[str, ast.AST]) -> Iterator[Test]:
+    """Conditions of a part of something: its own, and of a function those of earlier statements that return
+    from it.
+    """
+    if isinstance(around, ast.If) and inner[0] in ("body", "orelse"):
+        ways = (around.body, around.orelse)
+        taken = inner[0] == "body"
+        yield Test(around.test, taken, *(ways if taken else ways[::-1]))
+    if isinstance(around, ast.IfExp) and inner[0] in ("body", "orelse"):
+        yield Test(around.test, inner[0] == "body", ())
     for one in before:
         if isinstance(one, ast.If) and not one.orelse and isinstance(one.body[-1], ast.Return):
-            yield one.test, False
+            yield Test(one.test, taken=False, beside=[around], instead=one.body)
+
+
+def _way_under(module: Module, one: Test) -> Way:
+    """Of a condition under which alone there is a training, that it holds; of one under which there is none,
+    that nothing of it runs.
+    """
+    beside, instead = (_holds_training(module, parts) for parts in (one.beside, one.instead))
+    if beside and not instead:
+        return ALWAYS
+    if instead and not beside:
+        return Way(runs=False)
+    return _way_of_test(module, one.test, taken=one.taken)
+
+
+def _holds_every_training(module: Module, function: ast.FunctionDef) -> bool:
+    """Whether there is no training but in one function: who does not call it has none."""
+    within = range(function.lineno, (function.end_lineno or 0) + 1)
+    lines = [node.lineno for node, path, _ in module.sites if TRAINS.search(path[-1])]
+    return bool(lines) and all(line in within for line in lines)
+
+
+def _holds_training(module: Module, parts: Sequence[ast.AST], calls: int = 0) -> bool:
+    """Whether a call that a training has stands in some parts of a file, or in a function that they call."""
+    lines = [range(one.lineno, (one.end_lineno or 0) + 1) for one in parts if isinstance(one, ast.stmt)]
+    paths = [path for node, path, _ in module.sites if any(node.lineno in held for held in lines)]
+    called = [module.functions[path[0]] for path in paths if len(path) == 1 and path[0] in module.functions]
+    return any(TRAINS.search(path[-1]) for path in paths) or (
+        calls < MOST_CALLS and any(_holds_training(module, [one], calls + 1) for one in called)
+    )
 
 
 def _way_of_test(module: Module, test: ast.expr, *, taken: bool) -> Way:
