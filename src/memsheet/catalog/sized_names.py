@@ -46,8 +46,8 @@ def size_in_name(name: str) -> NamedSize | None:
     for part in reversed(name.strip("/").split("/")):
         if EXPERTS.search(part):
             return None
-        part = part if part.count("_") > 1 else POINT.sub(r"\1.", part)
-        if found := SIZE.search(part.replace("_", "-")):
+        words = part if part.count("_") > 1 else POINT.sub(r"\1.", part)
+        if found := SIZE.search(words.replace("_", "-")):
             return _named_size(found, ACTIVE.search(part))
     return None
 

@@ -25,7 +25,7 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.library_defaults import own_default
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.names import SHORT
-from memsheet.sheet import STATES, Bytes, Component, Instant
+from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
 
 Ask = Callable[[Mapping[str, Any]], Answer | None]
 FURTHER = "a further server"

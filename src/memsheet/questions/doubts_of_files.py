@@ -520,7 +520,7 @@ def resting_states(answer: Answer) -> int:
 
 
 FEWEST_BITS = 4
-"""Of a weight in the formats that checkpoints for servers are stored in (exchange/verdict_doubts.py, STORED)."""
+"""Of a weight in the formats that checkpoints for servers are stored in (exchange/verdict_doubts.py)."""
 
 
 def _least_resting(answer: Answer) -> int:

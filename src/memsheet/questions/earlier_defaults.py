@@ -35,7 +35,9 @@ EARLIER = (
     Earlier("loss_type", (1, 7), "loss", "chunked", "plain", "makes the logits of all tokens at once"),
     Earlier("gradient_checkpointing", (0, 22), "recompute.mode", "full", "none", "computes no layer again"),
 )
-"""huggingface/trl v1.6.0 and v1.7.0 trl/trainer/sft_config.py (loss_type); v0.21.0 and v0.22.0 (gradient_checkpointing)."""
+"""huggingface/trl trl/trainer/sft_config.py at v1.6.0 and v1.7.0 (loss_type), at v0.21.0 and v0.22.0
+(gradient_checkpointing, which is every method's).
+"""
 TRL = "trl"
 
 
@@ -61,7 +63,8 @@ def earlier_defaults_doubt(
     earlier = case.ask(changes) if changes else None
     if earlier is None or earlier.verdict is None or earlier.verdict.result is Result.FITS:
         return Doubt("")
-    words = f"nothing says which release of TRL runs (--engine-version): {' and '.join(one.told for one in older)}"
+    told = " and ".join(one.told for one in older)
+    words = f"nothing says which release of TRL runs (--engine-version): {told}"
     least = int(answer.verdict.device.low)
     return Doubt(words, least, int(earlier.verdict.device.high))
 

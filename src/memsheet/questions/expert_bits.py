@@ -1,5 +1,5 @@
-"""Whether experts of a model that bitsandbytes quantizes are among its linear layers, which is the release's of
-the library.
+"""Whether experts of a model that bitsandbytes quantizes are among its linear layers, which depends on the
+release of the library.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BEFORE_STACKED = (
     "transformers before 5 has each expert's matrices as linear layers, which are quantized, and a stacked "
     "parameter of all experts is not: --engine-version says a newer one"
 )
-"""transformers v4.57 models/mixtral/modeling_mixtral.py, MixtralSparseMoeBlock: a ModuleList of experts, and so
-in qwen2_moe, qwen3_moe and olmoe; v5 models/mixtral/modeling_mixtral.py, MixtralExperts: one parameter.
+"""transformers v4.57 models/mixtral/modeling_mixtral.py, MixtralSparseMoeBlock: a ModuleList of experts, and
+so in qwen2_moe, qwen3_moe and olmoe; v5 models/mixtral/modeling_mixtral.py, MixtralExperts: one parameter.
 """
 STACKED_SINCE = 5
 

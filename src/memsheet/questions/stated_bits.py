@@ -1,5 +1,5 @@
-"""Bits that a server's command says its checkpoint is stored in, of a model of which nobody read more than the
-name.
+"""Bits that a server's command says its checkpoint is stored in, of a model of which nobody read more than
+the name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from memsheet.questions.named_models import is_guessed_model, model_of
 WEIGHTS = "quantization.weights"
 STATED: Mapping[str, str] = {"modelopt_fp4": "nvfp4", "modelopt_fp8": "fp8", "fbgemm_fp8": "fp8"}
 """Words of ``--quantization`` that take the checkpoint's own format, and say which that is (vllm-project/vllm
-v0.33.0 model_executor/layers/quantization/__init__.py; sgl-project/sglang v0.5.23 srt/arg_groups/choices.py:32).
+v0.33.0 model_executor/layers/quantization/__init__.py; sgl-project/sglang v0.5.23
+srt/arg_groups/choices.py:32).
 """
 
 

@@ -1,5 +1,5 @@
-"""Which calls of a Python script are made, by the conditions that they stand under: those that the text decides
-are taken or left, and of the rest it is told.
+"""Which calls of a Python script are made, by the conditions that they stand under: those that the text
+decides are taken or left, and of the rest it is told.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def calls_made(module: Module, names: Iterable[str]) -> Iterator[Tree]:
 
 
 def calls_at_flag(module: Module, names: Iterable[str]) -> dict[str, str]:
-    """Calls of some names that are made once a flag is given, and not at its default: the flag by the name."""
+    """Calls of some names that are made once a flag is given, and not at its default: the flag by name."""
     named = {held[CLASS]: _way_to_call(module, held) for held in named_calls(module, names, local=True)}
     return {name: way.flag for name, way in named.items() if way.runs is False and way.flag}
 
@@ -83,8 +83,8 @@ def _way_to_function(module: Module, function: ast.FunctionDef, calls: int) -> W
 def _path_to_node(
     tree: ast.AST, wanted: ast.AST
 ) -> Iterator[tuple[ast.AST, list[ast.stmt], tuple[str, ast.AST]]]:
-    """What stands around a node, from the outside: each, the statements of the same block before the next one,
-    and the field that this is in with itself.
+    """What stands around a node, from the outside: each, the statements of the same block before the next
+    one, and the field that this is in with itself.
     """
     first, last = wanted.lineno, wanted.end_lineno  # type: ignore[attr-defined]
     around: ast.AST = tree

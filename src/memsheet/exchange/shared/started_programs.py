@@ -51,7 +51,7 @@ def before_output(words: Sequence[str]) -> Iterator[str]:
 
 
 def module_index(words: Sequence[str], module: re.Pattern[str], file: re.Pattern[str]) -> int | None:
-    """Where a program's name stands: a module after ``-m``, or a script after its interpreter or a launcher."""
+    """Where a program's name stands: a module after ``-m``, or a script after an interpreter or launcher."""
     for at, word in enumerate(words):
         if at and words[at - 1] in ("-m", "--module") and module.fullmatch(word):
             return at

@@ -208,10 +208,7 @@ def arguments_of(
         if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER))
         else {}
     )
-    beside |= peft_config_keys(lambda *names: calls_made(module, names))
-    for held in calls_made(module, (BITS,)):
-        beside |= with_open_branch(BITS, bitsandbytes_keys(held), held)
-    beside |= unmade_key(module)
+    beside |= _adapter_keys(module)
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
@@ -441,6 +438,14 @@ def _older_trainer_keys(module: Module) -> dict[str, Any]:
         return {}
     method = METHODS.get(f"{given[CLASS].removesuffix('Trainer')}Config")
     return {**({"method": method} if method else {}), **trainer_length(given, method)}
+
+
+def _adapter_keys(module: Module) -> dict[str, Any]:
+    """Adapters and the bits of their base, as far as they are made."""
+    found = peft_config_keys(lambda *names: calls_made(module, names))
+    for held in calls_made(module, (BITS,)):
+        found |= with_open_branch(BITS, bitsandbytes_keys(held), held)
+    return {**found, **unmade_key(module)}
 
 
 def unmade_key(module: Module) -> dict[str, Any]:

@@ -65,7 +65,10 @@ def test_what_is_printed_and_not_run_starts_nothing() -> None:
     assert plain_script(text).text == text
 
 
-OLDER_TRAINER = "../train_sft.py --pretrain meta-llama/Llama-3.1-8B --max_len 2048 --train_batch_size 64 --micro_train_batch_size 2 --zero_stage 2 --bf16"
+OLDER_TRAINER = (
+    "../train_sft.py --pretrain meta-llama/Llama-3.1-8B --max_len 2048 --train_batch_size 64 "
+    "--micro_train_batch_size 2 --zero_stage 2 --bf16"
+)
 LAUNCHED_FILES = {
     "python": "python {}", "deepspeed": "deepspeed {}", "its flags": "deepspeed --num_gpus 8 {}", "torchrun": "torchrun --nproc_per_node 8 {}",
     "accelerate": "accelerate launch {}", "read into": "read -r -d '' words <<EOF\n{}\nEOF\nif [[ $1 != x ]]; then\n  deepspeed $words\nfi",

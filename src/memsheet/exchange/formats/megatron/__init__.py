@@ -437,7 +437,8 @@ def compiled_loss_moves(values: Values, asked: Values) -> Iterator[Moved]:
 
 
 BESIDE_BYTES = late_pattern(
-    r"^--(?:wandb|tensorboard|log|logging|structured[-_]logs|dataset|use[-_]mpi|epochs|debug|keep[-_]last)(?:[-_]|$)"
+    r"^--(?:wandb|tensorboard|log|logging|structured[-_]logs|dataset|use[-_]mpi|epochs|debug|keep[-_]last)"
+    r"(?:[-_]|$)"
     r"|[-_](?:path|dir|file|folder|entity|project|iters|epochs|interval|rate|seed|workers|data|tensorboard)$"
     r"|[-_]tokenizer[-_]type$"
 )

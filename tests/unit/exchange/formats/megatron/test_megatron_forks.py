@@ -35,7 +35,7 @@ def test_flags_that_name_trackers_and_files_leave_a_verdict_sure(flags: str, tmp
 def test_a_flag_that_nobody_knows_leaves_a_verdict_open(flag: str, tmp_path: Path) -> None:
     found = launched(tmp_path, f"{LLAMA} /llama-2-7b-hf/tokenizer.model {flag}")
     assert found.result is Result.UNCERTAIN
-    assert flag.split()[0] in found.doubt
+    assert flag.split(maxsplit=1)[0] in found.doubt
     assert not found.stops
 
 
