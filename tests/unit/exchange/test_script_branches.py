@@ -166,3 +166,31 @@ def test_of_two_trainings_the_one_that_runs_is_read(tmp_path: Path) -> None:
     found = check(script, gpus=SMALL, seq_len=1024)
     assert not is_adapted(found)
     assert found.result is Result.UNCERTAIN
+
+
+NAMED = """
+name = "/models/ours"
+if not os.path.exists(name):
+    name = "meta-llama/Llama-3.1-8B"
+model = AutoModelForCausalLM.from_pretrained(name, torch_dtype="bfloat16")
+"""
+
+
+def test_a_model_that_is_named_under_a_condition_is_the_likely_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    head, _, rest = TRAINER.format(before="", bits="", adapter=LORA).partition("def load")
+    script.write_text(f"{head}{NAMED}{rest.partition('model = load()')[2]}")
+    found = check(script, gpus=LARGE, seq_len=1024)
+    assert found.answer is not None, found.no_model
+    assert found.answer.model.name == "llama-3.1-8b"
+    assert found.result is Result.UNCERTAIN
+    assert "may be is open" in found.doubt
+
+
+def test_a_rank_that_the_text_does_not_tell_is_the_usual_one(tmp_path: Path) -> None:
+    found = checked(tmp_path, LARGE, adapter=LORA.replace("r=16", "r=settings.rank"))
+    assert found.answer is not None, found.why_not
+    assert found.answer.plan.adapter is not None
+    assert found.answer.plan.adapter.rank == 8
+    assert found.result is Result.UNCERTAIN
+    assert "lora_rank" in found.doubt

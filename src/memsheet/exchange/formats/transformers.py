@@ -13,6 +13,7 @@ from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import (
     KEYWORDS,
+    UNSET,
     Format,
     Key,
     Moved,
@@ -24,7 +25,7 @@ from memsheet.exchange.shared.file_format import (
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.own_settings import own_settings
-from memsheet.exchange.shared.peft_configs import READ, trains_beside
+from memsheet.exchange.shared.peft_configs import READ, USUAL_RANK, trains_beside
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
@@ -33,6 +34,7 @@ from memsheet.exchange.shared.trainer_script import (
     BITS,
     COLOCATED,
     DEFAULTS,
+    LIKELY_NAME,
     MAPS,
     OF_TRAINER,
     OWN_LAYERS,
@@ -152,6 +154,12 @@ def read_model_dtype(value: Any, values: Values) -> Mapping[str, Any]:
         return {}
     told = {f"precision.{name}": word for name in ("parameters", "gradients", "moments")}
     return {**told, "precision.reduce": word, **({} if mixed else {"precision.compute": word})}
+
+
+def _read_adapter_targets(value: Any, values: Values) -> Mapping[str, Any]:
+    """Which modules have adapters; of a rank that the text does not tell the sheet has the usual one."""
+    usual = {"?adapter.rank": USUAL_RANK} if values.get(f"{SCRIPT}.lora_rank") == UNSET else {}
+    return {"adapter.targets": value, **usual}
 
 
 def _read_trl_loss_type(value: Any, _: Values) -> Mapping[str, Any]:
@@ -366,9 +374,10 @@ KEYS = (
         at=f"{SCRIPT}.loss_type", out=lambda _: None, back=_read_trl_loss_type, holds=("nll", CHUNKED), instead="nll",
         source="huggingface/trl f2cd577 trl/trainer/sft_config.py:336",
     ),
+    Key(at=f"{SCRIPT}.lora_targets", out=lambda _: None, back=_read_adapter_targets, source="peft tuners/lora/config.py, target_modules"),
     *(
         Key(at=f"{SCRIPT}.{name}", says=says, out=lambda _: None, source=source) for name, says, source in (
-            ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"), ("lora_targets", "adapter.targets", "peft tuners/lora/config.py, target_modules"),
+            ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"),
             ("lora_full_modules", "adapter.full_modules", "peft tuners/lora/config.py, modules_to_save"),
             ("lora_dropout", "adapter.dropout", "peft tuners/lora/config.py, lora_dropout"),
             ("adapter_kind", "adapter.kind", "peft mapping.py, PEFT_TYPE_TO_CONFIG_MAPPING"),
@@ -497,7 +506,7 @@ FORMAT: Format = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), KEYWORDS: (),
-        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, SEVERAL, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, SEVERAL, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), PARALLEL: (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),

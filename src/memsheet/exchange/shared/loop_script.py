@@ -185,7 +185,7 @@ def _adapter_keys(module: Module, told: Callable[[str], Told | None]) -> dict[st
                 {
                     at: one
                     for at, one in held.items()
-                    if one != UNSET or at in ("target_modules", "num_virtual_tokens")
+                    if one != UNSET or at in ("r", "target_modules", "num_virtual_tokens")
                 }
                 for held in calls_made(module, names)
             )

@@ -45,6 +45,8 @@ WITHOUT_BYTES = (
     "base_model_name_or_path",
     "bnb_4bit_compute_dtype",
 )
+USUAL_RANK = 8
+"""Of LoRA where nobody says it (huggingface/peft 0.21.2 tuners/lora/config.py, r)."""
 NOTHING: tuple[Any, ...] = (None, False, [], {})
 """Values of an argument that ask for nothing (peft tuners/lora/config.py: what they default to)."""
 MODEL_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
@@ -216,7 +218,7 @@ def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *read) and held[name] not in NOTHING
     ]
     made = {
-        "lora_rank": held.get("r", 8),
+        "lora_rank": held.get("r", USUAL_RANK),
         **({"adapter_kind": "dora"} if dora else {}),
         "lora_dropout": held.get("lora_dropout", 0.0),
         **({"lora_targets": targets} if listed else {}),

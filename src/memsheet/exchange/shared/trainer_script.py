@@ -38,6 +38,7 @@ from memsheet.exchange.shared.python_config import (
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
+from memsheet.exchange.shared.role_names import given_texts
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.patterns import late_pattern
@@ -107,7 +108,7 @@ TRAINERS = (
     SFT_TRAINER,
     *(f"{name}Trainer" for name in METHODS.values()),
 )
-BITS, UNMADE = "BitsAndBytesConfig", "unmade"
+BITS, UNMADE, LIKELY_NAME = "BitsAndBytesConfig", "unmade", "likely_name"
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 """The second before peft 0.10 (src/peft/utils/other.py)."""
 WIDTHS = ("load_in_4bit", "load_in_8bit")
@@ -381,8 +382,27 @@ def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, 
     if name == UNSET and flag is not None and isinstance(flag.default, str):
         name = flag.default
     if name == UNSET:
-        return {}
+        return _likely_name_key(module, call_node(module, call), at)
     return {"model": name, **({MODEL_FLAG: flag} if flag is not None and flag.default == name else {})}
+
+
+HUB_NAME = late_pattern(r"[A-Za-z0-9][\w-]*(?:\.[\w-]+)*/[\w.-]+")
+
+
+def _likely_name_key(module: Module, node: ast.Call | None, at: str) -> dict[str, Any]:
+    """The last name of a hub's that the text gives what a call is given, under whatever condition; and that
+    it may be another.
+    """
+    if node is None:
+        return {}
+    given = {str(place): held for place, held in enumerate(node.args)}
+    given |= {held.arg: held.value for held in node.keywords if held.arg}
+    path = attribute_path(given[at]) if at in given else []
+    names = [one for one in given_texts(module, path[-1] if path else "") if HUB_NAME.fullmatch(one.value)]
+    if not names:
+        return {}
+    told = f"{names[-1].value} of line {names[-1].line}, and what else {path[-1]} may be is open"
+    return {"model": names[-1].value, LIKELY_NAME: told}
 
 
 def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
