@@ -172,3 +172,16 @@ def test_experts_are_dealt_to_as_few_ranks_as_they_need(degrees: str, ranks: int
     assert found.answer is not None, found.why_not
     mesh = found.answer.plan.mesh
     assert mesh.dp_shard * mesh.dp_replicate * mesh.tp * mesh.pp == ranks
+
+
+@pytest.mark.parametrize("gpus", ["1xH100-80GB", "8xH100-80GB"])
+def test_a_model_that_the_usual_engine_does_not_train_is_whole_on_each(gpus: str, tmp_path: Path) -> None:
+    """Where nobody says what divides it."""
+    script = (
+        "python3 -m app.main --pretrained_model t5-base --train --epochs 3 --batch_size 2 --max_length 512\n"
+    )
+    (tmp_path / "train.sh").write_text(script)
+    found = check_configuration_files((str(tmp_path / "train.sh"),), None, {**WHERE, "gpus": gpus})
+    assert found.answer is not None, found.why_not
+    assert (found.answer.plan.zero, found.answer.plan.mesh.dp_replicate) == (0, int(gpus[0]))
+    assert found.result is Result.UNCERTAIN
