@@ -1,5 +1,5 @@
-"""What TRL took where nobody says, before the release whose defaults are read: a training that fits by those
-may not have fit by these.
+"""What transformers and TRL took where nobody says, before the releases whose defaults are read: a job that
+fits by those may not fit by these.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from memsheet.budget import Answer, Result
+from memsheet.exchange import in_earlier_dtype
 from memsheet.exchange.mistakes import Case
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.trainer_script import RELEASE_DEFAULTS, SCRIPT
@@ -39,13 +40,15 @@ EARLIER = (
 (gradient_checkpointing, which is every method's).
 """
 TRL = "trl"
+IN_FP32 = "transformers before 5 loads weights in fp32 unless dtype says otherwise"
+"""huggingface/transformers v4.57 and v5.0 modeling_utils.py, from_pretrained (dtype)."""
 
 
 def earlier_defaults_doubt(
     reads: Mapping[str, Read], answer: Answer | None, case: Case, flags: Mapping[str, Any]
 ) -> Doubt:
-    """Why a training that fits by TRL's newest defaults may not: nothing says its release, and an earlier one
-    needs more than a GPU has.
+    """Why a job that fits by its libraries' newest defaults may not: nothing says their releases, and earlier
+    ones need more than a GPU has.
     """
     if answer is None or answer.verdict is None or answer.verdict.result is not Result.FITS:
         return Doubt("")
@@ -59,12 +62,15 @@ def earlier_defaults_doubt(
         and one.newer == _plan_word(answer, one)
         and not (release and release >= one.since)
     ]
-    changes = {one.at: one.value for one in older}
+    widths: dict[str, Any] = {}
+    for read in reads.values() if answer.plan.quantization is None else ():
+        widths |= {at: held for at, held in in_earlier_dtype(read).items() if at in case.request}
+    changes = {**widths, **{one.at: one.value for one in older}}
     earlier = case.ask(changes) if changes else None
     if earlier is None or earlier.verdict is None or earlier.verdict.result is Result.FITS:
         return Doubt("")
-    told = " and ".join(one.told for one in older)
-    words = f"nothing says which release of TRL runs (--engine-version): {told}"
+    told = [f"TRL {one.told}" for one in older] + [IN_FP32] * bool(widths)
+    words = f"nothing says which releases run (--engine-version): {', and '.join(told)}"
     least = int(answer.verdict.device.low)
     return Doubt(words, least, int(earlier.verdict.device.high))
 

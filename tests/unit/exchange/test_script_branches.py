@@ -194,3 +194,18 @@ def test_a_rank_that_the_text_does_not_tell_is_the_usual_one(tmp_path: Path) -> 
     assert found.answer.plan.adapter.rank == 8
     assert found.result is Result.UNCERTAIN
     assert "lora_rank" in found.doubt
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"), [(", torch_dtype='bfloat16'", Result.FITS), ("", Result.UNCERTAIN)]
+)
+def test_weights_were_loaded_in_fp32_before(dtype: str, result: Result, tmp_path: Path) -> None:
+    """In transformers before 5, which nobody says that it does not run."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        TRAINER.format(before="", bits="", adapter=LORA).replace(', torch_dtype="bfloat16"', dtype)
+    )
+    assert check(script, gpus=SMALL, seq_len=1024).result is result
+    for version, told in (("5.1", Result.FITS), ("4.51", Result.FITS if dtype else Result.DOES_NOT_FIT)):
+        assert check(script, gpus=SMALL, seq_len=1024, engine_version=version).result is told
+    assert check(script, gpus=LARGE, seq_len=1024).result is Result.FITS
