@@ -32,7 +32,7 @@ from memsheet.questions.doubts_of_files import (
     without_stand_in_log,
 )
 from memsheet.questions.earlier_defaults import earlier_defaults_doubt
-from memsheet.questions.expert_bits import expert_bits_doubt
+from memsheet.questions.expert_bits import expert_adapter_doubt, expert_bits_doubt
 from memsheet.questions.file_answers import (
     AccountedJob,
     answer_in_host_memory,
@@ -87,6 +87,7 @@ def judge_job(
     doubt = both_doubts(doubt, limit_doubt(answer, case, flags))
     doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
     doubt = both_doubts(doubt, expert_bits_doubt(answer, case, flags))
+    doubt = both_doubts(doubt, expert_adapter_doubt(answer, case, flags))
     doubt = both_doubts(doubt, earlier_defaults_doubt(reads, answer, case, flags))
     doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
     if answer and answer.verdict:

@@ -209,3 +209,17 @@ def test_weights_were_loaded_in_fp32_before(dtype: str, result: Result, tmp_path
     for version, told in (("5.1", Result.FITS), ("4.51", Result.FITS if dtype else Result.DOES_NOT_FIT)):
         assert check(script, gpus=SMALL, seq_len=1024, engine_version=version).result is told
     assert check(script, gpus=LARGE, seq_len=1024).result is Result.FITS
+
+
+@pytest.mark.parametrize(("targets", "result"), [("['q_proj', 'v_proj']", Result.FITS), ("'all-linear'", Result.UNCERTAIN)])  # fmt: skip
+def test_experts_may_be_linear_layers_that_adapters_are_of(
+    targets: str, result: Result, tmp_path: Path
+) -> None:
+    lora = LORA.replace("r=16", "r=256").replace("['q_proj', 'v_proj']", targets)
+    text = TRAINER.format(before="", bits="", adapter=lora).replace(
+        "meta-llama/Llama-3.1-8B", "Qwen/Qwen1.5-MoE-A2.7B"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert check(script, gpus="1xH100-80GB", seq_len=512).result is result
+    assert check(script, gpus="1xH100-80GB", seq_len=512, engine_version="5.1").result is Result.FITS
