@@ -11,7 +11,8 @@ from memsheet.budget import Answer, Result
 from memsheet.exchange import in_earlier_dtype
 from memsheet.exchange.mistakes import Case
 from memsheet.exchange.shared.file_format import Read
-from memsheet.exchange.shared.trainer_script import RELEASE_DEFAULTS, SCRIPT
+from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.trainer_script import METHODS, RELEASE_DEFAULTS, SCRIPT
 from memsheet.exchange.verdict_doubts import Doubt
 
 
@@ -82,12 +83,31 @@ def _plan_word(answer: Answer, one: Earlier) -> str:
 
 def _keys_left_to_release(read: Read) -> frozenset[str]:
     """Keys that a file of TRL's, or a script's configuration of its, leaves to the library."""
+    if _is_newer_method(read):
+        return frozenset()
     if read.form.name != TRL:
         return frozenset(read.values.get(f"{SCRIPT}.{RELEASE_DEFAULTS}") or ())
     fused = read.values.get("use_liger_kernel") is True
     return frozenset(
         one.key for one in EARLIER if one.key not in read.values and not (fused and one.at == "loss")
     )
+
+
+OF_EARLIER = frozenset({
+    "sft", "dpo", "kto", "orpo", "cpo", "bco", "reward", "grpo", "rloo", "ppo", "gkd", "onlinedpo", "xpo", "nashmd", "prm",
+})  # fmt: skip
+"""Methods of TRL 0.21; others are of releases with the newer defaults."""
+
+
+def _is_newer_method(read: Read) -> bool:
+    """Whether a file is of a method that earlier releases have not."""
+    told = (
+        read.values.get(PROGRAM),
+        read.values.get(f"{SCRIPT}.method"),
+        dict(read.unmodelled).get("method"),
+    )
+    names = (str(one or "").removesuffix(".py").replace("_", "").lower() for one in told)
+    return any(name in {method.lower() for method in METHODS.values()} - OF_EARLIER for name in names)
 
 
 def _release_numbers(words: str) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ def expert_bits_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any
 
 
 ON_EXPERTS = frozenset({"all-linear", "all", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-"""Targets that name the experts' matrices where those are linear layers; none said is all linear layers, too."""
+"""Targets that name the experts' matrices where those are linear layers; none said is all linear layers."""
 BYTES_OF_ADAPTER = 16
 """Of a parameter that trains: itself, its gradient and two moments in fp32."""
 

@@ -49,7 +49,7 @@ class AccountedJob:
 
 
 OF_ENGINE = late_pattern(r"engine = ")
-WHOLE_COPIES: Mapping[str, Any] = {"engine": "transformers", "zero": 0}
+WHOLE_COPIES: Mapping[str, Any] = {"zero": 0}
 """What trains a model that the engine which is taken for several GPUs does not, where nobody says one."""
 
 
