@@ -14,6 +14,8 @@ SIZE = late_pattern(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)(b|m)(
 ACTIVE = late_pattern(r"(?<![a-z0-9])a(\d{1,3}(?:\.\d{1,2})?)b(?![a-z0-9])", re.IGNORECASE)
 EXPERTS = late_pattern(r"(?<![a-z0-9])\d{1,3}e(?![a-z0-9])", re.IGNORECASE)
 """Of names that say what a token passes and how many experts there are (17B-16E), and no sum."""
+POINT = late_pattern(r"(?<=-)([01])_(?=\d{1,2}b(?![a-z0-9]))", re.IGNORECASE)
+"""A point of a size in a name that has hyphens between its words (Qwen-1_8B-Chat)."""
 BILLION = {"b": 1.0, "m": 1e-3}
 DENSE = {
     "smollm2-135m": 0.135, "smollm2-360m": 0.362, "llama-3.2-1b": 1.24, "llama-3.2-3b": 3.21, "llama-3.1-8b": 8.03, "qwen2.5-14b": 14.8,
@@ -44,7 +46,8 @@ def size_in_name(name: str) -> NamedSize | None:
     for part in reversed(name.strip("/").split("/")):
         if EXPERTS.search(part):
             return None
-        if found := SIZE.search(part.replace("_", "-")):
+        words = part if part.count("_") > 1 else POINT.sub(r"\1.", part)
+        if found := SIZE.search(words.replace("_", "-")):
             return _named_size(found, ACTIVE.search(part))
     return None
 

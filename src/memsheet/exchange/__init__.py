@@ -423,6 +423,9 @@ DTYPE_UNKNOWN = (
 )
 
 
+OF_RELEASE_5 = ", transformers 5's default; 4 loads float32"
+
+
 def as_stored(found: Read, dtype: str | None) -> Read:
     """A file read with the dtype that a model is loaded in where none is named, or the checkpoint's own is:
     transformers 5 takes that by itself, and 4 fp32 (modeling_utils.py, from_pretrained: dtype). ``dtype``:
@@ -439,7 +442,7 @@ def as_stored(found: Read, dtype: str | None) -> Read:
         if older
         else DTYPE_UNKNOWN
         if dtype is None
-        else "the checkpoint's" + ", transformers 5's default; 4 loads float32" * (said == UNSAID)
+        else "the checkpoint's" + OF_RELEASE_5 * (said == UNSAID)
     )
     again = read_format_values(found.form, {**found.values, found.form.stored: taken})
     left = tuple(one for one in found.assumed if not one.startswith(f"{found.form.stored} = {AUTO}"))
@@ -452,9 +455,21 @@ def in_sixteen_bits(found: Read) -> Mapping[str, Any]:
     """
     if not any(DTYPE_UNKNOWN in one for one in found.assumed):
         return {}
-    least = read_format_values(found.form, {**found.values, found.form.stored: "bfloat16"}).request
+    return _changes_of_dtype(found, "bfloat16")
+
+
+def in_earlier_dtype(found: Read) -> Mapping[str, Any]:
+    """What a file asks for where transformers before 5 loads its model, as changes; nothing where its dtype
+    or the release is said.
+    """
+    left = not found.release and any(one.endswith(OF_RELEASE_5) for one in found.assumed)
+    return _changes_of_dtype(found, "float32") if left else {}
+
+
+def _changes_of_dtype(found: Read, dtype: str) -> dict[str, Any]:
+    other = read_format_values(found.form, {**found.values, found.form.stored: dtype}).request
     return {
-        key: least.get(key) for key in {**found.request, **least} if found.request.get(key) != least.get(key)
+        key: other.get(key) for key in {**found.request, **other} if found.request.get(key) != other.get(key)
     }
 
 

@@ -25,7 +25,7 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.library_defaults import own_default
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.names import SHORT
-from memsheet.sheet import STATES, Bytes, Component, Instant
+from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
 
 Ask = Callable[[Mapping[str, Any]], Answer | None]
 FURTHER = "a further server"
@@ -45,7 +45,7 @@ v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is 
 """
 
 LESSENING = late_pattern(
-    r"activation_offloading$|enable_liger_kernel\b|freeze_language_model$|script\.(?:labels|frozen)$"
+    r"activation_offloading$|enable_liger_kernel\b|freeze_language_model$|script\.(?:labels|frozen|unmade)$"
     r"|--(?:task|runner|convert)$"
 )
 """Kernels of Liger's, which keep and pass no more than what they stand for: norms keep their input and a
@@ -170,11 +170,28 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
         return int(sheet.device.low)
     if not moves_states(touched):
         return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
+    if all(key == OPEN_VOCABULARY or not moves_states([key]) for key in touched):
+        return _without_tables(answer, sheet)
     if freezes_weights(touched):
         return int(sheet.of(Component.PARAMETERS, Component.CONTEXT, instant=Instant.LOAD).low)
     if not may_cap_pool(touched) and (share := _pool_share(answer)):
         return min(share, int(sheet.device.low))
     return int(sheet.of(Component.CONTEXT, instant=Instant.LOAD).low)
+
+
+OPEN_VOCABULARY = "$.vocabulary"
+
+
+def _without_tables(answer: Answer, sheet: Sheet) -> int:
+    """What a rank's states take of which its vocabulary, input and output, has no token: states go by the
+    parameters that they are of.
+    """
+    states, context = (
+        int(sheet.of(*held, instant=Instant.LOAD).low) for held in (STATES, (Component.CONTEXT,))
+    )
+    parameters = int(sheet.of(Component.PARAMETERS, instant=Instant.LOAD).low)
+    tables = 2 * answer.model.vocab * answer.model.hidden * answer.plan.precision.parameters.bits // 8
+    return context + states * max(0, parameters - tables) // max(1, parameters)
 
 
 def beside_draft(words: str, answer: Answer | None) -> Doubt:

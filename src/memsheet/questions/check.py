@@ -37,6 +37,7 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.pooled_models import without_output
 from memsheet.questions.question_parts import plan_document_of
+from memsheet.questions.stated_bits import with_stated_bits
 from memsheet.questions.stretched_positions import with_stretched_positions
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
@@ -163,6 +164,7 @@ def _check_job(
     reads = with_kernels_of_card(reads, lambda: model_of(name)) if bf16 is False else reads
     name, reads = without_output(*with_labels_head(name, reads))
     name = with_stretched_positions(name, reads, files_read.texts)
+    reads = dict(with_stated_bits(reads, name))
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
     gpus = question["gpus"] or gpus_for_processes(files_read.document.get("gpus"), files_read.reads)

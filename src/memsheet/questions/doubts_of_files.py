@@ -97,7 +97,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@parameters": parameter_count(answer.model),
         "@ranks": answer.cluster.count if answer.cluster else 1,
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
-        "@passing": int(answer.verdict.device.high) - _resting_states(answer) if answer.verdict else 0,
+        "@passing": int(answer.verdict.device.high) - resting_states(answer) if answer.verdict else 0,
         "@exchanged": _exchanged_bytes(worst_sheet(answer.sheets)),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
@@ -376,9 +376,9 @@ def _reason_to_doubt(
     served = likely_served(reads)
     if likely := likely_trained(reads) or (served.name if served else None):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
-        return Doubt(words + further, 0 if further else _resting_states(answer))
-    if unsaid := _unsaid_length(reads, answer):
-        return Doubt(unsaid + further, 0 if further else _resting_states(answer))
+        return Doubt(words + further, 0 if further else _least_resting(answer))
+    if not stands_in and (unsaid := _unsaid_length(reads, answer)):
+        return Doubt(unsaid + further, 0 if further else resting_states(answer))
     if (sized := sized_stand_in(reads)) is not None and answer.model.name == sized.spec.name:
         words = (
             f"nothing is known of {served_model(reads)} but the size in its name: the sheet is of "
@@ -386,7 +386,7 @@ def _reason_to_doubt(
         )
         return Doubt(
             f"{words}: --model names another, or its config.json{further}",
-            0 if absent or launcher or open_arguments else int(_resting_states(answer) * sized.least_share),
+            0 if absent or launcher or open_arguments else int(_least_resting(answer) * sized.least_share),
         )
     other = [
         f"{at} {read.values[at]}, and the model has {own}"
@@ -490,7 +490,7 @@ def length_doubt(answer: Answer | None) -> Doubt:
     fitting = [one.seq_len for one in steps if one.result is Result.FITS]
     told = f"it fits up to {max(fitting):,}" if fitting else f"at {steps[0].seq_len:,} it is not sure to fit"
     words = f"nothing says how many tokens a sequence has, and {told}: --seq-len says it"
-    return Doubt(words, _resting_states(answer))
+    return Doubt(words, resting_states(answer))
 
 
 def limit_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any]) -> Doubt:
@@ -509,14 +509,28 @@ def limit_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any]) -> 
         if shorter is not None and shorter.verdict is not None and shorter.verdict.result is Result.FITS:
             most = f"rows are counted with the {counted:,} tokens that they may have at the most"
             words = f"{most}, and it fits with {counted >> halves:,}: --seq-len says it"
-            return Doubt(words, _resting_states(answer))
+            return Doubt(words, resting_states(answer))
     return Doubt("")
 
 
-def _resting_states(answer: Answer) -> int:
+def resting_states(answer: Answer) -> int:
     """What the model takes of a GPU before it does anything."""
     sheet = worst_sheet(answer.sheets)
     return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
+
+
+FEWEST_BITS = 4
+"""Of a weight in the formats that checkpoints for servers are stored in (exchange/verdict_doubts.py)."""
+
+
+def _least_resting(answer: Answer) -> int:
+    """The same of a model of which no file was read: a server takes its checkpoint as that is stored, and a
+    folder's name need not say that it is in few bits.
+    """
+    plan, resting = answer.plan, resting_states(answer)
+    if isinstance(plan.workload, Training) or plan.quantization is not None:
+        return resting
+    return resting * FEWEST_BITS // int(plan.precision.parameters.bits)
 
 
 def _at_fewest(answer: Answer, case: Case) -> tuple[Answer, bool]:

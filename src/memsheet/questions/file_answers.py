@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import lcm
 from typing import Any
 
 from memsheet.budget import Answer
@@ -18,6 +19,7 @@ from memsheet.exchange.verdict_doubts import (
     both_doubts,
 )
 from memsheet.frozen import dataclass, replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.plan import Mesh
 from memsheet.plan.workload import Training
@@ -46,6 +48,11 @@ class AccountedJob:
     unaccounted: Doubt
 
 
+OF_ENGINE = late_pattern(r"engine = ")
+WHOLE_COPIES: Mapping[str, Any] = {"zero": 0}
+"""What trains a model that the engine which is taken for several GPUs does not, where nobody says one."""
+
+
 def account_job(
     reads: Mapping[str, Read], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
 ) -> AccountedJob:
@@ -62,6 +69,18 @@ def account_job(
     answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
     said_there = {at: held for at, held in without.request.items() if at not in usual}
     whole = replace(whole, request=said_there, assumed=(*whole.assumed, *without.assumed))
+    if answer is None and "engine" not in {**whole.request, **said} and any(map(OF_ENGINE.match, why_not)):
+        copies = replace(
+            whole,
+            request={**whole.request, **WHOLE_COPIES},
+            assumed=(f"a whole copy on each GPU, for {why_not[0].partition(';')[0]}", *whole.assumed),
+        )
+        found, reasons, _ = _answer_or_reasons(ask, copies.request, said)
+        whole, answer, why_not = (copies, found, reasons) if found else (whole, answer, why_not)
+    if answer is None and not ask["gpus"] and (ranks := _ranks_of_experts(whole.request)):
+        counted = f"{', '.join(f'{at} = {held}' for at, held in ranks.items())}: the fewest that experts need"
+        whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     if answer and not ask["gpus"] and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
@@ -138,6 +157,18 @@ def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
     ):
         return {}
     return {axis: count // ranks}
+
+
+def _ranks_of_experts(request: Mapping[str, Any]) -> dict[str, int]:
+    """The least degree of data parallelism at which the experts' degrees divide the ranks of a stage, where
+    no card is named that would be counted and files say none.
+    """
+    tp, cp, ep, etp = (request.get(f"mesh.{axis}") or 1 for axis in ("tp", "cp", "ep", "etp"))
+    axis = "mesh.dp_shard" if request.get("zero") else "mesh.dp_replicate"
+    if not all(type(degree) is int for degree in (tp, cp, ep, etp)) or request.get(axis) is not None:
+        return {}
+    least = lcm(tp * cp, ep * etp) // (tp * cp)
+    return {axis: least} if ep > 1 and least > 1 and request.get("task") == "train" else {}
 
 
 def _answer_or_reasons(

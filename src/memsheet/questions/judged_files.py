@@ -31,6 +31,8 @@ from memsheet.questions.doubts_of_files import (
     without_guessed_stops,
     without_stand_in_log,
 )
+from memsheet.questions.earlier_defaults import earlier_defaults_doubt
+from memsheet.questions.expert_bits import expert_adapter_doubt, expert_bits_doubt
 from memsheet.questions.file_answers import (
     AccountedJob,
     answer_in_host_memory,
@@ -84,6 +86,9 @@ def judge_job(
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), lasting)
     doubt = both_doubts(doubt, limit_doubt(answer, case, flags))
     doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
+    doubt = both_doubts(doubt, expert_bits_doubt(answer, case, flags))
+    doubt = both_doubts(doubt, expert_adapter_doubt(answer, case, flags))
+    doubt = both_doubts(doubt, earlier_defaults_doubt(reads, answer, case, flags))
     doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
@@ -156,6 +161,7 @@ def _judge_several(
     if job.answer and (unsaid := job.whole.script):
         doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
     doubt = both_doubts(doubt, _shorter_rows_doubt(found))
+    doubt = both_doubts(doubt, earlier_defaults_doubt(found.reads, found.answer, case, flags))
     if any(phase.get("logits") for phase in (found.answer.job or {}).get("phases", ())):
         mistakes = tuple(one for one in mistakes if one[0].id not in OF_PHASES)
     if found.serves:

@@ -76,7 +76,8 @@ def sized_model(name: str, *, stored: bool = False) -> SizedModel | None:
     storage = _storage_in_name(name.rstrip("/")) if stored else None
     config = stored_as(entry["config"], storage) if storage else entry["config"]
     spec = _with_parameters(config, size.billions * 1e9)
-    return SizedModel(replace(spec, name=f"{name.rstrip('/').rpartition('/')[2]}{BY_SIZE}"), base, size)
+    own = f"{name.rstrip('/').rpartition('/')[2]}{BY_SIZE}"
+    return SizedModel(replace(spec, name=own, source=replace(spec.source, positions_open=True)), base, size)
 
 
 def _storage_in_name(name: str) -> Storage | None:

@@ -156,3 +156,32 @@ def test_a_batch_of_an_argument_nobody_sets_is_at_least_one_sequence(gpus: str, 
         assert bool(said) or found.result is not Result.FITS
         lows.append(int(found.answer.verdict.device.low))
     assert lows[0] == lows[1] > 0
+
+
+@pytest.mark.parametrize(("degrees", "ranks"), [("", 4), ("--tensor-model-parallel-size 2", 4), ("--pipeline-model-parallel-size 2", 8)])  # fmt: skip
+def test_experts_are_dealt_to_as_few_ranks_as_they_need(degrees: str, ranks: int, tmp_path: Path) -> None:
+    """Where a launcher of the cluster's own starts the processes and nothing says how many."""
+    script = (
+        "python pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 8 --num-experts 16 "
+        "--moe-router-topk 2 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 4 --bf16 "
+        "--expert-tensor-parallel-size 1 --seq-length 1024 --micro-batch-size 1 --use-distributed-optimizer "
+        f"--vocab-size 32000 --sequence-parallel {degrees}\n"
+    )
+    (tmp_path / "train.sh").write_text(script)
+    found = check_configuration_files((str(tmp_path / "train.sh"),), None, {**WHERE, "gpus": None})
+    assert found.answer is not None, found.why_not
+    mesh = found.answer.plan.mesh
+    assert mesh.dp_shard * mesh.dp_replicate * mesh.tp * mesh.pp == ranks
+
+
+@pytest.mark.parametrize("gpus", ["1xH100-80GB", "8xH100-80GB"])
+def test_a_model_that_the_usual_engine_does_not_train_is_whole_on_each(gpus: str, tmp_path: Path) -> None:
+    """Where nobody says what divides it."""
+    script = (
+        "python3 -m app.main --pretrained_model t5-base --train --epochs 3 --batch_size 2 --max_length 512\n"
+    )
+    (tmp_path / "train.sh").write_text(script)
+    found = check_configuration_files((str(tmp_path / "train.sh"),), None, {**WHERE, "gpus": gpus})
+    assert found.answer is not None, found.why_not
+    assert (found.answer.plan.zero, found.answer.plan.mesh.dp_replicate) == (0, int(gpus[0]))
+    assert found.result is Result.UNCERTAIN

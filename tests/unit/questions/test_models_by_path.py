@@ -4,9 +4,14 @@ the words of a run.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import memsheet
+from memsheet.budget import Result
 from memsheet.questions.named_models import likely_of_path
+from memsheet.report.shared.checked import Checked
 
 PATHS = {
     "../hf_llama2_models/7B": "llama-2-7b",
@@ -34,3 +39,38 @@ PATHS = {
 def test_a_path_that_tells_family_and_size(path: str) -> None:
     parts = [part for part in reversed(path.strip("/").split("/")) if part]
     assert likely_of_path(parts) == PATHS[path]
+
+
+def served(folder: Path, command: str, gpus: str) -> Checked:
+    (folder / "serve.sh").write_text(f"{command}\n")
+    return memsheet.check(folder / "serve.sh", gpus=gpus)
+
+
+@pytest.mark.parametrize("name", ["llama-3.3-70b", "our-70b"])
+@pytest.mark.parametrize("server", ["vllm serve /models/{} --max-model-len 4096", "python -m sglang.launch_server --model-path /models/{} --context-length 4096"])  # fmt: skip
+def test_a_folder_that_nobody_read_may_be_stored_in_few_bits(name: str, server: str, tmp_path: Path) -> None:
+    """Whatever its name says: what denies it denies it in four bits, too."""
+    assert served(tmp_path, server.format(name), "1xH100-80GB").result is Result.UNCERTAIN
+    assert served(tmp_path, server.format(name), "1xRTX4090").result is Result.DOES_NOT_FIT
+    known = served(tmp_path, server.replace("/models/{}", "meta-llama/Llama-3.1-70B-Instruct"), "1xH100-80GB")
+    assert known.result is Result.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize(("word", "bits"), [("modelopt_fp4", "nvfp4"), ("fbgemm_fp8", "fp8")])
+@pytest.mark.parametrize("name", ["llama-3.3-70b", "our-70b"])
+def test_a_command_states_the_bits_of_a_folder(name: str, word: str, bits: str, tmp_path: Path) -> None:
+    found = served(
+        tmp_path, f"vllm serve /models/{name} --max-model-len 4096 --quantization {word}", "2xH100-80GB"
+    )
+    assert found.answer is not None
+    assert found.answer.plan.quantization is not None
+    assert found.answer.plan.quantization.weights is not None
+    assert found.answer.plan.quantization.weights.name.startswith(bits)
+    assert found.result is not Result.DOES_NOT_FIT
+
+
+def test_a_size_says_nothing_of_a_length(tmp_path: Path) -> None:
+    server = "python -m sglang.launch_server --model-path /models/our-9b --context-length 1048576"
+    found = served(tmp_path, server, "8xH200")
+    assert found.answer is not None, found.why_not
+    assert found.result is Result.UNCERTAIN

@@ -19,6 +19,10 @@ SIZES = {
     "a/Bar_350M": (0.35, 0.3495, None),
     "a/Bar-30B-A3B": (30.0, 29.5, 3.0),
     "a/Mix-8x7B": (56.0, 7.0, 14.0),
+    "a/Bar-1_8B-chat": (1.8, 1.75, None),
+    "cache/models--a--Bar-0_5b": (0.5, 0.45, None),
+    "a/bar_1_8b": (8.0, 7.5, None),
+    "a/bar-3_8b": (8.0, 7.5, None),
     "/ckpt/foo-13b/checkpoint-200": (13.0, 12.5, None),
 }
 UNSIZED = ("a/Foo", "a/Llama-4-Scout-17B-16E", "a/gemma-3n-E2B-it", "a/Foo-3bit", "a/Foo-12k")

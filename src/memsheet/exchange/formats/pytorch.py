@@ -20,7 +20,16 @@ from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUE
 from memsheet.exchange.shared.peft_configs import READ, trains_beside
 from memsheet.exchange.shared.python_module import argument_remarks
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
-from memsheet.exchange.shared.trainer_script import ASKS_CARD, BITS, SCRIPT, SPREADS, UNREAD_FLAGS, UNSAID
+from memsheet.exchange.shared.trainer_script import (
+    ASKS_CARD,
+    BITS,
+    LIKELY_NAME,
+    SCRIPT,
+    SPREADS,
+    UNMADE,
+    UNREAD_FLAGS,
+    UNSAID,
+)
 from memsheet.exchange.shared.trainers import inside_moves, inside_names, inside_rows, row_of, with_master
 from memsheet.frozen import replace
 
@@ -185,7 +194,7 @@ FORMAT = Format(
     program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
     refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_part_of_card,
     unmodelled={
-        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
+        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),
     },
     known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{SPREADS}"},

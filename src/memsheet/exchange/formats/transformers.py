@@ -13,6 +13,7 @@ from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import (
     KEYWORDS,
+    UNSET,
     Format,
     Key,
     Moved,
@@ -24,7 +25,7 @@ from memsheet.exchange.shared.file_format import (
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.own_settings import own_settings
-from memsheet.exchange.shared.peft_configs import READ, trains_beside
+from memsheet.exchange.shared.peft_configs import READ, USUAL_RANK, trains_beside
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
@@ -33,14 +34,17 @@ from memsheet.exchange.shared.trainer_script import (
     BITS,
     COLOCATED,
     DEFAULTS,
+    LIKELY_NAME,
     MAPS,
     OF_TRAINER,
     OWN_LAYERS,
     OWN_SCRIPT,
+    RELEASE_DEFAULTS,
     SCRIPT,
     SEVERAL,
     SFT_OWN,
     SPREADS,
+    UNMADE,
     UNREAD_FLAGS,
     UNSAID,
     WHOLE_TABLES,
@@ -150,6 +154,12 @@ def read_model_dtype(value: Any, values: Values) -> Mapping[str, Any]:
         return {}
     told = {f"precision.{name}": word for name in ("parameters", "gradients", "moments")}
     return {**told, "precision.reduce": word, **({} if mixed else {"precision.compute": word})}
+
+
+def _read_adapter_targets(value: Any, values: Values) -> Mapping[str, Any]:
+    """Which modules have adapters; of a rank that the text does not tell the sheet has the usual one."""
+    usual = {"?adapter.rank": USUAL_RANK} if values.get(f"{SCRIPT}.lora_rank") == UNSET else {}
+    return {"adapter.targets": value, **usual}
 
 
 def _read_trl_loss_type(value: Any, _: Values) -> Mapping[str, Any]:
@@ -364,9 +374,10 @@ KEYS = (
         at=f"{SCRIPT}.loss_type", out=lambda _: None, back=_read_trl_loss_type, holds=("nll", CHUNKED), instead="nll",
         source="huggingface/trl f2cd577 trl/trainer/sft_config.py:336",
     ),
+    Key(at=f"{SCRIPT}.lora_targets", out=lambda _: None, back=_read_adapter_targets, source="peft tuners/lora/config.py, target_modules"),
     *(
         Key(at=f"{SCRIPT}.{name}", says=says, out=lambda _: None, source=source) for name, says, source in (
-            ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"), ("lora_targets", "adapter.targets", "peft tuners/lora/config.py, target_modules"),
+            ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"),
             ("lora_full_modules", "adapter.full_modules", "peft tuners/lora/config.py, modules_to_save"),
             ("lora_dropout", "adapter.dropout", "peft tuners/lora/config.py, lora_dropout"),
             ("adapter_kind", "adapter.kind", "peft mapping.py, PEFT_TYPE_TO_CONFIG_MAPPING"),
@@ -495,7 +506,7 @@ FORMAT: Format = Format(
     unmodelled={
         "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), KEYWORDS: (),
-        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, SEVERAL, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, SEVERAL, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), PARALLEL: (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
@@ -504,7 +515,7 @@ FORMAT: Format = Format(
         "dataset_name", "dataset_config", "dataset_config_name", "train_file", "validation_file", "validation_split_percentage", "max_train_samples",
         "max_eval_samples", "streaming", "keep_linebreaks", "overwrite_cache", "preprocessing_num_workers", "overwrite_output_dir", "tokenizer_name",
         "use_fast_tokenizer", "model_revision", "trust_remote_code", "cache_dir", "task_name", "max_target_length", "val_max_target_length", "source_prefix", "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config", "generation_config.*", "sortish_sampler", "pad_to_max_length", "num_beams", "ignore_pad_token_for_loss", "text_column", "summary_column", "source_lang", "target_lang", "forced_bos_token", "source_column", "target_column",  # of the examples' own dataclasses
-        "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
+        f"{SCRIPT}.{RELEASE_DEFAULTS}", "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
         "gradient_checkpointing_kwargs.*", *(f"{PARALLEL}.{name}" for name in ("class", "cp_backend", "sp_backend", "cp_handler.class", "sp_handler.*")), f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(

@@ -23,6 +23,8 @@ TUNE, TUNE_FILE = "tune", "tune run"
 key=value over it).
 """
 SWIFT_FILE, SWIFT_MEGATRON_FILE = "$.file", "$.megatron_file"
+OF_TORCHTUNE = frozenset({"checkpointer"})
+"""Keys at the top of torchtune's recipes, which may name a template beside."""
 OF_SWIFT = frozenset({
     "tuner_type", "train_type", "sft_type", "rlhf_type", "split_dataset_ratio", "model_author", "device_groups", "colocate_groups", "sampler_engine",
 })  # fmt: skip

@@ -155,6 +155,9 @@ class Format:
         default_factory=dict
     )  # files of DeepSpeed's that its project has, by the end of their paths
     removed: frozenset[str] = frozenset()  # keys of older versions at which this one stops
+    opens: Callable[[str], bool] = lambda _: (
+        False
+    )  # whether a key that is not known may be one of a fork's that changes bytes
     said: Mapping[str, Any] = field(default_factory=dict)  # what being such a file says of the plan
     compose: Callable[[Values, Values], str] | None = (
         None  # text of a shell format, of values and what is asked
@@ -353,6 +356,7 @@ def read_format_values(form: Format, values: Values) -> Read:
         unmodelled.append((MORE, values[MORE]))
     told = {*form.unmodelled, MORE}
     unknown = [at for at in other if at not in told and not _is_known_key(form, at)]
+    unmodelled += [(at, values[at]) for at in unknown if form.opens(at) and values[at] not in (False, None)]
     return Read(
         form=form,
         values=values,

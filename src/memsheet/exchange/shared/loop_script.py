@@ -20,7 +20,8 @@ from memsheet.exchange.shared.generation_script import (
 )
 from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
-from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys
+from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
+from memsheet.exchange.shared.python_branches import calls_made
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
@@ -44,6 +45,7 @@ from memsheet.exchange.shared.trainer_script import (
     UNSAID,
     bitsandbytes_keys,
     from_pretrained_keys,
+    unmade_key,
 )
 from memsheet.patterns import late_pattern
 
@@ -183,17 +185,17 @@ def _adapter_keys(module: Module, told: Callable[[str], Told | None]) -> dict[st
                 {
                     at: one
                     for at, one in held.items()
-                    if one != UNSET or at in ("target_modules", "num_virtual_tokens")
+                    if one != UNSET or at in ("r", "target_modules", "num_virtual_tokens")
                 }
-                for held in _local_calls(module, *names)
+                for held in calls_made(module, names)
             )
         )
     if not _is_off(told("4bit")) and not _is_off(told("8bit")):
-        for held in _local_calls(module, BITS):
-            made |= bitsandbytes_keys(held)
-    if any(_local_calls(module, *PREPARES)):
+        for held in calls_made(module, (BITS,)):
+            made |= with_open_branch(BITS, bitsandbytes_keys(held), held)
+    if any(calls_made(module, PREPARES)):
         made["prepared"] = True
-    return made
+    return {**made, **unmade_key(module)}
 
 
 def _is_off(found: Told | None) -> bool:
@@ -376,7 +378,7 @@ def _recompute_key(module: Module, told: Callable[[str], Told | None]) -> dict[s
         return {"recompute": bool(flag.value)}
     prepares = [  # which switches it on (huggingface/peft 5d602fd src/peft/utils/other.py:158-240)
         held
-        for held in _local_calls(module, *PREPARES)
+        for held in calls_made(module, PREPARES)
         if held.get("use_gradient_checkpointing", held.get("1", True)) is not False
     ]
-    return {"recompute": True} if prepares or any(_local_calls(module, *CHECKPOINTS)) else {}
+    return {"recompute": True} if prepares or any(calls_made(module, CHECKPOINTS)) else {}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.flag_words import plain_value
+from memsheet.exchange.shared.peft_configs import USUAL_RANK
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
 from memsheet.patterns import late_pattern
 
@@ -59,8 +60,6 @@ LENGTHS = (
     "max_length", "max_seq_length", "max_seq_len", "max_sequence_length", "seq_length", "seq_len", "sequence_length", "sequence_len",
     "cutoff_len", "model_max_length", "block_size", "context_length",
 )  # fmt: skip
-USUAL_RANK = 8
-"""Of an adapter that is switched on and says none (huggingface/peft 0.21.2 tuners/lora/config.py, r)."""
 _ADAPTER = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
 _MODEL = late_pattern(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
 _OTHER_USE = late_pattern(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.python_config import LINE, SCOPE, WHOLE
+from memsheet.exchange.shared.python_config import BRANCH, LINE, SCOPE, WHOLE
 from memsheet.exchange.shared.python_values import CLASS
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.defaults import IA3_INPUTS
@@ -29,7 +29,7 @@ KINDS = {IA3: "ia3", VERA: "vera", PROMPT: "prompt-tuning", PREFIX: "prefix-tuni
 OTHERS = tuple(KINDS)
 ADAPTED = frozenset({"lora_rank", "adapter_kind"})
 """Keys that say that adapters train."""
-OURS = (CLASS, LINE, SCOPE, WHOLE)
+OURS = (CLASS, LINE, SCOPE, WHOLE, BRANCH)
 WITHOUT_BYTES = (
     "lora_alpha",
     "alpha_pattern",
@@ -45,6 +45,8 @@ WITHOUT_BYTES = (
     "base_model_name_or_path",
     "bnb_4bit_compute_dtype",
 )
+USUAL_RANK = 8
+"""Of LoRA where nobody says it (huggingface/peft 0.21.2 tuners/lora/config.py, r)."""
 NOTHING: tuple[Any, ...] = (None, False, [], {})
 """Values of an argument that ask for nothing (peft tuners/lora/config.py: what they default to)."""
 MODEL_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
@@ -62,12 +64,18 @@ def peft_config_keys(calls: Callable[..., Iterable[Mapping[str, Any]]]) -> dict[
     """
     made: dict[str, Any] = {}
     for held in calls(LORA):
-        made |= lora_config_keys(held)
+        made |= with_open_branch(LORA, lora_config_keys(held), held)
     for held in () if made else calls(*OTHERS):
-        made |= _other_method_keys(held)
+        made |= with_open_branch(held[CLASS], _other_method_keys(held), held)
     if made.get("adapter_kind") == KINDS[ADALORA] and any(calls(ALLOCATES)):
         made[ADALORA] = ", ".join(one for one in (made.get(ADALORA), ALLOCATES) if one)
     return made
+
+
+def with_open_branch(name: str, made: dict[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """What an object says, and that nobody knows whether it is made where that is so."""
+    told = held.get(BRANCH)
+    return {**made, name: ", ".join(filter(None, (made.get(name), told)))} if told else made
 
 
 def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +218,7 @@ def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *read) and held[name] not in NOTHING
     ]
     made = {
-        "lora_rank": held.get("r", 8),
+        "lora_rank": held.get("r", USUAL_RANK),
         **({"adapter_kind": "dora"} if dora else {}),
         "lora_dropout": held.get("lora_dropout", 0.0),
         **({"lora_targets": targets} if listed else {}),

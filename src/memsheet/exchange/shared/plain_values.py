@@ -60,7 +60,12 @@ def evaluate_arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
 
 
 def compare_values(op: ast.cmpop, left: Any, right: Any) -> Any:
-    """Whether two plain values are alike, or which of two numbers is more; ``UNSET`` of anything else."""
+    """Whether two plain values are alike, which of two numbers is more, or whether a list has one; ``UNSET``
+    of anything else.
+    """
+    if isinstance(op, ast.In | ast.NotIn):
+        known = isinstance(right, list) and UNSET not in (left, *right) and not isinstance(left, dict | list)
+        return (left in right) is isinstance(op, ast.In) if known else UNSET
     kinds = int | float if isinstance(op, ORDERS) else int | float | str | None
     plain = all(isinstance(held, kinds) and held != UNSET for held in (left, right))
     compared = _COMPARISONS.get(type(op))

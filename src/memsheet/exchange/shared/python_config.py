@@ -28,7 +28,12 @@ from memsheet.exchange.shared.settings_files import held_settings
 from memsheet.frozen import replace
 from memsheet.guard.budget import Budget, TooMuchError
 
-LINE, WHOLE, SCOPE = "lambda", "import", "def"  # no argument can be called by a word of the language
+LINE, WHOLE, SCOPE, BRANCH = (
+    "lambda",
+    "import",
+    "def",
+    "if",
+)  # no argument can be called by a word of the language
 MOST_LOOKS, STEPS_OF_LOOK = 24, 4000
 """Calls whose surroundings are read, and the steps of each."""
 MOST_CALLS, MOST_SITES = 3, 4
@@ -85,7 +90,7 @@ def named_calls(module: Module, names: Iterable[str], *, local: bool = False) ->
             told = {CLASS: path[-1], WHOLE: ".".join(path), LINE: node.lineno, SCOPE: scope}
             found = {
                 **call_arguments(
-                    module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0
+                    module, node, values_at_line(module, node.lineno) if looks > 0 else module.names, 0
                 ),
                 **told,
             }
@@ -102,7 +107,7 @@ def call_node(module: Module, call: Mapping[str, Any]) -> ast.Call | None:
     )
 
 
-def _names_at(module: Module, line: int, calls: int = 0) -> Mapping[str, Any]:
+def values_at_line(module: Module, line: int, calls: int = 0) -> Mapping[str, Any]:
     """What names hold on a line; the file's own where that takes too many steps. ``calls``: through how many
     calls of the file's own functions it was come to.
     """
@@ -127,7 +132,9 @@ def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[
     told = [
         given_parameters(
             function,
-            _moved_places(call_arguments(module, node, _names_at(module, node.lineno, calls + 1), 0), own),
+            _moved_places(
+                call_arguments(module, node, values_at_line(module, node.lineno, calls + 1), 0), own
+            ),
         )
         for node in sites
     ]

@@ -131,6 +131,17 @@ def _evaluate_condition(module: Module, test: ast.expr, given: Mapping[str, Any]
     return held if isinstance(held, bool) else None
 
 
+def condition_value(module: Module, test: ast.expr, given: Mapping[str, Any]) -> bool | None:
+    """What a condition comes to with what names hold; None where the text does not say. Raises TooMuchError
+    past its bounds.
+    """
+    decided = _evaluate_condition(module, test, given, 0)
+    if decided is not None or not isinstance(test, ast.Name | ast.Attribute | ast.Subscript):
+        return decided
+    held = evaluate_expression(module, test, given, 0)
+    return bool(held) if isinstance(held, int | float | str) and held != UNSET else None
+
+
 def _evaluate_comparison(module: Module, node: ast.Compare, given: Mapping[str, Any], depth: int) -> Any:
     """Whether two plain values are alike, or which of two numbers is more."""
     if len(node.ops) != 1:
@@ -214,7 +225,7 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
         case ast.Dict(keys=keys, values=held):
             return _evaluate_dict(module, keys, held, given, depth + 1)
         case ast.Name() | ast.Attribute():
-            found = _looked_up(attribute_path(node), given)
+            found = value_of_path(attribute_path(node), given)
             module.steps.spend_size(found)  # a name may stand for all that other names hold
             return found
         case ast.IfExp(orelse=other) if asks_command_line(node):
@@ -265,7 +276,7 @@ def _evaluate_dict(
     }
 
 
-def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
+def value_of_path(path: list[str], given: Mapping[str, Any]) -> Any:
     held: Any = given
     for name in path:
         if not isinstance(held, Mapping) or name not in held:
@@ -318,7 +329,7 @@ def _settings_call(
     if not node.args and not name.endswith(".read"):
         return None
     if name.endswith((".read", ".read_text")):
-        return _looked_up(attribute_path(node.func)[:-1], given)
+        return value_of_path(attribute_path(node.func)[:-1], given)
     if not opens and not loads and name not in KEPT:
         return None
     held = evaluate_expression(module, node.args[0], given, depth)

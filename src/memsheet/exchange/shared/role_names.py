@@ -113,6 +113,15 @@ def constant_values(module: Module) -> dict[str, Told]:
     }
 
 
+def given_texts(module: Module, name: str) -> list[Told]:
+    """The texts that a name is given anywhere in a file, in its order."""
+    return [
+        Told(node.value, name, node.lineno)
+        for found, node in _named_expressions(module.tree)
+        if found == name and isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
 def _named_expressions(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     for node in ast.walk(tree):
         match node:

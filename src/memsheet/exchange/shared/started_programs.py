@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from memsheet.exchange.shared.launched_script import filled_commands
@@ -22,6 +23,7 @@ READ_INTO = late_pattern(
 OUTPUT = late_pattern(r"(\d?|&)>.*|<.*|\|")
 """What ends the words of a command that its program is given."""
 MOST_SWITCHES = 4
+LAUNCHERS = frozenset({"deepspeed", "torchrun"})
 Finds = Callable[[Sequence[str]], int | None]
 
 
@@ -49,11 +51,11 @@ def before_output(words: Sequence[str]) -> Iterator[str]:
 
 
 def module_index(words: Sequence[str], module: re.Pattern[str], file: re.Pattern[str]) -> int | None:
-    """Where a program's name stands: a module after ``-m``, or a script after its interpreter."""
+    """Where a program's name stands: a module after ``-m``, or a script after an interpreter or launcher."""
     for at, word in enumerate(words):
         if at and words[at - 1] in ("-m", "--module") and module.fullmatch(word):
             return at
-        if at and file.fullmatch(word) and _starts_python(words[:at]):
+        if at and file.fullmatch(word) and (_starts_python(words[:at]) or _launches_first(words[:at])):
             return at
     return None
 
@@ -62,6 +64,13 @@ def _starts_python(before: Sequence[str]) -> bool:
     """Whether words end with an interpreter and its switches (``python3 -u``)."""
     rest = [word for word in before[-MOST_SWITCHES:] if not re.fullmatch(r"-[a-zA-Z]{1,3}", word)]
     return bool(rest) and rest[-1].rpartition("/")[2].startswith("python")
+
+
+def _launches_first(before: Sequence[str]) -> bool:
+    """Whether words start a launcher of processes, and no script stands among them yet."""
+    names = [word.rpartition("/")[2] for word in before]
+    launched = LAUNCHERS & set(names) or ("accelerate", "launch") in pairwise(names)
+    return bool(launched) and not any(name.endswith(".py") for name in names)
 
 
 def _script_commands(text: str, finds: Finds) -> Iterator[list[str]]:

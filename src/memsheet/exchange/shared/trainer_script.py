@@ -18,12 +18,16 @@ from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key
 from memsheet.exchange.shared.model_casts import model_casts
 from memsheet.exchange.shared.peft_configs import (
     ADAPTED,
+    LORA,
     OURS,
     WITHOUT_BYTES,
     lora_config_keys,
     peft_config_keys,
+    with_open_branch,
 )
+from memsheet.exchange.shared.python_branches import calls_at_flag, calls_made
 from memsheet.exchange.shared.python_config import (
+    BRANCH,
     LINE,
     SCOPE,
     WHOLE,
@@ -34,6 +38,7 @@ from memsheet.exchange.shared.python_config import (
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
+from memsheet.exchange.shared.role_names import given_texts
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.patterns import late_pattern
@@ -41,6 +46,8 @@ from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 
 SFT = "SFTConfig"
+RELEASE_DEFAULTS = "left_to_release"
+"""Keys that nobody says and whose default TRL has changed."""
 METHODS = {
     f"{name}Config": name
     for name in (
@@ -101,7 +108,7 @@ TRAINERS = (
     SFT_TRAINER,
     *(f"{name}Trainer" for name in METHODS.values()),
 )
-BITS = "BitsAndBytesConfig"
+BITS, UNMADE, LIKELY_NAME = "BitsAndBytesConfig", "unmade", "likely_name"
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 """The second before peft 0.10 (src/peft/utils/other.py)."""
 WIDTHS = ("load_in_4bit", "load_in_8bit")
@@ -194,17 +201,15 @@ def arguments_of(
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
         own.setdefault("max_length", length)
-    if any(named_calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
-        said["gradient_checkpointing"] = True
+    if (again := list(calls_made(module, RECOMPUTE))) and "gradient_checkpointing" not in said:
+        said["gradient_checkpointing"] = UNSET if all(BRANCH in one for one in again) else True
     told = f"{name} of line {last[LINE]}" + (f", the last of {len(made)}" if len(made) > 1 else "")
     beside: dict[str, Any] = (
         {"fused": True}
         if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER))
         else {}
     )
-    beside |= peft_config_keys(lambda *names: named_calls(module, names, local=True))
-    for held in named_calls(module, (BITS,), local=True):
-        beside |= bitsandbytes_keys(held)
+    beside |= _adapter_keys(module)
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
@@ -220,7 +225,7 @@ def arguments_of(
         beside[ASKS_CARD] = (
             True  # unsloth/models/rl.py: of the dtype that the model was loaded in, the card's
         )
-    for held in named_calls(module, PREPARES, local=True):
+    for held in calls_made(module, PREPARES):
         beside |= _prepare_kbit_keys(held, said, quantized=bool(beside.get("quantized")))
     if (
         not unsloth
@@ -377,19 +382,45 @@ def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, 
     if name == UNSET and flag is not None and isinstance(flag.default, str):
         name = flag.default
     if name == UNSET:
-        return {}
+        return _likely_name_key(module, call_node(module, call), at)
     return {"model": name, **({MODEL_FLAG: flag} if flag is not None and flag.default == name else {})}
+
+
+HUB_NAME = late_pattern(r"[A-Za-z0-9][\w-]*(?:\.[\w-]+)*/[\w.-]+")
+
+
+def _likely_name_key(module: Module, node: ast.Call | None, at: str) -> dict[str, Any]:
+    """The last name of a hub's that the text gives what a call is given, under whatever condition; and that
+    it may be another.
+    """
+    if node is None:
+        return {}
+    given = {str(place): held for place, held in enumerate(node.args)}
+    given |= {held.arg: held.value for held in node.keywords if held.arg}
+    path = attribute_path(given[at]) if at in given else []
+    names = [one for one in given_texts(module, path[-1] if path else "") if HUB_NAME.fullmatch(one.value)]
+    if not names:
+        return {}
+    told = f"{names[-1].value} of line {names[-1].line}, and what else {path[-1]} may be is open"
+    return {"model": names[-1].value, LIKELY_NAME: told}
 
 
 def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
     """TRL's own fields, and in ``said`` its defaults for what is not said."""
+    fused = said.get("use_liger_kernel") is True
+    left = [
+        name
+        for name in ("gradient_checkpointing", "loss_type")
+        if name not in said and not (fused and name == "loss_type")
+    ]
     said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
-    usual = "nll" if said.get("use_liger_kernel") is True else own_default("trl", "loss_type")
+    usual = "nll" if fused else own_default("trl", "loss_type")
     return {
         **({} if "max_seq_length" in said else {"max_length": own_default("trl", "max_length")}),
         "loss_type": usual,
+        **({RELEASE_DEFAULTS: left} if left else {}),
         **{key: said[key] for key in SFT_OWN if key in said},
     }
 
@@ -403,6 +434,7 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
     """The method of a configuration of TRL's other than SFT's, with the defaults that all of them have in
     ``said``; the length of both of its parts where it says both.
     """
+    left = {} if "gradient_checkpointing" in said else {RELEASE_DEFAULTS: ["gradient_checkpointing"]}
     said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
@@ -411,6 +443,7 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
     usual = {USUAL_LENGTH: OF_METHODS} if METHODS[name] in CUT and said.get("max_length", 0) == 0 else {}
     return {
         "method": METHODS[name],
+        **left,
         **({"max_length": whole} if isinstance(whole, int) else usual),
         **({COLOCATED: share} if share is not None else {}),
     }
@@ -425,6 +458,21 @@ def _older_trainer_keys(module: Module) -> dict[str, Any]:
         return {}
     method = METHODS.get(f"{given[CLASS].removesuffix('Trainer')}Config")
     return {**({"method": method} if method else {}), **trainer_length(given, method)}
+
+
+def _adapter_keys(module: Module) -> dict[str, Any]:
+    """Adapters and the bits of their base, as far as they are made."""
+    found = peft_config_keys(lambda *names: calls_made(module, names))
+    for held in calls_made(module, (BITS,)):
+        found |= with_open_branch(BITS, bitsandbytes_keys(held), held)
+    return {**found, **unmade_key(module)}
+
+
+def unmade_key(module: Module) -> dict[str, Any]:
+    """Adapters and fewer bits that a script makes once a flag is given, and not at its default."""
+    flags = calls_at_flag(module, (LORA, BITS))
+    told = ", ".join(f"{name} of {flag}" for name, flag in flags.items())
+    return {UNMADE: f"{told}, which nobody gives here"} if told else {}
 
 
 def bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -487,16 +535,13 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     if load is None:
         return {}
     trained = next(
-        (
-            held
-            for held in named_calls(module, ("get_peft_model",), local=True)
-            if UNSLOTH_ADAPTS.search(held[WHOLE])
-        ),
+        (held for held in calls_made(module, ("get_peft_model",)) if UNSLOTH_ADAPTS.search(held[WHOLE])),
         None,
     )
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
     own.pop("loss_type", None)
+    own.pop(RELEASE_DEFAULTS, None)
     asked = (
         said.pop("max_seq_length", None),
         said.pop("max_length", None),
@@ -514,7 +559,10 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
         said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET
     if recompute == "unsloth" and not (isinstance(length, int) and length < WORTH_OFFLOADING):
         made["offload"] = True
-    return {**made, **(_unsloth_adapter(trained) if trained is not None else {})}
+    return {
+        **made,
+        **(with_open_branch(LORA, _unsloth_adapter(trained), trained) if trained is not None else {}),
+    }
 
 
 def _unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
@@ -535,7 +583,7 @@ def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
     held = {
         name: value
         for name, value in trained.items()
-        if name not in ("0", "model", *_UNSLOTH_WITHOUT_BYTES) and value is not None
+        if name not in ("0", "model", BRANCH, *_UNSLOTH_WITHOUT_BYTES) and value is not None
     }
     usual = {"r": 16, "target_modules": ALL_LINEAR}
     asked = {**usual, **held}

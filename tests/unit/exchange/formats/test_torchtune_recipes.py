@@ -151,3 +151,11 @@ def test_pairs_of_its_dpo_are_counted(tmp_path: Path) -> None:
     assert isinstance(found.answer.plan.workload, Training)
     assert found.answer.plan.workload.microbatch == 8
     assert "reference model" in found.doubt
+
+
+@pytest.mark.parametrize("key", ["template: {_component_: torchtune.data.SummarizeTemplate}", "stage: sft"])
+def test_a_recipe_is_torchtunes_whatever_stands_beside(key: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{FULL}{key}\n")
+    found = memsheet.check(tmp_path / "recipe.yaml", gpus="1xH100-80GB")
+    assert [read.form.name for read in found.reads.values()] == ["torchtune"]
+    assert found.answer is not None

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import memsheet
+from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
@@ -646,3 +647,52 @@ def test_ranks_that_exchange_heads_are_of_deepspeed_alone(capsys: Any, tmp_path:
     asked = ("--model", "llama-3.2-1b", "--gpus", "4xH100-80GB", "--seq-len", "4096", "--microbatch", "1")
     main(("check", str(tmp_path), *asked, "--json"))
     assert "context_parallel_comm" in json.loads(capsys.readouterr()[0])["doubt"]
+
+
+SFT = """from trl import {kind}Config, {kind}Trainer
+args = {kind}Config(output_dir="o", per_device_train_batch_size=4, max_length=4096, bf16=True{more})
+{kind}Trainer(model="meta-llama/Llama-3.2-1B", args=args, train_dataset=rows).train()
+"""
+SAID = ", gradient_checkpointing=True, loss_type='nll'"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "gpus"),
+    [
+        ("SFT", "", "1xA100-40GB"), ("SFT", ", gradient_checkpointing=True", "1xA100-40GB"), ("SFT", ", loss_type='chunked_nll'", "1xA100-40GB"),
+        ("DPO", "", "1xH200"),
+    ],
+)  # fmt: skip
+def test_a_release_that_nobody_says_may_have_had_other_defaults(
+    kind: str, more: str, gpus: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SFT.format(kind=kind, more=more))
+    found = memsheet.check(script, gpus=gpus)
+    assert found.result is Result.UNCERTAIN
+    assert "which releases run" in found.doubt
+    for at in ("gradient_checkpointing", "loss_type"):
+        assert not (at in more and f"unless {at}" in found.doubt)
+    newer = memsheet.check(script, gpus=gpus, engine_version="1.9")
+    assert newer.result is Result.FITS
+    assert newer.answer is not None
+    assert found.answer is not None
+    assert newer.answer.verdict is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.device.high > newer.answer.verdict.device.high
+
+
+def test_a_training_that_fits_by_any_release_fits(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    for more, gpus in (("", "1xB200"), (SAID, "1xH100-80GB")):
+        script.write_text(SFT.format(kind="SFT", more=more))
+        assert memsheet.check(script, gpus=gpus).result is Result.FITS
+
+
+def test_a_file_of_arguments_is_of_any_release_alike(tmp_path: Path) -> None:
+    file = tmp_path / "sft.yaml"
+    text = "model_name_or_path: meta-llama/Llama-3.2-1B\nper_device_train_batch_size: 4\nmax_length: 4096\nbf16: true\npacking: true\ngradient_checkpointing: true\n"  # fmt: skip
+    file.write_text(text)
+    assert memsheet.check(file, gpus="1xA100-40GB").result is Result.UNCERTAIN
+    file.write_text(f"{text}use_liger_kernel: true\n")
+    assert memsheet.check(file, gpus="1xA100-40GB").result is Result.FITS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memsheet.errors import InputError
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.questions.recognised_files import recognise_files
@@ -62,3 +63,25 @@ def test_a_module_of_peoples_own_is_a_script() -> None:
 def test_what_is_printed_and_not_run_starts_nothing() -> None:
     text = 'NOTE="to train run it"\necho "$NOTE"\n'
     assert plain_script(text).text == text
+
+
+OLDER_TRAINER = (
+    "../train_sft.py --pretrain meta-llama/Llama-3.1-8B --max_len 2048 --train_batch_size 64 "
+    "--micro_train_batch_size 2 --zero_stage 2 --bf16"
+)
+LAUNCHED_FILES = {
+    "python": "python {}", "deepspeed": "deepspeed {}", "its flags": "deepspeed --num_gpus 8 {}", "torchrun": "torchrun --nproc_per_node 8 {}",
+    "accelerate": "accelerate launch {}", "read into": "read -r -d '' words <<EOF\n{}\nEOF\nif [[ $1 != x ]]; then\n  deepspeed $words\nfi",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launch", LAUNCHED_FILES)
+def test_a_program_by_its_file_is_started_by_any_launcher(launch: str) -> None:
+    reads, _ = recognise_files({"run.sh": LAUNCHED_FILES[launch].format(OLDER_TRAINER) + "\n"}, ())
+    trained = [read for read in reads.values() if read.form.name == "openrlhf"]
+    assert [read.request["@model"] for read in trained] == ["meta-llama/Llama-3.1-8B"]
+
+
+def test_a_program_that_another_is_given_is_not_started() -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        recognise_files({"run.sh": f"deepspeed mine.py {OLDER_TRAINER}\n"}, ())

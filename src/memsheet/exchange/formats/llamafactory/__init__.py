@@ -22,7 +22,7 @@ from memsheet.exchange.formats.llamafactory.names import (
 )
 from memsheet.exchange.formats.llamafactory.partly import frozen_layer_moves, whole_module_moves
 from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
-from memsheet.exchange.shared.config_commands import FACTORY_FILE, OF_SWIFT
+from memsheet.exchange.shared.config_commands import FACTORY_FILE, OF_SWIFT, OF_TORCHTUNE
 from memsheet.exchange.shared.file_format import Format, Moved, Values
 from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import (
@@ -100,7 +100,7 @@ def _factory_plan_problems(asked: Values) -> Iterator[Problem]:
 FORMAT = Format(
     name="llamafactory", gradient_sync="last", file="llamafactory.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_required_factory_keys, problems=_factory_plan_problems, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
-    never=OF_SWIFT, absent=factory_implied_keys, refers=("deepspeed", FACTORY_FILE), ships=SHIPPED, strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
+    never=OF_SWIFT | OF_TORCHTUNE, absent=factory_implied_keys, refers=("deepspeed", FACTORY_FILE), ships=SHIPPED, strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
     rename=_rename_factory_key, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
     weighed=INSIDE_WEIGHED, preferences=_factory_preferences, moves=_factory_moves, starts=lambda _, given: given.keys() >= {"stage", "finetuning_type", "model_name_or_path"},
     differs={

@@ -28,6 +28,8 @@ from memsheet.exchange.shared.megatron_flags import (
     VALUED,
     flags_of,
 )
+from memsheet.exchange.shared.program_releases import keys_of_one_program
+from memsheet.patterns import late_pattern
 from memsheet.plan.dtypes import FP32
 from memsheet.sheet import Instant
 
@@ -434,9 +436,30 @@ def compiled_loss_moves(values: Values, asked: Values) -> Iterator[Moved]:
     yield Moved(at=FUSED_BY, why=why, low_bytes=0, high_bytes=high, instant=Instant.LOSS)
 
 
+BESIDE_BYTES = late_pattern(
+    r"^--(?:wandb|tensorboard|log|logging|structured[-_]logs|dataset|use[-_]mpi|epochs|debug|keep[-_]last)"
+    r"(?:[-_]|$)"
+    r"|[-_](?:path|dir|file|folder|entity|project|iters|epochs|interval|rate|seed|workers|data|tensorboard)$"
+    r"|[-_]tokenizer[-_]type$"
+)
+"""Flags of forks that name files, trackers and times, by their words."""
+
+
+def _may_change_bytes(at: str) -> bool:
+    return at.startswith("--") and not BESIDE_BYTES.search(at)
+
+
+def _is_own_release(values: Values) -> bool:
+    """Whether a program of its own is started, with no flag that the release which was read refuses: a fork,
+    or an older release, takes such, and may have other defaults (--recompute-num-layers was 1).
+    """
+    own = values.get(PROGRAM) in OWN and not OF_DEEPSPEED.keys() & values.keys()
+    return own and keys_of_one_program(FORMAT, values)
+
+
 FORMAT = Format(
     name="megatron", file="pretrain_gpt.sh", kind="shell", tested=VERSION, engines=("megatron",), keys=KEYS, compose=_compose_megatron_script, problems=_megatron_plan_problems,
-    program_known=lambda values: values.get(PROGRAM) in OWN and not OF_DEEPSPEED.keys() & values.keys(),
+    program_known=_is_own_release, opens=_may_change_bytes,
     parse=lambda text: {} if STARTS.search(text) else flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another

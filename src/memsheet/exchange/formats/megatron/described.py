@@ -2,11 +2,14 @@
 the vocabulary that its tokenizer has.
 
 Vocabularies are those of the tokenizers that need no file of their own: GPT-2's merges, BERT's uncased word
-pieces, Llama 2's pieces (NVIDIA/Megatron-LM 23e00ed megatron/training/tokenizer/tokenizer.py:30-110).
+pieces (NVIDIA/Megatron-LM 23e00ed megatron/training/tokenizer/tokenizer.py:30-110). ``Llama2Tokenizer`` is a
+class for any file of pieces: it has Llama 2's where the file's path names that model, or one that took its
+pieces over.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +46,17 @@ OTHER_PROGRAMS = late_pattern(
 )
 """Programs that train no decoder, by their names."""
 VOCABULARY, OBJECTIVE = "$.vocabulary", "$.objective"
-KNOWN = {"GPT2BPETokenizer": 50257, "BertWordPieceLowerCase": 30522, "Llama2Tokenizer": 32000}
+KNOWN = {"GPT2BPETokenizer": 50257, "BertWordPieceLowerCase": 30522}
+PIECES, OF_LLAMA_2 = "Llama2Tokenizer", 32_000
+LLAMA_2 = late_pattern(
+    r"(?:^|/)(?:meta-)?(?:code)?llama[-_]?[12]?(?:[-_]\d+b)?"
+    r"(?:[-_](?:hf|chat|instruct|base|ckpts?|weights|tokenizer))*(?:/|$)"
+    r"|mi[sx]tral",
+    re.IGNORECASE,
+)
+"""In the path of a file of pieces, names of models that have Llama 2's number of them; those that others
+lengthened have more words in theirs.
+"""
 ASSUMED = 128_256
 """Of a tokenizer that nobody knows: Llama 3's, which is large, so that a table is rather over than under."""
 
@@ -63,7 +76,7 @@ def described_stack(values: Values) -> Mapping[str, Any] | None:
     """The sizes of a decoder of alike layers, whatever their program does; None where one is missing."""
     if any(not isinstance(values.get(at), int) or values[at] is True for at in NEEDED):
         return None
-    own = language_sizes(values)
+    own = {**_one_head_of_keys(values), **language_sizes(values)}
     said = {name: held for name in SIZES if isinstance(held := _largest_count(values.get(f"--{name}")), int)}
     said |= {name: held for name in WORDS if (held := values.get(f"--{name}")) not in (None, UNSET, AUTO)}
     switches = {name: True for name in SWITCHED if values.get(f"--{name}") not in (None, False)}
@@ -71,6 +84,15 @@ def described_stack(values: Values) -> Mapping[str, Any] | None:
     vocabulary = {} if "vocab-size" in said else {"vocab-size": vocabulary_of(values)[0]}
     all_said = {**said, **vocabulary, **switches, **own}
     return {name.replace("-", "_"): held for name, held in all_said.items()}
+
+
+def _one_head_of_keys(values: Values) -> Mapping[str, Any]:
+    """One head of keys and values, in a fork's word for it (bigcode-project/Megatron-LM
+    megatron/arguments.py, --attention-head-type).
+    """
+    if values.get("--attention-head-type") != "multiquery":
+        return {}
+    return {"group-query-attention": True, "num-query-groups": 1}
 
 
 def _largest_count(value: Any) -> Any:
@@ -84,6 +106,8 @@ def vocabulary_of(values: Values) -> tuple[int, bool]:
     if isinstance(held := values.get("--vocab-size"), int):
         return held, True
     kind = str(values.get("--tokenizer-type", "GPT2BPETokenizer" if "--merge-file" in values else ""))
+    if kind == PIECES:
+        return OF_LLAMA_2, bool(LLAMA_2.search(str(values.get("--tokenizer-model", ""))))
     return (KNOWN[kind], True) if kind in KNOWN else (ASSUMED, False)
 
 
@@ -101,5 +125,6 @@ def left_open_sizes(values: Values) -> Mapping[str, Any]:
 
 def left_open_vocabulary(values: Values) -> Mapping[str, Any]:
     """How many tokens are taken for a tokenizer that nobody says."""
-    taken = f"is of {ASSUMED:,} tokens, for the tokenizer's is in no file here: --vocab-size says it"
-    return {} if vocabulary_of(values)[1] else {VOCABULARY: taken}
+    count, known = vocabulary_of(values)
+    taken = f"is of {count:,} tokens, for the tokenizer's is in no file here: --vocab-size says it"
+    return {} if known else {VOCABULARY: taken}

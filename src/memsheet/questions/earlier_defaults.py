@@ -1,0 +1,115 @@
+"""What transformers and TRL took where nobody says, before the releases whose defaults are read: a job that
+fits by those may not fit by these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from memsheet.budget import Answer, Result
+from memsheet.exchange import in_earlier_dtype
+from memsheet.exchange.mistakes import Case
+from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.trainer_script import METHODS, RELEASE_DEFAULTS, SCRIPT
+from memsheet.exchange.verdict_doubts import Doubt
+
+
+class Earlier(NamedTuple):
+    """A key of TRL's, the release since when it has its default, and the plan's key with its values since
+    then and before.
+    """
+
+    key: str
+    since: tuple[int, int]
+    at: str
+    newer: str
+    value: str
+    words: str
+
+    @property
+    def told(self) -> str:
+        return f"before {'.'.join(map(str, self.since))} {self.words} unless {self.key} says otherwise"
+
+
+EARLIER = (
+    Earlier("loss_type", (1, 7), "loss", "chunked", "plain", "makes the logits of all tokens at once"),
+    Earlier("gradient_checkpointing", (0, 22), "recompute.mode", "full", "none", "computes no layer again"),
+)
+"""huggingface/trl trl/trainer/sft_config.py at v1.6.0 and v1.7.0 (loss_type), at v0.21.0 and v0.22.0
+(gradient_checkpointing, which is every method's).
+"""
+TRL = "trl"
+IN_FP32 = "transformers before 5 loads weights in fp32 unless dtype says otherwise"
+"""huggingface/transformers v4.57 and v5.0 modeling_utils.py, from_pretrained (dtype)."""
+
+
+def earlier_defaults_doubt(
+    reads: Mapping[str, Read], answer: Answer | None, case: Case, flags: Mapping[str, Any]
+) -> Doubt:
+    """Why a job that fits by its libraries' newest defaults may not: nothing says their releases, and earlier
+    ones need more than a GPU has.
+    """
+    if answer is None or answer.verdict is None or answer.verdict.result is not Result.FITS:
+        return Doubt("")
+    said = next((read.release for read in reads.values() if read.form.name == TRL and read.release), "")
+    release = _release_numbers(str(flags.get("engine_version") or said))
+    taken = {key for read in reads.values() for key in _keys_left_to_release(read)}
+    older = [
+        one
+        for one in EARLIER
+        if one.key in taken
+        and one.newer == _plan_word(answer, one)
+        and not (release and release >= one.since)
+    ]
+    widths: dict[str, Any] = {}
+    for read in reads.values() if answer.plan.quantization is None else ():
+        widths |= {at: held for at, held in in_earlier_dtype(read).items() if at in case.request}
+    changes = {**widths, **{one.at: one.value for one in older}}
+    earlier = case.ask(changes) if changes else None
+    if earlier is None or earlier.verdict is None or earlier.verdict.result is Result.FITS:
+        return Doubt("")
+    told = [f"TRL {one.told}" for one in older] + [IN_FP32] * bool(widths)
+    words = f"nothing says which releases run (--engine-version): {', and '.join(told)}"
+    least = int(answer.verdict.device.low)
+    return Doubt(words, least, int(earlier.verdict.device.high))
+
+
+def _plan_word(answer: Answer, one: Earlier) -> str:
+    plan = answer.plan
+    return str(plan.loss.value if one.at == "loss" else plan.recompute.mode.value)
+
+
+def _keys_left_to_release(read: Read) -> frozenset[str]:
+    """Keys that a file of TRL's, or a script's configuration of its, leaves to the library."""
+    if _is_newer_method(read):
+        return frozenset()
+    if read.form.name != TRL:
+        return frozenset(read.values.get(f"{SCRIPT}.{RELEASE_DEFAULTS}") or ())
+    fused = read.values.get("use_liger_kernel") is True
+    return frozenset(
+        one.key for one in EARLIER if one.key not in read.values and not (fused and one.at == "loss")
+    )
+
+
+OF_EARLIER = frozenset({
+    "sft", "dpo", "kto", "orpo", "cpo", "bco", "reward", "grpo", "rloo", "ppo", "gkd", "onlinedpo", "xpo", "nashmd", "prm",
+})  # fmt: skip
+"""Methods of TRL 0.21; others are of releases with the newer defaults."""
+
+
+def _is_newer_method(read: Read) -> bool:
+    """Whether a file is of a method that earlier releases have not."""
+    told = (
+        read.values.get(PROGRAM),
+        read.values.get(f"{SCRIPT}.method"),
+        dict(read.unmodelled).get("method"),
+    )
+    names = (str(one or "").removesuffix(".py").replace("_", "").lower() for one in told)
+    return any(name in {method.lower() for method in METHODS.values()} - OF_EARLIER for name in names)
+
+
+def _release_numbers(words: str) -> tuple[int, ...]:
+    parts = words.split(".")[:2]
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
