@@ -176,24 +176,28 @@ class GatheredUnits(Run):
     def reduce(self, at: Placed, gradients: Sequence[int]) -> None:
         self.reshard(at)
         if self.told.reduces_last and not self.later:
-            self.unreduced[id(at)] = self._widened(at.unit, gradients)
+            self.unreduced[id(at)] = self.widened(at.unit, gradients)
             return
         if self.told.reduces_last:
             self.script.give(gradients)  # added to what waits
             if not self.last:
                 return
             gradients = self.unreduced.pop(id(at))
+        self.reduce_whole(at.unit, gradients)
+
+    def reduce_whole(self, unit: Unit, gradients: Sequence[int]) -> None:
+        """Copied into a buffer, which stays until the next unit's is made."""
         self.end_backward()
-        self.reducing = self.script.take(at.unit.reduce_input)
+        self.reducing = self.script.take(unit.reduce_input)
         wide = self.plan.precision.reduce if self.told.reduces_last else self.plan.precision.compute
-        trained = at.unit.trained if at.unit.gathered else ()
+        trained = unit.trained if unit.gathered else ()
         size = int(wide.nbytes(trained[-1])) if trained else 0
         named = [number for number in gradients if size and self.script.sizes[number] == size][-1:]
         self.script.give(number for number in gradients if number not in named)
-        self._keep_reduced(at.unit)
+        self._keep_reduced(unit)
         self.script.give(named)
 
-    def _widened(self, unit: Unit, gradients: Sequence[int]) -> list[int]:
+    def widened(self, unit: Unit, gradients: Sequence[int]) -> list[int]:
         """Whole gradients, one parameter after the other, in the dtype they are reduced in, in which they
         wait for the last micro-batch's (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed). Of a tied
         table there is one by then.
@@ -204,11 +208,12 @@ class GatheredUnits(Run):
             made.setdefault(script.sizes[number], []).append(number)
         found = list[int]()
         for elements in unit.trained:
-            last = made.get(int(precision.compute.nbytes(elements)), [])[-1:]
-            if precision.reduce is precision.compute:
+            own, wide = (int(each.nbytes(elements)) for each in (precision.compute, precision.reduce))
+            last = (made.get(own) or made.get(wide, []))[-1:]  # a loss in chunks makes the head's wide
+            if last and script.sizes[last[0]] == wide:
                 found += last
             elif last:
-                found.append(script.take(int(precision.reduce.nbytes(elements))))
+                found.append(script.take(wide))
                 script.give(last)
             for number in last:
                 made[script.sizes[number]].remove(number)

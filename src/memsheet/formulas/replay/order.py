@@ -119,10 +119,11 @@ def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int]
 
 class Run:
     """Steps of one stage as they are written into a script: here of a model that the rank has to itself.
-    ``hosts``: whether a rank's part of parameters and states may be on the host.
+    ``hosts``: whether a rank's part of parameters and states may be on the host; ``stages``: whether it is
+    one of several stages.
     """
 
-    hosts = False
+    hosts = stages = False
 
     def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: Told) -> None:
         self.walk, self.plan, self.lifetimes, self.script, self.told = walk, plan, lifetimes, Script(), told
@@ -138,13 +139,13 @@ class Run:
 
     @classmethod
     def plays(cls, plan: Plan) -> bool:
-        """Whether a step passes through one stage, with nothing on the host, under an optimizer whose states
-        and copies are written down.
+        """Whether a step passes through one stage or several, with nothing on the host, under an optimizer
+        whose states and copies are written down.
         """
         optimizer = plan.optimizer
         return (
             optimizer is not None
-            and plan.mesh.pp == 1
+            and (plan.mesh.pp > 1) is cls.stages
             and plan.precision.master_weights is None
             and optimizer.name not in UNPLAYED
             and stays_on_device(plan, states_leave=cls.hosts, parameters_leave=cls.hosts)
@@ -252,6 +253,10 @@ class Run:
         self.backward(played, loss)
         self.script.give(inputs)
 
+    def send_output(self, output: int) -> None:
+        """What goes to the stage behind is let go of (Megatron's deallocate_pipeline_outputs)."""
+        self.script.give((output,))
+
     def layers_of_chunk(self, chunk: int) -> range:
         """Numbers of the layers of one of the rank's chunks."""
         chunks = self.told.chunks or (len(self.layers),)
@@ -289,7 +294,7 @@ class Run:
             self.named = [script.take(self.told.named)] if self.told.named else []
             loss, _ = play_forward(script, self.part(walk.loss), x, lingers=True)
         elif x is not None:
-            script.give((x,))  # sent to the stage behind, and let go (deallocate_pipeline_outputs)
+            self.send_output(x)
         self.leave_forward()
         for done in (*played, *([loss] if loss else [])):
             script.give(done.lingering)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache, cached_property, partial
 from posixpath import commonpath
 
-from memsheet.arith import Count, at_least, ceil_div, where
+from memsheet.arith import Count, agreed, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.algorithm import Traffic
 from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
@@ -27,12 +27,14 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     gathered_bytes,
     gradients_beside_layers,
     last_gradient_row,
+    loss_reduces_head,
     reduce_input_bytes,
     reduced_rest,
     root_group_tensors,
     sharded_gradients,
     unsynced_gradient_bytes,
 )
+from memsheet.formulas.sharding.pipelined_units import pipelined_overhead
 from memsheet.formulas.sharding.resident_state import ResidentState, with_hosted_activations
 from memsheet.formulas.states.gradients import reduces_surely_last
 from memsheet.formulas.states.held import Held, module_of
@@ -206,6 +208,8 @@ def _root_group(embeddings: Group | None, parameters: tuple[Held, ...]) -> Group
 def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
     """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
     of = _fsdp_groups(plan, walk)
+    if agreed(plan.mesh.pp > 1):
+        return _pipelined_overhead(of, walk)
     through = (
         single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root)
         if of.rooted or of.rest
@@ -233,6 +237,21 @@ def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> Shar
         entering=cache(copied.entering),
         reducing=cache(copied.reducing),
         fetching=cache(partial(copied.fetching, kept.backward)),
+    )
+
+
+def _pipelined_overhead(of: Groups, walk: StageLayers) -> ShardingOverhead:
+    """Of a pipeline's stage, but for a head that a loss in chunks gathers for itself."""
+    head = walk.head
+    if head is None or not loss_reduces_head(of.plan):
+        return pipelined_overhead(of.plan, walk)
+    kept = pipelined_overhead(of.plan, replace(walk, head=None))
+    gathered, still = _forward_unsharded(of, None, head), _unsharded_past_forward(of, head)
+    return replace(
+        kept,
+        forward=lambda _, group: gathered if group is head else EMPTY,
+        at_loss=lambda _: still,
+        holds=lambda group: still if group is head else EMPTY,
     )
 
 

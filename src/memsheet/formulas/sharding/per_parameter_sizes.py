@@ -15,8 +15,9 @@ from memsheet.formulas.states.params import fold_path_indices, tower_tensors
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Role, Weight
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Loss, Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
 
@@ -156,9 +157,22 @@ def _rest_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
 )
 def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """What accumulates on every rank when only the last micro-batch reduces gradients (accelerate's
-    no_sync).
+    no_sync). Of a head that the loss reduces it is the rank's part.
     """
-    return sum(h.times * plan.precision.reduce.nbytes(h.elements) for h in parameters if h.trains)
+    reduced, ranks = loss_reduces_head(plan), plan.mesh.sharded
+    elements = (
+        h.times * (dim0_shard(h.shape, ranks) if reduced and h.role is Role.HEAD else h.elements)
+        for h in parameters
+        if h.trains
+    )
+    return sum(plan.precision.reduce.nbytes(n) for n in elements)
+
+
+def loss_reduces_head(plan: Plan) -> bool:
+    """Whether a loss in chunks gathers the head, reduces its gradient and lets go of it again."""
+    return (
+        plan.loss is Loss.CHUNKED and engine_of(plan).unit_wrapping(plan.engine_version).loss_reduces
+    )
 
 
 @formula(
