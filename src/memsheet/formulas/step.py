@@ -25,8 +25,8 @@ from memsheet.formulas.pipeline import (
 from memsheet.formulas.recompute_segments import recompute_segments
 from memsheet.formulas.resident_layers import everything_kept
 from memsheet.formulas.sharding.algorithm import algorithm_of
-from memsheet.formulas.sharding.pipelined_units import warm_and_steady, with_stage_buffers
 from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.stage_buffers import warm_and_steady, with_stage_buffers
 from memsheet.formulas.tapes.bytes_by_path import (
     BytesByPath,
     Moment,
@@ -170,9 +170,9 @@ def _in_flight(steps: list[Step], plan: Plan, rank: Rank) -> Iterator[tuple[Step
     whole = {kind: bundle_moment(everything_kept(steps[kind])) for kind in dict.fromkeys(kinds)}
     if agreed(plan.mesh.vpp == 1):
         (others,) = peak_flights(plan, rank.stage)[0].others
-        for step, count in warm_and_steady(steps[0], others):
+        for step, count, passes in warm_and_steady(steps[0], others):
             beside = merge_moment([(times * count, bag) for times, bag in whole[0]])
-            yield replace(step, others=beside), frozenset((False, True))
+            yield replace(step, others=beside), passes
         return
     orders = rank.orders or ((plan.mesh.pp, plan.mesh.vpp, rank.stage, tuple(kinds)),)
     for (kind, backward), counts in _kept_beside(plan.accumulation, orders, rank.which).items():

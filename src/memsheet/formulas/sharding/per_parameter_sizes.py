@@ -170,9 +170,7 @@ def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
 
 def loss_reduces_head(plan: Plan) -> bool:
     """Whether a loss in chunks gathers the head, reduces its gradient and lets go of it again."""
-    return (
-        plan.loss is Loss.CHUNKED and engine_of(plan).unit_wrapping(plan.engine_version).loss_reduces
-    )
+    return plan.loss is Loss.CHUNKED and engine_of(plan).unit_wrapping(plan.engine_version).loss_reduces
 
 
 @formula(
