@@ -11,11 +11,10 @@ from memsheet.arith import Count, agreed, at_least, maximum, minimum
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.pipeline import in_flight
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
-from memsheet.formulas.sharding.per_parameter_sizes import mixed_precision_dtype
-from memsheet.formulas.sharding.pipelined_units import waiting_gradients
+from memsheet.formulas.sharding.per_parameter_sizes import mixed_precision_dtype, unsynced_gradient_bytes
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.gradients import UNSYNCED
-from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.formulas.training_step import Step
 from memsheet.frozen import replace
 from memsheet.plan.engine_registry import engine_of
@@ -44,14 +43,17 @@ def warm_and_steady(step: Step, others: Count) -> Iterator[tuple[Step, Count, fr
 
 
 def _first_gradients(plan: Plan, before: Group | None, group: Group) -> BytesByPath:
-    """A unit's gradients as they wait, and the last of them as it was made (torch 2.13 _fsdp_param.py,
-    to_accumulated_grad_if_needed).
+    """A unit's gradients as they are made wide one after another, each beside what it was (torch 2.13
+    _fsdp_param.py, to_accumulated_grad_if_needed).
     """
     del before
-    made = [h for h in group.parameters if h.trains][-1:]
-    size = sum(mixed_precision_dtype(h, plan).nbytes(h.elements) for h in made)
-    last = single_row(Component.GRADIENTS, group.name, size)
-    return merge_moment([(1, waiting_gradients(plan, group)), (1, last)])
+    made = [h for h in group.parameters if h.trains]
+    moments = list[BytesByPath]()
+    for place in range(len(made)):
+        wide = unsynced_gradient_bytes(tuple(made[: place + 1]), plan)
+        left = sum(h.times * mixed_precision_dtype(h, plan).nbytes(h.elements) for h in made[place:])
+        moments.append(BytesByPath.of([(UNSYNCED, wide), ((Component.GRADIENTS, group.name), left)]))
+    return largest_moment_rows([[(1, moment)] for moment in moments]) if moments else EMPTY
 
 
 @formula(
@@ -84,7 +86,20 @@ def with_stage_buffers(kept: ResidentState, walk: StageLayers, plan: Plan, stage
         _with_outputs(around, flying * size) if walk.head is None else _with_named(around, walk, flying, plan)
     )
     at_step = single_row(Component.COMMUNICATION, RECEIVED, flying * handed * size)
-    return replace(kept, around=around, at_step=merge_moment([(1, kept.at_step), (1, at_step)]))
+    return replace(
+        kept,
+        around=around,
+        at_step=merge_moment([(1, kept.at_step), (1, at_step)]),
+        ranges={**kept.ranges, **_gathered_ranges(kept, plan)},
+    )
+
+
+def _gathered_ranges(kept: ResidentState, plan: Plan) -> dict[Key, tuple[Count, Count]]:
+    """Where forward lets go of parameters that backward leaves gathered, how many of a stage's layers are
+    whole at once.
+    """
+    rows = kept.around.through.held.items() if plan.reshard_after_forward else ()
+    return {key: (0, size) for key, size in rows if key[0] is Component.UNSHARDED_PARAMETERS}
 
 
 def _with_outputs(around: ShardingOverhead, size: Count) -> ShardingOverhead:

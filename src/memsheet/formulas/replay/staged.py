@@ -93,6 +93,8 @@ class StagedUnits(GatheredUnits):
         if not fsdp_wrapping(self.plan).keeps_outputs:
             self.script.give(self.output)
             self.output = []
+        if loss_reduces_head(self.plan):
+            self._reduce_in_loss(self.placed[LAST])
         there = loss.part.own.tape.handed & {*loss.held}
         self.sent.append(None if there else self._take_output())
 
@@ -114,8 +116,7 @@ class StagedUnits(GatheredUnits):
     def take_gradients(self, number: int, made: Sequence[int]) -> None:
         placed = self.placed[number]
         if number == LAST and loss_reduces_head(self.plan):
-            self.reshard(placed)
-            self._add_reduced(placed, made)
+            self.script.give(made)
             return
         if self.root is not None and number == LAST:
             self.waiting = list(made)
@@ -143,9 +144,11 @@ class StagedUnits(GatheredUnits):
         else:
             self.unreduced[id(placed)] = self.widened(placed.unit, made)
 
-    def _add_reduced(self, placed: Placed, made: Sequence[int]) -> None:
-        """The loss has reduced the head's gradient, which is added to that of earlier micro-batches."""
-        self.script.give(made)
+    def _reduce_in_loss(self, placed: Placed) -> None:
+        """The loss has reduced the head's gradient, which is added to that of earlier micro-batches, and let
+        go of the head.
+        """
+        self.reshard(placed)
         shard = self.script.take(placed.unit.reduced, REDUCES)
         if id(placed) in self.unreduced:
             self.script.give((shard,))

@@ -244,14 +244,12 @@ def _pipelined_overhead(of: Groups, walk: StageLayers) -> ShardingOverhead:
     """Of a pipeline's stage, but for a head that a loss in chunks gathers for itself."""
     head = walk.head
     if head is None or not loss_reduces_head(of.plan):
-        return pipelined_overhead(of.plan, walk)
-    kept = pipelined_overhead(of.plan, replace(walk, head=None))
+        return pipelined_overhead(of.plan, walk, joined=of.joined)
     gathered, still = _forward_unsharded(of, None, head), _unsharded_past_forward(of, head)
     return replace(
-        kept,
+        pipelined_overhead(of.plan, replace(walk, head=None), joined=False),
         forward=lambda _, group: gathered if group is head else EMPTY,
         at_loss=lambda _: still,
-        holds=lambda group: still if group is head else EMPTY,
     )
 
 

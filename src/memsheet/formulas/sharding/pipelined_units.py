@@ -20,9 +20,6 @@ from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
 
-RECEIVED = "pipeline/received"
-OUTPUTS = "pipeline/outputs"
-
 
 @formula(
     cites=TORCH_FSDP2,
@@ -31,9 +28,10 @@ OUTPUTS = "pipeline/outputs"
         "reshard_after_backward it stays; at the end one group after another is reduced"
     ),
 )
-def pipelined_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
+def pipelined_overhead(plan: Plan, walk: StageLayers, *, joined: bool) -> ShardingOverhead:
     """Every unit gathered through the step, and the first one's gradients beside the buffer that they are
-    reduced in, in bytes. No gathered buffer is there any more when gradients wait.
+    reduced in, in bytes. No gathered buffer is there any more when gradients wait. ``joined``: the head's
+    are added with the root's, when all others are.
     """
     layers = [(run.count, group) for run in walk.layers for group in run.pattern]
     ends = [(1, group) for group in (walk.embeddings, walk.head) if group]
@@ -46,18 +44,23 @@ def pipelined_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
             ((Component.UNSHARDED_PARAMETERS, f"{first.name}/unsharded"), -gathered_bytes(first, plan)),
         ]
     )  # fmt: skip
-    waits = partial(waiting_gradients, plan)
-    return ShardingOverhead(through=whole, leaving=_made_gradients, leaves=waits, end=end)
+    of_root = walk.head.gradients if joined and walk.head else EMPTY
+
+    def waiting(before: Group | None, group: Group, *_: Group | None) -> BytesByPath:
+        del before
+        return EMPTY if group is walk.head else of_root
+
+    return ShardingOverhead(
+        through=whole,
+        backward=waiting,
+        leaving=lambda before, group: merge_moment([(1, group.gradients), (1, waiting(before, group))]),
+        leaves=partial(waiting_gradients, plan),
+        end=end,
+    )
 
 
 def _unsharded_row(group: Group, plan: Plan) -> BytesByPath:
     return single_row(Component.UNSHARDED_PARAMETERS, f"{group.name}/unsharded", gathered_bytes(group, plan))
-
-
-def _made_gradients(before: Group | None, group: Group) -> BytesByPath:
-    """A unit's gradients, until each has been added to what waits."""
-    del before
-    return group.gradients
 
 
 def waiting_gradients(plan: Plan, group: Group) -> BytesByPath:
