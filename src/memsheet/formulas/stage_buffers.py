@@ -11,13 +11,18 @@ from memsheet.arith import Count, agreed, at_least, maximum, minimum
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.pipeline import in_flight
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
-from memsheet.formulas.sharding.per_parameter_sizes import mixed_precision_dtype, unsynced_gradient_bytes
+from memsheet.formulas.sharding.per_parameter_sizes import (
+    loss_reduces_head,
+    mixed_precision_dtype,
+    unsynced_gradient_bytes,
+)
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.gradients import UNSYNCED
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.formulas.training_step import Step
 from memsheet.frozen import replace
 from memsheet.plan.engine_registry import engine_of
+from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
@@ -35,11 +40,23 @@ def warm_and_steady(step: Step, others: Count) -> Iterator[tuple[Step, Count, fr
     if UNSYNCED not in step.resident_gradients.held:
         yield step, others, both
         return
-    around = replace(step.around, leaving=partial(_first_gradients, step.plan))
+    reduced = single_row(*UNSYNCED, _reduced_by_loss(step))
+    around = replace(
+        step.around,
+        leaving=partial(_first_gradients, step.plan),
+        through=merge_moment([(1, step.around.through), (1, reduced)]),
+    )
     yield replace(step, resident_gradients=EMPTY, around=around), others, both
     count = step.plan.accumulation
     follows = frozenset((True,)) if at_least(count, others + 2) is False else both
     yield step, maximum(0, minimum(others, count - 2)), follows
+
+
+def _reduced_by_loss(step: Step) -> Count:
+    """Bytes of a head's gradient that the loss of every forward adds to."""
+    head = step.walk.head if loss_reduces_head(step.plan) else None
+    own = tuple(h for h in head.parameters if h.role is Role.HEAD) if head else ()
+    return unsynced_gradient_bytes(own, step.plan)
 
 
 def _first_gradients(plan: Plan, before: Group | None, group: Group) -> BytesByPath:
