@@ -64,7 +64,8 @@ def _first_gradients(plan: Plan, before: Group | None, group: Group) -> BytesByP
     _fsdp_param.py, to_accumulated_grad_if_needed).
     """
     del before
-    made = [h for h in group.parameters if h.trains]
+    reduced = loss_reduces_head(plan)  # and there all the time
+    made = [h for h in group.parameters if h.trains and not (reduced and h.role is Role.HEAD)]
     moments = list[BytesByPath]()
     for place in range(len(made)):
         wide = unsynced_gradient_bytes(tuple(made[: place + 1]), plan)

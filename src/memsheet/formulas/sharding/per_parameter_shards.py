@@ -246,8 +246,10 @@ def _pipelined_overhead(of: Groups, walk: StageLayers) -> ShardingOverhead:
     if head is None or not loss_reduces_head(of.plan):
         return pipelined_overhead(of.plan, walk, joined=of.joined)
     gathered, still = _forward_unsharded(of, None, head), _unsharded_past_forward(of, head)
+    kept = pipelined_overhead(of.plan, replace(walk, head=None), joined=False)
     return replace(
-        pipelined_overhead(of.plan, replace(walk, head=None), joined=False),
+        kept,
+        leaves=lambda group: EMPTY if group is head else kept.leaves(group),
         forward=lambda _, group: gathered if group is head else EMPTY,
         at_loss=lambda _: still,
     )
