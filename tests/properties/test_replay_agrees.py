@@ -12,6 +12,8 @@ import memsheet
 from memsheet import account
 from memsheet.formulas.replay import steps
 from memsheet.formulas.replay.order import THREADS
+from memsheet.frozen import replace
+from memsheet.plan.plan import ENDS_OF_ROUTING
 from memsheet.sheet import Bytes, Component, Instant
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -184,6 +186,28 @@ def test_every_step_that_can_be_played_has_the_sheets_tensors(
     for sheet in memsheet.train(model, gpus=gpus, engine=engine, plan=plan).sheets:
         (slack,) = (item for item in sheet.items if item.component is Component.ALLOCATOR_SLACK)
         assert slack.evidence in {steps.REPLAYED, steps.REPLAYED_SHARES}
+
+
+@pytest.mark.parametrize("more", [{}, {"recompute.mode": "full"}, {"mesh.pp": 2, "global_batch": 64}])
+def test_a_routing_that_is_open_reserves_what_its_ends_do(more: dict[str, Any]) -> None:
+    """Each end is played as a step of its own."""
+    plan = {"seq_len": 1024, "mesh.ep": 8, **more}
+    found = memsheet.train("qwen3-30b-a3b", gpus="16xH200", engine="megatron", plan=plan)
+    routing = found.plan.routing
+    assert routing is not None
+    for sheet in found.sheets:
+        even, worst = (
+            account.account_rank(
+                found.model,
+                replace(found.plan, routing=replace(routing, spread=spread)),
+                found.cluster,
+                sheet.stage,
+                replays=True,
+            )
+            for spread in ENDS_OF_ROUTING[1:]
+        )
+        assert sheet.reserved.low <= even.reserved.low
+        assert sheet.reserved.high >= worst.reserved.high
 
 
 @pytest.mark.parametrize("more", [{"zero": 1}, {"zero": 2}, {"zero": 3}, {"engine": "fsdp1", "zero": 3}])
