@@ -49,6 +49,17 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shards, sgd": ("llama-2-7b", "8xH100-80GB", {**SHARDS, **RECOMPUTED, "optimizer.name": "sgd_momentum"}),
     "experts": ("olmoe-1b-7b", "8xH100-80GB", {**SHARDS, **RECOMPUTED}),
     "experts, latent attention": ("deepseek-v2-lite", "8xH200", {**SHARDS, **RECOMPUTED}),
+    "activations on the host": ("llama-3.2-1b", "1xH100-80GB", {"offload.activations": True}),
+    "activations on the host, recompute": (
+        "llama-3.2-1b",
+        "1xH100-80GB",
+        {"offload.activations": True, **RECOMPUTED},
+    ),
+    "shards, all on the host": (
+        "llama-2-7b",
+        "8xH100-80GB",
+        {**SHARDS, **HOSTED, **RECOMPUTED, "offload.activations": True},
+    ),
     "four bits, adapters": (
         "qwen2.5-7b",
         "1xH100-80GB",

@@ -43,7 +43,7 @@ class GradientBuffers(Run):
     def plays(cls, plan: Plan) -> bool:
         """Of stages whose micro-batches are all alike."""
         known = isinstance(plan.mesh.gpus, int) and plan.optimizer is not None
-        return known and not plan.recompute.stretched and not plan.offload.activations
+        return known and not plan.recompute.stretched
 
     @classmethod
     def others(cls, plan: Plan, told: Told) -> list[Told]:

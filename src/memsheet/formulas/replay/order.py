@@ -58,7 +58,6 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave:
     moved = (
         (offload.parameters and not (parameters_leave and offload.parameters == 1))
         or (offload.optimizer and not (states_leave and offload.optimizer == 1))
-        or offload.activations
         or plan.optimizer_in_backward
     )
     known = isinstance(plan.mesh.gpus, int) and not depends_on_routing(plan)

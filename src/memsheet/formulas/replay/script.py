@@ -379,7 +379,8 @@ def play_forward(
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
-    keeps = tape.outputs | cached | (tape.handed if part.light else frozenset())
+    again = part.light is not None and not tape.hosted  # what goes to the host comes back from there
+    keeps = tape.outputs | cached | (tape.handed if again else frozenset())
     if workspace and sized.heirs:
         script.take(workspace)
         workspace = 0
@@ -434,8 +435,10 @@ def _run_again(script: Script, played: Played) -> dict[int, int]:
     handed, came = next(iter(tape.handed), None), played.given
     if came is None:  # from the stage before: its forward made it
         came = next((played.held[index] for index in light.tape.handed if index in played.held), None)
-    if handed is not None and came is not None:
+    hosted = bool(light.tape.hosted)  # what comes back from there is there for the forward alone
+    if handed is not None and came is not None and not hosted:
         held[handed] = came
-    _play_log(script, Pass.AGAIN, sized, held, tape.handed)
-    script.give([held.pop(index) for index in list(held) if index not in sized.recomputed_stays])
+    _play_log(script, Pass.AGAIN, sized, held, frozenset() if hosted else tape.handed)
+    stays = sized.recomputed_stays - (tape.handed - tape.saved if hosted else frozenset())
+    script.give([held.pop(index) for index in list(held) if index not in stays])
     return held | {len(tape.entries) + place: number for place, number in enumerate(beside)}
