@@ -65,6 +65,8 @@ class FlatUnits(Run):
         self.root = Flat.of(ends[:1] if self.wrapping.table_apart else ends, plan)
         self.units = {number: Flat.of(group.parameters, plan) for number, group in enumerate(self.layers)}
         self.each = [*self.units.values(), self.root]
+        rooted = {h.path for h in walk.rest}
+        self.idle = [h for h in self.told.idle if h.path not in rooted for _ in range(h.times)]
         self.units |= {FIRST: self.root, LAST: self.root}
         self.waiting: list[int] = []  # the head's gradients
         self.unreduced: dict[int, list[int]] = {}  # flat gradients that only a last micro-batch reduces
@@ -84,6 +86,7 @@ class FlatUnits(Run):
         script, precision = self.script, self.plan.precision
         dtype, compute = precision.parameters, precision.compute
         script.take(self.told.beside)
+        script.take_all([int(h.dtype.nbytes(self._idle_part(h))) for h in self.idle])
         for unit in self.each:
             before = list[int]()
             if not self.told.joined_on_host:
@@ -196,11 +199,15 @@ class FlatUnits(Run):
         self.script.give([part])
         return found
 
+    def _idle_part(self, held: Held) -> int:
+        """Elements of a parameter of a unit that never runs."""
+        return -(-int(held.elements) // int(self.plan.mesh.dp_shard))
+
     # ---- the optimizer's step ------------------------------------------------------------------------------
 
     def stepped(self) -> list[tuple[Held, int]]:
         """What lies in the first rank's part of a unit, parameter by parameter."""
-        found = list[tuple[Held, int]]()
+        found = [(h, self._idle_part(h)) for h in self.idle if h.trains]
         for unit in self.each:
             left = unit.part
             for one in (h for h in unit.held for _ in range(h.times)):

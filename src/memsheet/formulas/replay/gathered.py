@@ -121,6 +121,8 @@ class GatheredUnits(Run):
             )
         if walk.head:
             self.placed[LAST] = root or Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True)
+        rest = [h for h in self.told.rooted for _ in range(h.times)]
+        self.rest = Placed(_fsdp_unit_bytes(rest, plan), stays=True)  # the root's own, that no part has
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
         self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
@@ -233,6 +235,9 @@ class GatheredUnits(Run):
 
     def enter(self, group: Group, number: int) -> None:
         del group
+        if number == FIRST and self.rest.unit.gathered:
+            self.gather(self.rest)
+            self.copy_out(self.rest, defers=True)
         self.gather(self.placed[number])
         self.copy_out(self.placed[number], defers=True)
 
@@ -265,6 +270,8 @@ class GatheredUnits(Run):
                 self._keep_reduced(self.root.unit)
         else:
             waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
+            if number == FIRST:
+                self.reshard(self.rest)
             there = len(self.gradients)
             self.reduce(self.placed[number], [*waiting, *made])
             twice = number == FIRST and (self.loss_reduced or tables_in_two_groups(self.walk))

@@ -83,7 +83,8 @@ class Told:
     several; ``joined_on_host``: what lies in one buffer was joined there; ``host_ahead``: of
     the device, as far as it may be; ``masks``: bytes of what the model's forward makes for all layers and
     names to its end, or, where ``keeps_masks``, until they have run backward; ``reduces_last``: of a step's
-    micro-batches the last one alone reduces gradients.
+    micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has; ``rooted``:
+    of these, what is gathered with the whole model where layers are gathered one by one.
     """
 
     beside: int = 0
@@ -102,6 +103,8 @@ class Told:
     masks: tuple[int, ...] = ()
     keeps_masks: bool = False
     reduces_last: bool = False
+    idle: tuple[Held, ...] = ()
+    rooted: tuple[Held, ...] = ()
 
 
 def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int], T]) -> list[T]:
@@ -229,7 +232,8 @@ class Run:
     def held(self) -> list[Held]:
         """Every parameter, in order, each as often as it is there."""
         groups = [self.walk.embeddings, *self.layers, self.walk.head]
-        return [h for group in groups if group for h in group.parameters for _ in range(h.times)]
+        used = [h for group in groups if group for h in group.parameters for _ in range(h.times)]
+        return [*(h for h in self.told.idle for _ in range(h.times)), *used]
 
     def step(self) -> None:
         if not self.later:

@@ -57,7 +57,8 @@ class Partitioned(Run):
 
     def prepare(self) -> None:
         groups = [self.walk.embeddings, *self.layers, self.walk.head]
-        self.zero = zero_of(self.plan, tuple(h for group in groups if group for h in group.parameters))
+        used = tuple(h for group in groups if group for h in group.parameters)
+        self.zero = zero_of(self.plan, (*self.told.idle, *used))
         self.total, self.shard, self.width = int(self.zero.total), int(self.zero.shard), self.zero.width
         self.made: list[tuple[int, int]] = []  # gradients that wait, and their elements
         self.bucket: int | None = None

@@ -8,14 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memsheet.arith import Count
 from memsheet.formulas.activations import run_config_of
-from memsheet.formulas.groups import walk_stage_layers
+from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import layers_of_stage, stage_model
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
 from memsheet.formulas.sharding.distributed_optimizer import DUMMY_WGRAD, layer_matrix_shapes
+from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights
 from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
+from memsheet.formulas.states.held import Held, held_tensors
+from memsheet.formulas.states.params import fold_path_indices
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
@@ -48,9 +52,7 @@ def items_with_replayed_slack(
     elif plan.training.varied:
         varied = _varied_lengths_reserved(items, model, plan, engine, cluster, allocated)
         found = Reserved(varied, False) if varied else None
-    elif (
-        not model.towers and not plan.training.image_tokens and not engine.varies
-    ):  # lengths that are all alike are an exception there
+    elif not engine.varies:  # lengths that are all alike are an exception there
         found = _equal_steps_reserved(items, model, plan, engine, cluster, stage)
     if found is None:
         return items, ()
@@ -147,6 +149,8 @@ def _equal_steps_reserved(
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
     walk = walk_stage_layers(model, plan, engine, release=False)
+    idle, rooted = _parameters_beside(model, plan, walk)
+    told = replace(told, idle=idle, rooted=rooted)
     tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
     found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
@@ -154,6 +158,21 @@ def _equal_steps_reserved(
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)
     return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes, found.rests)
+
+
+def _parameters_beside(
+    model: ModelSpec, plan: Plan, walk: StageLayers
+) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+    """Parameters that no part of a step has, as those of a tower that no picture passes through; and of these
+    the ones that lie in no unit of their own where layers are gathered one by one.
+    """
+    if not model.extras and not model.towers:
+        return (), ()
+    groups = [*(group for run in walk.layers for group in run.pattern), walk.embeddings, walk.head]
+    known = {fold_path_indices(h.path) for group in groups if group for h in group.parameters}
+    idle = tuple(h for h in held_tensors(model, plan) if fold_path_indices(h.path) not in known)
+    rooted = {h.path for h in walk.rest} | {path for path, _, _ in root_tower_weights(model)}
+    return idle, tuple(h for h in idle if h.path in rooted)
 
 
 def _layers_of_chunks(model: ModelSpec, plan: Plan, stage: int) -> tuple[int, ...]:

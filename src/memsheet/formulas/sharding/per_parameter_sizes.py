@@ -184,7 +184,7 @@ def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
     """What of the towers is in no group of its own, in the compute dtype."""
     sizes = (
         plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
-        for path, weight, times in _root_weights(model)
+        for path, weight, times in root_tower_weights(model)
         for one in tensors_on_rank(path, weight, times, plan)
     )
     return single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
@@ -205,7 +205,8 @@ def gradients_beside_layers(model: ModelSpec, plan: Plan) -> BytesByPath:
     return single_row(Component.GRADIENTS, "beside layers", sum(sizes))
 
 
-def _root_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+def root_tower_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    """Tensors of towers, by path, that are in no group of their own, and how often each is there."""
     units = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
     units += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
     return (one for one in tower_tensors(model) if not one[0].startswith(units))
