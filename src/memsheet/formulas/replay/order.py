@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.replay.optimizer_step import BY_TENSOR, state_sizes, step_by_tensor
 from memsheet.formulas.replay.script import (
     Lifetimes,
     Played,
@@ -21,23 +22,20 @@ from memsheet.formulas.replay.script import (
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import (
     Work,
+    adamw_work,
     fp32_copy_bytes,
-    optimizer_bytes,
     optimizer_work,
-    step_count_bytes,
 )
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.frozen import dataclass, field
 from memsheet.plan.dtypes import INT64
-from memsheet.plan.plan import OptimizerName, Plan, depends_on_routing
+from memsheet.plan.plan import Plan, depends_on_routing
 
 T = TypeVar("T")
 MOST_MICROBATCHES = 2
 """Of a step: from the second on all are alike, but for a last one that alone reduces gradients."""
 THREADS = 2
 """That multiply matrices: the one that runs forward, and autograd's."""
-PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.ADAMW_4BIT})
-"""Optimizers with two alike states of a tensor."""
 
 
 class Buffers(NamedTuple):
@@ -64,12 +62,6 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave:
     return known and not moved and not plan.recompute.stretched
 
 
-UNPLAYED = frozenset(
-    {OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA, OptimizerName.ADAM_MINI}
-)
-"""Optimizers whose copies are more than those of a tensor at a time."""
-
-
 @dataclass(frozen=True, slots=True)
 class Told:
     """What a step has beside its parts. ``beside``: bytes that are there all the time; ``named``: that the
@@ -84,7 +76,8 @@ class Told:
     the device, as far as it may be; ``masks``: bytes of what the model's forward makes for all layers and
     names to its end, or, where ``keeps_masks``, until they have run backward; ``reduces_last``: of a step's
     micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has; ``rooted``:
-    of these, what is gathered with the whole model where layers are gathered one by one.
+    of these, what is gathered with the whole model where layers are gathered one by one;
+    ``head_elements``: of the block that Adam-mini takes for a head.
     """
 
     beside: int = 0
@@ -105,6 +98,7 @@ class Told:
     reduces_last: bool = False
     idle: tuple[Held, ...] = ()
     rooted: tuple[Held, ...] = ()
+    head_elements: int = 0
 
 
 def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int], T]) -> list[T]:
@@ -149,7 +143,6 @@ class Run:
             optimizer is not None
             and (plan.mesh.pp > 1) is cls.stages
             and plan.precision.master_weights is None
-            and optimizer.name not in UNPLAYED
             and stays_on_device(plan, states_leave=cls.hosts, parameters_leave=cls.hosts)
         )
 
@@ -337,9 +330,11 @@ class Run:
             return
         stepped = self.stepped()
         if not self.states:
-            each = of_each(stepped, self._state_sizes)
+            each = of_each(stepped, lambda h, n: state_sizes(h, n, plan, self.told.head_elements))
             self.states = script.take_all([size for sizes in each for size in sizes if size])
         work = optimizer_work(plan)
+        if plan.optimizer.name in BY_TENSOR:
+            stepped, work = step_by_tensor(script, stepped, plan), adamw_work(plan)
         if not work.together and not work.alone:
             return
         sizes = of_each(stepped, lambda h, n: int(work.dtype(h, plan).nbytes(n)))
@@ -354,13 +349,6 @@ class Run:
         trained = [h for h in self.held() if h.trains]
         elements = of_each([(h, 0) for h in trained], lambda h, _: int(self.kept_elements(h)))
         return [*zip(trained, elements, strict=True)]
-
-    def _state_sizes(self, held: Held, elements: int) -> tuple[int, ...]:
-        """Bytes of the tensors that the optimizer keeps for one."""
-        step, optimizer = step_count_bytes(self.plan), self.plan.optimizer
-        rest = int(optimizer_bytes(held, elements, self.plan)) - step
-        halves = (rest // 2, rest - rest // 2) if optimizer and optimizer.name in PAIRED else (rest,)
-        return (step, *halves)
 
     def _step_one_by_one(self, sizes: Sequence[int], raised: Sequence[int], work: Work) -> None:
         """Copies of one tensor at a time, beside what a variable still names of the one before."""

@@ -18,6 +18,7 @@ from memsheet.formulas.sharding.distributed_optimizer import DUMMY_WGRAD, layer_
 from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights
 from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
 from memsheet.formulas.states.held import Held, held_tensors
+from memsheet.formulas.states.optimizers import head_elements
 from memsheet.formulas.states.params import fold_path_indices
 from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
@@ -150,7 +151,7 @@ def _equal_steps_reserved(
     )
     walk = walk_stage_layers(model, plan, engine, release=False)
     idle, rooted = _parameters_beside(model, plan, walk)
-    told = replace(told, idle=idle, rooted=rooted)
+    told = replace(told, idle=idle, rooted=rooted, head_elements=int(head_elements(model)))
     tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
     found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
