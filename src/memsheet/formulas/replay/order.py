@@ -56,7 +56,6 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave:
     moved = (
         (offload.parameters and not (parameters_leave and offload.parameters == 1))
         or (offload.optimizer and not (states_leave and offload.optimizer == 1))
-        or plan.optimizer_in_backward
     )
     known = isinstance(plan.mesh.gpus, int) and not depends_on_routing(plan)
     return known and not moved and not plan.recompute.stretched
@@ -116,10 +115,10 @@ def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int]
 class Run:
     """Steps of one stage as they are written into a script: here of a model that the rank has to itself.
     ``hosts``: whether a rank's part of parameters and states may be on the host; ``stages``: whether it is
-    one of several stages.
+    one of several stages; ``steps_early``: whether a parameter may be stepped as soon as its gradient is there.
     """
 
-    hosts = stages = False
+    hosts = stages = steps_early = False
 
     def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: Told) -> None:
         self.walk, self.plan, self.lifetimes, self.script, self.told = walk, plan, lifetimes, Script(), told
@@ -142,6 +141,7 @@ class Run:
         return (
             optimizer is not None
             and (plan.mesh.pp > 1) is cls.stages
+            and (cls.steps_early or not plan.optimizer_in_backward)
             and plan.precision.master_weights is None
             and stays_on_device(plan, states_leave=cls.hosts, parameters_leave=cls.hosts)
         )
@@ -326,7 +326,7 @@ class Run:
 
     def _optimize(self) -> None:
         plan, script = self.plan, self.script
-        if plan.optimizer is None:
+        if plan.optimizer is None or plan.optimizer_in_backward:
             return
         stepped = self.stepped()
         if not self.states:
