@@ -53,9 +53,8 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave:
     parameters.
     """
     offload = plan.offload
-    moved = (
-        (offload.parameters and not (parameters_leave and offload.parameters == 1))
-        or (offload.optimizer and not (states_leave and offload.optimizer == 1))
+    moved = (offload.parameters and not (parameters_leave and offload.parameters == 1)) or (
+        offload.optimizer and not (states_leave and offload.optimizer == 1)
     )
     known = isinstance(plan.mesh.gpus, int) and not depends_on_routing(plan)
     return known and not moved and not plan.recompute.stretched
