@@ -407,6 +407,8 @@ def play_backward(
     held = _run_again(script, played) if played.part.light else played.held
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[tape.backward[0][1]] = gradient
+    elif gradient is not None:
+        script.give((gradient,))  # nothing of it trains
     back, done = sized.handed_back, 0
     if workspace:
         first = (

@@ -150,6 +150,8 @@ def _equal_steps_reserved(
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
     walk = walk_stage_layers(model, plan, engine, release=False)
+    if engine.roots_frozen_ends and plan.adapter is not None:
+        walk = replace(walk, tied=True)  # embeddings and head are the root's
     idle, rooted = _parameters_beside(model, plan, walk)
     told = replace(told, idle=idle, rooted=rooted, head_elements=int(head_elements(model)))
     tensors = _most_tensor_bytes(items)
