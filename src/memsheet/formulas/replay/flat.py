@@ -42,6 +42,8 @@ class Flat:
 class FlatUnits(Run):
     """Every layer is a unit; embeddings and head are the root's, which stays gathered."""
 
+    hosts = True
+
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """On several ranks, with nothing divided inside a unit."""
@@ -60,6 +62,7 @@ class FlatUnits(Run):
     def prepare(self) -> None:
         walk, plan = self.walk, self.plan
         self.wrapping = engine_of(plan).flat_wrapping
+        self.hosted = bool(plan.offload.parameters)  # parts, gradients and states (CPUOffload)
         ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
         ends += walk.rest
         self.root = Flat.of(ends[:1] if self.wrapping.table_apart else ends, plan)
@@ -86,7 +89,8 @@ class FlatUnits(Run):
         script, precision = self.script, self.plan.precision
         dtype, compute = precision.parameters, precision.compute
         script.take(self.told.beside)
-        script.take_all([int(h.dtype.nbytes(self._idle_part(h))) for h in self.idle])
+        idle = [] if self.hosted else self.idle
+        script.take_all([int(h.dtype.nbytes(self._idle_part(h))) for h in idle])
         for unit in self.each:
             before = list[int]()
             if not self.told.joined_on_host:
@@ -95,8 +99,8 @@ class FlatUnits(Run):
                 ]
                 before.append(script.take(int(dtype.nbytes(unit.elements))))
                 script.give(own)
-            script.take(int(dtype.nbytes(unit.part)))
-            script.give(before)
+            part = script.take(int(dtype.nbytes(unit.part)))
+            script.give([*before, part] if self.hosted else before)
         for unit in [self.root, *self.each[:-1]]:
             sizes = [compute.nbytes(unit.elements)]
             if precision.casts:
@@ -111,7 +115,8 @@ class FlatUnits(Run):
         if unit.whole is not None:
             return
         script, precision = self.script, self.plan.precision
-        cast = [script.take(precision.compute.nbytes(unit.part), CASTS)] if precision.casts else []
+        comes = precision.casts or self.hosted  # cast, or from the host
+        cast = [script.take(precision.compute.nbytes(unit.part), CASTS)] if comes else []
         if len(self.let_go) >= IN_FLIGHT:
             script.give([self.let_go.pop(0)])
         unit.whole = script.take(precision.compute.nbytes(unit.elements), GATHERS)
@@ -204,6 +209,14 @@ class FlatUnits(Run):
         return -(-int(held.elements) // int(self.plan.mesh.dp_shard))
 
     # ---- the optimizer's step ------------------------------------------------------------------------------
+
+    def _optimize(self) -> None:
+        """On the host it finds copies of gradients, whose own stay until backward is over."""
+        if self.hosted:
+            self.script.give(self.gradients)
+            self.gradients = []
+        else:
+            super()._optimize()
 
     def stepped(self) -> list[tuple[Held, int]]:
         """What lies in the first rank's part of a unit, parameter by parameter."""
