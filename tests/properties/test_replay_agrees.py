@@ -51,6 +51,7 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "experts, latent attention": ("deepseek-v2-lite", "8xH200", {**SHARDS, **RECOMPUTED}),
     "muon": ("llama-3.2-1b", "1xH100-80GB", {"optimizer.name": "muon"}),
     "stepped in backward": ("llama-3.2-1b", "1xH100-80GB", {"optimizer_in_backward": True}),
+    "stretches": ("llama-2-7b", "1xH200", {**RECOMPUTED, "recompute.every": 8, "precision": "bf16-pure"}),
     "a tower": ("gemma-3-4b", "1xH200", {"recompute.mode": "full"}),
     "a tower's adapters": ("qwen2.5-vl-7b", "1xH100-80GB", {**LORA, **RECOMPUTED}),
     "shards, a tower": ("qwen2.5-vl-7b", "8xH100-80GB", {**SHARDS, **RECOMPUTED}),
@@ -89,6 +90,7 @@ DIVIDED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "stage 2, adapters": ("llama-3.1-8b", "2xH100-80GB", {"zero": 2, **LORA}),
     "stage 2, lists": ("pythia-1b", "4xH100-80GB", {"zero": 2, "optimizer.implementation": "foreach"}),
     "stage 2, lion": ("pythia-1b", "4xH100-80GB", {"zero": 2, "optimizer.name": "lion"}),
+    "stage 1, stretches": ("llama-3.1-8b", "8xH200", {"zero": 1, **RECOMPUTED, "recompute.every": 4}),
     "stage 3": ("llama-3.1-8b", "8xH200", {"zero": 3}),
     "stage 3, micro-batches": ("llama-3.1-8b", "8xH200", {"zero": 3, "global_batch": 64, **RECOMPUTED}),
     "stage 3, adapters": ("llama-3.1-8b", "2xH100-80GB", {"zero": 3, **LORA}),
@@ -138,6 +140,7 @@ PLAYED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("torchtitan", "16xH200", {"mesh.pp": 4, "schedule": "gpipe", "global_batch": 16}),
     ("torchtitan", "16xH200", {"mesh.tp": 2, "mesh.pp": 2, "global_batch": 64, "loss": "vocab_parallel"}),
     ("megatron", "16xH200", {"mesh.tp": 2, "mesh.pp": 4, "global_batch": 64}),
+    ("megatron", "16xH200", {"mesh.tp": 2, "recompute.mode": "full", "recompute.every": 4}),
     ("megatron", "16xH200", {"mesh.tp": 2, "mesh.pp": 2, "mesh.vpp": 2, "global_batch": 64}),
 )
 MODELS = ("llama-3.1-8b", "qwen3-8b")

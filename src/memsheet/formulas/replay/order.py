@@ -57,7 +57,7 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave:
         offload.optimizer and not (states_leave and offload.optimizer == 1)
     )
     known = isinstance(plan.mesh.gpus, int) and not depends_on_routing(plan)
-    return known and not moved and not plan.recompute.stretched
+    return known and not moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,11 @@ def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int]
 class Run:
     """Steps of one stage as they are written into a script: here of a model that the rank has to itself.
     ``hosts``: whether a rank's part of parameters and states may be on the host; ``stages``: whether it is
-    one of several stages; ``steps_early``: whether a parameter may be stepped as soon as its gradient is there.
+    one of several stages; ``steps_early``: whether a parameter may be stepped as soon as its gradient is there;
+    ``stretches_layers``: whether several layers may be recomputed together.
     """
 
-    hosts = stages = steps_early = False
+    hosts = stages = steps_early = stretches_layers = False
 
     def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: Told) -> None:
         self.walk, self.plan, self.lifetimes, self.script, self.told = walk, plan, lifetimes, Script(), told
@@ -129,6 +130,9 @@ class Run:
         self.multiplied = 0  # threads that have multiplied matrices
         self.later = False  # whether a micro-batch before this one has left gradients
         self.last = True  # whether it is a step's last
+        recompute = plan.recompute
+        stretched = self.stretches_layers and recompute.stretched
+        self.stretches = frozenset(recompute.starts(len(self.layers)) if stretched else ())
         self.prepare()
 
     @classmethod
@@ -141,6 +145,7 @@ class Run:
             optimizer is not None
             and (plan.mesh.pp > 1) is cls.stages
             and (cls.steps_early or not plan.optimizer_in_backward)
+            and (cls.stretches_layers or not plan.recompute.stretched)
             and plan.precision.master_weights is None
             and stays_on_device(plan, states_leave=cls.hosts, parameters_leave=cls.hosts)
         )
@@ -271,7 +276,8 @@ class Run:
             self.enter(group, number)
             workspace = 0 if self.multiplied else self.told.workspace
             part = self.part(group.part, self.lifetimes)
-            done, x = play_forward(script, part, x, lingers=True, workspace=workspace)
+            keeps = not self.stretches or number in self.stretches
+            done, x = play_forward(script, part, x, lingers=True, workspace=workspace, keeps_input=keeps)
             self.multiplied = max(self.multiplied, 1)
             played.append(done)
             self.leave(number)
@@ -307,6 +313,8 @@ class Run:
         for number in reversed(self.layers_of_chunk(chunk)):
             self.enter_backward(number)
             self.prefetch(number)
+            if self.stretches:
+                self._run_stretch_again(played, number)
             made, g = self.part_backward(played.pop(), g)
             self.take_gradients(number, made)
         if played:
@@ -316,6 +324,25 @@ class Run:
         if g is not None:
             script.give((g,))
         self.end_backward()
+
+    def _run_stretch_again(self, played: list[Played], number: int) -> None:
+        """Where a layer is the last that are recomputed together, those before it run forward again as they
+        would without recompute, and it from what they hand it.
+        """
+        start = max(one for one in self.stretches if one <= number)
+        last = number + 1 == len(self.layers) or number + 1 in self.stretches
+        if not last or start == number:
+            return
+        count = number - start + 1
+        first, own = played[-count], played[-1]
+        handed = next(iter(first.part.own.tape.handed), None)
+        x = first.given if first.given is not None else first.held.get(handed if handed is not None else -1)
+        del played[-count:]
+        for layer in range(start, number):
+            done, x = play_forward(self.script, self.part(self.layers[layer].plain, self.lifetimes), x)
+            played.append(done)
+        own.given = x
+        played.append(own)
 
     def part_backward(
         self, played: Played, gradient: int | None, workspace: int = 0

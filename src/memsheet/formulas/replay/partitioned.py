@@ -41,6 +41,8 @@ def flat_state_sizes(elements: int, plan: Plan) -> list[int]:
 class Partitioned(Run):
     """Up to stage 2, parameters whole."""
 
+    stretches_layers = True
+
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """Of flat buffers on the device whose gradients are added in the model's own dtype."""

@@ -367,19 +367,28 @@ def _first_product(sized: Sized) -> int:
 
 
 def play_forward(
-    script: Script, part: Recorded, given: int | None, *, lingers: bool = False, workspace: int = 0
+    script: Script,
+    part: Recorded,
+    given: int | None,
+    *,
+    lingers: bool = False,
+    workspace: int = 0,
+    keeps_input: bool = True,
 ) -> tuple[Played, int | None]:
     """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward
     is over is the caller's to free (``Played.lingering``), else it goes with the part's forward.
     ``workspace``: bytes that its first product of matrices takes for good, once its result has a place (torch
-    aten/src/ATen/native/cuda/Blas.cpp, cuda/CublasHandlePool.cpp).
+    aten/src/ATen/native/cuda/Blas.cpp, cuda/CublasHandlePool.cpp). ``keeps_input``: where it runs again,
+    from what it was handed, and not from what a part before it is run again with.
     """
     sized = part.light or part.own
     tape = sized.tape
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
-    again = part.light is not None and not tape.hosted  # what goes to the host comes back from there
+    again = (
+        keeps_input and part.light is not None and not tape.hosted
+    )  # what goes to the host comes back from there
     keeps = tape.outputs | cached | (tape.handed if again else frozenset())
     if workspace and sized.heirs:
         script.take(workspace)

@@ -21,7 +21,7 @@ BUCKET, FIRST_BUCKET = 25 * MIB, MIB
 class WholeModel(Run):
     """Every parameter as it is."""
 
-    steps_early = True
+    steps_early = stretches_layers = True
 
     def prepare(self) -> None:
         self.tied: int | None = None  # the head's part of a table's gradient
