@@ -66,10 +66,15 @@ def _first_gradients(plan: Plan, before: Group | None, group: Group) -> BytesByP
     del before
     reduced = loss_reduces_head(plan)  # and there all the time
     made = [h for h in group.parameters if h.trains and not (reduced and h.role is Role.HEAD)]
+    same = plan.precision.reduce is plan.precision.compute
     moments = list[BytesByPath]()
     for place in range(len(made)):
         wide = unsynced_gradient_bytes(tuple(made[: place + 1]), plan)
-        left = sum(h.times * mixed_precision_dtype(h, plan).nbytes(h.elements) for h in made[place:])
+        left = (
+            0
+            if same
+            else sum(h.times * mixed_precision_dtype(h, plan).nbytes(h.elements) for h in made[place:])
+        )
         moments.append(BytesByPath.of([(UNSYNCED, wide), ((Component.GRADIENTS, group.name), left)]))
     return largest_moment_rows([[(1, moment)] for moment in moments]) if moments else EMPTY
 

@@ -130,7 +130,11 @@ class GatheredUnits(Run):
 
     @property
     def adds(self) -> bool:
-        return False
+        """Where gradients that wait whole are autograd's own (torch 2.13 _fsdp_param.py,
+        to_accumulated_grad_if_needed).
+        """
+        same = self.plan.precision.reduce is self.plan.precision.compute
+        return self.told.reduces_last and self.later and same
 
     def kept_elements(self, held: Held) -> Count:
         return dim0_shard(held.shape, self.plan.mesh.sharded)

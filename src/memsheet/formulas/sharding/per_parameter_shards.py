@@ -36,7 +36,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
 )
 from memsheet.formulas.sharding.pipelined_units import pipelined_overhead
 from memsheet.formulas.sharding.resident_state import ResidentState, with_hosted_activations
-from memsheet.formulas.states.gradients import reduces_surely_last
+from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
 from memsheet.formulas.states.held import Held, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import dataclass, replace
@@ -357,6 +357,14 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
     return largest_moment_rows([[(1, copied), (1, around)], [(1, gone), (1, around)]])
 
 
+def adds_on_arrival(plan: Plan, engine: Engine) -> bool:
+    """Whether gradients that wait whole are autograd's own, which adds each as it is made: where they need
+    not be made wider for the reduction (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed).
+    """
+    same = plan.precision.reduce is plan.precision.compute
+    return same and reduces_surely_last(plan, engine) and accumulates_gradients(plan, engine)
+
+
 def _last_reduced(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """Where only a step's last micro-batch reduces gradients: its own are added to those that wait whole, and
     have gone when these are copied into the buffer (torch 2.13 _fsdp_param.py, accumulate_unsharded_grad_if_
@@ -370,6 +378,8 @@ def _last_reduced(of: Groups, before: Group | None, group: Group) -> BytesByPath
         BytesByPath.of([ahead, of.reduced(group)]),
     )
     around = _around_inside(group) if group.inside else EMPTY
+    if of.plan.precision.reduce is of.plan.precision.compute:
+        return merge_moment([(1, copied), (1, around)])  # each was added when it was made
     return largest_moment_rows([[(1, added), (1, around)], [(1, copied), (1, around)]])
 
 
@@ -533,6 +543,7 @@ def _grouping_notes(model: ModelSpec) -> tuple[str, ...]:
 ALGORITHM = algorithm_by_tensor(
     Division(
         overhead=_engine_overhead,
+        accumulates_whole=adds_on_arrival,
         shard=lambda held, plan: dim0_shard(held.shape, plan.mesh.sharded),
         gradients=lambda stage, _, plan: all_sharded_gradients(stage, plan),
         waiting=unsynced_gradient_bytes,

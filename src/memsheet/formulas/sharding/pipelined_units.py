@@ -50,10 +50,16 @@ def pipelined_overhead(plan: Plan, walk: StageLayers, *, joined: bool) -> Shardi
         del before
         return EMPTY if group is walk.head else of_root
 
+    same = plan.precision.reduce is plan.precision.compute  # each is added when it is made
+
+    def leaving(before: Group | None, group: Group) -> BytesByPath:
+        made = EMPTY if same else group.gradients
+        return merge_moment([(1, made), (1, waiting(before, group))])
+
     return ShardingOverhead(
         through=whole,
         backward=waiting,
-        leaving=lambda before, group: merge_moment([(1, group.gradients), (1, waiting(before, group))]),
+        leaving=leaving,
         leaves=partial(waiting_gradients, plan),
         end=end,
     )

@@ -179,7 +179,7 @@ def test_a_step_of_a_model_that_is_not_divided() -> None:
         (2, WHOLE, {"engine": "transformers"}, True),
         (1, WHOLE, {"engine": "transformers", "global_batch": 12}, True),
         (1, WHOLE, {"engine": "transformers", "optimizer.name": "sgd"}, True),
-        (1, WHOLE, {"engine": "transformers", "optimizer.name": "muon"}, False),
+        (1, WHOLE, {"engine": "transformers", "optimizer.name": "muon"}, True),
         (8, UNITS, {}, True),
         (2, UNITS, {"global_batch": 6}, True),
         (2, UNITS, {"global_batch": 12}, True),  # two micro-batches
