@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run
-from memsheet.formulas.replay.script import GATHERS, REDUCES
+from memsheet.formulas.replay.script import GATHERS, REDUCES, Played
 from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping, loss_reduces_table
 from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
@@ -266,6 +266,28 @@ class GatheredUnits(Run):
         ahead = len(self.layers) - 1 if number == LAST else number - 1
         if ahead in self.placed and (number != LAST or self.layers):
             self.gather(self.placed[ahead])
+
+    def part_backward(
+        self, played: Played, gradient: int | None, workspace: int = 0
+    ) -> tuple[list[int], int | None]:
+        at, embeddings = len(self.script.events), self.walk.embeddings
+        found = super().part_backward(played, gradient, workspace)
+        if self.waiting and embeddings and played.part is self.part(embeddings.part):
+            self._keep_sum(at, embeddings.parameters[0])
+        return found
+
+    def _keep_sum(self, at: int, table: Held) -> None:
+        """Where both gradients of a tied table are added anew, the sum stays and not the head's (torch
+        csrc/autograd/input_buffer.cpp, accumulate). ``at``: the event from which the look-ups ran backward.
+        """
+        events, sizes = self.script.events, self.script.sizes
+        size = int(mixed_precision_dtype(table, self.plan).nbytes(table.elements))
+        own = [number for number in self.waiting if sizes[number] == size]
+        made = [event for event in events[at:] if event >= 0 and sizes[event] == size]
+        gone = [place for place in range(at, len(events)) if made[1:] and events[place] == ~made[-1]]
+        for place in gone[:1] if own else ():
+            events[place] = ~own[0]
+            self.waiting[self.waiting.index(own[0])] = made[-1]
 
     def take_gradients(self, number: int, made: Sequence[int]) -> None:
         if self.root is not None and number == LAST:
