@@ -72,7 +72,8 @@ class Told:
     part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has
     several; ``joined_on_host``: what lies in one buffer was joined there; ``host_ahead``: of
     the device, as far as it may be; ``masks``: bytes of what the model's forward makes for all layers and
-    names to its end, or, where ``keeps_masks``, until they have run backward; ``reduces_last``: of a step's
+    names to its end, or, where ``keeps_masks``, until they have run backward; ``tables``: bytes of
+    cosines and sines, which forward makes and layers save, if ``keeps_tables``; ``reduces_last``: of a step's
     micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has; ``rooted``:
     of these, what is gathered with the whole model where layers are gathered one by one;
     ``head_elements``: of the block that Adam-mini takes for a head.
@@ -93,6 +94,8 @@ class Told:
     host_ahead: bool = False
     masks: tuple[int, ...] = ()
     keeps_masks: bool = False
+    tables: tuple[int, ...] = ()
+    keeps_tables: bool = True
     reduces_last: bool = False
     idle: tuple[Held, ...] = ()
     rooted: tuple[Held, ...] = ()
@@ -270,7 +273,8 @@ class Run:
             done, x = play_forward(script, self.part(walk.embeddings.part), None, lingers=True)
             played.append(done)
             self.leave(FIRST)
-        masks = script.take_all(self.told.masks)
+        tables, masks = script.take_all(self.told.tables), script.take_all(self.told.masks)
+        entered = len(played)
         for number in self.layers_of_chunk(chunk):
             group = self.layers[number]
             self.enter(group, number)
@@ -281,8 +285,11 @@ class Run:
             self.multiplied = max(self.multiplied, 1)
             played.append(done)
             self.leave(number)
+        if self.told.keeps_tables and len(played) > entered:
+            played[entered].masks, tables = tables, []
+        script.give(tables)
         if self.told.keeps_masks and played:
-            played[0].masks, masks = masks, []
+            played[0].masks, masks = [*played[0].masks, *masks], []
         script.give(masks)
         loss = None
         if walk.head and walk.loss and chunk + 1 == (len(self.told.chunks) or 1):

@@ -128,15 +128,19 @@ def _equal_steps_reserved(
     loaded, stepped = _tensor_bytes(items, Instant.LOAD), _tensor_bytes(items, Instant.OPTIMIZER_STEP)
     buffers = Buffers(*(_component_bytes(items, component) for component in STATES))
     buffered = not engine.sharding.leaves_tensors
-    shared = sum(
+    tables = [
         int(size)
         for (component, _), size in code.shared(model, plan, shape, how).held.items()
         if component is not Component.BUFFERS
-    )
+    ]
+    one_by_one = engine.sharding.leaves_tensors and plan.mesh.pp == 1
+    keeps_masks = code.keeps_masks(model, plan)
     beside = loaded - sum(buffers) if buffered else _component_bytes(items, Component.BUFFERS)
     told = Told(
         workspace=int(workspaces.value) // THREADS,
-        beside=shared + beside,
+        beside=beside + (0 if one_by_one else sum(tables)),
+        tables=tuple(part for size in tables for part in (size // 2, size - size // 2)) if one_by_one else (),
+        keeps_tables=keeps_masks or not plan.offload.activations,
         buffers=buffers if buffered else None,
         named=int(code.named(model, plan, shape, how).total),
         keeps_gradients=accumulates_gradients(plan, engine),
@@ -145,7 +149,7 @@ def _equal_steps_reserved(
         matrices=_joined_matrices(model, plan) if buffered else (),
         kept=_kept_by_modules(items) if buffered else {},
         masks=tuple(int(size) for size in code.masks(model, plan, shape, how).held.values()),
-        keeps_masks=code.keeps_masks(model, plan),
+        keeps_masks=keeps_masks,
         reduces_last=reduces_surely_last(plan, engine),
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
