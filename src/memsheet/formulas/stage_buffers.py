@@ -82,8 +82,8 @@ def _first_gradients(plan: Plan, before: Group | None, group: Group) -> BytesByP
 @formula(
     cites=TORCH_FSDP2,
     at=(
-        "distributed/pipelining/stage.py, _setup_forward_recv_info and _setup_backward_recv_info: a buffer for "
-        "each micro-batch of a step, of what comes from either side; forward_one_chunk keeps outputs until "
+        "distributed/pipelining/stage.py, _setup_forward_recv_info and _setup_backward_recv_info: a buffer "
+        "for each micro-batch of a step, of what comes from either side; forward_one_chunk keeps outputs until "
         "their backward"
     ),
 )

@@ -74,8 +74,8 @@ class Told:
     the device, as far as it may be; ``masks``: bytes of what the model's forward makes for all layers and
     names to its end, or, where ``keeps_masks``, until they have run backward; ``tables``: bytes of
     cosines and sines, which forward makes and layers save, if ``keeps_tables``; ``reduces_last``: of a step's
-    micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has; ``rooted``:
-    of these, what is gathered with the whole model where layers are gathered one by one;
+    micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has;
+    ``rooted``: of these, what is gathered with the whole model where layers are gathered one by one;
     ``head_elements``: of the block that Adam-mini takes for a head.
     """
 
@@ -117,8 +117,8 @@ def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int]
 class Run:
     """Steps of one stage as they are written into a script: here of a model that the rank has to itself.
     ``hosts``: whether a rank's part of parameters and states may be on the host; ``stages``: whether it is
-    one of several stages; ``steps_early``: whether a parameter may be stepped as soon as its gradient is there;
-    ``stretches_layers``: whether several layers may be recomputed together.
+    one of several stages; ``steps_early``: whether a parameter may be stepped as soon as its gradient is
+    there; ``stretches_layers``: whether several layers may be recomputed together.
     """
 
     hosts = stages = steps_early = stretches_layers = False

@@ -45,7 +45,8 @@ class Division:
     backward. ``offloaded``: what is left of a state whose parameters or optimizer are on the host.
     ``root_weights``: what stands around the layers in no group of its own; ``beside_gradients``: gradients
     of what is in no part of a model that its code tells apart. ``accumulates_whole``:
-    whether autograd adds a gradient, as soon as it is made, to one that is there. ``raises_gradients``: to the copies' precision, before those are stepped.
+    whether autograd adds a gradient, as soon as it is made, to one that is there. ``raises_gradients``: to
+    the copies' precision, before those are stepped.
     ``keeps_reduced``: gradients that went to the host stay on the device until backward is over. ``notes``:
     what a reader of the sheet is told of a model's division.
     """

@@ -24,8 +24,8 @@ from memsheet.sheet import Component
 @formula(
     cites=TORCH_FSDP2,
     at=(
-        "_fsdp_param_group.py, unshard and post_backward: what is gathered is not gathered again, and without "
-        "reshard_after_backward it stays; at the end one group after another is reduced"
+        "_fsdp_param_group.py, unshard and post_backward: what is gathered is not gathered again, and "
+        "without reshard_after_backward it stays; at the end one group after another is reduced"
     ),
 )
 def pipelined_overhead(plan: Plan, walk: StageLayers, *, joined: bool) -> ShardingOverhead:
