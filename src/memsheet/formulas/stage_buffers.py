@@ -83,8 +83,8 @@ def _first_gradients(plan: Plan, before: Group | None, group: Group) -> BytesByP
     cites=TORCH_FSDP2,
     at=(
         "distributed/pipelining/stage.py, _setup_forward_recv_info and _setup_backward_recv_info: a buffer "
-        "for each micro-batch of a step, of what comes from either side; forward_one_chunk keeps outputs until "
-        "their backward"
+        "for each micro-batch of a step, of what comes from either side; forward_one_chunk keeps outputs "
+        "until their backward"
     ),
 )
 def with_stage_buffers(kept: ResidentState, walk: StageLayers, plan: Plan, stage: Count) -> ResidentState:

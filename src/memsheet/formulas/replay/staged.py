@@ -1,5 +1,6 @@
 """Steps under fully_shard in a pipeline: units that the first micro-batch gathers and the last one's
-reduction lets go of, and what a stage receives and sends. Line numbers are of torch 2.13 distributed/pipelining.
+reduction lets go of, and what a stage receives and sends. Line numbers are of torch 2.13
+distributed/pipelining.
 """
 
 from __future__ import annotations
