@@ -38,6 +38,8 @@ llama-3.1-8b 8xH100-80GB engine=fsdp2 seq_len=1024 recompute=full global_batch=6
 llama-3.1-8b 8xH100-80GB engine=fsdp2 seq_len=2048
 llama-3.1-8b 8xH100-80GB engine=fsdp2 seq_len=2048 offload=optimizer,parameters lora_rank=16
 llama-3.1-8b 8xH200 engine=fsdp2 seq_len=4096 global_batch=64 gradient_sync=last precision=fp32 recompute=full
+llama-3.1-8b 8xH200 engine=fsdp2 seq_len=4096 offload=activations recompute=full
+llama-3.2-1b 1xH200 engine=transformers seq_len=4096 offload=activations
 llama-3.2-1b 4xH100-80GB engine=fsdp2 seq_len=2048 global_batch=16 recompute=full
 llama-3.2-1b 4xH100-80GB engine=fsdp2 seq_len=2048 global_batch=16 gradient_sync=last
 mistral-7b 8xH100-80GB engine=fsdp2 seq_len=4096 recompute=full global_batch=32

@@ -20,7 +20,7 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
-from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.plan.plan import ENDS_OF_ROUTING, AttentionKind, Plan
 from memsheet.plan.workload import Training
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import (
@@ -113,6 +113,12 @@ def _resolved_rank_sheet(
 
             items, said = items_with_replayed_slack(items, built, plan, engine, cluster, allocated, stage)
             notes = (*notes, *said)
+            if step.low is not None:
+                low, high = (
+                    replayed_rank_sheet(model, one, cluster, stage, device=device, replays=True)
+                    for one in _routed_ends(plan)
+                )
+                items = _with_slack_ends(items, low, high)
     else:
         from memsheet.formulas.serving.servers import server_of
 
@@ -134,6 +140,33 @@ def _resolved_rank_sheet(
         notes=notes,
         gradients=gradients,
     )
+
+
+def _routed_ends(plan: Plan) -> Iterator[Plan]:
+    """The plan where tokens are routed as they are at the low and the high end."""
+    assert plan.routing is not None
+    for spread in ENDS_OF_ROUTING[1:]:
+        yield replace(plan, routing=replace(plan.routing, spread=spread))
+
+
+def _with_slack_ends(items: list[Item], low: Sheet, high: Sheet) -> list[Item]:
+    """The allocator's slack with the ends of two other sheets of the same step."""
+    ends = [
+        next(item for item in sheet.items if item.component is Component.ALLOCATOR_SLACK)
+        for sheet in (low, high)
+    ]
+    return [
+        replace(
+            item,
+            at={
+                when: _ordered_byte_range(size.value, ends[0].at[when].low, ends[1].at[when].high)
+                for when, size in item.at.items()
+            },
+        )
+        if item.component is Component.ALLOCATOR_SLACK and item.evidence == ends[1].evidence
+        else item
+        for item in items
+    ]
 
 
 replayed_rank_sheet = lru_cache(maxsize=256)(_resolved_rank_sheet)

@@ -12,6 +12,8 @@ import memsheet
 from memsheet import account
 from memsheet.formulas.replay import steps
 from memsheet.formulas.replay.order import THREADS
+from memsheet.frozen import replace
+from memsheet.plan.plan import ENDS_OF_ROUTING
 from memsheet.sheet import Bytes, Component, Instant
 
 pytestmark = pytest.mark.usefixtures("warm_children")
@@ -47,6 +49,24 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shards, sgd": ("llama-2-7b", "8xH100-80GB", {**SHARDS, **RECOMPUTED, "optimizer.name": "sgd_momentum"}),
     "experts": ("olmoe-1b-7b", "8xH100-80GB", {**SHARDS, **RECOMPUTED}),
     "experts, latent attention": ("deepseek-v2-lite", "8xH200", {**SHARDS, **RECOMPUTED}),
+    "muon": ("llama-3.2-1b", "1xH100-80GB", {"optimizer.name": "muon"}),
+    "stepped in backward": ("llama-3.2-1b", "1xH100-80GB", {"optimizer_in_backward": True}),
+    "stretches": ("llama-2-7b", "1xH200", {**RECOMPUTED, "recompute.every": 8, "precision": "bf16-pure"}),
+    "a tower": ("gemma-3-4b", "1xH200", {"recompute.mode": "full"}),
+    "a tower's adapters": ("qwen2.5-vl-7b", "1xH100-80GB", {**LORA, **RECOMPUTED}),
+    "shards, a tower": ("qwen2.5-vl-7b", "8xH100-80GB", {**SHARDS, **RECOMPUTED}),
+    "shards, a tower of one's own": ("voxtral-mini-3b", "8xH100-80GB", {**SHARDS, "seq_len": 512}),
+    "activations on the host": ("llama-3.2-1b", "1xH100-80GB", {"offload.activations": True}),
+    "activations on the host, recompute": (
+        "llama-3.2-1b",
+        "1xH100-80GB",
+        {"offload.activations": True, **RECOMPUTED},
+    ),
+    "shards, all on the host": (
+        "llama-2-7b",
+        "8xH100-80GB",
+        {**SHARDS, **HOSTED, **RECOMPUTED, "offload.activations": True},
+    ),
     "four bits, adapters": (
         "qwen2.5-7b",
         "1xH100-80GB",
@@ -70,6 +90,7 @@ DIVIDED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "stage 2, adapters": ("llama-3.1-8b", "2xH100-80GB", {"zero": 2, **LORA}),
     "stage 2, lists": ("pythia-1b", "4xH100-80GB", {"zero": 2, "optimizer.implementation": "foreach"}),
     "stage 2, lion": ("pythia-1b", "4xH100-80GB", {"zero": 2, "optimizer.name": "lion"}),
+    "stage 1, stretches": ("llama-3.1-8b", "8xH200", {"zero": 1, **RECOMPUTED, "recompute.every": 4}),
     "stage 3": ("llama-3.1-8b", "8xH200", {"zero": 3}),
     "stage 3, micro-batches": ("llama-3.1-8b", "8xH200", {"zero": 3, "global_batch": 64, **RECOMPUTED}),
     "stage 3, adapters": ("llama-3.1-8b", "2xH100-80GB", {"zero": 3, **LORA}),
@@ -80,6 +101,10 @@ DIVIDED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "flat, bf16": ("gemma-3-1b", "4xH100-80GB", {"engine": "fsdp1", "precision": "bf16-pure"}),
     "flat, sgd": ("pythia-1b", "4xH100-80GB", {"engine": "fsdp1", "optimizer.name": "sgd"}),
     "flat, replicas": ("pythia-1b", "4xH100-80GB", {"engine": "fsdp1", "mesh.dp_replicate": 2}),
+    "flat, on the host": ("llama-3.1-8b", "8xH100-80GB", {"engine": "fsdp1", **HOSTED}),
+    "flat, a tower": ("ministral-3-3b", "8xH100-80GB", {"engine": "fsdp1"}),
+    "stage 2, a tower": ("qwen2.5-vl-7b", "8xH200", {"zero": 2, **RECOMPUTED}),
+    "units of adapters, the loss outside": ("llama-3.1-8b", "8xH100-80GB", {"engine": "litgpt", **LORA}),
     "flat, the loss outside": ("llama-2-7b", "8xH100-80GB", {"engine": "litgpt"}),
     "flat, a table apart": ("mpt-7b", "8xH100-80GB", {"engine": "llm-foundry", "attention": "flash"}),
 }
@@ -89,6 +114,9 @@ PLAYED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("transformers", "1xH200", {**LORA, "quantization.weights": "nf4"}),
     ("transformers", "1xH200", {"optimizer.name": "paged_adamw_8bit"}),
     ("transformers", "8xH200", {"adapter.kind": "lora", "adapter.rank": 16, "global_batch": 64}),
+    ("transformers", "1xH200", {"optimizer.name": "galore"}),
+    ("transformers", "1xH200", {"optimizer.name": "adam_mini"}),
+    ("transformers", "1xH200", {"adapter.kind": "lora-fa", "adapter.rank": 16, "optimizer.name": "lora_fa"}),
     ("fsdp2", "8xH200", {"zero": 3}),
     ("fsdp2", "8xH200", {"zero": 2}),
     ("fsdp2", "8xH200", {"global_batch": 64}),
@@ -108,7 +136,11 @@ PLAYED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("deepspeed", "8xH200", {"zero": 3, "mesh.cp": 2}),
     ("torchtitan", "8xH200", {}),
     ("torchtitan", "8xH200", {"mesh.tp": 2, "global_batch": 32}),
+    ("torchtitan", "16xH200", {"mesh.pp": 2, "global_batch": 64}),
+    ("torchtitan", "16xH200", {"mesh.pp": 4, "schedule": "gpipe", "global_batch": 16}),
+    ("torchtitan", "16xH200", {"mesh.tp": 2, "mesh.pp": 2, "global_batch": 64, "loss": "vocab_parallel"}),
     ("megatron", "16xH200", {"mesh.tp": 2, "mesh.pp": 4, "global_batch": 64}),
+    ("megatron", "16xH200", {"mesh.tp": 2, "recompute.mode": "full", "recompute.every": 4}),
     ("megatron", "16xH200", {"mesh.tp": 2, "mesh.pp": 2, "mesh.vpp": 2, "global_batch": 64}),
 )
 MODELS = ("llama-3.1-8b", "qwen3-8b")
@@ -178,9 +210,31 @@ def test_every_step_that_can_be_played_has_the_sheets_tensors(
     """Else its slack would be a share of what is allocated."""
     own = {} if engine in {"torchtitan", "megatron"} else {"attention": "sdpa"}
     plan = {"seq_len": 2048, "microbatch": 1, "recompute.mode": recompute, **own, **more}
-    sheet = memsheet.train(model, gpus=gpus, engine=engine, plan=plan).sheets[0]
-    (slack,) = (item for item in sheet.items if item.component is Component.ALLOCATOR_SLACK)
-    assert slack.evidence in {steps.REPLAYED, steps.REPLAYED_SHARES}
+    for sheet in memsheet.train(model, gpus=gpus, engine=engine, plan=plan).sheets:
+        (slack,) = (item for item in sheet.items if item.component is Component.ALLOCATOR_SLACK)
+        assert slack.evidence in {steps.REPLAYED, steps.REPLAYED_SHARES}
+
+
+@pytest.mark.parametrize("more", [{}, {"recompute.mode": "full"}, {"mesh.pp": 2, "global_batch": 64}])
+def test_a_routing_that_is_open_reserves_what_its_ends_do(more: dict[str, Any]) -> None:
+    """Each end is played as a step of its own."""
+    plan = {"seq_len": 1024, "mesh.ep": 8, **more}
+    found = memsheet.train("qwen3-30b-a3b", gpus="16xH200", engine="megatron", plan=plan)
+    routing = found.plan.routing
+    assert routing is not None
+    for sheet in found.sheets:
+        even, worst = (
+            account.account_rank(
+                found.model,
+                replace(found.plan, routing=replace(routing, spread=spread)),
+                found.cluster,
+                sheet.stage,
+                replays=True,
+            )
+            for spread in ENDS_OF_ROUTING[1:]
+        )
+        assert sheet.reserved.low <= even.reserved.low
+        assert sheet.reserved.high >= worst.reserved.high
 
 
 @pytest.mark.parametrize("more", [{"zero": 1}, {"zero": 2}, {"zero": 3}, {"engine": "fsdp1", "zero": 3}])

@@ -26,6 +26,7 @@ from memsheet.formulas.recompute_segments import recompute_segments
 from memsheet.formulas.resident_layers import everything_kept
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.stage_buffers import warm_and_steady, with_stage_buffers
 from memsheet.formulas.tapes.bytes_by_path import (
     BytesByPath,
     Moment,
@@ -136,6 +137,7 @@ def _equal_microbatch_peaks(
     """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
     walks, kept = _chunk_walks_and_states(rank, plan, engine, states)
     kept = with_outliers(kept, walks, rank.model, plan)
+    kept = with_stage_buffers(kept, walks[0], plan, rank.stage) if engine.whole_in_pipelines else kept
     code = model_code(engine.layers)
     graphs = code.captured(code, rank.model, plan, rank.stage)
     kept = with_graphs(kept, walks, rank.model, graphs)
@@ -168,10 +170,9 @@ def _in_flight(steps: list[Step], plan: Plan, rank: Rank) -> Iterator[tuple[Step
     whole = {kind: bundle_moment(everything_kept(steps[kind])) for kind in dict.fromkeys(kinds)}
     if agreed(plan.mesh.vpp == 1):
         (others,) = peak_flights(plan, rank.stage)[0].others
-        yield (
-            replace(steps[0], others=merge_moment([(times * others, bag) for times, bag in whole[0]])),
-            frozenset((False, True)),
-        )
+        for step, count, passes in warm_and_steady(steps[0], others):
+            beside = merge_moment([(times * count, bag) for times, bag in whole[0]])
+            yield replace(step, others=beside), passes
         return
     orders = rank.orders or ((plan.mesh.pp, plan.mesh.vpp, rank.stage, tuple(kinds)),)
     for (kind, backward), counts in _kept_beside(plan.accumulation, orders, rank.which).items():

@@ -129,6 +129,7 @@ class UnitWrapping:
     last_stays: bool = False  # the last layer is not resharded after its forward
     loss_reduces: bool = False  # a loss in chunks reduces the head's gradient itself, before backward begins
     loss_outside: bool = False  # the loss is taken of what the root's forward has returned
+    keeps_outputs: bool = False  # a pipeline's last stage keeps what it returned of every micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ _FLAT = replace(
 _ADAPTED = replace(
     _FLAT,
     tested="0.5.11 (torch 2.7)",
-    replays=False,
+    replays=True,
     sharding=Sharding.PER_PARAMETER_SHARDS,
     roots_frozen_ends=True,  # finetune/lora.py:528-536: blocks, then the model
     unit_wrapping=lambda _: UnitWrapping(loss_outside=True),

@@ -56,7 +56,8 @@ class Version:
     values are repeated for every query head. ``ends_count``: embeddings and head count as a layer each when a
     pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's
     table is ``lm_head`` and the loss takes it chunk by chunk unless one asks otherwise. ``compiles_loss``:
-    where the model is compiled, so is the loss. ``kinds``: blocks that it has model code for, by the
+    where the model is compiled, so is the loss. ``keeps_outputs``: the last stage of a pipeline keeps the
+    logits of every micro-batch to the end of a step. ``kinds``: blocks that it has model code for, by the
     library's names.
     """
 
@@ -68,6 +69,7 @@ class Version:
     fuses_qkv: bool
     chunks_loss: bool
     compiles_loss: bool
+    keeps_outputs: bool = False
     rotations: Rotations = Rotations.SHARED
     kinds: frozenset[str] = frozenset({"llama"})
     ties: Ties = Ties.NEVER
@@ -82,6 +84,7 @@ _END_2024 = Version(
     fuses_qkv=False,
     chunks_loss=False,
     compiles_loss=False,
+    keeps_outputs=True,
 )
 _OCT_2024 = replace(_END_2024, compiles_loss=True)
 _MID_2025 = Version(
@@ -93,6 +96,7 @@ _MID_2025 = Version(
     fuses_qkv=False,
     chunks_loss=False,
     compiles_loss=True,
+    keeps_outputs=True,
 )
 _NEWEST = Version(
     ends_in_root=False,
@@ -121,7 +125,7 @@ VERSIONS: dict[str, Version] = {
     "238fa99": _LAST_TOML,
     "v0.2.2": _LAST_TOML,
     "v0.2.1": _END_2025,
-    "v0.2.0": _END_2025,
+    "v0.2.0": replace(_END_2025, keeps_outputs=True),
     "v0.1.0": _MID_2025,
     "820504e": _MID_2025,
     "9dec370": _END_2024,
@@ -141,7 +145,8 @@ in one group at distributed/fsdp.py:224-237 of COMMIT; at 238fa99 embeddings and
 itself and tied again when they are initialised (models/qwen3/model/model.py:496-501), which torch 2.13 no
 longer runs (_fsdp_state.py:223). Of the tags (2025-06-17 to 2026-02-20) v0.2.0 has groups of their own for
 embeddings and head, and repeats heads of keys still (models/llama3/infra/parallelize.py:299-318,
-models/llama3/model/model.py:143-237); v0.2.2 no longer does.
+models/llama3/model/model.py:143-237); v0.2.2 no longer does. From v0.2.1 on a pipeline is asked for no
+outputs (train.py, return_outputs), which torch's schedules keep unless they are.
 """
 TESTED = "b5bcd76"
 
@@ -202,6 +207,7 @@ ENGINE = Engine(
         version_of(name).ends_in_root,
         version_of(name).last_stays,
         loss_reduces=version_of(name).chunks_loss,
+        keeps_outputs=version_of(name).keeps_outputs,
         loss_outside=True,  # train.py:303-304 of END_2024; components/loss.py of COMMIT unshards the head first, while nothing else runs
     ),
     models=frozenset({

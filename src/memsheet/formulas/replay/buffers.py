@@ -39,11 +39,12 @@ class Made(NamedTuple):
 class GradientBuffers(Run):
     """States that lie in buffers and what is cut from them."""
 
+    stretches_layers = True
+
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """Of stages whose micro-batches are all alike."""
-        known = isinstance(plan.mesh.gpus, int) and plan.optimizer is not None
-        return known and not plan.recompute.stretched and not plan.offload.activations
+        return isinstance(plan.mesh.gpus, int) and plan.optimizer is not None
 
     @classmethod
     def others(cls, plan: Plan, told: Told) -> list[Told]:

@@ -49,11 +49,14 @@ class Bundle:
 class FetchedTensors(Partitioned):
     """Stage 3: gradients leave for a bucket as in stage 2, and the rank's part of each for one buffer."""
 
+    stretches_layers = False
+
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """Of parameters that are not there before they are gathered."""
         ranks = plan.mesh.sharded
         known = plan.optimizer is not None and stays_on_device(plan, states_leave=True, parameters_leave=True)
+        known = known and not plan.recompute.stretched
         return known and plan.zero == 3 and isinstance(ranks, int) and ranks > 1
 
     @classmethod

@@ -42,6 +42,8 @@ class Flat:
 class FlatUnits(Run):
     """Every layer is a unit; embeddings and head are the root's, which stays gathered."""
 
+    hosts = True
+
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """On several ranks, with nothing divided inside a unit."""
@@ -60,11 +62,14 @@ class FlatUnits(Run):
     def prepare(self) -> None:
         walk, plan = self.walk, self.plan
         self.wrapping = engine_of(plan).flat_wrapping
+        self.hosted = bool(plan.offload.parameters)  # parts, gradients and states (CPUOffload)
         ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
         ends += walk.rest
         self.root = Flat.of(ends[:1] if self.wrapping.table_apart else ends, plan)
         self.units = {number: Flat.of(group.parameters, plan) for number, group in enumerate(self.layers)}
         self.each = [*self.units.values(), self.root]
+        rooted = {h.path for h in walk.rest}
+        self.idle = [h for h in self.told.idle if h.path not in rooted for _ in range(h.times)]
         self.units |= {FIRST: self.root, LAST: self.root}
         self.waiting: list[int] = []  # the head's gradients
         self.unreduced: dict[int, list[int]] = {}  # flat gradients that only a last micro-batch reduces
@@ -84,6 +89,8 @@ class FlatUnits(Run):
         script, precision = self.script, self.plan.precision
         dtype, compute = precision.parameters, precision.compute
         script.take(self.told.beside)
+        idle = [] if self.hosted else self.idle
+        script.take_all([int(h.dtype.nbytes(self._idle_part(h))) for h in idle])
         for unit in self.each:
             before = list[int]()
             if not self.told.joined_on_host:
@@ -92,8 +99,8 @@ class FlatUnits(Run):
                 ]
                 before.append(script.take(int(dtype.nbytes(unit.elements))))
                 script.give(own)
-            script.take(int(dtype.nbytes(unit.part)))
-            script.give(before)
+            part = script.take(int(dtype.nbytes(unit.part)))
+            script.give([*before, part] if self.hosted else before)
         for unit in [self.root, *self.each[:-1]]:
             sizes = [compute.nbytes(unit.elements)]
             if precision.casts:
@@ -108,7 +115,8 @@ class FlatUnits(Run):
         if unit.whole is not None:
             return
         script, precision = self.script, self.plan.precision
-        cast = [script.take(precision.compute.nbytes(unit.part), CASTS)] if precision.casts else []
+        comes = precision.casts or self.hosted  # cast, or from the host
+        cast = [script.take(precision.compute.nbytes(unit.part), CASTS)] if comes else []
         if len(self.let_go) >= IN_FLIGHT:
             script.give([self.let_go.pop(0)])
         unit.whole = script.take(precision.compute.nbytes(unit.elements), GATHERS)
@@ -196,11 +204,23 @@ class FlatUnits(Run):
         self.script.give([part])
         return found
 
+    def _idle_part(self, held: Held) -> int:
+        """Elements of a parameter of a unit that never runs."""
+        return -(-int(held.elements) // int(self.plan.mesh.dp_shard))
+
     # ---- the optimizer's step ------------------------------------------------------------------------------
+
+    def _optimize(self) -> None:
+        """On the host it finds copies of gradients, whose own stay until backward is over."""
+        if self.hosted:
+            self.script.give(self.gradients)
+            self.gradients = []
+        else:
+            super()._optimize()
 
     def stepped(self) -> list[tuple[Held, int]]:
         """What lies in the first rank's part of a unit, parameter by parameter."""
-        found = list[tuple[Held, int]]()
+        found = [(h, self._idle_part(h)) for h in self.idle if h.trains]
         for unit in self.each:
             left = unit.part
             for one in (h for h in unit.held for _ in range(h.times)):

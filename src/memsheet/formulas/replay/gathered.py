@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run
-from memsheet.formulas.replay.script import GATHERS, REDUCES
+from memsheet.formulas.replay.script import GATHERS, REDUCES, Played
 from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping, loss_reduces_table
 from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
@@ -121,6 +121,8 @@ class GatheredUnits(Run):
             )
         if walk.head:
             self.placed[LAST] = root or Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True)
+        rest = [h for h in self.told.rooted for _ in range(h.times)]
+        self.rest = Placed(_fsdp_unit_bytes(rest, plan), stays=True)  # the root's own, that no part has
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
         self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
@@ -128,7 +130,11 @@ class GatheredUnits(Run):
 
     @property
     def adds(self) -> bool:
-        return False
+        """Where gradients that wait whole are autograd's own (torch 2.13 _fsdp_param.py,
+        to_accumulated_grad_if_needed).
+        """
+        same = self.plan.precision.reduce is self.plan.precision.compute
+        return self.told.reduces_last and self.later and same
 
     def kept_elements(self, held: Held) -> Count:
         return dim0_shard(held.shape, self.plan.mesh.sharded)
@@ -176,24 +182,28 @@ class GatheredUnits(Run):
     def reduce(self, at: Placed, gradients: Sequence[int]) -> None:
         self.reshard(at)
         if self.told.reduces_last and not self.later:
-            self.unreduced[id(at)] = self._widened(at.unit, gradients)
+            self.unreduced[id(at)] = self.widened(at.unit, gradients)
             return
         if self.told.reduces_last:
             self.script.give(gradients)  # added to what waits
             if not self.last:
                 return
             gradients = self.unreduced.pop(id(at))
+        self.reduce_whole(at.unit, gradients)
+
+    def reduce_whole(self, unit: Unit, gradients: Sequence[int]) -> None:
+        """Copied into a buffer, which stays until the next unit's is made."""
         self.end_backward()
-        self.reducing = self.script.take(at.unit.reduce_input)
+        self.reducing = self.script.take(unit.reduce_input)
         wide = self.plan.precision.reduce if self.told.reduces_last else self.plan.precision.compute
-        trained = at.unit.trained if at.unit.gathered else ()
+        trained = unit.trained if unit.gathered else ()
         size = int(wide.nbytes(trained[-1])) if trained else 0
         named = [number for number in gradients if size and self.script.sizes[number] == size][-1:]
         self.script.give(number for number in gradients if number not in named)
-        self._keep_reduced(at.unit)
+        self._keep_reduced(unit)
         self.script.give(named)
 
-    def _widened(self, unit: Unit, gradients: Sequence[int]) -> list[int]:
+    def widened(self, unit: Unit, gradients: Sequence[int]) -> list[int]:
         """Whole gradients, one parameter after the other, in the dtype they are reduced in, in which they
         wait for the last micro-batch's (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed). Of a tied
         table there is one by then.
@@ -204,11 +214,12 @@ class GatheredUnits(Run):
             made.setdefault(script.sizes[number], []).append(number)
         found = list[int]()
         for elements in unit.trained:
-            last = made.get(int(precision.compute.nbytes(elements)), [])[-1:]
-            if precision.reduce is precision.compute:
+            own, wide = (int(each.nbytes(elements)) for each in (precision.compute, precision.reduce))
+            last = (made.get(own) or made.get(wide, []))[-1:]  # a loss in chunks makes the head's wide
+            if last and script.sizes[last[0]] == wide:
                 found += last
             elif last:
-                found.append(script.take(int(precision.reduce.nbytes(elements))))
+                found.append(script.take(wide))
                 script.give(last)
             for number in last:
                 made[script.sizes[number]].remove(number)
@@ -228,6 +239,9 @@ class GatheredUnits(Run):
 
     def enter(self, group: Group, number: int) -> None:
         del group
+        if number == FIRST and self.rest.unit.gathered:
+            self.gather(self.rest)
+            self.copy_out(self.rest, defers=True)
         self.gather(self.placed[number])
         self.copy_out(self.placed[number], defers=True)
 
@@ -253,6 +267,28 @@ class GatheredUnits(Run):
         if ahead in self.placed and (number != LAST or self.layers):
             self.gather(self.placed[ahead])
 
+    def part_backward(
+        self, played: Played, gradient: int | None, workspace: int = 0
+    ) -> tuple[list[int], int | None]:
+        at, embeddings = len(self.script.events), self.walk.embeddings
+        found = super().part_backward(played, gradient, workspace)
+        if self.waiting and embeddings and played.part is self.part(embeddings.part):
+            self._keep_sum(at, embeddings.parameters[0])
+        return found
+
+    def _keep_sum(self, at: int, table: Held) -> None:
+        """Where both gradients of a tied table are added anew, the sum stays and not the head's (torch
+        csrc/autograd/input_buffer.cpp, accumulate). ``at``: the event from which the look-ups ran backward.
+        """
+        events, sizes = self.script.events, self.script.sizes
+        size = int(mixed_precision_dtype(table, self.plan).nbytes(table.elements))
+        own = [number for number in self.waiting if sizes[number] == size]
+        made = [event for event in events[at:] if event >= 0 and sizes[event] == size]
+        gone = [place for place in range(at, len(events)) if made[1:] and events[place] == ~made[-1]]
+        for place in gone[:1] if own else ():
+            events[place] = ~own[0]
+            self.waiting[self.waiting.index(own[0])] = made[-1]
+
     def take_gradients(self, number: int, made: Sequence[int]) -> None:
         if self.root is not None and number == LAST:
             self.waiting = list(made)
@@ -260,6 +296,8 @@ class GatheredUnits(Run):
                 self._keep_reduced(self.root.unit)
         else:
             waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
+            if number == FIRST:
+                self.reshard(self.rest)
             there = len(self.gradients)
             self.reduce(self.placed[number], [*waiting, *made])
             twice = number == FIRST and (self.loss_reduced or tables_in_two_groups(self.walk))

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.replay.optimizer_step import BY_TENSOR, state_sizes, step_by_tensor
 from memsheet.formulas.replay.script import (
     Lifetimes,
     Played,
@@ -21,23 +22,20 @@ from memsheet.formulas.replay.script import (
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import (
     Work,
+    adamw_work,
     fp32_copy_bytes,
-    optimizer_bytes,
     optimizer_work,
-    step_count_bytes,
 )
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.frozen import dataclass, field
 from memsheet.plan.dtypes import INT64
-from memsheet.plan.plan import OptimizerName, Plan, depends_on_routing
+from memsheet.plan.plan import Plan, depends_on_routing
 
 T = TypeVar("T")
 MOST_MICROBATCHES = 2
 """Of a step: from the second on all are alike, but for a last one that alone reduces gradients."""
 THREADS = 2
 """That multiply matrices: the one that runs forward, and autograd's."""
-PAIRED = frozenset({OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.ADAMW_4BIT})
-"""Optimizers with two alike states of a tensor."""
 
 
 class Buffers(NamedTuple):
@@ -55,20 +53,11 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave:
     parameters.
     """
     offload = plan.offload
-    moved = (
-        (offload.parameters and not (parameters_leave and offload.parameters == 1))
-        or (offload.optimizer and not (states_leave and offload.optimizer == 1))
-        or offload.activations
-        or plan.optimizer_in_backward
+    moved = (offload.parameters and not (parameters_leave and offload.parameters == 1)) or (
+        offload.optimizer and not (states_leave and offload.optimizer == 1)
     )
     known = isinstance(plan.mesh.gpus, int) and not depends_on_routing(plan)
-    return known and not moved and not plan.recompute.stretched
-
-
-UNPLAYED = frozenset(
-    {OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA, OptimizerName.ADAM_MINI}
-)
-"""Optimizers whose copies are more than those of a tensor at a time."""
+    return known and not moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +72,11 @@ class Told:
     part of the buffers the rank's optimizer has; ``chunks``: layers of each chunk of a stage that has
     several; ``joined_on_host``: what lies in one buffer was joined there; ``host_ahead``: of
     the device, as far as it may be; ``masks``: bytes of what the model's forward makes for all layers and
-    names to its end, or, where ``keeps_masks``, until they have run backward; ``reduces_last``: of a step's
-    micro-batches the last one alone reduces gradients.
+    names to its end, or, where ``keeps_masks``, until they have run backward; ``tables``: bytes of
+    cosines and sines, which forward makes and layers save, if ``keeps_tables``; ``reduces_last``: of a step's
+    micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has;
+    ``rooted``: of these, what is gathered with the whole model where layers are gathered one by one;
+    ``head_elements``: of the block that Adam-mini takes for a head.
     """
 
     beside: int = 0
@@ -102,7 +94,12 @@ class Told:
     host_ahead: bool = False
     masks: tuple[int, ...] = ()
     keeps_masks: bool = False
+    tables: tuple[int, ...] = ()
+    keeps_tables: bool = True
     reduces_last: bool = False
+    idle: tuple[Held, ...] = ()
+    rooted: tuple[Held, ...] = ()
+    head_elements: int = 0
 
 
 def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int], T]) -> list[T]:
@@ -119,10 +116,12 @@ def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int]
 
 class Run:
     """Steps of one stage as they are written into a script: here of a model that the rank has to itself.
-    ``hosts``: whether a rank's part of parameters and states may be on the host.
+    ``hosts``: whether a rank's part of parameters and states may be on the host; ``stages``: whether it is
+    one of several stages; ``steps_early``: whether a parameter may be stepped as soon as its gradient is
+    there; ``stretches_layers``: whether several layers may be recomputed together.
     """
 
-    hosts = False
+    hosts = stages = steps_early = stretches_layers = False
 
     def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: Told) -> None:
         self.walk, self.plan, self.lifetimes, self.script, self.told = walk, plan, lifetimes, Script(), told
@@ -134,19 +133,23 @@ class Run:
         self.multiplied = 0  # threads that have multiplied matrices
         self.later = False  # whether a micro-batch before this one has left gradients
         self.last = True  # whether it is a step's last
+        recompute = plan.recompute
+        stretched = self.stretches_layers and recompute.stretched
+        self.stretches = frozenset(recompute.starts(len(self.layers)) if stretched else ())
         self.prepare()
 
     @classmethod
     def plays(cls, plan: Plan) -> bool:
-        """Whether a step passes through one stage, with nothing on the host, under an optimizer whose states
-        and copies are written down.
+        """Whether a step passes through one stage or several, with nothing on the host, under an optimizer
+        whose states and copies are written down.
         """
         optimizer = plan.optimizer
         return (
             optimizer is not None
-            and plan.mesh.pp == 1
+            and (plan.mesh.pp > 1) is cls.stages
+            and (cls.steps_early or not plan.optimizer_in_backward)
+            and (cls.stretches_layers or not plan.recompute.stretched)
             and plan.precision.master_weights is None
-            and optimizer.name not in UNPLAYED
             and stays_on_device(plan, states_leave=cls.hosts, parameters_leave=cls.hosts)
         )
 
@@ -229,7 +232,8 @@ class Run:
     def held(self) -> list[Held]:
         """Every parameter, in order, each as often as it is there."""
         groups = [self.walk.embeddings, *self.layers, self.walk.head]
-        return [h for group in groups if group for h in group.parameters for _ in range(h.times)]
+        used = [h for group in groups if group for h in group.parameters for _ in range(h.times)]
+        return [*(h for h in self.told.idle for _ in range(h.times)), *used]
 
     def step(self) -> None:
         if not self.later:
@@ -252,6 +256,10 @@ class Run:
         self.backward(played, loss)
         self.script.give(inputs)
 
+    def send_output(self, output: int) -> None:
+        """What goes to the stage behind is let go of (Megatron's deallocate_pipeline_outputs)."""
+        self.script.give((output,))
+
     def layers_of_chunk(self, chunk: int) -> range:
         """Numbers of the layers of one of the rank's chunks."""
         chunks = self.told.chunks or (len(self.layers),)
@@ -265,18 +273,23 @@ class Run:
             done, x = play_forward(script, self.part(walk.embeddings.part), None, lingers=True)
             played.append(done)
             self.leave(FIRST)
-        masks = script.take_all(self.told.masks)
+        tables, masks = script.take_all(self.told.tables), script.take_all(self.told.masks)
+        entered = len(played)
         for number in self.layers_of_chunk(chunk):
             group = self.layers[number]
             self.enter(group, number)
             workspace = 0 if self.multiplied else self.told.workspace
             part = self.part(group.part, self.lifetimes)
-            done, x = play_forward(script, part, x, lingers=True, workspace=workspace)
+            keeps = not self.stretches or number in self.stretches
+            done, x = play_forward(script, part, x, lingers=True, workspace=workspace, keeps_input=keeps)
             self.multiplied = max(self.multiplied, 1)
             played.append(done)
             self.leave(number)
+        if self.told.keeps_tables and len(played) > entered:
+            played[entered].masks, tables = tables, []
+        script.give(tables)
         if self.told.keeps_masks and played:
-            played[0].masks, masks = masks, []
+            played[0].masks, masks = [*played[0].masks, *masks], []
         script.give(masks)
         loss = None
         if walk.head and walk.loss and chunk + 1 == (len(self.told.chunks) or 1):
@@ -289,7 +302,7 @@ class Run:
             self.named = [script.take(self.told.named)] if self.told.named else []
             loss, _ = play_forward(script, self.part(walk.loss), x, lingers=True)
         elif x is not None:
-            script.give((x,))  # sent to the stage behind, and let go (deallocate_pipeline_outputs)
+            self.send_output(x)
         self.leave_forward()
         for done in (*played, *([loss] if loss else [])):
             script.give(done.lingering)
@@ -307,6 +320,8 @@ class Run:
         for number in reversed(self.layers_of_chunk(chunk)):
             self.enter_backward(number)
             self.prefetch(number)
+            if self.stretches:
+                self._run_stretch_again(played, number)
             made, g = self.part_backward(played.pop(), g)
             self.take_gradients(number, made)
         if played:
@@ -317,6 +332,25 @@ class Run:
             script.give((g,))
         self.end_backward()
 
+    def _run_stretch_again(self, played: list[Played], number: int) -> None:
+        """Where a layer is the last that are recomputed together, those before it run forward again as they
+        would without recompute, and it from what they hand it.
+        """
+        start = max(one for one in self.stretches if one <= number)
+        last = number + 1 == len(self.layers) or number + 1 in self.stretches
+        if not last or start == number:
+            return
+        count = number - start + 1
+        first, own = played[-count], played[-1]
+        handed = next(iter(first.part.own.tape.handed), None)
+        x = first.given if first.given is not None else first.held.get(handed if handed is not None else -1)
+        del played[-count:]
+        for layer in range(start, number):
+            done, x = play_forward(self.script, self.part(self.layers[layer].plain, self.lifetimes), x)
+            played.append(done)
+        own.given = x
+        played.append(own)
+
     def part_backward(
         self, played: Played, gradient: int | None, workspace: int = 0
     ) -> tuple[list[int], int | None]:
@@ -325,13 +359,15 @@ class Run:
 
     def _optimize(self) -> None:
         plan, script = self.plan, self.script
-        if plan.optimizer is None:
+        if plan.optimizer is None or plan.optimizer_in_backward:
             return
         stepped = self.stepped()
         if not self.states:
-            each = of_each(stepped, self._state_sizes)
+            each = of_each(stepped, lambda h, n: state_sizes(h, n, plan, self.told.head_elements))
             self.states = script.take_all([size for sizes in each for size in sizes if size])
         work = optimizer_work(plan)
+        if plan.optimizer.name in BY_TENSOR:
+            stepped, work = step_by_tensor(script, stepped, plan), adamw_work(plan)
         if not work.together and not work.alone:
             return
         sizes = of_each(stepped, lambda h, n: int(work.dtype(h, plan).nbytes(n)))
@@ -346,13 +382,6 @@ class Run:
         trained = [h for h in self.held() if h.trains]
         elements = of_each([(h, 0) for h in trained], lambda h, _: int(self.kept_elements(h)))
         return [*zip(trained, elements, strict=True)]
-
-    def _state_sizes(self, held: Held, elements: int) -> tuple[int, ...]:
-        """Bytes of the tensors that the optimizer keeps for one."""
-        step, optimizer = step_count_bytes(self.plan), self.plan.optimizer
-        rest = int(optimizer_bytes(held, elements, self.plan)) - step
-        halves = (rest // 2, rest - rest // 2) if optimizer and optimizer.name in PAIRED else (rest,)
-        return (step, *halves)
 
     def _step_one_by_one(self, sizes: Sequence[int], raised: Sequence[int], work: Work) -> None:
         """Copies of one tensor at a time, beside what a variable still names of the one before."""

@@ -41,6 +41,8 @@ def flat_state_sizes(elements: int, plan: Plan) -> list[int]:
 class Partitioned(Run):
     """Up to stage 2, parameters whole."""
 
+    stretches_layers = True
+
     @classmethod
     def plays(cls, plan: Plan) -> bool:
         """Of flat buffers on the device whose gradients are added in the model's own dtype."""
@@ -57,7 +59,8 @@ class Partitioned(Run):
 
     def prepare(self) -> None:
         groups = [self.walk.embeddings, *self.layers, self.walk.head]
-        self.zero = zero_of(self.plan, tuple(h for group in groups if group for h in group.parameters))
+        used = tuple(h for group in groups if group for h in group.parameters)
+        self.zero = zero_of(self.plan, (*self.told.idle, *used))
         self.total, self.shard, self.width = int(self.zero.total), int(self.zero.shard), self.zero.width
         self.made: list[tuple[int, int]] = []  # gradients that wait, and their elements
         self.bucket: int | None = None

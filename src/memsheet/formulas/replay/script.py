@@ -367,19 +367,29 @@ def _first_product(sized: Sized) -> int:
 
 
 def play_forward(
-    script: Script, part: Recorded, given: int | None, *, lingers: bool = False, workspace: int = 0
+    script: Script,
+    part: Recorded,
+    given: int | None,
+    *,
+    lingers: bool = False,
+    workspace: int = 0,
+    keeps_input: bool = True,
 ) -> tuple[Played, int | None]:
     """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward
     is over is the caller's to free (``Played.lingering``), else it goes with the part's forward.
     ``workspace``: bytes that its first product of matrices takes for good, once its result has a place (torch
-    aten/src/ATen/native/cuda/Blas.cpp, cuda/CublasHandlePool.cpp).
+    aten/src/ATen/native/cuda/Blas.cpp, cuda/CublasHandlePool.cpp). ``keeps_input``: where it runs again,
+    from what it was handed, and not from what a part before it is run again with.
     """
     sized = part.light or part.own
     tape = sized.tape
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
-    keeps = tape.outputs | cached | (tape.handed if part.light else frozenset())
+    again = (
+        keeps_input and part.light is not None and not tape.hosted
+    )  # what goes to the host comes back from there
+    keeps = tape.outputs | cached | (tape.handed if again else frozenset())
     if workspace and sized.heirs:
         script.take(workspace)
         workspace = 0
@@ -406,6 +416,8 @@ def play_backward(
     held = _run_again(script, played) if played.part.light else played.held
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[tape.backward[0][1]] = gradient
+    elif gradient is not None:
+        script.give((gradient,))  # nothing of it trains
     back, done = sized.handed_back, 0
     if workspace:
         first = (
@@ -434,8 +446,10 @@ def _run_again(script: Script, played: Played) -> dict[int, int]:
     handed, came = next(iter(tape.handed), None), played.given
     if came is None:  # from the stage before: its forward made it
         came = next((played.held[index] for index in light.tape.handed if index in played.held), None)
-    if handed is not None and came is not None:
+    hosted = bool(light.tape.hosted)  # what comes back from there is there for the forward alone
+    if handed is not None and came is not None and not hosted:
         held[handed] = came
-    _play_log(script, Pass.AGAIN, sized, held, tape.handed)
-    script.give([held.pop(index) for index in list(held) if index not in sized.recomputed_stays])
+    _play_log(script, Pass.AGAIN, sized, held, frozenset() if hosted else tape.handed)
+    stays = sized.recomputed_stays - (tape.handed - tape.saved if hosted else frozenset())
+    script.give([held.pop(index) for index in list(held) if index not in stays])
     return held | {len(tape.entries) + place: number for place, number in enumerate(beside)}

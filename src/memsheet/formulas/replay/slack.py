@@ -8,14 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memsheet.arith import Count
 from memsheet.formulas.activations import run_config_of
-from memsheet.formulas.groups import walk_stage_layers
+from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import layers_of_stage, stage_model
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
 from memsheet.formulas.sharding.distributed_optimizer import DUMMY_WGRAD, layer_matrix_shapes
+from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights
 from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
+from memsheet.formulas.states.held import Held, held_tensors
+from memsheet.formulas.states.optimizers import head_elements
+from memsheet.formulas.states.params import fold_path_indices
+from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
@@ -48,9 +53,7 @@ def items_with_replayed_slack(
     elif plan.training.varied:
         varied = _varied_lengths_reserved(items, model, plan, engine, cluster, allocated)
         found = Reserved(varied, False) if varied else None
-    elif (
-        not model.towers and not plan.training.image_tokens and not engine.varies
-    ):  # lengths that are all alike are an exception there
+    elif not engine.varies:  # lengths that are all alike are an exception there
         found = _equal_steps_reserved(items, model, plan, engine, cluster, stage)
     if found is None:
         return items, ()
@@ -125,15 +128,19 @@ def _equal_steps_reserved(
     loaded, stepped = _tensor_bytes(items, Instant.LOAD), _tensor_bytes(items, Instant.OPTIMIZER_STEP)
     buffers = Buffers(*(_component_bytes(items, component) for component in STATES))
     buffered = not engine.sharding.leaves_tensors
-    shared = sum(
+    tables = [
         int(size)
         for (component, _), size in code.shared(model, plan, shape, how).held.items()
         if component is not Component.BUFFERS
-    )
+    ]
+    one_by_one = engine.sharding.leaves_tensors and plan.mesh.pp == 1
+    keeps_masks = code.keeps_masks(model, plan)
     beside = loaded - sum(buffers) if buffered else _component_bytes(items, Component.BUFFERS)
     told = Told(
         workspace=int(workspaces.value) // THREADS,
-        beside=shared + beside,
+        beside=beside + (0 if one_by_one else sum(tables)),
+        tables=tuple(part for size in tables for part in (size // 2, size - size // 2)) if one_by_one else (),
+        keeps_tables=keeps_masks or not plan.offload.activations,
         buffers=buffers if buffered else None,
         named=int(code.named(model, plan, shape, how).total),
         keeps_gradients=accumulates_gradients(plan, engine),
@@ -142,11 +149,15 @@ def _equal_steps_reserved(
         matrices=_joined_matrices(model, plan) if buffered else (),
         kept=_kept_by_modules(items) if buffered else {},
         masks=tuple(int(size) for size in code.masks(model, plan, shape, how).held.values()),
-        keeps_masks=code.keeps_masks(model, plan),
+        keeps_masks=keeps_masks,
         reduces_last=reduces_surely_last(plan, engine),
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
     walk = walk_stage_layers(model, plan, engine, release=False)
+    if engine.roots_frozen_ends and plan.adapter is not None:
+        walk = replace(walk, tied=True)  # embeddings and head are the root's
+    idle, rooted = _parameters_beside(model, plan, walk)
+    told = replace(told, idle=idle, rooted=rooted, head_elements=int(head_elements(model)))
     tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
     found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
@@ -154,6 +165,21 @@ def _equal_steps_reserved(
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)
     return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes, found.rests)
+
+
+def _parameters_beside(
+    model: ModelSpec, plan: Plan, walk: StageLayers
+) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+    """Parameters that no part of a step has, as those of a tower that no picture passes through; and of these
+    the ones that lie in no unit of their own where layers are gathered one by one.
+    """
+    if not model.extras and not model.towers:
+        return (), ()
+    groups = [*(group for run in walk.layers for group in run.pattern), walk.embeddings, walk.head]
+    known = {fold_path_indices(h.path) for group in groups if group for h in group.parameters}
+    idle = tuple(h for h in held_tensors(model, plan) if fold_path_indices(h.path) not in known)
+    rooted = {h.path for h in walk.rest} | {path for path, _, _ in root_tower_weights(model)}
+    return idle, tuple(h for h in idle if h.path in rooted)
 
 
 def _layers_of_chunks(model: ModelSpec, plan: Plan, stage: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.partitioned import Partitioned
 from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
+from memsheet.formulas.replay.staged import StagedUnits
 from memsheet.formulas.replay.whole import WholeModel
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Sharding
@@ -25,7 +26,7 @@ from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
 
 RUNS: Mapping[Sharding, tuple[type[Run], ...]] = {
-    Sharding.PER_PARAMETER_SHARDS: (GatheredUnits,),
+    Sharding.PER_PARAMETER_SHARDS: (GatheredUnits, StagedUnits),
     Sharding.REPLICATED: (WholeModel,),
     Sharding.DISTRIBUTED_OPTIMIZER: (GradientBuffers,),
     Sharding.PARTITIONED: (Partitioned, FetchedTensors),

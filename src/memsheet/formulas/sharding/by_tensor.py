@@ -57,11 +57,7 @@ def algorithm_by_tensor(how: Division, traffic: Traffic) -> Algorithm:
 
 
 def _tensor_walk(how: Division, model: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
-    release = (
-        fused_backward_step(plan)
-        if plan.optimizer_in_backward
-        else how.accumulates_whole and accumulates_gradients(plan, engine)
-    )
+    release = fused_backward_step(plan) if plan.optimizer_in_backward else how.accumulates_whole(plan, engine)
     return walk_stage_layers(model, plan, engine, release=release)
 
 

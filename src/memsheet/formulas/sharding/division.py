@@ -44,8 +44,9 @@ class Division:
     wait for the last micro-batch. ``gathered``: elements of a tensor that stays whole from forward to
     backward. ``offloaded``: what is left of a state whose parameters or optimizer are on the host.
     ``root_weights``: what stands around the layers in no group of its own; ``beside_gradients``: gradients
-    of what is in no part of a model that its code tells apart. ``accumulates_whole``: to
-    gradients that autograd made. ``raises_gradients``: to the copies' precision, before those are stepped.
+    of what is in no part of a model that its code tells apart. ``accumulates_whole``:
+    whether autograd adds a gradient, as soon as it is made, to one that is there. ``raises_gradients``: to
+    the copies' precision, before those are stepped.
     ``keeps_reduced``: gradients that went to the host stay on the device until backward is over. ``notes``:
     what a reader of the sheet is told of a model's division.
     """
@@ -58,7 +59,7 @@ class Division:
     offloaded: Callable[[ResidentState, Plan, StageLayers, tuple[Held, ...]], ResidentState] | None = None
     root_weights: Callable[[ModelSpec, Plan], BytesByPath] | None = None
     beside_gradients: Callable[[ModelSpec, Plan], BytesByPath] | None = None
-    accumulates_whole: bool = False
+    accumulates_whole: Callable[[Plan, Engine], bool] = lambda *_: False
     raises_gradients: bool = False
     keeps_reduced: bool = False
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache, cached_property, partial
 from posixpath import commonpath
 
-from memsheet.arith import Count, at_least, ceil_div, where
+from memsheet.arith import Count, agreed, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.algorithm import Traffic
 from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
@@ -27,14 +27,16 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     gathered_bytes,
     gradients_beside_layers,
     last_gradient_row,
+    loss_reduces_head,
     reduce_input_bytes,
     reduced_rest,
     root_group_tensors,
     sharded_gradients,
     unsynced_gradient_bytes,
 )
+from memsheet.formulas.sharding.pipelined_units import pipelined_overhead
 from memsheet.formulas.sharding.resident_state import ResidentState, with_hosted_activations
-from memsheet.formulas.states.gradients import reduces_surely_last
+from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
 from memsheet.formulas.states.held import Held, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import dataclass, replace
@@ -206,6 +208,8 @@ def _root_group(embeddings: Group | None, parameters: tuple[Held, ...]) -> Group
 def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
     """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
     of = _fsdp_groups(plan, walk)
+    if agreed(plan.mesh.pp > 1):
+        return _pipelined_overhead(of, walk)
     through = (
         single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root)
         if of.rooted or of.rest
@@ -233,6 +237,21 @@ def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> Shar
         entering=cache(copied.entering),
         reducing=cache(copied.reducing),
         fetching=cache(partial(copied.fetching, kept.backward)),
+    )
+
+
+def _pipelined_overhead(of: Groups, walk: StageLayers) -> ShardingOverhead:
+    """Of a pipeline's stage, but for a head that a loss in chunks gathers for itself."""
+    head = walk.head
+    if head is None or not loss_reduces_head(of.plan):
+        return pipelined_overhead(of.plan, walk, joined=of.joined)
+    gathered, still = _forward_unsharded(of, None, head), _unsharded_past_forward(of, head)
+    kept = pipelined_overhead(of.plan, replace(walk, head=None), joined=False)
+    return replace(
+        kept,
+        leaves=lambda group: EMPTY if group is head else kept.leaves(group),
+        forward=lambda _, group: gathered if group is head else EMPTY,
+        at_loss=lambda _: still,
     )
 
 
@@ -338,6 +357,14 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
     return largest_moment_rows([[(1, copied), (1, around)], [(1, gone), (1, around)]])
 
 
+def adds_on_arrival(plan: Plan, engine: Engine) -> bool:
+    """Whether gradients that wait whole are autograd's own, which adds each as it is made: where they need
+    not be made wider for the reduction (torch 2.13 _fsdp_param.py, to_accumulated_grad_if_needed).
+    """
+    same = plan.precision.reduce is plan.precision.compute
+    return same and reduces_surely_last(plan, engine) and accumulates_gradients(plan, engine)
+
+
 def _last_reduced(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """Where only a step's last micro-batch reduces gradients: its own are added to those that wait whole, and
     have gone when these are copied into the buffer (torch 2.13 _fsdp_param.py, accumulate_unsharded_grad_if_
@@ -351,6 +378,8 @@ def _last_reduced(of: Groups, before: Group | None, group: Group) -> BytesByPath
         BytesByPath.of([ahead, of.reduced(group)]),
     )
     around = _around_inside(group) if group.inside else EMPTY
+    if of.plan.precision.reduce is of.plan.precision.compute:
+        return merge_moment([(1, copied), (1, around)])  # each was added when it was made
     return largest_moment_rows([[(1, added), (1, around)], [(1, copied), (1, around)]])
 
 
@@ -514,6 +543,7 @@ def _grouping_notes(model: ModelSpec) -> tuple[str, ...]:
 ALGORITHM = algorithm_by_tensor(
     Division(
         overhead=_engine_overhead,
+        accumulates_whole=adds_on_arrival,
         shard=lambda held, plan: dim0_shard(held.shape, plan.mesh.sharded),
         gradients=lambda stage, _, plan: all_sharded_gradients(stage, plan),
         waiting=unsynced_gradient_bytes,

@@ -15,8 +15,9 @@ from memsheet.formulas.states.params import fold_path_indices, tower_tensors
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
+from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Role, Weight
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Loss, Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
 
@@ -156,9 +157,20 @@ def _rest_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
 )
 def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """What accumulates on every rank when only the last micro-batch reduces gradients (accelerate's
-    no_sync).
+    no_sync). Of a head that the loss reduces it is the rank's part.
     """
-    return sum(h.times * plan.precision.reduce.nbytes(h.elements) for h in parameters if h.trains)
+    reduced, ranks = loss_reduces_head(plan), plan.mesh.sharded
+    elements = (
+        h.times * (dim0_shard(h.shape, ranks) if reduced and h.role is Role.HEAD else h.elements)
+        for h in parameters
+        if h.trains
+    )
+    return sum(plan.precision.reduce.nbytes(n) for n in elements)
+
+
+def loss_reduces_head(plan: Plan) -> bool:
+    """Whether a loss in chunks gathers the head, reduces its gradient and lets go of it again."""
+    return plan.loss is Loss.CHUNKED and engine_of(plan).unit_wrapping(plan.engine_version).loss_reduces
 
 
 @formula(
@@ -172,7 +184,7 @@ def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
     """What of the towers is in no group of its own, in the compute dtype."""
     sizes = (
         plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
-        for path, weight, times in _root_weights(model)
+        for path, weight, times in root_tower_weights(model)
         for one in tensors_on_rank(path, weight, times, plan)
     )
     return single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
@@ -193,7 +205,8 @@ def gradients_beside_layers(model: ModelSpec, plan: Plan) -> BytesByPath:
     return single_row(Component.GRADIENTS, "beside layers", sum(sizes))
 
 
-def _root_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+def root_tower_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    """Tensors of towers, by path, that are in no group of their own, and how often each is there."""
     units = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
     units += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
     return (one for one in tower_tensors(model) if not one[0].startswith(units))

@@ -7,6 +7,7 @@ from memsheet.formulas.sharding.algorithm import Traffic
 from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
 from memsheet.formulas.sharding.division import Division
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
+from memsheet.formulas.states.gradients import accumulates_gradients
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.tapes.bytes_by_path import EMPTY
 from memsheet.plan.plan import Plan
@@ -38,7 +39,7 @@ def ddp_overhead(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:
 ALGORITHM = algorithm_by_tensor(
     Division(
         overhead=lambda plan, _, parameters, __: ddp_overhead(plan, parameters),
-        accumulates_whole=True,
+        accumulates_whole=accumulates_gradients,
         raises_gradients=True,
     ),
     Traffic(),

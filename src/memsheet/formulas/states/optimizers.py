@@ -373,6 +373,11 @@ def optimizer_work(plan: Plan) -> Work:
     return _optimizer_step_work(plan, plan.optimizer.name) or Work()
 
 
+def adamw_work(plan: Plan) -> Work:
+    """What the AdamW beside an optimizer of matrices copies."""
+    return _optimizer_step_work(plan, Name.ADAMW) or Work()
+
+
 def _optimizer_step_work(plan: Plan, name: OptimizerName) -> Work | None:
     assert plan.optimizer is not None
     way = plan.optimizer.implementation

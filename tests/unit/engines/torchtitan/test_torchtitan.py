@@ -239,7 +239,7 @@ def test_stages_have_all_layers(version: str | None, stages: int) -> None:
 
 
 def test_a_pipeline_keeps_parameters_and_gradients_whole() -> None:
-    _, plan = planned(pp=2, dp_shard=2)
+    _, plan = planned(pp=2, dp_shard=2, global_batch=32)
     assert plan.zero == 2
     assert not plan.reshard_after_forward
     assert plan.layers_per_stage == (3, 3)
@@ -247,6 +247,31 @@ def test_a_pipeline_keeps_parameters_and_gradients_whole() -> None:
     found = account_rank(spec, plan, stage=0)
     layers = sum(1024 * size for size in (1024, 512, 512, 1024, 3584, 3584, 3584)) + 2 * 1024
     assert found.of(Component.GRADIENTS, instant=Instant.BACKWARD).value >= 4 * 3 * layers
+    gathered = found.of(Component.UNSHARDED_PARAMETERS, instant=Instant.BACKWARD).value
+    assert gathered == 2 * (3 * layers + 8000 * 1024)
+
+
+def pipelined(rows: str, stage: int, **options: Any) -> int:
+    """Bytes of a stage's rows in forward."""
+    spec, plan = planned(pp=2, dp_shard=2, **options)
+    found = account_rank(spec, plan, stage=stage)
+    return int(next(i.at[Instant.FORWARD].value for i in found.items if i.path == f"pipeline/{rows}"))
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_stage_has_a_buffer_for_each_micro_batch(count: int) -> None:
+    asked = {"global_batch": 4 * count}
+    assert pipelined("received", 0, **asked) == count * UNIT
+    assert pipelined("received", 1, **asked) == count * UNIT
+    # of those in flight it is what the first layer keeps
+    assert pipelined("received", 1, **asked, recompute="full") == (count - 1) * UNIT
+    assert pipelined("outputs", 0, **asked) == 2 * UNIT  # in flight
+
+
+def test_older_versions_keep_the_logits_of_every_micro_batch() -> None:
+    logits = 2 * 2048 * 8000 * 2
+    assert pipelined("outputs", 1, global_batch=32) == 8 * logits
+    assert pipelined("outputs", 1, global_batch=32, engine_version="v0.2.1") == logits
 
 
 def test_a_vocabulary_is_cut_over_tensor_parallel_ranks_unless_asked_otherwise() -> None:

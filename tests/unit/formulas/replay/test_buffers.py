@@ -171,7 +171,7 @@ def test_interleaved_chunks_hold_what_the_sheet_says(pp: int, vpp: int) -> None:
     [
         ({}, True),
         ({"mesh.pp": 2}, True),
-        ({"mesh.pp": 2, "recompute.mode": "full", "recompute.every": 2}, False),
+        ({"mesh.pp": 2, "recompute.mode": "full", "recompute.every": 2}, True),
     ],
 )
 def test_which_steps_are_played(request_: dict[str, Any], played: bool) -> None:

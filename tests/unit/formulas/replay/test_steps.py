@@ -179,11 +179,11 @@ def test_a_step_of_a_model_that_is_not_divided() -> None:
         (2, WHOLE, {"engine": "transformers"}, True),
         (1, WHOLE, {"engine": "transformers", "global_batch": 12}, True),
         (1, WHOLE, {"engine": "transformers", "optimizer.name": "sgd"}, True),
-        (1, WHOLE, {"engine": "transformers", "optimizer.name": "muon"}, False),
+        (1, WHOLE, {"engine": "transformers", "optimizer.name": "muon"}, True),
         (8, UNITS, {}, True),
         (2, UNITS, {"global_batch": 6}, True),
         (2, UNITS, {"global_batch": 12}, True),  # two micro-batches
-        (4, UNITS, {"engine": "torchtitan", "mesh.pp": 2, "global_batch": 6}, False),
+        (4, UNITS, {"engine": "torchtitan", "mesh.pp": 2, "global_batch": 6}, True),
         (2, UNITS, {"optimizer.name": "sgd"}, True),
         (2, UNITS, {"offload.optimizer": 1.0, "offload.parameters": 1.0}, True),
         (2, Sharding.FLAT_SHARDS, {"engine": "fsdp1"}, True),

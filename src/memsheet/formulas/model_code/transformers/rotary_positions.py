@@ -21,6 +21,11 @@ def apply_rotary_positions(
     """
     tables = _cos_sin_tables(r, q, at, how, own)
     paths = (at.path + "/q", at.path + "/k")
+    if own.rest is PartialRotary.NONE and own.wide_tables and not own.wide_rotary and not own.rotary_kernel:
+        wide = [_cos_sin_sum(r, x, tables, path) for x, path in zip((q, k), paths, strict=True)]
+        # both are lowered when both are there (modeling_olmo2.py, apply_rotary_pos_emb)
+        q, k = (r.cast(wide[place], x.dtype, paths[place] + "/rotary") for place, x in enumerate((q, k)))
+        return q, k, ()
     if own.rest is PartialRotary.NONE:
         return _apply_cos_sin(r, q, tables, paths[0], own), _apply_cos_sin(r, k, tables, paths[1], own), ()
     (q_turned, q_rest), (k_turned, k_rest) = _split_rotary_dims(r, q, at), _split_rotary_dims(r, k, at)
@@ -85,8 +90,12 @@ def _apply_cos_sin(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own:
         x = r.cast(x, FP32, path + "/fp32")
     if own.rotary_kernel:
         return r.cast(r.scale(x, path + "/rotary"), dtype, path + "/rotary")
-    turned = r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
+    turned = _cos_sin_sum(r, x, tables, path)
     return r.cast(turned, dtype, path + "/rotary") if own.wide_rotary or own.wide_tables else turned
+
+
+def _cos_sin_sum(r: Recorder, x: Tensor, tables: list[Tensor], path: str) -> Tensor:
+    return r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
 
 
 def _turned_sine(r: Recorder, x: Tensor, table: Tensor, path: str) -> Tensor:
