@@ -59,7 +59,7 @@ _VOCAB = re.compile(
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
     r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
-    r"|n_ctx|block_?size|model_max_length|"
+    r"|n_ctx|block_?size|model_max_length|seq|(?:sequences?|prompts?|contexts?|inputs?|length) of|"
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|chunked_prefill_size|max_num_seqs|max_running_requests|num_seqs"
@@ -74,9 +74,25 @@ _BATCH = re.compile(
     r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch[_ ]?size"
     r"|(?:[a-z]{1,10}_){0,3}micro_batch_size_per_(?:gpu|device)"
     r"|(?:train|local|mini|eval)_batch_size|per_(?:gpu|device)_(?:train|eval)_batch_size"
-    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|bs|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|bs|batch(?:es)? of|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
+_COUNTED_LENGTH = re.compile(
+    r"(?<![\w.,])(\d[\d,_]{1,9})[ -](?:tokens?|patches|frames|positions)\b"
+    r"(?!\s?/|\s{1,2}(?:per|a|each|in|of|were|was|have|had|so far|seen|processed)\b|[ -]\w{0,10}/s)",
+    re.IGNORECASE,
+)
+"""A length as people write of it; not a rate, nor what a run has seen."""
+_COUNTED_BATCH = re.compile(
+    r"(?<![\w.,])(\d{1,5}) (?:sequences|samples|rows|prompts|images|examples) (?:per|a|in (?:a|the|each)) (?:micro-?)?batch\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_TOTAL = re.compile(
+    r"\b(?:num_(?:batch_)?tokens|total_tokens|(?:total )?tokens (?:in|of) (?:the |this |a )?(?:micro-?)?batch)"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{1,9})\b",
+    re.IGNORECASE,
+)
+"""Tokens of all sequences of a batch."""
 _INPUTS = re.compile(r"\b(?:input_?ids|labels|targets)\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
 """Sequences and their length, as a tensor's shape is printed."""
 _PROMPTS = re.compile(
@@ -240,7 +256,7 @@ three halvings of each side.
 
 def _with_axes_of_text(known: Axes, text: str) -> Axes:
     flags = _DASH.sub("_", text)  # spelled either way
-    lengths = (*known.lengths, *_numbers_in(_LENGTH, flags))
+    lengths = (*known.lengths, *_numbers_in(_LENGTH, flags), *_numbers_in(_COUNTED_LENGTH, text))
     said = tuple(n for n in _numbers_in(_VOCAB, flags) if n >= 256)
     rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
     shapes = [(int(batch), int(length)) for batch, length in _INPUTS.findall(text)][:4]
@@ -248,11 +264,16 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
         *lengths, *(length for _, length in shapes), *_drafted_rows(flags),
         *(asked + given for asked in _numbers_in(_PROMPTS, flags, 3) for given in _numbers_in(_ANSWERS, flags, 3)),
     )  # fmt: skip
-    batches = (*_numbers_in(_BATCH, flags), *(batch for batch, _ in shapes))
+    batches = (
+        *_numbers_in(_BATCH, flags), *_numbers_in(_COUNTED_BATCH, text), *(batch for batch, _ in shapes)
+    )  # fmt: skip
+    totals = _numbers_in(_TOTAL, flags)
     counted = (*_numbers_in(_HEADS, flags), *_numbers_in(_COUNTED_HEADS, flags))
     return known._replace(
         vocabularies=tuple(dict.fromkeys((*known.vocabularies, *(said or rows)))),
-        tokens=tuple(dict.fromkeys((*known.tokens, *lengths, *_shares_of_sequences(lengths, flags)))),
+        tokens=tuple(
+            dict.fromkeys((*known.tokens, *totals, *lengths, *_shares_of_sequences(lengths, flags)))
+        ),
         lengths=tuple(dict.fromkeys(lengths)),
         batches=tuple(dict.fromkeys((*known.batches, *batches))),
         heads=tuple(dict.fromkeys((*known.heads, *(counted or heads or heads_of_models(text))))),

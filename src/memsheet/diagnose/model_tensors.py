@@ -40,6 +40,11 @@ _WORLD = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """Ranks that share states, as launchers and configurations call them."""
+_CARDS = re.compile(
+    r"(?<![\w.])(\d{1,4})\s?[x×]\s?(?:NVIDIA |AMD )?(?:[ABHLV]\d{1,3}|GH?200|MI\d{3}|RTX)"
+    r"|(?<![\w.])(\d{1,4})[ -]GPUs?\b",
+)
+"""So many cards, as people write of them."""
 _TENSOR_PARALLEL = re.compile(
     r"(?<![a-z])(?:tensor[_-](?:model[_-])?parallel(?:[_-]size|[_-]degree)?|tp[_-]?(?:size|degree)?)[\"']?\s{0,3}[:=]?\s{0,3}[\"']?(\d{1,3})\b",
     re.IGNORECASE,
@@ -390,5 +395,6 @@ def cut_in_text(text: str) -> int:
 
 def ranks_in_text(text: str) -> tuple[int, ...]:
     """Over how many ranks a text says that states lie; 1 first."""
-    counts = (int(number) for number in _WORLD.findall(text))
+    cards = (first or second for first, second in _CARDS.findall(text))
+    counts = (int(number) for number in (*_WORLD.findall(text), *cards))
     return tuple(dict.fromkeys((1, *(count for count in counts if 1 < count <= 65_536))))[:6]

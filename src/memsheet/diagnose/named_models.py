@@ -27,10 +27,15 @@ _SAID = re.compile(
 )
 """A model's name without its publisher, where one is asked for."""
 _SPOKEN = re.compile(
-    r"(?<![\w/-])(?:lora_|qlora_)?(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:[._]\d)?)?[ _-](\d{1,3}(?:[._]\d)?b)(?![\w/.-]*/)",
+    r"(?<![\w/-])(?:lora_|qlora_)?(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:[._]\d)?)?[ _/-](\d{1,3}(?:[._]\d)?b)(?![\w/.-]*/)",
     re.IGNORECASE,
 )  # fmt: skip
-"""A model as people write of it: family, version, size."""
+"""A model as people write of it, or as a recipe's path says it: family, version, size."""
+_SPOKEN_SIZE = re.compile(
+    r"(?<![\w/-])(whisper|bert|t5|vit|gpt-?2)[ -](tiny|small|base|medium|large|xl|xxl)(?:[ -](v\d(?:-turbo)?))?(?![\w-])",
+    re.IGNORECASE,
+)  # fmt: skip
+"""The same of families whose sizes are words."""
 _BARE = re.compile(r"(?<![\w/.-])[A-Za-z]\w{0,20}(?:-[\w.]{1,20}){1,6}(?![\w/-])")
 """Words with a dash, of which models without a publisher are some: ``bert-large-uncased``, ``gpt2-xl``."""
 MOST = 256
@@ -136,6 +141,13 @@ def _spoken_names(text: str) -> Iterator[str]:
         yield from (name for name in either if find_model(name) is not None)
 
 
+def _names_of_sizes(text: str) -> Iterator[str]:
+    for said in dict.fromkeys(_SPOKEN_SIZE.findall(text)):
+        name = "-".join(part for part in said if part).lower().replace("gpt-2", "gpt2")
+        if find_model(name) is not None:
+            yield name
+
+
 def _bare_names(text: str) -> Iterator[str]:
     words = dict.fromkeys(found.group().rstrip(".") for found in _BARE.finditer(text))
     yield from islice((each for each in words if find_model(each) is not None), MOST)
@@ -158,7 +170,7 @@ def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
     names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text), *_LAST_PARTS.findall(text)))
     return tuple(
         _entries_of(list(names)[:MOST])
-        or _entries_of(list(_spoken_names(text)))
+        or _entries_of([*_spoken_names(text), *_names_of_sizes(text)])
         or _entries_of(list(_bare_names(text)))
     )
 

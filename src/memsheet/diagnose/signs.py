@@ -120,7 +120,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
     **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
     **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
-                     "_zero3_consolidated_16bit_state_dict", "save_pretrained", *SAVES), _SAVE),
+                     "_zero3_consolidated_16bit_state_dict", "save_pretrained", "_full_pre_state_dict_hook", "_unshard_fsdp_state_params", *SAVES), _SAVE),
     **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint"), CHECKPOINT),
     **dict.fromkeys(("optimizer.load_state_dict", *RESTORES), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
@@ -232,12 +232,12 @@ FRAMES_BEFORE, FRAMES_AFTER, ENDS_WITHIN = 400, 60, 30
 """Lines around a message that its traceback stands in; and between its last frame and the message."""
 _LEAK = re.compile(
     r"^[ >]*(?:self\.)?((?=\w*(?:total|running|epoch|sum|cum|acc|train|avg|mean|all|history|log))\w*loss\w*)(?:\[[^\]\n]{0,40}\])?\s*"
-    r"(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*(?:self\.)?(?:(?:batch|step|iter|train|cur|current)_?)?loss\s*$",
+    r"(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*(?:self\.)?(?:(?:batch|step|iter|train|cur|current)_?)?loss\s*(?:#[^\n]{0,200})?$",
     re.MULTILINE | re.IGNORECASE,
 )  # fmt: skip
 """A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
 _KEPT_LOSS = re.compile(
-    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)\s*$",
+    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)\s*(?:#[^\n]{0,200})?$",
     re.MULTILINE | re.IGNORECASE,
 )
 """A list of losses over steps: of tensors where memory grows with it."""
