@@ -79,6 +79,20 @@ def test_as_the_library_does(how: dict[str, bool]) -> None:
     assert own.count(FrozenInstanceError) == (2 if how.get("frozen", True) else 0)
 
 
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_the_first_calls_are_as_all_that_follow(how: dict[str, bool]) -> None:
+    """Methods go through the fields at first, and are compiled once they are usual."""
+    asks: list[Callable[[Any], Any]] = [
+        lambda one: one(a=1).c, lambda one: one(a=2, b="c").d, lambda one: one(1, "b") == one(1, "b"), lambda one: one(a=1) == one(a=2),
+        lambda one: one(a=1) == 1, lambda one: one(a=1, e=2), lambda one: one(), lambda one: one(1, a=1), lambda one: one(1, "b", [], 5),
+        lambda one: len({one(a=1, c=[3]), one(a=1)}), lambda one: len({one(a=1), one(a=2)}),
+    ]  # fmt: skip
+    for ask in asks:
+        own, library = (made(each, **how) for each in BOTH)
+        found = [outcome(lambda own=own, ask=ask: ask(own)) for _ in range(frozen.FIRST_CALLS + 2)]
+        assert found == [outcome(lambda library=library, ask=ask: ask(library))] * len(found)
+
+
 @frozen.dataclass(frozen=True, slots=True)
 class Own:
     """Methods of its own stay."""
