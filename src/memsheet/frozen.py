@@ -132,7 +132,9 @@ def _field_of(name: str, said: Any, given: Any, *, kw_only: bool) -> Field:
 FIRST_CALLS = 8
 """Calls of a method of a class that go through the fields: to compile it takes as long as some twenty."""
 _AS_WRITTEN: Any = object()
-"""What going through the fields leaves to the method itself: to refuse what it does not take, in its words."""
+"""What going through the fields leaves to the method itself: to refuse what it does not take, in its
+words.
+"""
 
 
 def _compiled_when_usual(

@@ -1,12 +1,17 @@
 """A cold start stays cold: nothing heavy is imported before a command needs it."""
 
+import ast
+import importlib
 import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
+
+import memsheet
 
 HEAVY = (
     "torch",
@@ -136,3 +141,55 @@ def test_a_bundled_name_loads_no_tables_of_other_names():
     )
     told = "m.startswith(('memsheet.catalog.name', 'memsheet.catalog.stored', 'memsheet.readers.hub'))"
     assert loaded_after(program.format(told)) == []
+
+
+SOURCES = Path(memsheet.__file__).parent
+
+
+def late_imports() -> list[tuple[str, str, str]]:
+    """Who imports which function late, of which module."""
+    found = []
+    for file in sorted(SOURCES.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "late_functions(" not in text:
+            continue
+        home = ".".join(("memsheet", *file.relative_to(SOURCES).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
+        for block in ast.parse(text).body:
+            if isinstance(block, ast.With) and "late_functions(" in ast.unparse(block.items[0]):
+                assert ast.unparse(block.items[0]) == "late_functions(__name__)", home
+                assert all(isinstance(line, ast.ImportFrom) and not line.level for line in block.body), home
+                found += [
+                    (home, line.module or "", name.name)
+                    for line in block.body
+                    if isinstance(line, ast.ImportFrom)
+                    for name in line.names
+                ]
+    return found
+
+
+def test_what_is_imported_late_is_functions():
+    """What else stands there would be compared, or looked into, without being what it is called."""
+    imports = late_imports()
+    assert imports
+    others = [
+        (home, module, name)
+        for home, module, name in imports
+        if not isinstance(getattr(importlib.import_module(module), name), FunctionType)
+    ]
+    assert others == []
+
+
+def test_a_late_function_is_the_function_once_it_is_called():
+    program = (
+        "import json, sys\n"
+        "from memsheet.late import late_functions\n"
+        "with late_functions(__name__):\n"
+        "    from memsheet.units import format_bytes as shown\n"
+        "before = 'memsheet.units' in sys.modules\n"
+        "said = shown(2**30)\n"
+        "from memsheet.units import format_bytes\n"
+        "print(json.dumps([before, said, shown is format_bytes]), file=sys.stderr)"
+    )
+    assert loaded_after(program) == [False, "1.00 GiB", True]

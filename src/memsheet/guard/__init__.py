@@ -23,9 +23,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from memsheet.errors import input_error, printable_line
-from memsheet.guard.aliases import check_written_out, with_merges
 from memsheet.guard.confined import is_hidden
 from memsheet.guard.spending import spend_bytes, spend_values
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.guard.aliases import check_written_out, with_merges
+
 
 MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
 MAX_YAML_BYTES = (

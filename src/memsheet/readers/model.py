@@ -16,7 +16,7 @@ from memsheet.errors import InputError, input_error, nearest_words, printable_li
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
 from memsheet.plan.model import ModelSpec, Source
-from memsheet.readers.hf_config import Config, Recorder, read_hf_config
+from memsheet.readers.hf_config import Config, read_hf_config
 from memsheet.readers.modelopt import BESIDE
 
 __all__ = ["Catalog", "Config", "find_config", "read_model"]
@@ -24,6 +24,7 @@ __all__ = ["Catalog", "Config", "find_config", "read_model"]
 ADAPTERS_DEEP = 3
 if TYPE_CHECKING:
     from memsheet.catalog.name_forms import AskedName
+    from memsheet.readers.hf_config import Recorder
 
 _SUFFIXES = (".json", ".gguf", ".safetensors")
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from memsheet.allocator import Settings, settings_from
+from memsheet.allocator.conf import settings_from
+from memsheet.allocator.settings import Settings
 from memsheet.errors import InputError, input_error
 from memsheet.frozen import dataclass, field
 from memsheet.guard import parse_json

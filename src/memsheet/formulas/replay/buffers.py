@@ -182,3 +182,6 @@ class GradientBuffers(Run):
             each = self.told.buffers.moments // MOMENTS
             self.states = [self._take_part(each, one) for one in self.parts for _ in range(MOMENTS)]
         self.script.give([self.script.take(self.told.stepping)])
+
+
+RUN = GradientBuffers

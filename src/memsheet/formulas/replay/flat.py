@@ -207,3 +207,6 @@ class FlatUnits(Run):
                 found += [(one, min(left, int(one.elements)))] if left > 0 else []
                 left -= int(one.elements)
         return found
+
+
+RUN = FlatUnits
