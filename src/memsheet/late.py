@@ -10,15 +10,15 @@ What stands inside is functions and nothing else: they are called, not compared 
 from __future__ import annotations
 
 import builtins
+from _thread import allocate_lock  # as threading has it, without the rest of it
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from threading import Lock
 from typing import Any
 
 __all__ = ["late_functions"]
 
-_lock = Lock()
+_lock = allocate_lock()
 _homes: set[str] = set()
 """Modules whose imports are late at the moment."""
 _usual_import = builtins.__import__

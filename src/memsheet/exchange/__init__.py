@@ -326,11 +326,17 @@ def _training_beside(
 
 
 def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
-    held: dict[str, Any] = {kind: _parse_data(kind, name, text, parsers) for kind in ("json", "yaml")}
-    for form in map(find_format, _formats_to_try(held)):
+    held: dict[str, Any] = {}
+
+    def data_of(kind: str) -> Any:
+        if kind not in held:
+            held[kind] = _parse_data(kind, name, text, parsers)
+        return held[kind]
+
+    to_try = (one for one in NAMES if one not in DATA or isinstance(data_of(DATA[one]), Mapping))
+    for form in map(find_format, to_try):
         kind = form.name if form.parse else form.kind
-        if form.parse:
-            held[kind] = _parse_by_format(form, text)
+        held[kind] = _parse_by_format(form, text) if form.parse else data_of(kind)
         if form.also:
             held[f"{kind} of a script"] = _parse_embedded_script(form, text)
         for found in (held[kind], held.get(f"{kind} of a script")):
@@ -483,10 +489,6 @@ def _parse_embedded_script(form: Format, text: str) -> Any:
         return form.also(_of_bounded_length(text)) if form.also else None
     except ValueError as error:
         return error
-
-
-def _formats_to_try(held: Mapping[str, Any]) -> Iterator[str]:
-    return (name for name in NAMES if name not in DATA or isinstance(held[DATA[name]], Mapping))
 
 
 def _parse_by_format(form: Format, text: str) -> Any:

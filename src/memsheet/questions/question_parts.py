@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterable, Mapping
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_device, find_model, model_names, rented_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
@@ -35,6 +34,9 @@ from memsheet.units import parse_bytes
 
 with late_functions(__name__):
     from memsheet.questions.recordings import recording_of, serving_recording_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 REPLAY, BOUNDS, SHARE = SLACKS = ("replay", "bounds", "share")
 """How what the allocator reserves beyond tensors is found (``plan.options.Slack``)."""
@@ -194,6 +196,8 @@ def read_written_model(name: str) -> ModelSpec | None:
 def plan_document_of(plan: Any) -> Mapping[str, Any]:
     """The object that a plan file or a dict holds; an empty one where there is no plan."""
     if isinstance(plan, str | PathLike):
+        from pathlib import Path
+
         plan = _read_plan(Path(plan))
     if plan is None:
         return {}

@@ -10,9 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.flag_words import plain_value
-from memsheet.exchange.shared.started_programs import started_programs
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import plain_value
+    from memsheet.exchange.shared.started_programs import started_programs
+
 
 MENTIONS = re.compile(r"--config(?:_path|_name)?[ =]|\brun_\w+\.py\b")
 """Whether a text may start one."""

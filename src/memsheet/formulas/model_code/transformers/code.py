@@ -9,17 +9,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.transformers.families import CLASSES, VISION, family_traits, of_tower
-from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers
-from memsheet.formulas.numerics import RunConfig, casts_arguments
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan, RecomputeMode
-from memsheet.plan.torch_versions import softmax_keeps_input
 from memsheet.plan.workload import PassShape, Training
 from memsheet.references import TRANSFORMERS, formula
 
@@ -70,6 +69,13 @@ with late_functions(__name__):
         shared_tables,
     )
     from memsheet.formulas.packed_linear import awq_axes
+
+if TYPE_CHECKING:
+    from memsheet.formulas.numerics import RunConfig
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers
+    from memsheet.formulas.numerics import casts_arguments
+    from memsheet.plan.torch_versions import softmax_keeps_input
 
 
 BOTH = 2

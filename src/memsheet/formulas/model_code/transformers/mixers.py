@@ -6,14 +6,12 @@ modelled of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.transformers.families import DELTA, LLAMA4, family_traits
-from memsheet.formulas.model_code.transformers.norms import apply_norm
-from memsheet.formulas.numerics import RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
-from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP32
@@ -47,6 +45,13 @@ with late_functions(__name__):
     from memsheet.formulas.model_code.transformers.sinks import sink_attention
     from memsheet.formulas.model_code.transformers.split_scan import split_axes, split_scan
     from memsheet.formulas.model_code.transformers.state_space import state_space_axes, unfused_mamba_mixer
+
+if TYPE_CHECKING:
+    from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.recorder import Recorder
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.norms import apply_norm
+    from memsheet.formulas.numerics import run_checkpointed
 
 
 FUSED = frozenset({"mamba", "falcon_mamba"})
