@@ -1,5 +1,5 @@
-"""``dataclass``, ``field``, ``fields`` and ``replace``: classes as the standard library makes them, for the
-modules that every start imports.
+"""``dataclass``, ``field``, ``fields``, ``replace`` and ``NamedTuple``: classes as the standard library makes
+them, for the modules that every start imports.
 
 A start defines two hundred classes and makes objects of some of them. The library reads ``inspect`` for that,
 makes each class's methods as source and compiles them, which takes longer than an answer. Here a method goes
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass, field, fields, replace
+    from typing import NamedTuple
 else:
+    from collections import namedtuple
 
     def dataclass(
         *, frozen: bool = False, slots: bool = False, eq: bool = True, kw_only: bool = False
@@ -45,8 +47,25 @@ else:
                 changes[f.name] = getattr(held, f.name)
         return held.__class__(**changes)
 
+    class _NamedTupleMeta(type):
+        """As ``typing`` makes them, without looking what each annotation says, which is compiled for it."""
 
-__all__ = ["dataclass", "field", "fields", "replace"]
+        def __new__(cls, name: str, bases: tuple[type, ...], held: dict[str, Any]) -> type:
+            if not bases:
+                return super().__new__(cls, name, bases, held)
+            words = held.get("__annotations__", {})
+            usual = [held[word] for word in words if word in held]
+            made = namedtuple(name, words, defaults=usual, module=held["__module__"])  # noqa: PYI024
+            for key, value in held.items():
+                if key not in words and key != "__module__":
+                    setattr(made, key, value)
+            return made
+
+    class NamedTuple(metaclass=_NamedTupleMeta):
+        """As ``typing.NamedTuple``."""
+
+
+__all__ = ["NamedTuple", "dataclass", "field", "fields", "replace"]
 
 _MISSING: Any = object()
 """Where nothing was said: of a default, None may be one."""

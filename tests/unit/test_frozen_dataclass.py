@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import typing
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from inspect import signature
@@ -162,3 +163,37 @@ def test_a_field_of_the_library_is_no_default() -> None:
         @frozen.dataclass(frozen=True, slots=True)
         class One:
             a: int = dataclasses.field(default=1)
+
+
+class OwnTuple(frozen.NamedTuple):
+    """Two values."""
+
+    a: int
+    b: str = "x"
+
+    @property
+    def double(self) -> int:
+        return 2 * self.a
+
+
+class LibraryTuple(typing.NamedTuple):
+    """Two values."""
+
+    a: int
+    b: str = "x"
+
+    @property
+    def double(self) -> int:
+        return 2 * self.a
+
+
+def test_a_named_tuple_is_as_the_library_makes_it() -> None:
+    def answers(kind: Any) -> list[Any]:
+        one = kind(1)
+        return [
+            one, tuple(kind(2, b="y")), one.double, one._replace(a=3), one._asdict(), kind._fields, kind._field_defaults, kind.__match_args__, kind.__doc__,
+            kind.__mro__[1:], kind.__slots__, typing.get_type_hints(kind), pickle.loads(pickle.dumps(one)) == one, outcome(kind), outcome(lambda: kind(1, "x", 2)),
+            repr(one).removeprefix(kind.__name__), kind.__module__, kind.__qualname__ == kind.__name__,
+        ]  # fmt: skip
+
+    assert answers(OwnTuple) == answers(LibraryTuple)

@@ -7,12 +7,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, islice
-from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
 from memsheet.allocator.compiled import compiled_loops
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
+from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 
 with late_functions(__name__):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple
 
+from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 from memsheet.plan.device import parse_gpus
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memsheet.diagnose.candidates import (
     BOTH_KNOWN,
@@ -43,6 +42,7 @@ from memsheet.diagnose.signs import (
     Frame,
     Signs,
 )
+from memsheet.frozen import NamedTuple
 
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""

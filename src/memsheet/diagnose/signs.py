@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import NamedTuple, dataclass, replace
 
 
 class Frame(NamedTuple):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import lcm, prod
-from typing import NamedTuple
 
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError
 from memsheet.exchange.shared.file_format import Read
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
 from memsheet.report.shared.checked import Checked, OnCards
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from memsheet import budget
 from memsheet.budget import Answer
@@ -14,6 +14,7 @@ from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.exchange import Files, engine_differences, find_format, of_version, write_format_files
 from memsheet.exchange.joined_files import asked_of
 from memsheet.exchange.shared.file_format import Format
+from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.plan.document import plan_document
 from memsheet.plan.layers import has_experts

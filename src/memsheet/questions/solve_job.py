@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.budget import Answer, budget_of
 from memsheet.errors import input_error
+from memsheet.frozen import NamedTuple
 from memsheet.jobs.document import read_job
 from memsheet.jobs.shorter import tokens_at_once, with_rows_of, with_so_many_rows
 from memsheet.questions.job import NOWHERE, answer_job

@@ -5,11 +5,12 @@ refusal is for what flags ask for; what somebody's file says is run, whatever is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt, least_of
+from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets

@@ -8,7 +8,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
 from memsheet.allocator.blocks import BUSY, Block, Pool, split_block
 from memsheet.allocator.caching import allocate_block, free_block, play_requests
@@ -26,7 +25,7 @@ from memsheet.diagnose.snapshot.history import (
     SEGMENT_FREE,
     SHRINKS,
 )
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import NamedTuple, dataclass, replace
 from memsheet.units import MIB
 
 SPLITS = (512 * MIB, 128 * MIB, 32 * MIB)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
+from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.frozen import NamedTuple
 from memsheet.guard import parse_yaml
 from memsheet.late import late_functions
 

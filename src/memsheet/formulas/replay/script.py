@@ -10,12 +10,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
 
 from memsheet.allocator.whole_script import live_peak_bytes, shift_events
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
-from memsheet.frozen import dataclass, field
+from memsheet.frozen import NamedTuple, dataclass, field
 
 DEFAULT, GATHERS, REDUCES, BESIDE, CASTS = range(5)
 """Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in,

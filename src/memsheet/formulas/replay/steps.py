@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import NamedTuple
 
 from memsheet.allocator.settings import Settings
 from memsheet.allocator.whole_script import play_whole_script
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
-from memsheet.frozen import dataclass
+from memsheet.frozen import NamedTuple, dataclass
 from memsheet.plan.engine import Sharding
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula

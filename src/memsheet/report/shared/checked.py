@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes import Found, Rule
 from memsheet.exchange.shared.file_format import Moved, Read
-from memsheet.frozen import dataclass, field
+from memsheet.frozen import NamedTuple, dataclass, field
 from memsheet.late import late_functions
 from memsheet.sheet import Bytes
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE, UNSET, Format, Values
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
+from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
