@@ -1,10 +1,11 @@
-"""``dataclass``, ``field``, ``fields`` and ``replace``: classes as the standard library makes them, for the
-modules that every start imports.
+"""``dataclass``, ``field``, ``fields``, ``replace`` and ``NamedTuple``: classes as the standard library makes
+them, for the modules that every start imports.
 
 A start defines two hundred classes and makes objects of some of them. The library reads ``inspect`` for that,
-makes each class's methods as source and compiles them, which takes longer than an answer. Here a method is
-compiled when it is first called; text and frozenness are the same functions for all; and the library is
-loaded where somebody asks for what it alone knows (``dataclasses.fields`` of a class, its signature).
+makes each class's methods as source and compiles them, which takes longer than an answer. Here a method goes
+through the fields at its first calls and is compiled where it is called often: most classes of a start make
+one object or two; text and frozenness are the same functions for all; and the library is loaded where
+somebody asks for what it alone knows (``dataclasses.fields`` of a class, its signature).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass, field, fields, replace
+    from typing import NamedTuple
 else:
+    from collections import namedtuple
 
     def dataclass(
         *, frozen: bool = False, slots: bool = False, eq: bool = True, kw_only: bool = False
@@ -44,8 +47,25 @@ else:
                 changes[f.name] = getattr(held, f.name)
         return held.__class__(**changes)
 
+    class _NamedTupleMeta(type):
+        """As ``typing`` makes them, without looking what each annotation says, which is compiled for it."""
 
-__all__ = ["dataclass", "field", "fields", "replace"]
+        def __new__(cls, name: str, bases: tuple[type, ...], held: dict[str, Any]) -> type:
+            if not bases:
+                return super().__new__(cls, name, bases, held)
+            words = held.get("__annotations__", {})
+            usual = [held[word] for word in words if word in held]
+            made = namedtuple(name, words, defaults=usual, module=held["__module__"])  # noqa: PYI024
+            for key, value in held.items():
+                if key not in words and key != "__module__":
+                    setattr(made, key, value)
+            return made
+
+    class NamedTuple(metaclass=_NamedTupleMeta):
+        """As ``typing.NamedTuple``."""
+
+
+__all__ = ["NamedTuple", "dataclass", "field", "fields", "replace"]
 
 _MISSING: Any = object()
 """Where nothing was said: of a default, None may be one."""
@@ -128,13 +148,31 @@ def _field_of(name: str, said: Any, given: Any, *, kw_only: bool) -> Field:
     return Field(name, said, kw_only=kw_only, default=given)
 
 
-def _compiled_when_called(name: str, compiled: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A method of every class that gives each its own when it is first called there."""
+FIRST_CALLS = 8
+"""Calls of a method of a class that go through the fields: to compile it takes as long as some twenty."""
+_AS_WRITTEN: Any = object()
+"""What going through the fields leaves to the method itself: to refuse what it does not take, in its
+words.
+"""
+
+
+def _compiled_when_usual(
+    name: str, by_fields: Callable[..., Any], compiled: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """A method of every class: ``by_fields``, of that class, the object and what is given, until each has its
+    own.
+    """
+    calls: dict[Any, int] = {}
 
     def first(self: Any, /, *values: Any, **named: Any) -> Any:
         made = _home_of(type(self), name, first)
         if made is None:  # another thread was quicker
             return getattr(type(self), name)(self, *values, **named)
+        calls[made] = calls.get(made, 0) + 1
+        if calls[made] <= FIRST_CALLS:
+            found = by_fields(made, self, *values, **named)
+            if found is not _AS_WRITTEN:
+                return found
         setattr(made, name, compiled(made))
         return vars(made)[name](self, *values, **named)
 
@@ -146,6 +184,47 @@ def _home_of(cls: type, name: str, held: object) -> Any:
     where there is another by now.
     """
     return next((each for each in cls.__mro__ if vars(each).get(name) is held), None)
+
+
+def _set_by_fields(made: Any, self: Any, /, *values: Any, **named: Any) -> Any:
+    """What ``_init_method`` makes does, through the fields."""
+    places = made.__match_args__
+    given = dict(zip(places, values, strict=False))
+    if len(values) > len(places) or not given.keys().isdisjoint(named):
+        return _AS_WRITTEN
+    given |= named
+    found = []
+    for f in made.__own_fields__:
+        if f.init and f.name in given:
+            found.append(given.pop(f.name))
+        elif f.default_factory is not _MISSING:
+            found.append(f.default_factory())
+        elif f.default is not _MISSING:
+            found.append(f.default)
+        else:
+            return _AS_WRITTEN
+    if given:
+        return _AS_WRITTEN
+    put = object.__setattr__ if made.__own_kind__.frozen else setattr
+    for f, value in zip(made.__own_fields__, found, strict=True):
+        put(self, f.name, value)
+    if hasattr(made, "__post_init__"):
+        self.__post_init__()
+    return None
+
+
+def _compared_by_fields(made: Any, one: Any) -> tuple[Any, ...]:
+    return tuple([getattr(one, f.name) for f in made.__own_fields__ if f.compare])
+
+
+def _equal_by_fields(made: Any, self: Any, other: Any) -> Any:
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    return _compared_by_fields(made, self) == _compared_by_fields(made, other)
+
+
+def _hash_by_fields(made: Any, self: Any) -> int:
+    return hash(_compared_by_fields(made, self))
 
 
 def _init_method(made: Any) -> Callable[..., None]:
@@ -257,7 +336,7 @@ def _restore_field_values(self: Any, state: list[Any]) -> None:
 
 
 _SHARED: dict[str, Any] = {
-    "__init__": _compiled_when_called("__init__", _init_method),
+    "__init__": _compiled_when_usual("__init__", _set_by_fields, _init_method),
     "__repr__": _dataclass_repr,
     "__getstate__": _field_values,
     "__setstate__": _restore_field_values,
@@ -267,8 +346,8 @@ _SHARED: dict[str, Any] = {
     },
 }
 _FROZEN = {"__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment}
-_EQUAL = {"__eq__": _compiled_when_called("__eq__", _eq_method), "__hash__": None}
-_HASHED = {**_EQUAL, "__hash__": _compiled_when_called("__hash__", _hash_method)}
+_EQUAL = {"__eq__": _compiled_when_usual("__eq__", _equal_by_fields, _eq_method), "__hash__": None}
+_HASHED = {**_EQUAL, "__hash__": _compiled_when_usual("__hash__", _hash_by_fields, _hash_method)}
 METHODS: dict[tuple[bool, bool], dict[str, Any]] = {
     (True, True): _SHARED | _FROZEN | _HASHED,
     (True, False): _SHARED | _FROZEN,

@@ -7,11 +7,17 @@ and tokens, in the order of events. Plain data; no torch here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass, field
-from memsheet.handing import Handing, handing_document, handing_from
+from memsheet.late import late_functions
+
+if TYPE_CHECKING:
+    from memsheet.handing import Handing
+with late_functions(__name__):
+    from memsheet.handing import handing_document, handing_from
+
 
 SCHEMA = "memsheet/recording/2"
 Term = tuple[int, int, int]

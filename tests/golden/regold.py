@@ -12,11 +12,12 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent / "docs")]
 def main() -> None:
     import generate
 
-    from golden import algebra, model_rows, model_spellings, sheets
+    from golden import algebra, catalog_tables, model_rows, model_spellings, sheets
 
     (TESTS / "golden" / "formulas.txt").write_text(algebra.text(), encoding="utf-8")
     model_spellings.write()
     model_rows.write()
+    catalog_tables.write()
     sheets.write()
     generate.write()
 

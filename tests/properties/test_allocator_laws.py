@@ -14,12 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import law
 
-from memsheet.allocator import Replay, Settings, replay_timeline, settings_from, smallest_capacity, with_slack
 from memsheet.allocator.caching import allocate_block, free_block, play_requests
+from memsheet.allocator.capacity import smallest_capacity
+from memsheet.allocator.conf import settings_from
 from memsheet.allocator.consistency import allocator_inconsistencies, segment_blocks
 from memsheet.allocator.memory import release_all
 from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
-from memsheet.allocator.settings import block_bytes, segment_bytes
+from memsheet.allocator.replay import Replay, replay_timeline
+from memsheet.allocator.settings import Settings, block_bytes, segment_bytes
+from memsheet.allocator.slack import with_slack
 from memsheet.allocator.state import Allocator
 from memsheet.errors import InputError
 from memsheet.sheet import Component, Instant

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import typing
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from inspect import signature
@@ -79,6 +80,20 @@ def test_as_the_library_does(how: dict[str, bool]) -> None:
     assert own.count(FrozenInstanceError) == (2 if how.get("frozen", True) else 0)
 
 
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_the_first_calls_are_as_all_that_follow(how: dict[str, bool]) -> None:
+    """Methods go through the fields at first, and are compiled once they are usual."""
+    asks: list[Callable[[Any], Any]] = [
+        lambda one: one(a=1).c, lambda one: one(a=2, b="c").d, lambda one: one(1, "b") == one(1, "b"), lambda one: one(a=1) == one(a=2),
+        lambda one: one(a=1) == 1, lambda one: one(a=1, e=2), lambda one: one(), lambda one: one(1, a=1), lambda one: one(1, "b", [], 5),
+        lambda one: len({one(a=1, c=[3]), one(a=1)}), lambda one: len({one(a=1), one(a=2)}),
+    ]  # fmt: skip
+    for ask in asks:
+        own, library = (made(each, **how) for each in BOTH)
+        found = [outcome(lambda own=own, ask=ask: ask(own)) for _ in range(frozen.FIRST_CALLS + 2)]
+        assert found == [outcome(lambda library=library, ask=ask: ask(library))] * len(found)
+
+
 @frozen.dataclass(frozen=True, slots=True)
 class Own:
     """Methods of its own stay."""
@@ -148,3 +163,37 @@ def test_a_field_of_the_library_is_no_default() -> None:
         @frozen.dataclass(frozen=True, slots=True)
         class One:
             a: int = dataclasses.field(default=1)
+
+
+class OwnTuple(frozen.NamedTuple):
+    """Two values."""
+
+    a: int
+    b: str = "x"
+
+    @property
+    def double(self) -> int:
+        return 2 * self.a
+
+
+class LibraryTuple(typing.NamedTuple):
+    """Two values."""
+
+    a: int
+    b: str = "x"
+
+    @property
+    def double(self) -> int:
+        return 2 * self.a
+
+
+def test_a_named_tuple_is_as_the_library_makes_it() -> None:
+    def answers(kind: Any) -> list[Any]:
+        one = kind(1)
+        return [
+            one, tuple(kind(2, b="y")), one.double, one._replace(a=3), one._asdict(), kind._fields, kind._field_defaults, kind.__match_args__, kind.__doc__,
+            kind.__mro__[1:], kind.__slots__, typing.get_type_hints(kind), pickle.loads(pickle.dumps(one)) == one, outcome(kind), outcome(lambda: kind(1, "x", 2)),
+            repr(one).removeprefix(kind.__name__), kind.__module__, kind.__qualname__ == kind.__name__,
+        ]  # fmt: skip
+
+    assert answers(OwnTuple) == answers(LibraryTuple)

@@ -7,14 +7,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, islice
-from typing import NamedTuple
 
 from memsheet.allocator.blocks import Block
-from memsheet.allocator.caching import play_requests
 from memsheet.allocator.compiled import compiled_loops
-from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
+from memsheet.frozen import NamedTuple
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.allocator.caching import play_requests
+    from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
 
 
 class Marks(NamedTuple):

@@ -5,11 +5,10 @@ file.
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from memsheet.catalog.cards import LARGE_GB, card_bandwidth, card_device, card_names, other_spellings
@@ -40,8 +39,13 @@ __all__ = [
 ]
 
 
+_HERE = os.path.dirname(__file__)  # noqa: PTH120
+
+
 def _read_catalog_file(*path: str) -> str:
-    return Path(__file__).parent.joinpath(*path).read_text(encoding="utf-8")
+    """The text of a file of this folder, without pathlib, which takes longer to load than the file."""
+    with open(os.path.join(_HERE, *path), encoding="utf-8") as file:  # noqa: PTH118, PTH123
+        return file.read()
 
 
 @cache
@@ -136,48 +140,34 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 
 @cache
-def _device_sections() -> dict[str, str]:
-    """devices.toml cut at its device tables: name → the table's text, and "" → everything else.
-
-    A question needs one device, and parsing all of them costs more than answering.
+def _catalog_table(name: str) -> dict[str, Any]:
+    """A table of the catalogue from the JSON that is made of its TOML (``make regold``): the one is read in
+    compiled code, and parsing the other costs more than answering.
     """
-    parts: dict[str, str] = {"": ""}
-    for part in re.split(r"^(?=\[)", _read_catalog_file("devices.toml"), flags=re.MULTILINE):
-        header = re.match(r'\[device\."([^"]+)"\]\n', part)
-        if header:
-            parts[header[1]] = part[header.end() :]
-        else:
-            parts[""] += part
-    return parts
+    table: dict[str, Any] = json.loads(_read_catalog_file("tables", f"{name}.json"))
+    return table
 
 
-@cache
-def _general_section() -> dict[str, Any]:
-    return _parse_toml(_device_sections()[""])
-
-
-@cache
-def _device_row(name: str) -> dict[str, Any]:
-    return _parse_toml(_device_sections()[name])
+def _device_rows() -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = _catalog_table("devices")["device"]
+    return rows
 
 
 @cache
 def hardware_rates() -> dict[str, Any]:
     """Dense and measured rates by device, collectives and attention fits: rates.toml as it stands."""
-    return _parse_toml(_read_catalog_file("rates.toml"))
+    return _catalog_table("rates")
 
 
 @cache
 def _device_index() -> dict[str, str]:
-    """Every spelling of devices.toml → the device's name. Names and aliases are plain strings on one line
-    each; a test parses them all.
-    """
-    index = {}
-    for name, text in _device_sections().items():
-        lines = re.findall(r"^(?:full_name|aliases) = .*$", text, flags=re.MULTILINE) if name else []
-        spellings = (name, *(spelling for line in lines for spelling in re.findall(r'"([^"]*)"', line)))
-        index.update({device_key(spelling): name for spelling in spellings if spelling})
-    return index
+    """Every spelling of a device → its name."""
+    return {
+        device_key(spelling): name
+        for name, row in _device_rows().items()
+        for spelling in (name, row.get("full_name", ""), *row.get("aliases", ()))
+        if spelling
+    }
 
 
 @cache
@@ -193,7 +183,7 @@ def _device_families() -> dict[str, tuple[str, ...]]:
     """A name without its memory size → the devices of that name."""
     families: dict[str, tuple[str, ...]] = {}
     spellings = [
-        *((name, name) for name in _device_sections()),
+        *((name, name) for name in _device_rows()),
         *((called, name) for name in card_names() for called in (name, *other_spellings(name))),
     ]
     for called, name in spellings:
@@ -205,12 +195,12 @@ def _device_families() -> dict[str, tuple[str, ...]]:
 
 def _cited_sources(names: list[str]) -> str:
     """Source ids in words; an id without an entry is words already."""
-    return "; ".join(_general_section()["sources"].get(name, name) for name in names)
+    return "; ".join(_catalog_table("devices")["sources"].get(name, name) for name in names)
 
 
 def _framework_memory_range(memory: dict[str, Any], cited: str) -> tuple[int, int, int, Basis, str]:
     """What frameworks get, as (low, value, high, basis, evidence)."""
-    conventions = _general_section()["conventions"]
+    conventions = _catalog_table("devices")["conventions"]
     large = memory["datasheet_gb"] >= LARGE_GB
     least, most = conventions[
         "driver_minus_framework_gib" if large else "driver_minus_framework_below_60_gb_gib"
@@ -279,7 +269,7 @@ def _link_name(link: dict[str, Any]) -> str:
 
 @cache
 def _catalog_device(name: str) -> Device:
-    row = _device_row(name)
+    row = _device_rows()[name]
     memory, sources = row["memory"], row["sources"]
     cited = _cited_sources(
         sources.get("framework_total_gib") or sources.get("all") or sources.get("rest") or []
@@ -316,7 +306,7 @@ def _catalog_device(name: str) -> Device:
 
 def catalog_devices() -> tuple[Device, ...]:
     """Every device of the catalogue, in its order."""
-    return (*(_catalog_device(name) for name in _device_sections() if name), *map(card_device, card_names()))
+    return (*(_catalog_device(name) for name in _device_rows()), *map(card_device, card_names()))
 
 
 PLURAL = late_pattern(r"(.*\dS?)s\s*")
@@ -332,7 +322,7 @@ def find_device(name: str) -> Device:
 
     Raises InputError with the nearest names.
     """
-    if name and name in _device_sections():  # its own name, which is no other's spelling
+    if name and name in _device_rows():  # its own name, which is no other's spelling
         return _catalog_device(name)
     if (capacity := named_capacity(name)) is not None:
         return _of_size(capacity[0], exact=capacity[1])
@@ -388,7 +378,7 @@ def memory_bandwidth(name: str) -> int | None:
 
 
 def _device_or_card(name: str) -> Device:
-    return _catalog_device(name) if name in _device_sections() else card_device(name)
+    return _catalog_device(name) if name in _device_rows() else card_device(name)
 
 
 def _of_size(size: float, *, exact: bool) -> Device:
@@ -459,10 +449,10 @@ def find_gpus(text: str) -> tuple[int | None, Device]:
 @cache
 def serving_rates() -> dict[str, Any]:
     """Seconds of single operators at the batch sizes of decoding, with their sources (serving_rates.toml)."""
-    return _parse_toml(_read_catalog_file("serving_rates.toml"))
+    return _catalog_table("serving_rates")
 
 
 @cache
 def process_overheads() -> dict[str, Any]:
     """What a process holds on a card besides tensors, with ranges and sources (overheads.toml)."""
-    return _parse_toml(_read_catalog_file("overheads.toml"))
+    return _catalog_table("overheads")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from memsheet.plan.device import Basis, Device
@@ -16,6 +15,8 @@ from memsheet.units import GIB, MIB
 
 @cache
 def _cards_file_text() -> str:
+    from pathlib import Path
+
     return (Path(__file__).parent / "cards.toml").read_text(encoding="utf-8")
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
-from typing import NamedTuple
 
+from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 from memsheet.plan.device import parse_gpus
 
@@ -35,6 +34,7 @@ class RentedCards(NamedTuple):
 def rented_machines() -> Mapping[str, tuple[str, int]]:
     """Names of machines in lower case → the card and how many of it one has."""
     import tomllib
+    from pathlib import Path
 
     table = tomllib.loads((Path(__file__).parent / "instances.toml").read_text(encoding="utf-8"))
     return {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
+from memsheet.frozen import NamedTuple
 from memsheet.plan.device import Device
 
 

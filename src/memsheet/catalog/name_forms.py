@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
 
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass
@@ -111,7 +110,12 @@ def _ollama_name(path: str) -> AskedName | None:
 
 def _of_hub_path(path: str, whole: str) -> AskedName | None:
     """After a hub's address: ``org/name``, ``org/name:Q4_K_M``, ``org/name/blob/main/file`` …"""
-    path = unquote(re.split(r"[?#]", path)[0]).strip("/").removeprefix("models/").removeprefix("api/models/")
+    path = re.split(r"[?#]", path)[0]
+    if "%" in path:
+        from urllib.parse import unquote
+
+        path = unquote(path)
+    path = path.strip("/").removeprefix("models/").removeprefix("api/models/")
     kind, _, rest = path.partition("/")
     if kind in _OTHER_KINDS and rest:
         raise input_error("model", whole, f"is {_OTHER_KINDS[kind]}, not a model", "the page of a model")

@@ -4,9 +4,8 @@ change of its shapes.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from memsheet.catalog.tuned_names import REWARD_HEAD
+from memsheet.frozen import NamedTuple
 
 
 class StatedBase(NamedTuple):

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
+from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 
 TUNED = late_pattern(

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.cli import question as jobs
 from memsheet.cli import screen
-from memsheet.cli.check_each import worst_exit_code, worst_of_each
-from memsheet.cli.error_output import explain_input
 from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.errors import InputError, input_error
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.files_on_disk import check_total_bytes, paths_of
 from memsheet.questions.launches import check_launches, check_servers, launch_files, started_servers
 from memsheet.report.shared.checked import WORST_FIRST, Checked, Launch
 from memsheet.report.shared.exit_codes import BAD_INPUT, checked_exit_code
-from memsheet.report.shared.look import Look
+
+if TYPE_CHECKING:
+    from memsheet.report.shared.look import Look
+with late_functions(__name__):
+    from memsheet.cli.check_each import worst_exit_code, worst_of_each
+    from memsheet.cli.error_output import explain_input
 
 
 def check(asked: Given, as_run: Callable[[str], str] | None = None) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from memsheet.cli import flags as groups
 from memsheet.cli.flags import (
     DEBUG,
@@ -17,6 +15,7 @@ from memsheet.cli.flags import (
     WORD_FLAGS,
     Flag,
 )
+from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates import template_options
 from memsheet.plan.option_words import JOB, SERVING
 

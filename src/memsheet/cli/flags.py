@@ -7,8 +7,9 @@ values    the options of a plan that a command line gives, read by the rules of 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from memsheet.frozen import NamedTuple
 from memsheet.plan.aliases import ALIASES, Word
 from memsheet.plan.option_words import HELP, JOB, OFFLOAD
 

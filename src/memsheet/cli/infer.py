@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from memsheet.budget import Answer
 from memsheet.cli.line import Given
 from memsheet.cli.question import run_job
@@ -15,6 +13,8 @@ def infer(asked: Given) -> int:
     """Does this model fit for inference, and how much cache is left?"""
     if asked.lengths is None:
         return run_job(accounted.infer, asked)
+    from pathlib import Path
+
     from memsheet.readers.request_lengths import read_lengths
 
     requests = read_lengths(Path(asked.lengths))

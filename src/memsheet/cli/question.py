@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from memsheet.budget import Answer
@@ -138,6 +137,8 @@ def runnable_job_arguments(line: Given) -> tuple[dict[str, Any], bool]:
 def read_plan(name: str) -> Mapping[str, Any]:
     """The plan in a file, or on stdin for ``-``."""
     if name != "-":
+        from pathlib import Path
+
         return read_json(Path(name))
     found = parse_json(read_stdin("plan", MAX_JSON_BYTES), "plan")
     if not isinstance(found, dict):

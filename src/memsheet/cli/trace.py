@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memsheet.allocator import Settings
+from memsheet.allocator.settings import Settings
 from memsheet.budget import Answer
 from memsheet.cli import question as jobs
 from memsheet.cli import screen

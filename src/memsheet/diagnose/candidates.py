@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
 
 from memsheet.diagnose.figures import PAGE
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
+from memsheet.frozen import NamedTuple
 
 OF_SHEET, BOTH_KNOWN = 5, 4
 """How well a candidate is founded."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from typing import NamedTuple
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import BINARY, Interval, printed_bytes
-from memsheet.frozen import dataclass, field
+from memsheet.frozen import NamedTuple, dataclass, field
 
 
 class Cause(Enum):

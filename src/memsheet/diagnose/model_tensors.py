@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
 
 from memsheet.catalog import find_model
 from memsheet.diagnose.named_models import named_entries
 from memsheet.errors import InputError
 from memsheet.exchange.formats.megatron.described import described_stack
+from memsheet.frozen import NamedTuple
 from memsheet.plan.model import (
     Attention,
     Block,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memsheet.diagnose.candidates import (
     BOTH_KNOWN,
@@ -46,6 +45,7 @@ from memsheet.diagnose.signs import (
     Signs,
     writes_scores,
 )
+from memsheet.frozen import NamedTuple
 
 Widths = tuple[tuple[int, str], ...]
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")

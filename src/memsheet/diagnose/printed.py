@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from memsheet.diagnose.interval import Interval
+from memsheet.frozen import NamedTuple
 from memsheet.sheet import Bytes, Component, Sheet
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from memsheet.diagnose.figures import OUTSIDE_LEAST, OUTSIDE_MOST, Figures, aligned_bytes
 from memsheet.diagnose.interval import (
@@ -24,6 +23,7 @@ from memsheet.diagnose.interval import (
 from memsheet.diagnose.message import Cause, Judgement
 from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
+from memsheet.frozen import NamedTuple
 from memsheet.units import GIB
 
 Test = Callable[[Figures, Signs], bool | None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval
@@ -13,7 +12,7 @@ from memsheet.diagnose.message import Cause
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
 from memsheet.diagnose.regimes import change_at_step, thawing_words, trained_before
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import NamedTuple, dataclass, replace
 
 
 class Frame(NamedTuple):

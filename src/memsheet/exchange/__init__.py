@@ -83,6 +83,19 @@ NAMES = (
     "lm-studio",
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
+DATA = {
+    "deepspeed": "json",
+    **dict.fromkeys(
+        (
+            "accelerate", "llamafactory-v1", "axolotl", "llamafactory", "open-instruct", "torchtune", "torchtune-ppo", "torchtune-async", "torchtune-serve", "trl", "nanotron",
+            "skypilot", "trainjob", "kubernetes",
+        ),
+        "yaml",
+    ),
+}  # fmt: skip
+"""Formats that are data and no script's, and its kind: a text that holds no object is none of them, which are
+not loaded for it.
+"""
 MODULES = {
     "llamafactory-v1": "llamafactory.v1",
     "torchtitan-toml": "torchtitan.toml",
@@ -314,10 +327,16 @@ def _training_beside(
 
 def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     held: dict[str, Any] = {}
-    for form in map(find_format, NAMES):
-        kind = form.name if form.parse else form.kind
+
+    def data_of(kind: str) -> Any:
         if kind not in held:
-            held[kind] = _parse_as_format(form, name, text, parsers)
+            held[kind] = _parse_data(kind, name, text, parsers)
+        return held[kind]
+
+    to_try = (one for one in NAMES if one not in DATA or isinstance(data_of(DATA[one]), Mapping))
+    for form in map(find_format, to_try):
+        kind = form.name if form.parse else form.kind
+        held[kind] = _parse_by_format(form, text) if form.parse else data_of(kind)
         if form.also:
             held[f"{kind} of a script"] = _parse_embedded_script(form, text)
         for found in (held[kind], held.get(f"{kind} of a script")):
@@ -487,13 +506,20 @@ def _parse_embedded_script(form: Format, text: str) -> Any:
         return error
 
 
-def _parse_as_format(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:
-    """What a text holds, read as a kind of format; why it is not of that kind where it is none."""
+def _parse_by_format(form: Format, text: str) -> Any:
+    """What a format makes of a text itself; why it is none of it."""
+    assert form.parse
     try:
-        if form.parse:
-            return form.parse(_of_bounded_length(text))
-        return tracked_values(parsers[form.kind](text, name))
+        return form.parse(_of_bounded_length(text))
     except ValueError as error:  # InputError is one
+        return error
+
+
+def _parse_data(kind: str, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:
+    """What a text holds, read as a kind of data; why it is none of that kind."""
+    try:
+        return tracked_values(parsers[kind](text, name))
+    except ValueError as error:
         return error
 
 

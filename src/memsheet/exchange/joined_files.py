@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together
 from memsheet.exchange.shared.file_format import read_format_values as read_values
-from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.exchange.shared.script_defaults import (
     KINDS,
     LAUNCHED,
@@ -22,6 +21,10 @@ from memsheet.exchange.shared.trainers import with_master
 from memsheet.frozen import replace
 from memsheet.plan.check import flatten_document
 from memsheet.plan.overriding import without_overridden
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 PLAN = "plan.json"

@@ -6,6 +6,8 @@ chooses what a plan runs of them and gives their axes values.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memsheet.arith import agreed, at_least
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.model_code import model_code
@@ -20,7 +22,10 @@ from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
-from memsheet.recording import Recording
+
+if TYPE_CHECKING:
+    from memsheet.recording import Recording
+
 
 _last: tuple[Plan, Engine, RunConfig] | None = None
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from memsheet.arith import Count, maximum
-from memsheet.formulas.graph_captures import Captured
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.operators.blocks import block_operators, summed_widths
 from memsheet.formulas.sharding.resident_state import ResidentState, with_added_states
@@ -15,6 +15,10 @@ from memsheet.plan.model import ModelSpec
 from memsheet.references import CUDA_GRAPH_NODES, formula
 from memsheet.sheet import Bytes, Component, Instant
 from memsheet.units import KIB
+
+if TYPE_CHECKING:
+    from memsheet.formulas.graph_captures import Captured
+
 
 POOLED: Key = (Component.ALLOCATOR_SLACK, "cuda_graphs/saved")
 """What the pool keeps when no tensor stands in it any more."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.formulas.model_code.transformers.picture_towers import has_pictures, pixel_bytes
-from memsheet.formulas.model_code.transformers.pictures import of_pictures, picture_bytes
-from memsheet.formulas.model_code.transformers.ring import shared_inputs
+from memsheet.formulas.model_code.transformers.language_stacks import has_pictures
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Stack
 from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.picture_towers import pixel_bytes
+    from memsheet.formulas.model_code.transformers.pictures import of_pictures, picture_bytes
+    from memsheet.formulas.model_code.transformers.ring import shared_inputs
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: arguments of the models' forward; ids and labels are int64")

@@ -16,17 +16,20 @@ from memsheet.formulas.adapters import (
     with_factors,
     with_rotation,
 )
-from memsheet.formulas.int8 import int8_linear
 from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.formulas.whole_products import WHOLE, whole_factors
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BF16, FP32, DType
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Mixer, Role, Weight
 from memsheet.plan.plan import AdapterKind, AttentionKind, Plan, Quantization
+
+with late_functions(__name__):
+    from memsheet.formulas.int8 import int8_linear
 
 
 class AttentionKernel(Enum):

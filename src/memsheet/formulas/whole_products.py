@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memsheet.formulas.tapes.graph import Grad, Tensor
-from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import DType
 from memsheet.plan.plan import AdapterKind
+
+if TYPE_CHECKING:
+    from memsheet.formulas.tapes.recorder import Recorder
+
 
 WHOLE = (AdapterKind.LOHA, AdapterKind.LOKR)
 HADAMARD = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")

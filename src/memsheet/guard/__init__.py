@@ -19,13 +19,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from memsheet.errors import input_error, printable_line
-from memsheet.guard.aliases import check_written_out, with_merges
 from memsheet.guard.confined import is_hidden
 from memsheet.guard.spending import spend_bytes, spend_values
+from memsheet.late import late_functions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+with late_functions(__name__):
+    from memsheet.guard.aliases import check_written_out, with_merges
+
 
 MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
 MAX_YAML_BYTES = (
@@ -143,7 +149,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return _require_top_level_object(parse_yaml(read_bytes(path, MAX_YAML_BYTES), str(path)), path)
 
 
-Opener = Callable[[Path], AbstractContextManager[tuple[BinaryIO, int]]]
+Opener: TypeAlias = "Callable[[Path], AbstractContextManager[tuple[BinaryIO, int]]]"
 """What opens a file for reading and tells its size: ``open_regular``, or whoever reads one from elsewhere."""
 
 
@@ -176,19 +182,19 @@ def open_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         yield file, status.st_size
 
 
-def is_folder(path: Path) -> bool:
+def is_folder(path: Path | str) -> bool:
     """Whether ``path`` is a folder; False, never an error, for names that no file can have."""
     return _path_mode_matches(path, stat.S_ISDIR)
 
 
-def is_file(path: Path) -> bool:
+def is_file(path: Path | str) -> bool:
     """Whether ``path`` is a regular file; False, never an error, for names that no file can have."""
     return _path_mode_matches(path, stat.S_ISREG)
 
 
-def _path_mode_matches(path: Path, question: Callable[[int], bool]) -> bool:
+def _path_mode_matches(path: Path | str, question: Callable[[int], bool]) -> bool:
     try:
-        return not is_hidden(path) and question(path.stat().st_mode)
+        return not is_hidden(path) and question(os.stat(path).st_mode)  # noqa: PTH116 - a name need be no Path
     except (OSError, ValueError):
         return False
 

@@ -10,7 +10,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _ROOTS: ContextVar[tuple[str, ...] | None] = ContextVar("roots", default=None)
 
@@ -25,7 +28,7 @@ def confined_to(*folders: Path) -> Iterator[None]:
         _ROOTS.reset(token)
 
 
-def is_hidden(path: Path) -> bool:
+def is_hidden(path: Path | str) -> bool:
     """Whether a path lies outside what may be seen now."""
     roots = _ROOTS.get()
     if roots is None:

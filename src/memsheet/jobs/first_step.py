@@ -9,8 +9,8 @@ NVIDIA/Megatron-LM core_v0.14.0 megatron/core/optimizer/distrib_optimizer.py); a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
+from memsheet.frozen import NamedTuple
 from memsheet.plan.job import Job, Work
 from memsheet.sheet import NOTHING, Bytes, Component, Instant, Item, Sheet
 

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from memsheet.jobs.templates.generation import is_own_generation
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.jobs.templates.generation import is_own_generation
+
 
 MOST_HALVES = 5
 GENERATED = ("max_model_len", "prompt_tokens")

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from memsheet.allocator import Settings
-from memsheet.allocator.settings import LARGE_SEGMENT
+from memsheet.allocator.settings import LARGE_SEGMENT, Settings
 from memsheet.allocator.steps import Step, replay_steps
 from memsheet.frozen import dataclass
 from memsheet.measure.died import NO_MEMORY

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from memsheet.late import late_functions
 from memsheet.plan.defaults import (
     ADALORA_TARGETS,
     FUSED_TARGETS,
@@ -18,7 +19,10 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts, linear_names
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 from memsheet.plan.plan import AdapterKind
-from memsheet.plan.target_patterns import is_pattern, taken_layers
+
+with late_functions(__name__):
+    from memsheet.plan.target_patterns import is_pattern, taken_layers
+
 
 ATTENTION = re.compile("attn|attention", re.IGNORECASE)
 INTO_STATES = "in_proj"

@@ -9,8 +9,9 @@ VALUES    key → what others call its values
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from memsheet.frozen import NamedTuple
 from memsheet.plan.check import RULES
 from memsheet.plan.library_defaults import LIBRARY_DEFAULTS
 from memsheet.plan.names import SHORT

@@ -9,7 +9,9 @@ taken              those that hold beside what is said
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from memsheet.frozen import NamedTuple
 
 Request = Mapping[str, Any]
 NOTHING: Request = {}

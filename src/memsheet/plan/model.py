@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from enum import Enum
 from math import prod
+from typing import TYPE_CHECKING
 
 from memsheet.frozen import dataclass, field
-from memsheet.recording import RecordedCache, RecordedPart, Recording
+
+if TYPE_CHECKING:
+    from memsheet.recording import RecordedCache, RecordedPart, Recording
 
 
 class Role(Enum):

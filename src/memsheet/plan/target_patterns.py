@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import NamedTuple
 
+from memsheet.frozen import NamedTuple
 from memsheet.plan.model import ModelSpec, Role, Stack
 
 SIGNS = re.compile(r"[\\()\[\]|*+?^$]")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.errors import Problem, nearest_words, raise_if_problems
+from memsheet.frozen import NamedTuple
 from memsheet.plan import aliases
 from memsheet.plan.accumulated_batch import ACCUMULATION, REPLICAS
 from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word

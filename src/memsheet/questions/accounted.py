@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.account import account_rank
 from memsheet.budget import (
@@ -22,15 +22,14 @@ from memsheet.budget import (
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, input_error, raise_if_problems
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.aliases import engine_word
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import ONE_GPU, engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.options import InferOptions, Model, TrainOptions
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Serving
-from memsheet.questions.bare_counts import bare_answer, count_of
 from memsheet.questions.question_parts import (
     BOUNDS,
     REPLAY,
@@ -40,9 +39,14 @@ from memsheet.questions.question_parts import (
     read_written_model,
 )
 from memsheet.resolve import Resolved, resolve_request
-from memsheet.resolve.length import length_notes
 from memsheet.resolve.version import version_notes
 from memsheet.sheet import Sheet
+
+if TYPE_CHECKING:
+    from memsheet.plan.options import InferOptions, Model, TrainOptions
+with late_functions(__name__):
+    from memsheet.questions.bare_counts import bare_answer, count_of
+    from memsheet.resolve.length import length_notes
 
 
 def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem, input_error, missing_package, raise_if_problems
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.guard.confined import confined_to
 from memsheet.guard.spending import of_one_command
 from memsheet.plan.values import option_problems, parse_token_count, parse_whole_number

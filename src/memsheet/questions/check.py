@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
-from memsheet.plan.options import InferOptions
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.questions.cards_of_job import (
@@ -39,8 +39,13 @@ from memsheet.questions.pooled_models import without_output
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.stated_bits import with_stated_bits
 from memsheet.questions.stretched_positions import with_stretched_positions
-from memsheet.report.answer import public_answer
 from memsheet.report.shared.checked import Checked
+
+if TYPE_CHECKING:
+    from memsheet.plan.options import InferOptions
+with late_functions(__name__):
+    from memsheet.report.answer import public_answer
+
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
 NOTHING: Mapping[str, Any] = {}

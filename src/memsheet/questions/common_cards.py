@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import lcm, prod
-from typing import NamedTuple
 
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError
-from memsheet.exchange.shared.device_labels import named_card
 from memsheet.exchange.shared.file_format import Read
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
+from memsheet.late import late_functions
 from memsheet.report.shared.checked import Checked, OnCards
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.device_labels import named_card
+
 
 COMMON_CARDS = ("RTX4090", "L40S", "H100-80GB")
 """Of 24, 48 and 80 GB."""

@@ -5,7 +5,7 @@ fits by those may not fit by these.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange import in_earlier_dtype
@@ -14,6 +14,7 @@ from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.trainer_script import METHODS, RELEASE_DEFAULTS, SCRIPT
 from memsheet.exchange.verdict_doubts import Doubt
+from memsheet.frozen import NamedTuple
 
 
 class Earlier(NamedTuple):

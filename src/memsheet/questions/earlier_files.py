@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from shutil import which
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from memsheet.errors import input_error
 from memsheet.exchange.shared.notebook import NOTEBOOK
+from memsheet.frozen import NamedTuple
 from memsheet.guard import is_folder
 from memsheet.questions.files_on_disk import CODE, ENDINGS, GIT, MOST_BYTES, NAMED
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from memsheet import budget
 from memsheet.budget import Answer
@@ -14,16 +14,22 @@ from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.exchange import Files, engine_differences, find_format, of_version, write_format_files
 from memsheet.exchange.joined_files import asked_of
 from memsheet.exchange.shared.file_format import Format
+from memsheet.frozen import NamedTuple
+from memsheet.late import late_functions
 from memsheet.plan.document import plan_document
 from memsheet.plan.layers import has_experts
-from memsheet.plan.options import Document, File
 from memsheet.plan.workload import Serving
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.report.json.sheet import sheet_document
-from memsheet.report.shared.files import check_folder, write_all
 from memsheet.report.shared.json_text import dump_json_line
 from memsheet.units import format_bytes
+
+if TYPE_CHECKING:
+    from memsheet.plan.options import Document, File
+with late_functions(__name__):
+    from memsheet.report.shared.files import check_folder, write_all
+
 
 PLAN, SHEET = "plan.json", "sheet.json"
 

@@ -19,6 +19,7 @@ from memsheet.exchange.verdict_doubts import (
     both_doubts,
 )
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.plan import Mesh
@@ -28,11 +29,14 @@ from memsheet.questions.named_models import (
     model_of,
     strange_draft,
 )
-from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.sized_models import in_place_of_model
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.questions.without_unmodelled import Left, answer_without
 from memsheet.units import parse_bytes
+
+with late_functions(__name__):
+    from memsheet.questions.plainer_models import plainer_model
+
 
 BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
 

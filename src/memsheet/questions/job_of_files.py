@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from math import gcd
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import InputError
@@ -17,7 +17,7 @@ from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
 from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.factory_ppo import factory_ppo_document

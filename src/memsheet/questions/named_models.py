@@ -5,7 +5,7 @@ opened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.errors import InputError
 from memsheet.exchange import as_stored
@@ -13,7 +13,7 @@ from memsheet.exchange.shared.file_format import AUTO, Read, runs_alone
 from memsheet.exchange.shared.serve_script import PRINTED, UNTOLD, unset_variables
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.sized_models import SizedModel, sized_model

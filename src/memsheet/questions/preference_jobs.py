@@ -5,14 +5,18 @@ the sheet is of one, logits of sequences beside those that are learnt from, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, worst_sheet
 from memsheet.exchange.joined_files import preferences_in
 from memsheet.exchange.shared.file_format import Moved, Read, Together
-from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.exchange.verdict_doubts import TRAINERS_OWN, Ask, Doubt
 from memsheet.plan.workload import Training
 from memsheet.sheet import Component, Instant
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+
 
 LOGIT_BYTES = 2 + 4 + 4
 """Of a logit that is only read: as it is computed, as the fp32 that autocast hands out, and one tensor of

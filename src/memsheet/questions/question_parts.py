@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterable, Mapping
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_device, find_model, model_names, rented_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.frozen import replace
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
+from memsheet.late import late_functions
 from memsheet.plan.accumulated_batch import ACCUMULATION, refuse_counts, with_accumulated_batch
 from memsheet.plan.check import flatten_document
 from memsheet.plan.device import Cluster, Device, cluster_of, parse_gpus
@@ -31,6 +31,12 @@ from memsheet.plan.words import Asked, in_our_words, of_serving, sequences_at_on
 from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
+
+with late_functions(__name__):
+    from memsheet.questions.recordings import recording_of, serving_recording_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 REPLAY, BOUNDS, SHARE = SLACKS = ("replay", "bounds", "share")
 """How what the allocator reserves beyond tensors is found (``plan.options.Slack``)."""
@@ -163,8 +169,6 @@ def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
     """The model that a person names. Its own code is put on record where its family is not written down, or
     where only its weights and caches are and it is to train, under ``engine`` where one is named.
     """
-    from memsheet.questions.recordings import recording_of, serving_recording_of
-
     recorder = recording_of if task == "train" else serving_recording_of
     found = find_config(model, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
@@ -192,6 +196,8 @@ def read_written_model(name: str) -> ModelSpec | None:
 def plan_document_of(plan: Any) -> Mapping[str, Any]:
     """The object that a plan file or a dict holds; an empty one where there is no plan."""
     if isinstance(plan, str | PathLike):
+        from pathlib import Path
+
         plan = _read_plan(Path(plan))
     if plan is None:
         return {}

@@ -5,18 +5,24 @@ layers of the nearest plain model as come to its parameters. It is told, and no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_model
-from memsheet.catalog.names import bundled_match
-from memsheet.catalog.sized_names import NamedSize, nearest_plain_model, size_in_name
 from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
 from memsheet.errors import Problem
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
+
+if TYPE_CHECKING:
+    from memsheet.catalog.sized_names import NamedSize
+with late_functions(__name__):
+    from memsheet.catalog.names import bundled_match
+    from memsheet.catalog.sized_names import nearest_plain_model, size_in_name
+
 
 OF_MODEL = late_pattern(
     r"has model code of its own|is of routed experts, and \S+ has none|and \S+ has none that is padded"

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.budget import LibraryUse
 from memsheet.catalog import find_device, model_names, rented_cards
 from memsheet.errors import input_error, raise_if_problems
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.plan.aliases import LIBRARIES, library_named
 from memsheet.plan.device import parse_gpus
 from memsheet.plan.engine_registry import find_engine

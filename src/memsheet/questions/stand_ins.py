@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES, PART
 from memsheet.questions.sized_models import BY_SIZE

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from memsheet.budget import worst_sheet
 from memsheet.columns import align_columns
 from memsheet.errors import InputError, input_error
+from memsheet.frozen import NamedTuple
 from memsheet.plan.options import Model, SweptOptions
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import BOUNDS, task_of

@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from memsheet.allocator import Settings, slack_within
+from memsheet.allocator.settings import Settings
+from memsheet.allocator.slack import slack_within
 from memsheet.budget import Answer, budget_of, judge_sheets
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems

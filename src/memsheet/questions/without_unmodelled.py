@@ -5,19 +5,24 @@ refusal is for what flags ask for; what somebody's file says is run, whatever is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt, least_of
+from memsheet.frozen import NamedTuple
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets
 from memsheet.plan.defaults import NEEDS_WEIGHTS
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.workload import Training
 from memsheet.questions.sized_models import BY_SIZE
-from memsheet.questions.stand_ins import stood_in
 from memsheet.units import format_bytes
+
+with late_functions(__name__):
+    from memsheet.questions.stand_ins import stood_in
+
 
 UNACCOUNTED = late_pattern(r"\bnot (?:modelled|recorded)\b|the host one by one")
 """What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""

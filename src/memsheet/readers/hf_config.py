@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import InputError, input_error, nearest_words
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
-from memsheet.readers.recorded import model_from_recording
 from memsheet.readers.registry import FAMILIES
 from memsheet.readers.rope_lengths import scaled_positions, windows_rotate_apart
-from memsheet.recording import Recording
+
+with late_functions(__name__):
+    from memsheet.readers.recorded import model_from_recording
+
 
 AHEAD = {"qwen3_next": 1}
 """Layers for further tokens that a family's checkpoints have where the config does not say (``READ_IN``)."""
@@ -30,8 +33,11 @@ class Config:
     source: Source
 
 
-Recorder = Callable[[Mapping[str, Any]], Recording]
-"""Puts a model's own code on record, of its config."""
+if TYPE_CHECKING:
+    from memsheet.recording import Recording
+
+    Recorder = Callable[[Mapping[str, Any]], Recording]
+    """Puts a model's own code on record, of its config."""
 
 
 def read_hf_config(

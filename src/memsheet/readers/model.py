@@ -9,21 +9,24 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from memsheet.errors import InputError, input_error, nearest_words, printable_line
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
 from memsheet.plan.model import ModelSpec, Source
-from memsheet.readers.hf_config import Config, Recorder, read_hf_config
+from memsheet.readers.hf_config import Config, read_hf_config
 from memsheet.readers.modelopt import BESIDE
 
 __all__ = ["Catalog", "Config", "find_config", "read_model"]
 
 ADAPTERS_DEEP = 3
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from memsheet.catalog.name_forms import AskedName
+    from memsheet.readers.hf_config import Recorder
 
 _SUFFIXES = (".json", ".gguf", ".safetensors")
 
@@ -66,20 +69,20 @@ def find_config(
         return _from_gguf_header(text["gguf"])
     if isinstance(text, Mapping):
         return Config(text, _config_model_name(text), Source(kind="dict"))
-    if not isinstance(text, str | Path):
+    if not isinstance(text, str | PathLike):
         raise input_error(
             "model",
             text,
             "is neither a name, a path nor a configuration",
             "`memsheet models` lists the bundled names",
         )
-    if isinstance(text, Path) or _is_path(text):
-        return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
+    if not isinstance(text, str) or _is_path(text):
+        return _from_path(_path_of(text))
     entry = catalog(text)
     if entry is not None and not entry.get("assumed"):
         return _from_entry(entry, text)
-    if is_folder(Path(text)) or is_file(Path(text)):
-        return _from_path(Path(text))
+    if _is_on_disk(text):
+        return _from_path(_path_of(text))
     return _from_hub_name(text, entry, Lookup(catalog, tuple(names)))
 
 
@@ -180,10 +183,24 @@ def _is_path(text: str) -> bool:
     """Whether a file or a folder is meant. The address of a file on a hub ends like one, too."""
     if text.startswith((".", "/", "~", os.sep)):
         return True
-    there = is_file(Path(text)) or is_folder(Path(text))
+    there = _is_on_disk(text)
     if text.endswith(_SUFFIXES):
         return there or not _is_hub_file(text)
     return there and ("/" in text or os.sep in text)
+
+
+def _is_on_disk(text: str) -> bool:
+    """Whether there is a file or a folder of that name, as pathlib reads it, which a name alone is not worth
+    loading for.
+    """
+    name = text.rstrip(f"/{os.sep}") or text[:1] or os.curdir
+    return is_file(name) or is_folder(name)
+
+
+def _path_of(text: str | PathLike[str]) -> Path:
+    from pathlib import Path
+
+    return Path(text).expanduser() if _has_home(text) else Path(text)
 
 
 def _is_hub_file(text: str) -> bool:
@@ -197,7 +214,7 @@ def _parts_of_name(text: str) -> AskedName | None:
     return parse_model_name(text, endpoint=os.environ.get("HF_ENDPOINT", ""))
 
 
-def _has_home(text: str | Path) -> bool:
+def _has_home(text: str | PathLike[str]) -> bool:
     """Only a plain ``~``: another user's home may not exist."""
     return str(text) == "~" or str(text).startswith(("~/", f"~{os.sep}"))
 
@@ -262,6 +279,8 @@ def _from_gguf_header(held: Any) -> ModelSpec:
     @contextmanager
     def opened(_: Path) -> Iterator[tuple[BinaryIO, int]]:
         yield BytesIO(header + bytes(max(0, min(size - len(header), AHEAD)))), size
+
+    from pathlib import Path
 
     return model_from_gguf(Path(Path(name).name or "model.gguf"), opened, lambda _: False)
 

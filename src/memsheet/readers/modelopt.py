@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from memsheet.late import late_functions
 from memsheet.plan.model import StoredQuantization
 from memsheet.readers.fields import Fields
-from memsheet.readers.stored_cache import cache_scheme
+
+with late_functions(__name__):
+    from memsheet.readers.stored_cache import cache_scheme
+
 
 BESIDE = "hf_quant_config.json"
 HEAD = ("lm_head",)

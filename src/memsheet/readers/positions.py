@@ -5,8 +5,8 @@ positions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
+from memsheet.frozen import NamedTuple
 from memsheet.readers.fields import Fields
 
 

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from memsheet.late import late_functions
 from memsheet.plan.engine_registry import pool_servers
 from memsheet.plan.model import StoredQuantization
 from memsheet.readers.fields import Fields
-from memsheet.readers.modelopt import read_modelopt
-from memsheet.readers.stored_cache import cache_scheme
+
+with late_functions(__name__):
+    from memsheet.readers.modelopt import read_modelopt
+
+with late_functions(__name__):
+    from memsheet.readers.stored_cache import cache_scheme
+
 
 HEAD = ("lm_head",)  # what the methods leave alone when a config lists no modules of its own
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from memsheet.allocator import Settings, settings_from
+from memsheet.allocator.conf import settings_from
 from memsheet.allocator.recorded import ALLOC, FREED, GIVEN, TAKEN, Event, Recorded
+from memsheet.allocator.settings import Settings
 from memsheet.errors import input_error
 from memsheet.guard import read_bytes
 from memsheet.readers.record import parse_packed

@@ -7,6 +7,7 @@ from typing import Any
 
 from memsheet.errors import InputError, Problem, raise_if_problems
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.check import Request, check_request, flatten_document
 from memsheet.plan.contradictions import contradiction_problems
 from memsheet.plan.defaults import OTHER_TASK, UNMODELLED
@@ -32,11 +33,9 @@ from memsheet.plan.plan import (
     Plan,
 )
 from memsheet.plan.workload import KvCache, Serving
-from memsheet.resolve.adapters import adapter_of, in_base_dtype
 from memsheet.resolve.cache import kv_dtype_of
 from memsheet.resolve.lora import served_adapters_of
 from memsheet.resolve.mesh import mesh_of, mesh_product, resharding_of, zero_stage_of
-from memsheet.resolve.optimizer import optimizer_of
 from memsheet.resolve.options import optional_plan_fields
 from memsheet.resolve.pipeline import (
     layers_per_stage_of,
@@ -47,7 +46,6 @@ from memsheet.resolve.pipeline import (
 from memsheet.resolve.precision import check_in_backward, check_moments, precision_of
 from memsheet.resolve.quantization import quantization_of, tell_dequantized
 from memsheet.resolve.recompute import recompute_of
-from memsheet.resolve.recorded_serving import check_recorded_serving
 from memsheet.resolve.serving import (
     attention_of,
     check_decodes,
@@ -60,6 +58,11 @@ from memsheet.resolve.speculative import speculative_of
 from memsheet.resolve.version import check_version
 from memsheet.resolve.without_effect import check_effects
 from memsheet.resolve.workload import max_model_len_of, sequences_of, training_of
+
+with late_functions(__name__):
+    from memsheet.resolve.adapters import adapter_of, in_base_dtype
+    from memsheet.resolve.optimizer import optimizer_of
+    from memsheet.resolve.recorded_serving import check_recorded_serving
 
 
 @dataclass(frozen=True, slots=True)

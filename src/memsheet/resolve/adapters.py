@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from memsheet.frozen import replace
-from memsheet.plan.adapter_targets import norms_of, targets_of
+from memsheet.late import late_functions
 from memsheet.plan.defaults import RANKLESS
 from memsheet.plan.dtypes import FP32, DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import Adapter, AdapterKind
+
+with late_functions(__name__):
+    from memsheet.plan.adapter_targets import norms_of, targets_of
 
 
 def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -> Adapter | None:

@@ -7,14 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import gcd
 
+from memsheet.late import late_functions
 from memsheet.plan.check import Request
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Moe
 from memsheet.plan.plan import Mesh
 from memsheet.resolve.attention import MESH, attention_groups, check_groups
-from memsheet.resolve.cut import cut_hint, rest_over
 from memsheet.resolve.serving import experts_split
+
+with late_functions(__name__):
+    from memsheet.resolve.cut import cut_hint, rest_over
+
 
 NOT_THE_PRODUCT = "is not the mesh's product"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan import dtypes
 from memsheet.plan.defaults import (
     ADAPTER_PRECISION,
@@ -28,7 +29,9 @@ from memsheet.plan.plan import (
     Precision,
 )
 from memsheet.plan.workload import Training
-from memsheet.resolve.adapters import in_base_dtype
+
+with late_functions(__name__):
+    from memsheet.resolve.adapters import in_base_dtype
 
 
 def precision_of(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from memsheet.late import late_functions
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh
 from memsheet.plan.workload import Training
-from memsheet.resolve.length import check_length, derived_max_length
 from memsheet.resolve.pipeline import global_batch_of
 from memsheet.resolve.serving import check_positions
+
+with late_functions(__name__):
+    from memsheet.resolve.length import check_length, derived_max_length
+
 
 UNKNOWN_LENGTH = 4096
 """Tokens of a sequence where neither the question nor the model says how many: what Llama 2 was trained on

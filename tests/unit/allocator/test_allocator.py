@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 
-from memsheet.allocator import (
-    Replay,
-    Settings,
-    replay_timeline,
-    settings_from,
-    slack_item,
-    slack_within,
-    smallest_capacity,
-    with_slack,
-)
-from memsheet.allocator.settings import INTERVALS, block_bytes, segment_bytes
+from memsheet.allocator.capacity import smallest_capacity
+from memsheet.allocator.conf import settings_from
+from memsheet.allocator.replay import Replay, replay_timeline
+from memsheet.allocator.settings import INTERVALS, Settings, block_bytes, segment_bytes
+from memsheet.allocator.slack import slack_item, slack_within, with_slack
 from memsheet.errors import InputError
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item
 from memsheet.timeline import Mark, Storage, Timeline, sheet_of

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from golden.catalog_tables import TABLES
 from memsheet import catalog
 from memsheet.catalog.names import bundled_entry, canonical_names
 from memsheet.catalog.spellings import device_key, family_and_size
@@ -127,6 +128,13 @@ def test_index_says_what_the_files_say():
 def test_canonical_spellings_are_those_of_the_index():
     """`make regold` writes them again."""
     assert list(catalog.canonical_index().items()) == list(canonical_names().items())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_those_of_their_toml(name: str):
+    """`make regold` writes them again."""
+    toml = (Path(catalog.__file__).parent / f"{name}.toml").read_text(encoding="utf-8")
+    assert catalog._catalog_table(name) == tomllib.loads(toml)
 
 
 def test_rows_say_what_the_configurations_come_to():

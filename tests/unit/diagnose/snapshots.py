@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from memsheet.allocator import Settings
+from memsheet.allocator.settings import Settings
 from memsheet.report.json.memory_viewer import memory_snapshot
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Timeline

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.diagnose.corpus import modern
 from tests.unit.diagnose.snapshots import LAYERS, WEIGHTS, as_torch_has_it, pickled, pieces, steps
 
-from memsheet.allocator import Settings
+from memsheet.allocator.settings import Settings
 from memsheet.cli import main
 from memsheet.diagnose.message import NO, YES, Cause
 from memsheet.diagnose.snapshot.categories import stack_meaning

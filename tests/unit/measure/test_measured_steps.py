@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import memsheet
-from memsheet.allocator import Settings, replay_timeline
+from memsheet.allocator.replay import replay_timeline
+from memsheet.allocator.settings import Settings
 from memsheet.allocator.steps import replay_steps
 from memsheet.cli import main
 from memsheet.errors import InputError

@@ -7,11 +7,10 @@ with stacks an allocation without one is backward's.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from memsheet.diagnose.signs import BACKWARD, FRAMES, GATHER, LOGITS, RECOMPUTED, STATES, WEIGHTS
 from memsheet.diagnose.signs import Frame as Known
 from memsheet.diagnose.snapshot.history import Frame
+from memsheet.frozen import NamedTuple
 from memsheet.sheet import Component, Instant
 
 INPUTS = Known("inputs", "batch", "the batch that is fed")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from memsheet.diagnose.snapshot.held import (
     Group,
     Live,
@@ -24,7 +22,7 @@ from memsheet.diagnose.snapshot.what_if import (
     replay_recorded,
     room_bytes,
 )
-from memsheet.frozen import dataclass
+from memsheet.frozen import NamedTuple, dataclass
 from memsheet.sheet import Component, Instant
 
 EXPANDABLE = "expandable_segments:True"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from memsheet.diagnose.snapshot.categories import Meaning, stack_meaning
 from memsheet.diagnose.snapshot.history import (
@@ -16,7 +15,7 @@ from memsheet.diagnose.snapshot.history import (
     SHRINKS,
     History,
 )
-from memsheet.frozen import dataclass
+from memsheet.frozen import NamedTuple, dataclass
 from memsheet.sheet import Component, Instant
 
 UNKNOWN = Component.UNEXPLAINED.value

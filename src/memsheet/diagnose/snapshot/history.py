@@ -10,11 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from memsheet.allocator import Settings, settings_from
+from memsheet.allocator.conf import settings_from
+from memsheet.allocator.settings import Settings
 from memsheet.errors import InputError, input_error
-from memsheet.frozen import dataclass, field
+from memsheet.frozen import NamedTuple, dataclass, field
 from memsheet.guard import parse_json
 from memsheet.guard.pickled import is_pickle, parse_pickle
 from memsheet.readers.record import GZIP, parse_packed

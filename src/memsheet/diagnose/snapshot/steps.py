@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from memsheet.arith import fitted_line
 from memsheet.diagnose.snapshot.held import Meanings, Run
 from memsheet.diagnose.snapshot.history import ALLOC
+from memsheet.frozen import NamedTuple
 from memsheet.sheet import Instant
 
 LEAST, MOST = 4, 32

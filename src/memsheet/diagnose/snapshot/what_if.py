@@ -8,14 +8,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
-from memsheet.allocator import Settings
 from memsheet.allocator.blocks import BUSY, Block, Pool, split_block
 from memsheet.allocator.caching import allocate_block, free_block, play_requests
 from memsheet.allocator.memory import release_all
 from memsheet.allocator.plain_loop import has_plain_segments, play_plain_segments
-from memsheet.allocator.settings import SMALL, SMALL_SEGMENT, block_bytes
+from memsheet.allocator.settings import SMALL, SMALL_SEGMENT, Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.diagnose.snapshot.held import Run, live_at
 from memsheet.diagnose.snapshot.history import (
@@ -27,7 +25,7 @@ from memsheet.diagnose.snapshot.history import (
     SEGMENT_FREE,
     SHRINKS,
 )
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import NamedTuple, dataclass, replace
 from memsheet.units import MIB
 
 SPLITS = (512 * MIB, 128 * MIB, 32 * MIB)

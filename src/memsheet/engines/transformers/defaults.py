@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from memsheet.engines.shared.adapter_room import adapter_dtype, loaded_adapters
 from memsheet.engines.transformers.facts import ENGINE
-from memsheet.plan.adapter_targets import targets_of
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import Mesh, Precision, ServedAdapters
 from memsheet.plan.verified_families import TP_EXPERTS_ONLY, TP_PLANS
+
+with late_functions(__name__):
+    from memsheet.engines.shared.adapter_room import adapter_dtype, loaded_adapters
+    from memsheet.plan.adapter_targets import targets_of
 
 
 def _check_mesh(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:

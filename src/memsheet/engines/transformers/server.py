@@ -9,7 +9,6 @@ from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.transformers.all_logits import prompt_logits_bytes
 from memsheet.engines.transformers.assisted import assistant_facts, assistant_items
 from memsheet.engines.transformers.peft_lora import branch_item, peft_items
-from memsheet.engines.transformers.recorded_steps import recorded_step_bytes, recorded_working_items
 from memsheet.engines.transformers.untied_table import untied_bytes
 from memsheet.engines.transformers.widest_layer import (
     Work,
@@ -25,6 +24,7 @@ from memsheet.formulas.serving.drafts import verified_tokens, with_draft
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
@@ -35,6 +35,10 @@ from memsheet.plan.verified_families import TP_LATENT
 from memsheet.recording import ENCODER_DECODER
 from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
+
+with late_functions(__name__):
+    from memsheet.engines.transformers.recorded_steps import recorded_step_bytes, recorded_working_items
+
 
 MOST = 2**62
 LENGTHS = (1024, 4096, 8192, 32768, 131072)

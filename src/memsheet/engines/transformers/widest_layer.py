@@ -11,13 +11,13 @@ from memsheet.formulas.model_code.transformers.chosen_kernels import block_numer
 from memsheet.formulas.model_code.transformers.code import block_axes
 from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
-from memsheet.formulas.operators.blocks import activation_elements, channels
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token
 from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import evaluate_tape
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BOOL, FP32, DType
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import (
@@ -40,6 +40,10 @@ from memsheet.plan.verified_families import TP_LATENT
 from memsheet.plan.workload import PassShape
 from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
+
+with late_functions(__name__):
+    from memsheet.formulas.operators.blocks import activation_elements, channels
+
 
 DEQUANTIZED = ("nf4", "fp4", "int8", "int4", "awq", "gptq")
 """Formats whose kernels may write a matrix in the compute dtype before they multiply by it (bitsandbytes

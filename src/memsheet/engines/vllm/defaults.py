@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from memsheet.engines.vllm.adapter_room import vllm_adapters
 from memsheet.engines.vllm.blocks import check_blocks
 from memsheet.engines.vllm.options import VllmOptions
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP8_E5M2, DType
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Precision
+
+with late_functions(__name__):
+    from memsheet.engines.vllm.adapter_room import vllm_adapters
+
 
 GROUPS_SINCE = (0, 8)
 """``--data-parallel-size`` (v0.8.5 engine/arg_utils.py:161; v0.7.3 has none)."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from memsheet.engines.vllm.drafting import DRAFTING
 from memsheet.engines.vllm.library_code import LIBRARY_CODE
-from memsheet.engines.vllm.old_cards import refuses_eight_bits
 from memsheet.engines.vllm.releases import Release, Sampler, Shown
 from memsheet.engines.vllm.served_since import SERVED_SINCE
+from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
@@ -22,6 +22,10 @@ from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimi
 from memsheet.plan.speculative import version_of
 from memsheet.sheet import FromCode
 from memsheet.units import GIB
+
+with late_functions(__name__):
+    from memsheet.engines.vllm.old_cards import refuses_eight_bits
+
 
 V0: dict[str, Any] = {
     "memory_fraction": 0.9, "sampler": Sampler.SORTED, "window_pages": False, "chunked": False, "sized_by_card": False, "lines": "v0",

@@ -18,8 +18,8 @@ from memsheet.engines.vllm.releases import Release
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements, state_elements
 from memsheet.formulas.serving.sparse_index import index_token_bytes, served_token_bytes
-from memsheet.formulas.serving.states import convolution_elements, served_state
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import (
     Attention,
@@ -33,6 +33,10 @@ from memsheet.plan.model import (
 )
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED, PAGED_SERVER_CODE, formula
+
+with late_functions(__name__):
+    from memsheet.formulas.serving.states import convolution_elements, served_state
+
 
 STATE_ALIGNMENT, LATENT_ALIGNMENT, GATED_ALIGNMENT, NEAR = 16, 128, 64, 1.5
 """Tokens that attention's block is a multiple of beside recurrent states (v0.11.0

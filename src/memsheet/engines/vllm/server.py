@@ -16,7 +16,6 @@ from memsheet.engines.vllm.capacity import (
     shared_blocks,
 )
 from memsheet.engines.vllm.cut_blocks import refuses_cut_block
-from memsheet.engines.vllm.deepep import fixed_buffer_bytes
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.given_pool import checked_bytes, pool_bytes, pool_flag
 from memsheet.engines.vllm.graphs import driver_note, graph_items, largest_recorded
@@ -52,12 +51,17 @@ from memsheet.formulas.serving.loaded import RESTS, loaded_items, loaded_tensors
 from memsheet.formulas.serving.recorded_serving import recorded_serving_notes
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
+from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, sum_byte_ranges
+
+with late_functions(__name__):
+    from memsheet.engines.vllm.deepep import fixed_buffer_bytes
+
 
 LOADED = (Instant.LOAD,)
 RUNNING = (Instant.PREFILL, Instant.DECODE)

@@ -7,12 +7,18 @@ Lines are of deepspeedai/DeepSpeedExamples at 45b4b71, applications/DeepSpeed-Ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import row_of
+from memsheet.late import late_functions
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 DEEPSPEED = find_format("deepspeed")
 VERSION = "DeepSpeed-Chat"  # of DeepSpeedExamples 45b4b71

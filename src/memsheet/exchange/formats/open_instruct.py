@@ -8,14 +8,20 @@ transformers' code is told by its script.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainer_script import SCRIPT
 from memsheet.exchange.shared.trainers import parse_switch, row_of, uniform_precision_keys, with_master
+from memsheet.late import late_functions
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 TRANSFORMERS = find_format("transformers")
 VERSION = "open-instruct"  # of its commit e6c3044

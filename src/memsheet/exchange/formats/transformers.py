@@ -5,7 +5,7 @@ script's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
@@ -26,7 +26,6 @@ from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, W
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.own_settings import own_settings
 from memsheet.exchange.shared.peft_configs import READ, USUAL_RANK, trains_beside
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
 from memsheet.exchange.shared.trainer_script import (
@@ -52,8 +51,15 @@ from memsheet.exchange.shared.trainer_script import (
     without_own_fields,
 )
 from memsheet.exchange.shared.trainers import with_master
+from memsheet.late import late_functions
 from memsheet.plan.library_defaults import own_default
 from memsheet.sheet import Instant
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 VERSION = "transformers 5.23.0"
 CHUNKED, PIECE, EIGHTHS = "chunked_nll", 256, 8

@@ -8,7 +8,7 @@ supervised fine-tuning keeps further models or several sequences, and is told by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
@@ -16,7 +16,6 @@ from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.keys_of_methods import OF_OTHER_METHODS
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.row_lengths import both_parts
@@ -24,7 +23,14 @@ from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, SCRIPT, SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, own_default
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 TRANSFORMERS = find_format("transformers")
 VERSION = "TRL 1.10.0.dev0"  # of its commit f2cd577, under trl

@@ -14,11 +14,15 @@ from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.serve_command import Command
-from memsheet.exchange.shared.serve_releases import vllm_of
 from memsheet.exchange.shared.serve_script import DEMO_MODULE, ENGINE_MODULE, OFFLINE_MODULE
 from memsheet.exchange.shared.serve_script import VERSION as RELEASE
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.serve_releases import vllm_of
+
 
 VERSION = "vLLM 0.33.0"
 CONFIG = "--config"

@@ -6,38 +6,38 @@ told by accounting the plan with it. ``stops``: the engine refuses the file, so 
 
 from __future__ import annotations
 
-from memsheet.exchange.mistakes.batch_scripts import BATCH_SCRIPTS
+from functools import cache
+from importlib import import_module
+
 from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
-from memsheet.exchange.mistakes.files import FILES
-from memsheet.exchange.mistakes.loops import LOOPS
-from memsheet.exchange.mistakes.megatron import MEGATRON
-from memsheet.exchange.mistakes.plans import PLANS
-from memsheet.exchange.mistakes.scripts import SCRIPTS
-from memsheet.exchange.mistakes.serving import SERVING
 from memsheet.exchange.mistakes.serving_pool import cache_bytes
-from memsheet.exchange.mistakes.shape import SHAPE
-from memsheet.exchange.mistakes.stored import STORED
-from memsheet.exchange.mistakes.trainer import TRAINER
-from memsheet.exchange.mistakes.values import VALUES
-from memsheet.exchange.mistakes.zero import ZERO
 from memsheet.exchange.shared.file_format import KEYWORDS, MORE
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.frozen import replace
 
-TRAINING = (*FILES, *BATCH_SCRIPTS, *VALUES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS, *LOOPS)
-RULES = (*TRAINING, *SERVING, *STORED)
-SERVED = (*FILES, *VALUES, *SERVING, *STORED)
-"""Those for a server's command; the others are of training."""
+TRAINING = (
+    "files", "batch_scripts", "values", "plans", "zero", "megatron", "trainer", "shape", "scripts", "loops",
+)  # fmt: skip
+"""Modules of this folder whose rules are of training."""
+SERVED = ("files", "values", "serving", "stored")
+"""Those of a server's command."""
 SHARE_WORTH_TELLING = 20
 """A cure is told where it frees at least one in so many bytes of a rank."""
+
+
+@cache
+def rules_of_kind(name: str) -> tuple[Rule, ...]:
+    """The rules of a module of this folder, which is loaded for what it is asked of."""
+    found: tuple[Rule, ...] = getattr(import_module(f"memsheet.exchange.mistakes.{name}"), name.upper())
+    return found
 
 
 def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule, Found], ...]:
     """Every mistake that is found, those that stop the job first, then by what the cure frees.
     ``beyond_alone``: only those whose bytes are not in the sheet, which a verdict needs.
     """
-    known: tuple[Rule, ...] = SERVED if case.request.get("task") == "infer" else TRAINING
-    rules = [rule for rule in known if rule.beyond or not beyond_alone]
+    known = SERVED if case.request.get("task") == "infer" else TRAINING
+    rules = [rule for name in known for rule in rules_of_kind(name) if rule.beyond or not beyond_alone]
     whole = not case.together.script and not absent_files(case.reads)
     found = [
         (rule, _with_saved_bytes(case, _without_unsure_stop(case, one, any_reader=rule.any_reader)))
@@ -82,4 +82,4 @@ def _saves_enough(case: Case, found: Found) -> bool:
     )
 
 
-__all__ = ["RULES", "SERVED", "TRAINING", "Case", "Found", "Rule", "find_mistakes"]
+__all__ = ["SERVED", "TRAINING", "Case", "Found", "Rule", "find_mistakes", "rules_of_kind"]

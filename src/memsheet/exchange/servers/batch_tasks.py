@@ -9,14 +9,18 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.device_labels import least_cards
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.launched_script import PYTHON, Launch, script_launches
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
 from memsheet.exchange.shared.slurm_environment import submitted_variables
 from memsheet.exchange.shared.visible_cards import DIRECTIVES, EACH_NODE, ELSEWHERE
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.device_labels import least_cards
+
 
 ACCELERATORS, COUNT = "resources.accelerators", "SKYPILOT_NUM_GPUS_PER_NODE"
 _DIRECTIVE = late_pattern(r"^#SBATCH.*\n", re.MULTILINE)

@@ -9,9 +9,13 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.shell_text import ShellScript
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import flags_of
+
 
 METHODS = ("infer", "deploy", "app", "eval", "sample", "rollout")
 VLLM, SGLANG = "vllm", "sglang"

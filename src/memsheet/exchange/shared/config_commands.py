@@ -5,10 +5,15 @@ accelerate's configurations that TRL brings along.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from memsheet.exchange.shared.flag_words import flags_of, plain_value
+from memsheet.frozen import NamedTuple
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import flags_of, plain_value
+
 
 FACTORY, FACTORY_FILE = "llamafactory-cli", "llamafactory-cli train"
 """LLaMA-Factory's command, and where the YAML stands that it is given (hiyouga/LLaMA-Factory ff6d4d1

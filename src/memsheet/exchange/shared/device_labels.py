@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from memsheet.catalog import find_device, rented_cards
 from memsheet.errors import InputError
+from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 
 LABELS = (

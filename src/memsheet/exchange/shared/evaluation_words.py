@@ -8,9 +8,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.frozen import dataclass
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import flags_of
+
 
 HARNESS, LIGHT = "lm_eval", "lighteval"
 ENGINES_OF_LIGHT = ("vllm", "sglang", "accelerate")

@@ -10,12 +10,15 @@ else says the key. *Values* are what stands in a file, by dotted places (``zero_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
-from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.frozen import dataclass, field
 from memsheet.sheet import Instant
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+
 
 Values = Mapping[str, Any]
 AUTO = "auto"

@@ -23,7 +23,6 @@ from memsheet.exchange.shared.config_commands import (
     tune_command,
 )
 from memsheet.exchange.shared.evaluation_words import PLAIN, EvaluatedModel, model_arguments
-from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.python_switches import last_switch_index
 from memsheet.exchange.shared.serve_script import (
@@ -32,7 +31,12 @@ from memsheet.exchange.shared.serve_script import (
     split_line_commands,
 )
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import flags_of
+
 
 TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, TRL = "torchrun", "accelerate", "deepspeed", "python", "trl"
 FACTORY_NAMES = (FACTORY, "lmf")

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import MORE
-from memsheet.exchange.shared.flag_words import plain_value
 from memsheet.exchange.shared.peft_configs import USUAL_RANK
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
+from memsheet.frozen import NamedTuple
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.config_references import with_references
+    from memsheet.exchange.shared.flag_words import plain_value
+
 
 OF_OWN_SCRIPT = "that its script has"
 """How what a file of people's own leaves open begins: its script takes any key."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_module import Module
 from memsheet.exchange.shared.script_flags import known_flags
+from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 
 ROLES: Mapping[str, tuple[str, ...]] = {

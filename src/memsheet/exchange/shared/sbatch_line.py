@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from memsheet.errors import input_error
 from memsheet.exchange.shared.slurm_environment import LONG
+from memsheet.frozen import NamedTuple
 
 DIRECTIVE = "#SBATCH"
 SWITCHES = frozenset({

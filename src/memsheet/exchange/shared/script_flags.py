@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.python_module import Module, attribute_path
+from memsheet.frozen import NamedTuple
 
 PARSES = (
     "parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "parse",

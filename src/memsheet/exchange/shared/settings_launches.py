@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.flag_words import plain_value
-from memsheet.exchange.shared.started_programs import started_programs
+from memsheet.frozen import NamedTuple
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import plain_value
+    from memsheet.exchange.shared.started_programs import started_programs
+
 
 MENTIONS = re.compile(r"--config(?:_path|_name)?[ =]|\brun_\w+\.py\b")
 """Whether a text may start one."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
+from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 
 DEEPEST = 12

@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.shell_text import ShellScript
+from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 
 READ_INTO = late_pattern(

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 from memsheet.arith import Count
 from memsheet.errors import Problem, input_error
-from memsheet.formulas.graph_captures import Captured
 from memsheet.formulas.model_code.shared_tables import LetGo
-from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.evaluate import NOTHING, Beside
 from memsheet.formulas.tapes.graph import Joined, Tensor
-from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
@@ -26,6 +24,13 @@ from memsheet.plan.engine_registry import engine_module, engine_of, find_engine
 from memsheet.plan.model import Block, Embeddings, Head, ModelSpec, Norm, Weight
 from memsheet.plan.plan import Loss, Plan
 from memsheet.plan.workload import PassShape, Training
+
+if TYPE_CHECKING:
+    from memsheet.formulas.graph_captures import Captured
+
+if TYPE_CHECKING:
+    from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.recorder import Recorder
 
 
 def _as_it_is(spec: ModelSpec, _: Plan) -> ModelSpec:

@@ -12,12 +12,12 @@ from memsheet.arith import Count, agreed
 from memsheet.errors import Problem, input_error
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.numerics import RunConfig, casts_arguments
-from memsheet.formulas.recorded_lengths import side_words
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.evaluate import terms_bytes
 from memsheet.formulas.tapes.recorded import layer_tape, tape_of_pass
 from memsheet.formulas.tapes.tape import Shape, Tape
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType
 from memsheet.plan.model import Block, ModelSpec
 from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
@@ -32,6 +32,10 @@ from memsheet.recording import (
     Recording,
 )
 from memsheet.sheet import Component
+
+with late_functions(__name__):
+    from memsheet.formulas.recorded_lengths import side_words
+
 
 PRECISIONS: dict[tuple[DType, DType | None], str] = {
     (FP32, None): "fp32",

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from memsheet.arith import Count, ceil_div
-from memsheet.formulas.operators.attention import head_width
 from memsheet.formulas.operators.operator import (
     TRAFFIC,
     Cut,
@@ -16,6 +15,7 @@ from memsheet.formulas.operators.operator import (
     product_operator,
 )
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.model import (
     Arrangement,
     Attention,
@@ -36,6 +36,10 @@ from memsheet.plan.model import (
     Weight,
 )
 from memsheet.references import MAMBA, MEGATRON_TP, PAGED_SERVER_CODE, formula
+
+with late_functions(__name__):
+    from memsheet.formulas.operators.attention import head_width
+
 
 NOTHING_JOINED: frozenset[str] = frozenset()
 INPUTS = "inputs"

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import NamedTuple
 
 from memsheet.formulas.pipeline import STEADY, interleaved_order
 from memsheet.formulas.replay.order import Run, Told
 from memsheet.formulas.replay.script import Played, play_backward
 from memsheet.formulas.sharding.distributed_optimizer import state_ranks
 from memsheet.formulas.tapes.tape import Event
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan
@@ -183,3 +182,6 @@ class GradientBuffers(Run):
             each = self.told.buffers.moments // MOMENTS
             self.states = [self._take_part(each, one) for one in self.parts for _ in range(MOMENTS)]
         self.script.give([self.script.take(self.told.stepping)])
+
+
+RUN = GradientBuffers

@@ -317,3 +317,6 @@ class FetchedTensors(Partitioned):
             self.step_flat(elements, fresh=fresh)
             script.give([flat])
         self._gather_persistent()
+
+
+RUN = FetchedTensors

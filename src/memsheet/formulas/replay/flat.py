@@ -227,3 +227,6 @@ class FlatUnits(Run):
                 found += [(one, min(left, int(one.elements)))] if left > 0 else []
                 left -= int(one.elements)
         return found
+
+
+RUN = FlatUnits

@@ -308,3 +308,6 @@ class GatheredUnits(Run):
         if self.reducing is not None:
             self.script.give((self.reducing,))
             self.reducing = None
+
+
+RUN = GatheredUnits

@@ -5,7 +5,7 @@ stage's parts, and what the optimizer makes. How parameters and gradients are ke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group, StageLayers
@@ -27,7 +27,7 @@ from memsheet.formulas.states.optimizers import (
     optimizer_work,
 )
 from memsheet.formulas.tapes.evaluate import Part
-from memsheet.frozen import dataclass, field
+from memsheet.frozen import NamedTuple, dataclass, field
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import Plan, depends_on_routing
 

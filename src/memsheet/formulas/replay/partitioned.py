@@ -272,3 +272,6 @@ class Partitioned(Run):
             self.accumulated = None
         self.step_flat(self.shard, fresh=not self.states)
         script.give([flat])
+
+
+RUN = Partitioned

@@ -14,18 +14,22 @@ from memsheet.formulas.pipeline import layers_of_stage, stage_model
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay.order import THREADS, Buffers, Told
 from memsheet.formulas.replay.steps import Reserved
-from memsheet.formulas.sharding.distributed_optimizer import DUMMY_WGRAD, layer_matrix_shapes
 from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights
+from memsheet.formulas.sharding.resident_state import DUMMY_WGRAD
 from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
 from memsheet.formulas.states.held import Held, held_tensors
 from memsheet.formulas.states.optimizers import head_elements
 from memsheet.formulas.states.params import fold_path_indices
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
+
+with late_functions(__name__):
+    from memsheet.formulas.sharding.distributed_optimizer import layer_matrix_shapes
 
 FLUSHES = (
     (

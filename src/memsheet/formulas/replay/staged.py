@@ -171,3 +171,6 @@ class StagedUnits(GatheredUnits):
     def _reduce_unit(self, placed: Placed) -> None:
         self.reshard(placed)
         self.reduce_whole(placed.unit, self.unreduced.pop(id(placed)))
+
+
+RUN = StagedUnits

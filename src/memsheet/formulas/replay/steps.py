@@ -4,35 +4,29 @@ rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping
+from functools import cache
+from importlib import import_module
 
 from memsheet.allocator.settings import Settings
 from memsheet.allocator.whole_script import play_whole_script
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.replay.buffers import GradientBuffers
-from memsheet.formulas.replay.fetched import FetchedTensors
-from memsheet.formulas.replay.flat import FlatUnits
-from memsheet.formulas.replay.gathered import GatheredUnits
 from memsheet.formulas.replay.order import THREADS, Run, Told
-from memsheet.formulas.replay.partitioned import Partitioned
 from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
-from memsheet.formulas.replay.staged import StagedUnits
-from memsheet.formulas.replay.whole import WholeModel
-from memsheet.frozen import dataclass
+from memsheet.frozen import NamedTuple, dataclass
 from memsheet.plan.engine import Sharding
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
 
-RUNS: Mapping[Sharding, tuple[type[Run], ...]] = {
-    Sharding.PER_PARAMETER_SHARDS: (GatheredUnits, StagedUnits),
-    Sharding.REPLICATED: (WholeModel,),
-    Sharding.DISTRIBUTED_OPTIMIZER: (GradientBuffers,),
-    Sharding.PARTITIONED: (Partitioned, FetchedTensors),
-    Sharding.FLAT_SHARDS: (FlatUnits,),
+RUNS: Mapping[Sharding, tuple[str, ...]] = {
+    Sharding.PER_PARAMETER_SHARDS: ("gathered", "staged"),
+    Sharding.REPLICATED: ("whole",),
+    Sharding.DISTRIBUTED_OPTIMIZER: ("buffers",),
+    Sharding.PARTITIONED: ("partitioned", "fetched"),
+    Sharding.FLAT_SHARDS: ("flat",),
 }
-"""Ways of dividing states whose steps can be played."""
+"""Ways of dividing states whose steps can be played, and the modules of this folder that write them."""
 
 REPLAYED = Derived(
     "replay of the step's own allocations, in their order and streams, through the caching allocator's "
@@ -100,7 +94,7 @@ def replay_within_room(script: Script, start: int, settings: Settings, room: int
     return _remember_replay(key, room if found.flushes else None, found)
 
 
-def _remember_replay(key: bytes, room: int | None, found: Replayed) -> Replayed:
+def _remember_replay(key: Hashable, room: int | None, found: Replayed) -> Replayed:
     """``room``: the one that it took another course in, None for what happens wherever there is enough."""
     _replayed.pop((key, room), None)
     _replayed[key, room] = found
@@ -111,7 +105,7 @@ def _remember_replay(key: bytes, room: int | None, found: Replayed) -> Replayed:
 
 REMEMBERED = 64
 """Scripts: a question asks for the same ones again, on other cards and beside its changes."""
-_replayed: dict[tuple[bytes, int | None], Replayed] = {}
+_replayed: dict[tuple[Hashable, int | None], Replayed] = {}
 
 
 def script_of_steps(
@@ -212,10 +206,17 @@ APART = 0.005
 
 def is_equal_step_replayable(plan: Plan, sharding: Sharding) -> bool:
     """Whether the plan's step can be written as a script."""
-    return any(run.plays(plan) for run in RUNS.get(sharding, ()))
+    return any(_run_named(name).plays(plan) for name in RUNS.get(sharding, ()))
 
 
 def _run_of(plan: Plan, sharding: Sharding) -> type[Run]:
     """The first that plays a plan; the last where none does."""
-    runs = RUNS[sharding]
+    runs = [_run_named(name) for name in RUNS[sharding]]
     return next((run for run in runs if run.plays(plan)), runs[-1])
+
+
+@cache
+def _run_named(name: str) -> type[Run]:
+    """Of a module of this folder, loaded where it is asked for."""
+    found: type[Run] = import_module(f"memsheet.formulas.replay.{name}").RUN
+    return found

@@ -92,3 +92,6 @@ def bucket_sizes(gradients: Sequence[int]) -> list[int]:
             found.append(held)
             held, most = 0, BUCKET
     return [*found, *([held] if held else [])]
+
+
+RUN = WholeModel

@@ -5,11 +5,12 @@ for, and in which formats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from memsheet.arith import Count
 from memsheet.errors import input_error
-from memsheet.formulas.serving.loaded import Ways, loaded_items, loaded_tensors
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.defaults import QUANTIZED
 from memsheet.plan.dtypes import INT64, dtype_named
 from memsheet.plan.engine_registry import engine_of
@@ -17,6 +18,12 @@ from memsheet.plan.model import Block, Embeddings, LatentAttention, ModelSpec, R
 from memsheet.plan.plan import Plan, Quantization, SpeculativeMethod
 from memsheet.references import PAGED_SERVER_CODE, SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Instant, Item, sum_byte_ranges
+
+if TYPE_CHECKING:
+    from memsheet.formulas.serving.loaded import Ways
+with late_functions(__name__):
+    from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
+
 
 PREFIX = "draft."
 """How the rows of a draft begin."""

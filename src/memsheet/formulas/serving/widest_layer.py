@@ -7,10 +7,9 @@ from __future__ import annotations
 from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
-from memsheet.formulas.operators.blocks import activation_elements, channels
 from memsheet.formulas.serving.dp_attention import SENT, gathered_groups
-from memsheet.formulas.serving.recorded_serving import unread_highs
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.model import (
     Attention,
     Block,
@@ -25,6 +24,11 @@ from memsheet.plan.model import (
 from memsheet.plan.plan import Mesh, Plan
 from memsheet.references import DEEPEP_BUFFERS, PAGED_SERVER_CODE, formula
 from memsheet.sheet import Bytes
+
+with late_functions(__name__):
+    from memsheet.formulas.operators.blocks import activation_elements, channels
+    from memsheet.formulas.serving.recorded_serving import unread_highs
+
 
 MERGED_PATCHES = 4
 """Patches that one image token stands for where a tower merges two by two and has no table of positions."""

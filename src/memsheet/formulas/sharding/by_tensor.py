@@ -13,7 +13,6 @@ from memsheet.formulas.grad_scaler import grad_unscale_rows, scaler_states
 from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
 from memsheet.formulas.inputs import microbatch_inputs
 from memsheet.formulas.sharding.algorithm import Algorithm, Traffic
-from memsheet.formulas.sharding.bare_by_tensor import bare_ranges, bare_states, offloaded_bare_host
 from memsheet.formulas.sharding.division import Division, Shards
 from memsheet.formulas.sharding.resident_state import Host, ResidentState, with_added_states
 from memsheet.formulas.states.gradients import (
@@ -36,11 +35,15 @@ from memsheet.formulas.states.optimizers import (
 )
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.plan.torch_versions import gradients_stay, old_torch_note
 from memsheet.sheet import Component
+
+with late_functions(__name__):
+    from memsheet.formulas.sharding.bare_by_tensor import bare_ranges, bare_states, offloaded_bare_host
 
 
 def algorithm_by_tensor(how: Division, traffic: Traffic) -> Algorithm:

@@ -13,9 +13,8 @@ from memsheet.arith import Count, ceil_div, maximum, minimum, round_up, where
 from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.model_code import ModelCode, model_code
 from memsheet.formulas.sharding.algorithm import Algorithm, Steps, Traffic
-from memsheet.formulas.sharding.bare_tensor import bare_parameter_tensor, steps_at_instants
 from memsheet.formulas.sharding.overhead import ShardingOverhead
-from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.sharding.resident_state import DUMMY_WGRAD, ResidentState
 from memsheet.formulas.sharding.whole_matrices import (
     BUCKET_ALIGNMENT,
     PARAMETER_ALIGNMENT,
@@ -30,6 +29,7 @@ from memsheet.formulas.sharding.whole_matrices import (
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_of
@@ -38,6 +38,10 @@ from memsheet.plan.plan import AttentionKind, Mesh, Plan
 from memsheet.references import MEGATRON, formula
 from memsheet.sheet import Component
 from memsheet.units import MIB
+
+with late_functions(__name__):
+    from memsheet.formulas.sharding.bare_tensor import bare_parameter_tensor, steps_at_instants
+
 
 DISPATCH: Key = (Component.COMMUNICATION, "moe_dispatch")
 
@@ -317,10 +321,6 @@ def _microbatch_input_rows(plan: Plan) -> Iterator[tuple[Key, Count]]:
         ("loss_mask", FP32),
     ):
         yield (Component.INPUTS, name), dtype.nbytes(size)
-
-
-DUMMY_WGRAD = "dummy_wgrad"
-"""The path of what modules' first backward leaves for good."""
 
 
 @formula(

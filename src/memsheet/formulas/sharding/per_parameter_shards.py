@@ -18,7 +18,6 @@ from memsheet.formulas.sharding.algorithm import Traffic
 from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
 from memsheet.formulas.sharding.division import Division, wrapping_notes
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
-from memsheet.formulas.sharding.per_parameter_offload import cpu_offload_resident_state
 from memsheet.formulas.sharding.per_parameter_sizes import (
     ROOT,
     all_sharded_gradients,
@@ -40,12 +39,16 @@ from memsheet.formulas.states.gradients import accumulates_gradients, reduces_su
 from memsheet.formulas.states.held import Held, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.engine import Engine, UnitWrapping
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Plan
 from memsheet.recording import EMBEDDINGS, HEAD
 from memsheet.sheet import Component
+
+with late_functions(__name__):
+    from memsheet.formulas.sharding.per_parameter_offload import cpu_offload_resident_state
 
 
 @dataclass(frozen=True, eq=False)

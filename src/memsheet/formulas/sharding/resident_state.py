@@ -11,6 +11,9 @@ from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import format_bytes
 
+DUMMY_WGRAD = "dummy_wgrad"
+"""The path of what modules' first backward leaves for good."""
+
 
 @dataclass(frozen=True, slots=True)
 class Host:

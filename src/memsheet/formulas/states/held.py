@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from memsheet.arith import Count, at_least, where
-from memsheet.formulas.adapters import rotated_blocks
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
 from memsheet.formulas.whole_products import WHOLE as WHOLE_PRODUCTS
 from memsheet.formulas.whole_products import whole_factors
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import (
     BF16,
@@ -34,6 +34,10 @@ from memsheet.plan.model import Graded, LatentAttention, ModelSpec, Role, Weight
 from memsheet.plan.plan import Adapter, AdapterKind, Mesh, Plan, Quantization
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
+
+with late_functions(__name__):
+    from memsheet.formulas.adapters import rotated_blocks
+
 
 EIGHT_BIT_MINIMUM = 4096
 """bitsandbytes keeps 32-bit states for smaller tensors (Optimizer8bit, min_8bit_size)."""

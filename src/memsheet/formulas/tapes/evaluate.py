@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import Count, where
 from memsheet.formulas.tapes.bytes_by_path import (
@@ -24,8 +24,11 @@ from memsheet.formulas.tapes.bytes_by_path import (
 from memsheet.formulas.tapes.tape import Entry, Log, Shape, Tape, gradient_arrivals, high_points
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
-from memsheet.recording import Terms
 from memsheet.sheet import Component
+
+if TYPE_CHECKING:
+    from memsheet.recording import Terms
+
 
 Axes = Mapping[str, Count]
 

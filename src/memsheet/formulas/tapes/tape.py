@@ -7,10 +7,14 @@ serves every batch and length.
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import DType
-from memsheet.recording import Terms
+
+if TYPE_CHECKING:
+    from memsheet.recording import Terms
+
 
 Axis = str | int
 Shape = tuple[Axis, ...]

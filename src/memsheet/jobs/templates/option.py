@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.errors import Problem, raise_if_problems
+from memsheet.frozen import NamedTuple
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
+
+from memsheet.frozen import NamedTuple
 
 SCHEMA = "memsheet/job/1"
 DESCRIBED = ("schema", "model", "gpus", "phase")

@@ -11,9 +11,10 @@ trainer_utils.py:593-612.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.preference_methods import Preferences
+from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates.planned import planned_actor, planned_reference
 
 Range = tuple[int, int, int]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange import find_format, nest_dotted_keys
 from memsheet.exchange.shared.file_format import Values, read_format_values
 from memsheet.exchange.shared.launch_values import least_one
+from memsheet.frozen import NamedTuple
 
 VLLM_COUNTS = {
     "max_model_len": "max_model_len", "max_num_seqs": "max_sequences", "max_num_batched_tokens": "max_batched_tokens",

@@ -6,8 +6,9 @@ Lines are of huggingface/trl f2cd577, under trl.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates.trl import CONTEXT_AT_MOST, MOST_TOKENS
 
 Values = Mapping[str, Any]

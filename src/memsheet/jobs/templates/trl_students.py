@@ -9,9 +9,10 @@ functions with torch 2.13: sdpo/loss_utils.py, minillm_trainer.py:300-345, a2po_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates.generation import generating_phase, own_generation
 from memsheet.jobs.templates.liger import student_chunk_items
 from memsheet.jobs.templates.option import logits_key

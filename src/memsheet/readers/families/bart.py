@@ -4,8 +4,7 @@ models are of.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from memsheet.frozen import NamedTuple
 from memsheet.plan.model import (
     Arrangement,
     Block,

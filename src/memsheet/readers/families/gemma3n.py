@@ -7,9 +7,7 @@ Defaults are those of the configuration classes of transformers 5.23 (configurat
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.plan.model import Arrangement, Attention, Block, ModelSpec, NormKind, Role, Tower, Weight
 from memsheet.readers.families.gemma3n_towers import gemma3n_towers
 from memsheet.readers.families.gemma4 import SANDWICH_NORMS, with_layer_embeddings, without_own_keys

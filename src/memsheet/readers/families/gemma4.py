@@ -9,9 +9,8 @@ configuration_gemma4_unified.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

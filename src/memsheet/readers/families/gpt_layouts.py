@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from memsheet.frozen import dataclass
+from memsheet.frozen import NamedTuple, dataclass
 from memsheet.plan.model import Arrangement
 
 

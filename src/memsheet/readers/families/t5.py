@@ -4,9 +4,7 @@ files.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import NamedTuple, dataclass, replace
 from memsheet.plan.model import (
     Arrangement,
     Attention,

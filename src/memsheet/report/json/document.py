@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import cache, partial
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from memsheet.frozen import NamedTuple
 from memsheet.plan.dtypes import DType
 from memsheet.sheet import Bytes
 

@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from memsheet.allocator import Settings
 from memsheet.allocator.blocks import BUSY, UNMAPPED, Block, Pool
 from memsheet.allocator.caching import allocate_block, free_block
 from memsheet.allocator.consistency import segment_blocks
-from memsheet.allocator.settings import block_bytes
+from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.report.shared.files import write_whole
 from memsheet.sheet import Instant

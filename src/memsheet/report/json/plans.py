@@ -1,10 +1,10 @@
 """What was searched for, as JSON (``memsheet/plans/1``): every plan can be asked again, and exported."""
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from memsheet import budget
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.report.json.document import ByteRange, Document, Natural, Plan, Result, optional_key, read_from
 from memsheet.report.shared.look import Look

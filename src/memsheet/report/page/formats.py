@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import input_error
+from memsheet.late import late_functions
 from memsheet.report.shared.json_text import dump_json_line
 
 if TYPE_CHECKING:
@@ -23,44 +23,27 @@ if TYPE_CHECKING:
     from memsheet.search.solve.targets import Solution
 
 
-def _when_called(home: str, name: str) -> Callable[..., Any]:
-    """A function of the report, whose module is loaded when it is called: one form of one command is asked
-    for, and those of searches stand on numpy.
-    """
-
-    def call(*given: Any, **named: Any) -> Any:
-        return getattr(import_module(f"memsheet.report.{home}"), name)(*given, **named)
-
-    return call
-
-
-change_document = _when_called("json.change", "change_document")
-checked_document = _when_called("json.checked", "checked_document")
-launches_document = _when_called("json.checked", "launches_document")
-plans_document = _when_called("json.plans", "plans_document")
-serving_document = _when_called("json.serve_plans", "serving_document")
-sheet_document = _when_called("json.sheet", "sheet_document")
-solution_document = _when_called("json.solution", "solution_document")
-comparison_document = _when_called("shared.comparison", "comparison_document")
-annotation_lines = _when_called("page.annotations", "annotation_lines")
-sarif_document = _when_called("page.sarif", "sarif_document")
-answer_html, bars_svg, html_page, summary_html, whole_page = (
-    _when_called("page.html", name)
-    for name in ("answer_html", "bars_svg", "html_page", "summary_html", "whole_page")
-)
-answer_view, evidence_words = (_when_called("page.sheet", name) for name in ("answer_view", "evidence_words"))
-(
-    change_summary,
-    checked_summary,
-    comparison_summary,
-    launches_summary,
-    plans_summary,
-    serving_summary,
-    solution_summary,
-) = (
-    _when_called("page.summaries", f"{what}_summary")
-    for what in ("change", "checked", "comparison", "launches", "plans", "serving", "solution")
-)
+with late_functions(__name__):
+    from memsheet.report.json.change import change_document
+    from memsheet.report.json.checked import checked_document, launches_document
+    from memsheet.report.json.plans import plans_document
+    from memsheet.report.json.serve_plans import serving_document
+    from memsheet.report.json.sheet import sheet_document
+    from memsheet.report.json.solution import solution_document
+    from memsheet.report.page.annotations import annotation_lines
+    from memsheet.report.page.html import answer_html, bars_svg, html_page, summary_html, whole_page
+    from memsheet.report.page.sarif import sarif_document
+    from memsheet.report.page.sheet import answer_view, evidence_words
+    from memsheet.report.page.summaries import (
+        change_summary,
+        checked_summary,
+        comparison_summary,
+        launches_summary,
+        plans_summary,
+        serving_summary,
+        solution_summary,
+    )
+    from memsheet.report.shared.comparison import comparison_document
 
 # ---- markdown ----------------------------------------------------------------------------------------------
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from os.path import normpath
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from memsheet.exchange.mistakes.case import source_for
+from memsheet.frozen import NamedTuple
 from memsheet.report.json.checked import finding_engine
 from memsheet.report.screen.checked import cure_effects, launch_reason
 from memsheet.report.screen.layout import one_line

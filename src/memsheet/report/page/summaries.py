@@ -5,9 +5,10 @@ kind of finding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer
+from memsheet.frozen import NamedTuple
 from memsheet.report.page.sheet import UNWRAPPED
 from memsheet.report.screen.checked import (
     OUTCOMES,

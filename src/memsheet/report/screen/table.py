@@ -8,11 +8,11 @@ markup.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import printable_line
-from memsheet.frozen import replace
+from memsheet.frozen import NamedTuple, replace
 from memsheet.plan.device import Basis
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.workload import Serving

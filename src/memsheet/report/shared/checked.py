@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes import Found, Rule
-from memsheet.exchange.mistakes.key_lines import line_of_key, named_key
 from memsheet.exchange.shared.file_format import Moved, Read
-from memsheet.frozen import dataclass, field
+from memsheet.frozen import NamedTuple, dataclass, field
+from memsheet.late import late_functions
 from memsheet.sheet import Bytes
+
+with late_functions(__name__):
+    from memsheet.exchange.mistakes.key_lines import line_of_key, named_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

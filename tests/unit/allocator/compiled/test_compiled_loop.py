@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from memsheet.account import replayed_rank_sheet
-from memsheet.allocator import compiled, settings_from, whole_script
+from memsheet.allocator import compiled, whole_script
+from memsheet.allocator.conf import settings_from
 from memsheet.allocator.settings import Settings
 from memsheet.allocator.whole_script import (
     Marks,

@@ -11,6 +11,7 @@ import yaml
 
 from memsheet.errors import InputError
 from memsheet.exchange import (
+    DATA,
     NAMES,
     engine_differences,
     find_format,
@@ -420,3 +421,9 @@ def test_a_shorthand_for_recomputing_is_said_and_its_default_is_not() -> None:
     )
     assert found.request["recompute.mode"] == "selective"
     assert not any("--recompute-granularity" in line for line in found.assumed)
+
+
+def test_what_is_passed_over_without_being_loaded_is_data_alone() -> None:
+    forms = {name: find_format(name) for name in NAMES}
+    data = {name: form.kind for name, form in forms.items() if form.parse is None and form.also is None}
+    assert data == DATA

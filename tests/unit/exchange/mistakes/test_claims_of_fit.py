@@ -9,7 +9,7 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.errors import InputError
-from memsheet.exchange.mistakes import RULES
+from memsheet.exchange.mistakes import SERVED, TRAINING, rules_of_kind
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 CLAIMING = {"recompute-without-need", "offload-without-need", "zero3-where-less-fits"}
@@ -55,7 +55,8 @@ def test_no_finding_on_others_files_is_surer_than_the_verdict(file: str) -> None
     except InputError:
         return
     said = [one.says for rule, one in found.mistakes if rule.id in CLAIMING]
-    assert {rule.id for rule in RULES if rule.only_if_whole} == CLAIMING
+    rules = [rule for kind in {*SERVED, *TRAINING} for rule in rules_of_kind(kind)]
+    assert {rule.id for rule in rules if rule.only_if_whole} == CLAIMING
     assert not any("the job fits" in one for one in said) or (
         found.result is Result.FITS and not found.doubt
     ), (said, found.doubt)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memsheet.allocator import Settings
+from memsheet.allocator.settings import Settings
 from memsheet.errors import InputError
 from memsheet.report.json.memory_viewer import PROTOCOL, memory_snapshot, write_snapshot
 from memsheet.sheet import Component, Instant

@@ -8,7 +8,7 @@ inclusionAI/AReaL at 4aef98d, under areal.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.formats.areal.engines import (
     ACTOR,
@@ -27,10 +27,16 @@ from memsheet.exchange.formats.areal.engines import (
 )
 from memsheet.exchange.shared.file_format import Format, Moved, Values
 from memsheet.exchange.shared.fused_modules import layers_of_modules
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainers import uniform_precision_keys
+from memsheet.late import late_functions
 from memsheet.sheet import Instant
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 VERSION = "AReaL 4aef98d"
 ROLES, SHARED, PADDED = "$.roles", "$.sequence_ranks", "$.recompute"

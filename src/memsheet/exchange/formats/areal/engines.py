@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.launch_values import least_one
+from memsheet.frozen import NamedTuple
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.config_references import with_references
+    from memsheet.exchange.shared.launch_values import least_one
+
 
 ACTOR, ROLLOUT, REFERENCE, CRITIC, TEACHER = "actor", "rollout", "ref", "critic", "teacher"
 TRAINERS, SERVERS = ("fsdp", "megatron", "archon"), ("sglang", "vllm")

@@ -10,7 +10,7 @@ So is packing: a row of several sequences has as many tokens as the sequences
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.formats.axolotl.rows import (
     CUT,
@@ -25,9 +25,15 @@ from memsheet.exchange.formats.axolotl.rows import (
     plugin_list,
 )
 from memsheet.exchange.shared.file_format import Moved, Values
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import inside_moves, parse_switch
+from memsheet.late import late_functions
 from memsheet.sheet import Instant
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 _Z, _OWN = "zero_optimization", "deepspeed_configs"
 _AUTO = {"bf16.enabled": "auto", "fp16.enabled": "auto"}

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.formats.litgpt.commands import CONFIG, parse_litgpt_text
-from memsheet.exchange.formats.litgpt.described import litgpt_described_config
 from memsheet.exchange.formats.litgpt.programs import (
     KINDS,
     LORA,
@@ -28,7 +27,12 @@ from memsheet.exchange.formats.litgpt.programs import (
 from memsheet.exchange.shared.file_format import Format, Moved, Values, plan_word
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainers import uniform_precision_keys
+from memsheet.late import late_functions
 from memsheet.plan.adapter_targets import LINEAR_MODULES
+
+with late_functions(__name__):
+    from memsheet.exchange.formats.litgpt.described import litgpt_described_config
+
 
 VERSION = "litgpt 0.5"  # of its commit 2685705
 F, P = "finetune/lora.py", "pretrain.py"

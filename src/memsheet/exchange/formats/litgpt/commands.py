@@ -10,9 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.formats.litgpt.programs import METHOD, METHODS, PRETRAIN
-from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import flags_of
+
 
 CONFIG = "$.config"
 TRAINED = frozenset(

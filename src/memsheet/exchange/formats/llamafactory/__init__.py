@@ -9,7 +9,7 @@ It differs from transformers itself in that everything that trains is raised to 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.formats.llamafactory.names import (
@@ -20,11 +20,9 @@ from memsheet.exchange.formats.llamafactory.names import (
     UNMODELLED,
     factory_implied_keys,
 )
-from memsheet.exchange.formats.llamafactory.partly import frozen_layer_moves, whole_module_moves
 from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.exchange.shared.config_commands import FACTORY_FILE, OF_SWIFT, OF_TORCHTUNE
 from memsheet.exchange.shared.file_format import Format, Moved, Values
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import (
     cannot_offload,
     inside_moves,
@@ -32,6 +30,13 @@ from memsheet.exchange.shared.trainers import (
     inside_renamed,
     parse_switch,
 )
+from memsheet.late import late_functions
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.formats.llamafactory.partly import frozen_layer_moves, whole_module_moves
+    from memsheet.exchange.shared.preference_methods import preferences_of
 
 
 def _required_factory_keys(_: Values) -> dict[str, Any]:

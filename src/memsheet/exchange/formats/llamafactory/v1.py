@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.trainers import comma_separated_names, parse_switch
+from memsheet.late import late_functions
 from memsheet.plan.adapter_targets import LINEAR_MODULES
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 VERSION = "LLaMA-Factory 0.9.6.dev0"  # of its commit ff6d4d1
 T, M, P = "v1/config/training_args.py", "v1/config/model_args.py", "v1/plugins/model_plugins/peft.py"

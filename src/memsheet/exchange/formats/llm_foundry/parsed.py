@@ -9,11 +9,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memsheet.exchange.shared.config_references import with_references
-from memsheet.exchange.shared.flag_words import plain_value
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.config_references import with_references
+    from memsheet.exchange.shared.flag_words import plain_value
+
 
 FILE, PROCESSES = "$.parameters", "$.compute.gpus"
 """Where the values have the file that a command names, and the GPUs that an object of MosaicML's asks for."""

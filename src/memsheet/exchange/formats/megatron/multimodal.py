@@ -5,9 +5,10 @@ its flags names, its own length, and the tower beside it. Lines are of NVIDIA/Me
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.exchange.shared.file_format import Moved, Values
+from memsheet.frozen import NamedTuple
 
 LANGUAGE, VISION = "--language-model-type", "--vision-model-type"
 LENGTH, TEXT_LENGTH, TP = "--seq-length", "--decoder-seq-length", "--tensor-model-parallel-size"

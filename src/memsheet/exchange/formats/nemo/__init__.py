@@ -19,11 +19,15 @@ from memsheet.exchange.formats.nemo.words import (
     is_other_kind,
     nemo_described_sizes,
 )
-from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import Format, Key, Values
 from memsheet.exchange.shared.read_only_rows import Back, positive_count, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainers import row_of
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.config_references import with_references
+
 
 VERSION = "NeMo 1"  # of its configurations at commit 8cfedd7
 G = "megatron_gpt_config.yaml"

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import MORE, UNSET, Format, Values
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
+from memsheet.frozen import NamedTuple
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.config_references import with_references
+
 
 VERSION = "Megatron-Bridge"  # of its recipes at commit 067f987d
 RECIPE, SEVERAL = "$.bridge_recipe", "$.bridge_recipes"

@@ -15,13 +15,17 @@ from typing import Any
 
 from memsheet.exchange.formats.nemo.recipes import RECIPES, RECOMPUTED, TUNED_BATCH, Degrees, Recipe
 from memsheet.exchange.shared.file_format import UNSET, Format, Values
-from memsheet.exchange.shared.flag_words import plain_value
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.python_config import WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import LINEAR_MODULES
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import plain_value
+
 
 VERSION = "NeMo 2"  # of its recipes at commit 8cfedd7
 RECIPE, GOAL, SEVERAL, PASSED = "$.recipe", "$.goal", "$.recipes", "$.changed_by"

@@ -7,7 +7,8 @@ finetune_default.py and nemo/collections/llm/peft/lora.py:674-679.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from memsheet.frozen import NamedTuple
 
 Degrees = Mapping[str, int]
 

@@ -8,7 +8,7 @@ NVIDIA-NeMo/RL at 7ea279a, under nemo_rl.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.formats.nemo_rl.settings import (
     ALGORITHMS,
@@ -32,11 +32,17 @@ from memsheet.exchange.formats.nemo_rl.settings import (
     shares_cards,
 )
 from memsheet.exchange.shared.file_format import Format, Moved, Values
-from memsheet.exchange.shared.launch_values import least_one
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainers import uniform_precision_keys, with_master
+from memsheet.late import late_functions
 from memsheet.sheet import Instant
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.launch_values import least_one
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 VERSION = "NeMo-RL 7ea279a"
 ROLES, PARENTS, OTHER_OPTIMIZER = "$.roles", "defaults", "$.optimizer"

@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.launch_values import least_one
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.config_references import with_references
+    from memsheet.exchange.shared.launch_values import least_one
+
 
 POLICY, GENERATION, CLUSTER = "policy", "policy.generation", "cluster"
 DTENSOR, MEGATRON = f"{POLICY}.dtensor_cfg", f"{POLICY}.megatron_cfg"

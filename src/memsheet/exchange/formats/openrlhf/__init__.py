@@ -9,7 +9,7 @@ values are its own defaults (deepspeedai/DeepSpeed edaa7221 runtime/config_utils
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.formats.openrlhf.groups import (
@@ -39,12 +39,18 @@ from memsheet.exchange.formats.openrlhf.launches import (
 )
 from memsheet.exchange.formats.openrlhf.names import KNOWN, UNMODELLED
 from memsheet.exchange.shared.file_format import Format, Moved, Values
-from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainers import with_master
+from memsheet.late import late_functions
 from memsheet.sheet import Instant
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.launch_values import is_switched_on, least_one
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 DEEPSPEED = find_format("deepspeed")
 VERSION = "OpenRLHF 3c3be62"

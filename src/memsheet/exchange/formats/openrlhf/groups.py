@@ -10,8 +10,12 @@ from typing import Any
 
 from memsheet.exchange.formats.openrlhf.launches import DPO, KTO, REWARD, RL, SFT, own_place
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.launch_values import is_switched_on, least_one
+
 
 ACTOR, REFERENCE, CRITIC, SCORER, ROLLOUT = "actor", "ref", "critic", "reward", "vllm"
 LENGTHS = {RL: 2048, SFT: 2048, DPO: 512, REWARD: 512, KTO: 2048}

@@ -7,13 +7,19 @@ Lines are of OpenRLHF/OpenRLHF at 3c3be62, under openrlhf. A flag's dots are pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.flag_words import flags_of
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.started_programs import Started, module_index, started_programs
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.started_programs import Started
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import flags_of
+    from memsheet.exchange.shared.started_programs import module_index, started_programs
+
 
 RL, SFT, DPO, REWARD, KTO = "train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kto"
 PROGRAMS = (RL, SFT, DPO, REWARD, KTO)

@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.launch_values import least_one
 from memsheet.guard.toml import parse_toml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.launch_values import least_one
+
 
 PROGRAM, SERVES = "$.program", "$.serves"
 RL, SFT = "rl", "sft"

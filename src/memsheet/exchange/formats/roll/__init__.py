@@ -8,7 +8,7 @@ alibaba/ROLL at 8eb27cc, under roll.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.formats.roll.names import TOP
 from memsheet.exchange.formats.roll.workers import (
@@ -41,9 +41,15 @@ from memsheet.exchange.formats.roll.workers import (
     worker_strategy,
 )
 from memsheet.exchange.shared.file_format import Format, Moved, Values
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
+from memsheet.late import late_functions
 from memsheet.sheet import Instant
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 VERSION = "ROLL 8eb27cc"
 ROLES, SHARED, LAYOUT, TILED = "$.roles", "$.sequence_ranks", "$.pipeline_layout", "$.tiled_mlp"

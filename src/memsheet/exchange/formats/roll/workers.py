@@ -10,12 +10,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.formats.roll.names import TOP
-from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.fused_modules import layers_of_modules
-from memsheet.exchange.shared.launch_values import least_one
 from memsheet.exchange.shared.trainers import comma_separated_names, uniform_precision_keys
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.config_references import with_references
+    from memsheet.exchange.shared.launch_values import least_one
+
 
 ACTOR, STUDENT_TRAIN, STUDENT, SUPERVISED = "actor_train", "student_train", "student", "sft_train"
 TRAINED = (ACTOR, STUDENT_TRAIN, STUDENT, SUPERVISED)

@@ -28,10 +28,14 @@ from memsheet.exchange.formats.slime.roles import (
     trains_values,
 )
 from memsheet.exchange.shared.file_format import Format, Moved, Values
-from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.exchange.shared.read_only_rows import read_only_row
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.sheet import Instant
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.launch_values import is_switched_on, least_one
+
 
 MEGATRON = find_format("megatron")
 VERSION = "slime 624b824"

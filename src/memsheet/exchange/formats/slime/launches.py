@@ -10,10 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.flag_words import plain_value
 from memsheet.exchange.shared.megatron_flags import parse_flags
-from memsheet.exchange.shared.started_programs import module_index, started_programs
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import plain_value
+    from memsheet.exchange.shared.started_programs import module_index, started_programs
+
 
 FILE, MODULE = late_pattern(r"(?:.*/)?train(?:_async)?\.py"), late_pattern(r"(?!)")
 MODEL = "--hf-checkpoint"

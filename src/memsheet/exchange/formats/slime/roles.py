@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.launch_values import is_switched_on, least_one
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.launch_values import is_switched_on, least_one
+
 
 COLOCATE, TRAIN_ONLY = "--colocate", "--debug-train-only"
 PAD = 128

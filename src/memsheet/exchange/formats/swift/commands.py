@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.flag_words import flags_of, plain_value
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
     ENDS,
@@ -18,8 +17,15 @@ from memsheet.exchange.shared.launched_script import (
     find_launcher,
     visible_cards,
 )
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.shell_text import ShellScript
+from memsheet.late import late_functions
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import flags_of, plain_value
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 METHODS = ("sft", "pt", "rlhf")
 METHOD, PROCESSES, NODES = "$.method", "$.nproc_per_node", "$.nnodes"

@@ -9,7 +9,7 @@ that is told. Lines are of pytorch/torchtune at bd2a0fc.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.formats.torchtune.checkpoints import (
     FOLDER,
@@ -28,13 +28,19 @@ from memsheet.exchange.formats.torchtune.recipes import (
     recomputes_layers,
     required_recipe_values,
 )
-from memsheet.exchange.formats.torchtune.shipped import shipped_values
 from memsheet.exchange.shared.config_commands import ALONE, TUNE_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
-from memsheet.exchange.shared.preference_methods import Preferences, preferences_of
 from memsheet.exchange.shared.read_only_rows import read_elsewhere
 from memsheet.exchange.shared.trainers import uniform_precision_keys
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.preference_methods import Preferences
+with late_functions(__name__):
+    from memsheet.exchange.formats.torchtune.shipped import shipped_values
+    from memsheet.exchange.shared.preference_methods import preferences_of
+
 
 VERSION = "torchtune 0.7"  # of its commit bd2a0fc
 ACTIVATIONS, RECIPE, ANSWER = "activations", "$.recipe", "max_generated_tokens"

@@ -7,10 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.catalog.names import bundled_match
 from memsheet.errors import InputError
 from memsheet.exchange.shared.file_format import Key, Values
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.catalog.names import bundled_match
+
 
 FULL = "recipes/full_finetune_distributed.py"
 MODEL, FOLDER = "model._component_", "checkpointer.checkpoint_dir"

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.trainers import plain_recompute
+from memsheet.frozen import NamedTuple
 
 FOLDER = "/tmp"  # noqa: S108 as every configuration of torchtune's own
 ATTENTION_TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}

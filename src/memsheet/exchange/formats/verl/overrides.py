@@ -13,11 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE, UNSET
-from memsheet.exchange.shared.flag_words import flags_of, plain_value
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.serve_script import OPEN_WORD
-from memsheet.exchange.shared.started_programs import module_index, started_programs
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.flag_words import flags_of, plain_value
+    from memsheet.exchange.shared.started_programs import module_index, started_programs
+
 
 CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
 """Where the values have the name of a configuration of somebody's own, and of one of verl's."""

@@ -7,24 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memsheet.formulas.model_code.transformers.bloom import bloom_attention
-from memsheet.formulas.model_code.transformers.falcon import falcon_qkv_heads
-from memsheet.formulas.model_code.transformers.families import FamilyTraits, FusedQkvLayout, PartialRotary
+from memsheet.formulas.model_code.transformers.families import (
+    EXCHANGED,
+    RING,
+    FamilyTraits,
+    FusedQkvLayout,
+    PartialRotary,
+)
 from memsheet.formulas.model_code.transformers.norms import apply_norm
-from memsheet.formulas.model_code.transformers.prefixes import after_past
-from memsheet.formulas.model_code.transformers.ring import RING, ring_attention
 from memsheet.formulas.model_code.transformers.rotary_positions import (
     apply_rotary_positions,
     scale_by_position,
 )
-from memsheet.formulas.model_code.transformers.ulysses import EXCHANGED, exchanged_attention
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BOOL, FP16, FP32, INT64, DType
 from memsheet.plan.model import Attention, Norm, Weight
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.bloom import bloom_attention
+    from memsheet.formulas.model_code.transformers.falcon import falcon_qkv_heads
+    from memsheet.formulas.model_code.transformers.prefixes import after_past
+    from memsheet.formulas.model_code.transformers.ring import ring_attention
+    from memsheet.formulas.model_code.transformers.ulysses import exchanged_attention
+
 
 Core = Callable[
     [Recorder, Tensor, Tensor, Tensor, Attention, RunConfig, FamilyTraits],

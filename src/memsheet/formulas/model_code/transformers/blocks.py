@@ -10,19 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.model_code.transformers.attention import attention, scores_dtype
-from memsheet.formulas.model_code.transformers.cross_attention import is_t5, t5_block
-from memsheet.formulas.model_code.transformers.experts import ROUTED, moe_feed_forward
-from memsheet.formulas.model_code.transformers.families import FamilyTraits, family_traits
+from memsheet.formulas.model_code.transformers.families import (
+    XIELU,
+    FamilyTraits,
+    family_traits,
+    is_t5,
+    of_tower,
+)
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense_feed_forward
 from memsheet.formulas.model_code.transformers.mixers import is_plain_attention, mixed_alone, mixer_problem
 from memsheet.formulas.model_code.transformers.mixers import mixer_output as mix_otherwise
 from memsheet.formulas.model_code.transformers.norms import apply_norm
-from memsheet.formulas.model_code.transformers.picture_towers import of_tower, tower_block
-from memsheet.formulas.model_code.transformers.xielu import NAME as XIELU
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, run_checkpointed
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.late import late_functions
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, Moe, Norm
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.cross_attention import t5_block
+    from memsheet.formulas.model_code.transformers.experts import is_routed, moe_feed_forward
+    from memsheet.formulas.model_code.transformers.picture_towers import tower_block
 
 
 def decoder_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
@@ -172,7 +180,7 @@ def unmodelled_block_reason(block: Block) -> str | None:
     if block.arrangement is Arrangement.MIXER_ONLY:
         return None
     if not isinstance(block.feed_forward, Dense) and not (
-        isinstance(block.feed_forward, Moe) and block.kind in ROUTED
+        isinstance(block.feed_forward, Moe) and is_routed(block.kind)
     ):
         return f"its feed-forward is {type(block.feed_forward).__name__}"
     if block.feed_forward.activation not in (*ACTIVATIONS, XIELU):

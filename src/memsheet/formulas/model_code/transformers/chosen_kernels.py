@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from memsheet.arith import agreed
 from memsheet.errors import input_error
-from memsheet.formulas.model_code.transformers.cross_attention import is_t5
-from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
-from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
-from memsheet.formulas.model_code.transformers.picture_towers import of_tower, tower_numerics
-from memsheet.formulas.model_code.transformers.ulysses import exchange_options
+from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits, is_t5, of_tower
 from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention
 from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
 from memsheet.plan.workload import PassShape
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
+    from memsheet.formulas.model_code.transformers.picture_towers import tower_numerics
+    from memsheet.formulas.model_code.transformers.ulysses import exchange_options
+
 
 HEAD_ALIGNMENT = 8
 

@@ -9,66 +9,74 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.formulas.model_code import ModelCode
-from memsheet.formulas.model_code.transformers.blocks import decoder_block_forward
-from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
-from memsheet.formulas.model_code.transformers.cross_attention import (
-    let_go,
-    looked_up_again,
-    t5_norm,
-    two_stacks,
-)
-from memsheet.formulas.model_code.transformers.encoders import pooler_weights
-from memsheet.formulas.model_code.transformers.ends import (
-    head_output_loss,
-    input_embeddings,
-    logits_or_states,
-    loss_input,
-)
-from memsheet.formulas.model_code.transformers.experts import expert_options
-from memsheet.formulas.model_code.transformers.families import family_traits
-from memsheet.formulas.model_code.transformers.first_qwen import spec_with_fused_qkv
-from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers
-from memsheet.formulas.model_code.transformers.losses import chunk_of
-from memsheet.formulas.model_code.transformers.mixers import (
-    kernel_notes,
-    mixer_axes,
-    spec_with_fp32_stream,
-    weights_of_units_inside,
-)
-from memsheet.formulas.model_code.transformers.picture_towers import (
-    VISION,
-    named_beside,
-    of_tower,
-    tower_axes,
-    with_pictures,
-)
-from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
-from memsheet.formulas.model_code.transformers.plan_problems import transformers_problems
-from memsheet.formulas.model_code.transformers.prefixes import prefix_axes, spec_with_prefix
-from memsheet.formulas.model_code.transformers.prompts import (
-    named_by_wrapper,
-    prompt_axes,
-    spec_with_norms,
-    spec_with_prompts,
-    spec_with_shared_matrices,
-)
-from memsheet.formulas.model_code.transformers.ring import part_of_rank, ring_options
-from memsheet.formulas.model_code.transformers.shared_tables import (
-    keeps_masks,
-    mask_and_rotary_bytes,
-    shared_tables,
-)
-from memsheet.formulas.numerics import RunConfig, casts_arguments
-from memsheet.formulas.packed_linear import awq_axes
+from memsheet.formulas.model_code.transformers.families import CLASSES, VISION, family_traits, of_tower
 from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
 from memsheet.plan.plan import Plan, RecomputeMode
-from memsheet.plan.torch_versions import softmax_keeps_input
 from memsheet.plan.workload import PassShape, Training
 from memsheet.references import TRANSFORMERS, formula
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.blocks import decoder_block_forward
+    from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
+    from memsheet.formulas.model_code.transformers.cross_attention import (
+        let_go,
+        looked_up_again,
+        t5_norm,
+        two_stacks,
+    )
+    from memsheet.formulas.model_code.transformers.encoders import pooler_weights
+    from memsheet.formulas.model_code.transformers.ends import (
+        head_output_loss,
+        input_embeddings,
+        logits_or_states,
+        loss_input,
+    )
+    from memsheet.formulas.model_code.transformers.experts import expert_options
+    from memsheet.formulas.model_code.transformers.first_qwen import spec_with_fused_qkv
+    from memsheet.formulas.model_code.transformers.losses import chunk_of
+    from memsheet.formulas.model_code.transformers.mixers import (
+        kernel_notes,
+        mixer_axes,
+        spec_with_fp32_stream,
+        weights_of_units_inside,
+    )
+    from memsheet.formulas.model_code.transformers.picture_towers import (
+        named_beside,
+        tower_axes,
+        with_pictures,
+    )
+    from memsheet.formulas.model_code.transformers.pictures import of_pictures, patch_values
+    from memsheet.formulas.model_code.transformers.plan_problems import transformers_problems
+    from memsheet.formulas.model_code.transformers.prefixes import prefix_axes, spec_with_prefix
+    from memsheet.formulas.model_code.transformers.prompts import (
+        named_by_wrapper,
+        prompt_axes,
+        spec_with_norms,
+        spec_with_prompts,
+        spec_with_shared_matrices,
+    )
+    from memsheet.formulas.model_code.transformers.ring import part_of_rank, ring_options
+    from memsheet.formulas.model_code.transformers.shared_tables import (
+        keeps_masks,
+        mask_and_rotary_bytes,
+        shared_tables,
+    )
+    from memsheet.formulas.packed_linear import awq_axes
+
+if TYPE_CHECKING:
+    from memsheet.formulas.numerics import RunConfig
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers
+    from memsheet.formulas.numerics import casts_arguments
+    from memsheet.plan.torch_versions import softmax_keeps_input
+
 
 BOTH = 2
 """Stacks of an encoder-decoder."""

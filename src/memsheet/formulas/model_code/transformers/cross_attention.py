@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.formulas.model_code.shared_tables import LetGo
+from memsheet.formulas.model_code.transformers.families import BRIDGE, LAST, is_t5
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
@@ -32,20 +33,11 @@ from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
 from memsheet.plan.workload import PassShape
 from memsheet.sheet import Component
 
-KINDS = frozenset({"t5", "mt5"})
 TWO = 2
-LAST, BRIDGE = "_last", "_bridge"
-"""A stack's last layer, where gradients of what all layers share come first and stay; and what lies between
-the stacks.
-"""
 STREAM: Shape = ("b", "s", "h")
 HEADS: Shape = ("b", "a", "s", "d")
 SCORES: Shape = ("b", "a", "s", "s")
 BIAS: Shape = (1, "a", "s", "s")
-
-
-def is_t5(kind: str) -> bool:
-    return kind.removesuffix(LAST).removesuffix(BRIDGE) in KINDS
 
 
 def two_stacks(spec: ModelSpec) -> ModelSpec:

@@ -21,7 +21,6 @@ from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import LinearAttention, Weight
 from memsheet.references import TRANSFORMERS, formula
 
-KIND = "gated_delta_net"
 CHANNELS: Shape = ("b", "K", "s")
 KEYS: Shape = ("b", "s", "u", "p")
 VALUES: Shape = ("b", "s", "H", "w")

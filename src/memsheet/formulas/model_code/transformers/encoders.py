@@ -6,12 +6,18 @@ Axes besides those of ``ends.py``: ``n`` classes.
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.norms import fused_layer_norm
-from memsheet.formulas.numerics import RunConfig
+from typing import TYPE_CHECKING
+
 from memsheet.formulas.tapes.graph import Joined, Tensor
-from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Head, Weight
+
+if TYPE_CHECKING:
+    from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.recorder import Recorder
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.norms import fused_layer_norm
 
 
 def masked_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str) -> Tensor:

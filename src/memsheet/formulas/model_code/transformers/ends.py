@@ -8,31 +8,38 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.adapters import embedding_adapter
-from memsheet.formulas.model_code.transformers.encoders import class_loss, classification_logits, masked_words
-from memsheet.formulas.model_code.transformers.first_qwen import (
-    SHIFTED,
-    SHIFTED_LOW,
-    SHIFTED_SAME,
-    shifted_loss,
-)
-from memsheet.formulas.model_code.transformers.losses import chunked_cross_entropy, fused_linear_cross_entropy
+from memsheet.formulas.model_code.transformers.families import CLASSES
+from memsheet.formulas.model_code.transformers.first_qwen import SHIFTED, SHIFTED_LOW, SHIFTED_SAME
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.model_code.transformers.pictures import (
-    CLASSES,
     embed_pictures,
     of_pictures,
     picture_classes,
 )
-from memsheet.formulas.model_code.transformers.prefixes import with_prefix
 from memsheet.formulas.model_code.transformers.prompts import is_prompt, with_prompt
 from memsheet.formulas.numerics import RunConfig, head_adapter, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BOOL, FP32, INT64, DType
 from memsheet.plan.model import Embeddings, Head
 from memsheet.plan.plan import Loss
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.encoders import (
+        class_loss,
+        classification_logits,
+        masked_words,
+    )
+    from memsheet.formulas.model_code.transformers.first_qwen import shifted_loss
+    from memsheet.formulas.model_code.transformers.losses import (
+        chunked_cross_entropy,
+        fused_linear_cross_entropy,
+    )
+    from memsheet.formulas.model_code.transformers.prefixes import with_prefix
+
 
 KINDS = "token_type"
 

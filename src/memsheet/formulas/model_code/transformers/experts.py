@@ -9,23 +9,22 @@ Axes: ``e`` experts, ``t`` experts of a token, ``i`` an expert's width.
 from __future__ import annotations
 
 from memsheet.errors import Problem
+from memsheet.formulas.model_code.transformers.families import LLAMA4
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense_feed_forward
-from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
-from memsheet.formulas.model_code.transformers.llama4 import every_expert
-from memsheet.formulas.model_code.transformers.routers import (
-    PAIRS,
-    ROUTERS,
-    SHARED_BESIDE,
-    SHARED_LAST,
-)
+from memsheet.formulas.model_code.transformers.routers import PAIRS, ROUTERS, SHARED_BESIDE, SHARED_LAST
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BOOL, FP4_BNB, FP4_BNB_DOUBLE, INT32, INT64, NF4, NF4_SINGLE
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Moe, Weight
 from memsheet.plan.plan import Plan
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.llama4 import every_expert
+
 
 COPIES: Shape = ("b", "s", "t", "h")
 STREAM: Shape = ("b", "s", "h")
@@ -33,6 +32,11 @@ STREAM: Shape = ("b", "s", "h")
 
 ROUTED = frozenset({*ROUTERS, LLAMA4})
 """Families whose experts are recorded here."""
+
+
+def is_routed(kind: str) -> bool:
+    """Whether a family's experts are recorded here."""
+    return kind in ROUTED
 
 
 def moe_feed_forward(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, kind: str) -> Tensor:

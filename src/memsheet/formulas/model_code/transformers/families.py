@@ -8,6 +8,18 @@ from enum import Enum
 
 from memsheet.frozen import dataclass
 
+LLAMA4, DELTA, XIELU = "llama4_text", "gated_delta_net", "xielu"
+"""A family, a mixer and an activation that have code of their own."""
+RING = "ring"
+"""In ``RunConfig.options``: sequences are shared."""
+EXCHANGED = "heads for positions"
+"""In ``RunConfig.options``: sequences are shared, and attention is computed by heads."""
+T5 = frozenset({"t5", "mt5"})
+LAST, BRIDGE = "_last", "_bridge"
+"""A stack's last layer, where gradients of what all layers share come first and stay; and what lies between
+the stacks.
+"""
+
 
 class FusedQkvLayout(Enum):
     """How queries, keys and values come out of one projection."""
@@ -121,7 +133,25 @@ HABITS: dict[str, FamilyTraits] = {
     "roberta": FamilyTraits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True, positions_each=True),
     "opt": FamilyTraits(scaled_query=True, positions_each=True, branch_dropout=True),
 }  # fmt: skip
+VISION = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision"}
+"""Families whose tower was compared with a step of the real code, and the kind of its layers."""
+TOWER_START, TOWER_JOIN, TOWER_ASKED = "_start", "_join", "_asked"
+"""Ends of kinds: of the two ends of a tower, and where adapters under checkpoints ask embeddings for a
+gradient.
+"""
+CLASSES = "picture_classes"
+"""The kind of head of a model that is shown pictures."""
 LLAMA = FamilyTraits()
+
+
+def of_tower(kind: str) -> bool:
+    return (
+        kind.removesuffix(TOWER_ASKED).removesuffix(TOWER_START).removesuffix(TOWER_JOIN) in VISION.values()
+    )
+
+
+def is_t5(kind: str) -> bool:
+    return kind.removesuffix(LAST).removesuffix(BRIDGE) in T5
 
 
 def family_traits(kind: str) -> FamilyTraits:

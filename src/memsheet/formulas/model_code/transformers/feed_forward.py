@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memsheet.formulas.model_code.transformers.bloom import bloom_gelu
-from memsheet.formulas.model_code.transformers.xielu import NAME as XIELU
-from memsheet.formulas.model_code.transformers.xielu import xielu
+from memsheet.formulas.model_code.transformers.families import XIELU
 from memsheet.formulas.numerics import RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Dense
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.bloom import bloom_gelu
+    from memsheet.formulas.model_code.transformers.xielu import xielu
+
 
 Activation = Callable[[Recorder, Tensor, str], Tensor]
 

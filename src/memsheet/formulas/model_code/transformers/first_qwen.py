@@ -7,8 +7,9 @@ one projection (attn.c_attn).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from memsheet.formulas.tapes.graph import Tensor
-from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import replace
 from memsheet.plan.defaults import FUSED_TARGETS
@@ -16,6 +17,10 @@ from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Attention, Block, ModelSpec, Weight
 from memsheet.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from memsheet.formulas.tapes.recorder import Recorder
+
 
 KIND = "qwen"
 SHIFTED, SHIFTED_LOW, SHIFTED_SAME = "shifted_lm", "shifted_low_lm", "shifted_same_lm"

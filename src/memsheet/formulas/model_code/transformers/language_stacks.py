@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.cross_attention import is_t5
-from memsheet.formulas.model_code.transformers.picture_towers import has_pictures, of_tower
+from memsheet.formulas.model_code.transformers.families import is_t5, of_tower
+from memsheet.formulas.states.params import JOIN
 from memsheet.plan.model import Attention, Block, ModelSpec, Stack
+
+
+def has_pictures(spec: ModelSpec) -> bool:
+    """Whether pictures pass through a tower of its."""
+    return any(stack.role == JOIN for stack in spec.stacks)
 
 
 def reads_other_stack(spec: ModelSpec) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.attention import CORES
-from memsheet.formulas.model_code.transformers.families import family_traits
+from memsheet.formulas.model_code.transformers.families import LLAMA4, family_traits
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense_feed_forward
 from memsheet.formulas.model_code.transformers.latent import COMPLEX64
 from memsheet.formulas.model_code.transformers.norms import apply_norm
@@ -21,7 +21,6 @@ from memsheet.plan.dtypes import FP32, INT64
 from memsheet.plan.model import Attention, Moe, Role, Weight
 from memsheet.references import TRANSFORMERS, formula
 
-KIND = "llama4_text"
 STREAM: Shape = ("b", "s", "h")
 EVERY: Shape = ("e", "b", "s", "h")
 ALL: Shape = ("b", "s", "e")
@@ -56,7 +55,7 @@ def llama4_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> t
         _by_head(r, q, "a", copied=eager and not at.rotary_dim),
         _by_head(r, k, "k", copied=not at.rotary_dim),
     )
-    context, probabilities, *_named = CORES[how.attention](r, q, k, v, at, how, family_traits(KIND))
+    context, probabilities, *_named = CORES[how.attention](r, q, k, v, at, how, family_traits(LLAMA4))
     return record_linear(
         r, r.view(context, ("b", "s", "a·d")), weights, f"{at.path}.o_proj", "h", "a·d", how
     ), probabilities

@@ -6,30 +6,14 @@ modelled of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
-from memsheet.formulas.model_code.transformers.delta import KIND as DELTA
-from memsheet.formulas.model_code.transformers.delta import delta_axes, delta_net
-from memsheet.formulas.model_code.transformers.families import family_traits
-from memsheet.formulas.model_code.transformers.fused_scan import fused_mamba_mixer
-from memsheet.formulas.model_code.transformers.gated_attention import gated_attention
-from memsheet.formulas.model_code.transformers.latent import (
-    latent_attention,
-    latent_axes,
-    latent_problem,
-    latent_table,
-)
-from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
-from memsheet.formulas.model_code.transformers.llama4 import llama4_attention, rotary_table
-from memsheet.formulas.model_code.transformers.norms import apply_norm
-from memsheet.formulas.model_code.transformers.sinks import sink_attention
-from memsheet.formulas.model_code.transformers.split_scan import split_axes, split_scan
-from memsheet.formulas.model_code.transformers.state_space import state_space_axes, unfused_mamba_mixer
-from memsheet.formulas.numerics import RunConfig, run_checkpointed
+from memsheet.formulas.model_code.transformers.families import DELTA, LLAMA4, family_traits
 from memsheet.formulas.tapes.graph import Tensor
-from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import (
@@ -46,6 +30,29 @@ from memsheet.plan.model import (
 )
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.references import TRANSFORMERS, formula
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.delta import delta_axes, delta_net
+    from memsheet.formulas.model_code.transformers.fused_scan import fused_mamba_mixer
+    from memsheet.formulas.model_code.transformers.gated_attention import gated_attention
+    from memsheet.formulas.model_code.transformers.latent import (
+        latent_attention,
+        latent_axes,
+        latent_problem,
+        latent_table,
+    )
+    from memsheet.formulas.model_code.transformers.llama4 import llama4_attention, rotary_table
+    from memsheet.formulas.model_code.transformers.sinks import sink_attention
+    from memsheet.formulas.model_code.transformers.split_scan import split_axes, split_scan
+    from memsheet.formulas.model_code.transformers.state_space import state_space_axes, unfused_mamba_mixer
+
+if TYPE_CHECKING:
+    from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.recorder import Recorder
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.norms import apply_norm
+    from memsheet.formulas.numerics import run_checkpointed
+
 
 FUSED = frozenset({"mamba", "falcon_mamba"})
 """Families whose state-space mixer is one operation in training."""

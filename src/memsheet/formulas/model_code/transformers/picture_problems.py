@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from memsheet.arith import agreed
 from memsheet.errors import Problem
+from memsheet.formulas.model_code.transformers.families import VISION, of_tower
+from memsheet.formulas.model_code.transformers.language_stacks import has_pictures
 from memsheet.formulas.model_code.transformers.picture_towers import (
     MERGED_PATCHES,
-    VISION,
-    has_pictures,
-    of_tower,
     patches_per_token,
 )
 from memsheet.plan.model import ModelSpec

@@ -13,8 +13,15 @@ from math import prod
 
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.attention import CORES, MERGED
-from memsheet.formulas.model_code.transformers.families import LLAMA
+from memsheet.formulas.model_code.transformers.families import (
+    LLAMA,
+    TOWER_ASKED,
+    TOWER_JOIN,
+    TOWER_START,
+    of_tower,
+)
 from memsheet.formulas.model_code.transformers.feed_forward import dense_feed_forward
+from memsheet.formulas.model_code.transformers.language_stacks import has_pictures
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.states.held import module_of
@@ -42,27 +49,17 @@ from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 
-VISION = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision"}
-"""Families whose tower was compared with a step of the real code, and the kind of its layers."""
 WINDOWED = "qwen2_5_vl_vision"
 """The kind whose patches are sorted into windows first and back again after the merger
 (modeling_qwen2_5_vl.py:455, :480).
 """
 MERGED_PATCHES = 4
 """Patches of one token: spatial_merge_size squared, 2 x 2 in every released model of these families."""
-_START, _JOIN, _ASKED = "_start", "_join", "_asked"
-"""Ends of kinds: of the two ends of a tower, and where adapters under checkpoints ask embeddings for a
-gradient.
-"""
 STREAM: Shape = ("b", "s", "h")
 HEAD_ALIGNMENT = 8
 """Flash pads heads to a multiple (torch sdp_utils.cpp)."""
 PIXELS = FP32
 """Image processors hand out fp32 (image_processing_backends.py, rescale_and_normalize)."""
-
-
-def of_tower(kind: str) -> bool:
-    return kind.removesuffix(_ASKED).removesuffix(_START).removesuffix(_JOIN) in VISION.values()
 
 
 def with_pictures(spec: ModelSpec, plan: Plan) -> ModelSpec:
@@ -73,15 +70,15 @@ def with_pictures(spec: ModelSpec, plan: Plan) -> ModelSpec:
     block = tower.stack.runs[0].pattern[0]
     norms, rest = _merger_norm_and_linears(tower, block.norms[0])
     other = Arrangement.OTHER
-    asked = _ASKED if plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL else ""
+    asked = TOWER_ASKED if plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL else ""
     start = Block(
-        kind=block.kind + _START + asked,
+        kind=block.kind + TOWER_START + asked,
         hidden=spec.hidden,
         arrangement=other,
         extras=_tower_relative_weights(tower, tower.embeddings),
     )
     join = Block(
-        kind=block.kind + _JOIN + asked, hidden=block.hidden, arrangement=other, norms=norms, extras=rest
+        kind=block.kind + TOWER_JOIN + asked, hidden=block.hidden, arrangement=other, norms=norms, extras=rest
     )
     first, last = (
         Stack(path=tower.path, hidden=tower.stack.hidden, runs=(Run(pattern=(one,), count=1),), role=role)
@@ -130,10 +127,6 @@ def _merger_block(spec: ModelSpec) -> Block:
     return next(stack.runs[0].pattern[0] for stack in spec.stacks if stack.role == JOIN)
 
 
-def has_pictures(spec: ModelSpec) -> bool:
-    return any(stack.role == JOIN for stack in spec.stacks)
-
-
 @formula(
     cites=TRANSFORMERS,
     at="modeling_qwen2_5_vl.py: all patches of a micro-batch are one sequence of the tower",
@@ -145,7 +138,7 @@ def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     seen = plan.training.microbatch * plan.training.image_tokens
     rows = seen * MERGED_PATCHES
     own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.training.microbatch, "S": plan.training.seq_len}
-    if _START in block.kind:
+    if TOWER_START in block.kind:
         return {**own, "b": plan.training.microbatch, "s": plan.training.seq_len, "h": block.hidden}
     own |= {"b": 1, "s": rows, "h": block.hidden, "s32": -(-rows // 32) * 32, "s8": -(-rows // 8) * 8}
     at, ff = block.mixers[0] if block.mixers else None, block.feed_forward
@@ -241,8 +234,8 @@ def tower_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     """Flash takes windows and whole pictures in two bytes an element; four go to the memory-efficient
     kernel.
     """
-    how = replace(how, asks_grad=block.kind.endswith(_ASKED))
-    how = how if _START in block.kind else replace(how, stream=tower_stream(how))
+    how = replace(how, asks_grad=block.kind.endswith(TOWER_ASKED))
+    how = how if TOWER_START in block.kind else replace(how, stream=tower_stream(how))
     if how.processor:
         return replace(how, attention=AttentionKernel.PROCESSOR)
     if (how.autocast or how.parameters) is FP32:
@@ -261,9 +254,9 @@ def tower_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
 
 def tower_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """A layer of the tower, or one of its ends."""
-    if _START in block.kind:
+    if TOWER_START in block.kind:
         return _patch_embedding_rows(r, block, how)
-    if _JOIN in block.kind:
+    if TOWER_JOIN in block.kind:
         return _merge_image_tokens(r, x, block, how)
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)

@@ -15,9 +15,6 @@ from memsheet.plan.model import Embeddings, Head, ModelSpec, Weight
 from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
 
-CLASSES = "picture_classes"
-"""The kind of head of a model that is shown pictures."""
-
 
 def of_pictures(embeddings: Embeddings) -> bool:
     return any("patch_embeddings" in weight.path for weight in embeddings.weights)

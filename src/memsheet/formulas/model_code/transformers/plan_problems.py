@@ -5,27 +5,30 @@ from __future__ import annotations
 from memsheet.arith import agreed
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.transformers.blocks import unmodelled_block_reason
-from memsheet.formulas.model_code.transformers.cross_attention import is_t5
 from memsheet.formulas.model_code.transformers.encoders import unmodelled_head
 from memsheet.formulas.model_code.transformers.ends import HEADS
-from memsheet.formulas.model_code.transformers.experts import expert_problems
-from memsheet.formulas.model_code.transformers.families import family_traits
+from memsheet.formulas.model_code.transformers.families import CLASSES, family_traits, is_t5
 from memsheet.formulas.model_code.transformers.language_stacks import (
     language_blocks,
     language_stacks,
     reads_other_stack,
 )
 from memsheet.formulas.model_code.transformers.mixers import sparse_problems
-from memsheet.formulas.model_code.transformers.picture_problems import picture_problems
-from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures
-from memsheet.formulas.model_code.transformers.prefixes import prefix_problems
-from memsheet.formulas.model_code.transformers.ring import ring_problems
-from memsheet.formulas.model_code.transformers.ulysses import exchange_problems
+from memsheet.formulas.model_code.transformers.pictures import of_pictures
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import INT8
 from memsheet.plan.engine_registry import MODELLED, engine_of, find_engine
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec
 from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
 from memsheet.plan.verified_families import NO_SDPA, OF_PICTURES, TP_TRAINED, VERIFIED
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.experts import expert_problems
+    from memsheet.formulas.model_code.transformers.picture_problems import picture_problems
+    from memsheet.formulas.model_code.transformers.prefixes import prefix_problems
+    from memsheet.formulas.model_code.transformers.ring import ring_problems
+    from memsheet.formulas.model_code.transformers.ulysses import exchange_problems
+
 
 FLASH_MAX_HEAD = 256
 """Largest head dim of the flash kernels (torch sdp_utils.cpp, check_head_dim_size_flash)."""

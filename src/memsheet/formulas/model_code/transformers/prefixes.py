@@ -5,18 +5,22 @@ one table (peft 0.21.2 tuners/prefix_tuning/model.py, peft_model.py PeftModel.ge
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.transformers.prompts import ENCODER
-from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Node, Tensor
-from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.model import Attention, ModelSpec, Role, Weight
 from memsheet.plan.plan import AdapterKind, Plan, RecomputeMode
 from memsheet.references import PEFT, formula
+
+if TYPE_CHECKING:
+    from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.recorder import Recorder
+
 
 INTO, OUT_OF = "transform.0", "transform.2"
 KEYS = "p+s"

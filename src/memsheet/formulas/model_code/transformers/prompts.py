@@ -6,12 +6,11 @@ PeftModelForCausalLM.forward, PeftModel.get_prompt).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memsheet.arith import Count
-from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Tensor
-from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import INT64, DType
 from memsheet.plan.model import ModelSpec, Norm, Role, Weight
@@ -19,6 +18,11 @@ from memsheet.plan.plan import AdapterKind, Plan
 from memsheet.plan.workload import PassShape
 from memsheet.references import PEFT, formula
 from memsheet.sheet import Component
+
+if TYPE_CHECKING:
+    from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.recorder import Recorder
+
 
 ENCODER = "prompt_encoder"
 NETWORK = ("mlp_head.0", "mlp_head.2", "mlp_head.4")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count, agreed, ceil_div
 from memsheet.errors import Problem
-from memsheet.formulas.model_code.transformers.ulysses import EXCHANGED
+from memsheet.formulas.model_code.transformers.families import EXCHANGED, RING
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -19,8 +19,6 @@ from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, ContextParallel, Loss, Plan
 from memsheet.references import TRANSFORMERS, formula
 
-RING = "ring"
-"""In ``RunConfig.options``: sequences are shared."""
 LONG = "long ring"
 """And by more than two ranks, where gradients of keys and values are on their way twice."""
 PIECES = 2

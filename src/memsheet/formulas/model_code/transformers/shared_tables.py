@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.chosen_kernels import needs_mask
-from memsheet.formulas.model_code.transformers.cross_attention import named_biases, saved_biases
-from memsheet.formulas.model_code.transformers.families import family_traits
+from memsheet.formulas.model_code.transformers.families import EXCHANGED, RING, family_traits
 from memsheet.formulas.model_code.transformers.language_stacks import (
     attention_mixers,
     language_blocks,
     language_stacks,
     reads_other_stack,
 )
-from memsheet.formulas.model_code.transformers.mixers import other_masks, other_tables
-from memsheet.formulas.model_code.transformers.picture_towers import kept_beside
-from memsheet.formulas.model_code.transformers.ring import RING
 from memsheet.formulas.model_code.transformers.rotary_positions import lowers_tables
-from memsheet.formulas.model_code.transformers.ulysses import EXCHANGED
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.late import late_functions
 from memsheet.plan.dtypes import BOOL, FP32
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
 from memsheet.plan.workload import PassShape
 from memsheet.sheet import Component
+
+with late_functions(__name__):
+    from memsheet.formulas.model_code.transformers.cross_attention import named_biases, saved_biases
+    from memsheet.formulas.model_code.transformers.mixers import other_masks, other_tables
+    from memsheet.formulas.model_code.transformers.picture_towers import kept_beside
+
 
 TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3", "olmo3"})
 """Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:549)."""

@@ -19,8 +19,6 @@ from memsheet.plan.dtypes import BF16, FP16, FP32, INT64
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
 
-EXCHANGED = "heads for positions"
-"""In ``RunConfig.options``: sequences are shared, and attention is computed by heads."""
 REPEATED = "repeated heads of keys"
 """And there are fewer heads of keys than ranks."""
 ONE_KEY, ONE_QUERY = "one head of keys", "one head of queries"

@@ -10,8 +10,6 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import BOOL, FP32
 from memsheet.plan.model import Dense
 
-NAME = "xielu"
-
 
 def xielu(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """Where x is positive α·x·x + β·x, else (expm1(min(x, ε)) - x)·α' + β·x; autocast takes expm1 to fp32, as

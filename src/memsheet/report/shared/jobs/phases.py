@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from memsheet.budget import Answer
+from memsheet.frozen import NamedTuple
 from memsheet.plan.device import Cluster
 from memsheet.sheet import Bytes, Instant, Sheet
 
