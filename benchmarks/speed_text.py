@@ -43,8 +43,8 @@ Times a `python -c pass`.
     peer = answer["ratios"].get("peer over cold")
     if peer is not None:
         yield "\n## Beside others\n"
-        yield "Building the same 70B on the meta device to sum its parameters, as accelerate does before it can"
-        yield f"estimate, takes {peer:.1f} times as long as the whole sheet of a training step."
+        yield "Building the same 70B on the meta device to sum its parameters, as accelerate does before it"
+        yield f"can estimate, takes {peer:.1f} times as long as the whole sheet of a training step."
     if answer["over peer"] is not None:
         rate = f"{answer['over peer']:,.0f}"
         yield f"SimuMax weighs plans one by one: the search weighs {rate} times as many a second."

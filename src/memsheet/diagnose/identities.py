@@ -74,7 +74,8 @@ _BATCH = re.compile(
     r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch[_ ]?size"
     r"|(?:[a-z]{1,10}_){0,3}micro_batch_size_per_(?:gpu|device)"
     r"|(?:train|local|mini|eval)_batch_size|per_(?:gpu|device)_(?:train|eval)_batch_size"
-    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|bs|batch(?:es)? of|batch)[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|bs|batch(?:es)? of|batch)"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
 _COUNTED_LENGTH = re.compile(
@@ -88,7 +89,8 @@ _COUNTED_BATCH = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 _TOTAL = re.compile(
-    r"\b(?:num_(?:batch_)?tokens|total_tokens|(?:total )?tokens (?:in|of) (?:the |this |a )?(?:micro-?)?batch)"
+    r"\b(?:num_(?:batch_)?tokens|total_tokens"
+    r"|(?:total )?tokens (?:in|of) (?:the |this |a )?(?:micro-?)?batch)"
     r"[\"']?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{1,9})\b",
     re.IGNORECASE,
 )

@@ -236,7 +236,8 @@ _LEAK = re.compile(
 )  # fmt: skip
 """A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
 _KEPT_LOSS = re.compile(
-    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)\s*(?:#[^\n]{0,200})?$",
+    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)"
+    r"\s*(?:#[^\n]{0,200})?$",
     re.MULTILINE | re.IGNORECASE,
 )
 """A list of losses over steps: of tensors where memory grows with it."""
