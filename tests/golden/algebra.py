@@ -120,7 +120,7 @@ def _asked(around: ShardingOverhead, field: str) -> Any:
     answer = getattr(around, field)
     if not callable(answer):
         return answer
-    known = {"holds": (group(),), "leaves": (group(),), "during": (0, 0)}
+    known = {"at_loss": (group(),), "holds": (group(),), "leaves": (group(),), "during": (0, 0)}
     between = (None, group(), None) if field in ("backward", "fetching") else (None, group())
     return answer(*known.get(field, between))
 

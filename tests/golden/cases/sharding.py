@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from golden.symbols import TENSOR, Cases, call, group, plan, spec, staged, symbol
+from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.sharding.distributed_optimizer import Part
+from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
 from memsheet.formulas.sharding.partitioned_flow import Flush
 from memsheet.formulas.sharding.partitioned_states import Zero, zero_of
-from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Role
@@ -44,6 +47,20 @@ def megatron(model: str = "llama-tiny", **changes: Any) -> Plan:
 def low_gradients() -> Plan:
     made = megatron()
     return replace(made, precision=replace(made.precision, gradients=BF16))
+
+
+KEPT = ResidentState(states=EMPTY, around=ShardingOverhead(), resident=EMPTY, at_step=EMPTY)
+
+
+def piped() -> Plan:
+    """A plan of a pipeline of two stages, with symbols for the rest."""
+    made = plan("torchtitan", mesh=False, mesh__pp=2, schedule="1f1b", global_batch=16)
+    return replace(made, workload=replace(made.training, microbatch=1))
+
+
+def middle_of(walk: StageLayers, *, ends: bool) -> StageLayers:
+    """A stage without embeddings and head, or with both."""
+    return walk if ends else replace(walk, embeddings=None, head=None, loss=None)
 
 
 ZERO: dict[str, Callable[[], Cases]] = {
@@ -97,6 +114,10 @@ FSDP: dict[str, Callable[[], Cases]] = {
     "per_parameter_sizes.root_group_tensors": lambda: {SEEING: call(spec(SEEING), plan("fsdp2", SEEING))},
     "idle_towers.trained_bytes": lambda: {
         SEEING: call(spec(SEEING), plan("fsdp2", SEEING), algorithm_of(engine_of(plan()).sharding).parameter_shard, lambda _, elements: 8 * elements),
+    },
+    "pipelined_overhead": lambda: {"llama-tiny": call(plan(), staged(), joined=True)},
+    "with_stage_buffers": lambda: {
+        place: call(KEPT, middle_of(staged(), ends=ends), piped(), symbol("stage")) for place, ends in (("inner", False), ("whole", True))
     },
 }  # fmt: skip
 CASES = {**ZERO, **MEGATRON, **FSDP}

@@ -14,6 +14,7 @@ import pytest
 
 import memsheet
 from memsheet.cli import main
+from memsheet.plan import options
 from memsheet.plan.names import SHORT
 from memsheet.plan.options import InferOptions, JobOptions, TrainOptions
 from memsheet.questions import accounted
@@ -54,7 +55,7 @@ def test_no_public_function_takes_just_anything(function: typing.Any) -> None:
     said = SimpleNamespace(
         __annotations__={name: kind for name, kind in function.__annotations__.items() if name != "return"}
     )
-    hints = typing.get_type_hints(said, globalns=function.__globals__)
+    hints = typing.get_type_hints(said, globalns={**vars(options), **function.__globals__})
     for name, parameter in inspect.signature(function).parameters.items():
         is_union = typing.get_origin(hints[name]) in (typing.Union, types.UnionType, typing.Unpack)
         kinds = typing.get_args(hints[name]) if is_union else (hints[name],)
