@@ -404,7 +404,7 @@ def _place_of_shards(text: str) -> str:
 HALF, HALF_LENGTH = "half the micro-batch or half the length", "half the length: one row is a micro-batch"
 _ROWS = re.compile(
     r"(?<![a-z])(?:per_device_train_batch_size|micro_(?:train_)?batch_size(?:_per_gpu)?|local_batch_size"
-    r"|instantaneous batch size per device)"
+    r"|instantaneous batch size per device|micro[_ ]?batch(?:[_ ]?size)?|mbs)"
     r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )

@@ -59,7 +59,7 @@ _VOCAB = re.compile(
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
     r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
-    r"|n_ctx|block_?size|model_max_length|seq|(?:sequences?|prompts?|contexts?|inputs?|length) of|"
+    r"|n_ctx|block_?size|model_max_length|seq|(?:input|source|target)[_ ]?len(?:gth)?|(?:sequences?|prompts?|contexts?|inputs?|length) of|"
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|chunked_prefill_size|max_num_seqs|max_running_requests|num_seqs"
@@ -74,7 +74,7 @@ _BATCH = re.compile(
     r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch[_ ]?size"
     r"|(?:[a-z]{1,10}_){0,3}micro_batch_size_per_(?:gpu|device)"
     r"|(?:train|local|mini|eval)_batch_size|per_(?:gpu|device)_(?:train|eval)_batch_size"
-    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|bs|batch(?:es)? of|batch)"
+    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|m?bs|batch(?:es)? of|batch)"
     r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
@@ -98,7 +98,8 @@ _TOTAL = re.compile(
 _INPUTS = re.compile(r"\b(?:input_?ids|labels|targets)\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
 """Sequences and their length, as a tensor's shape is printed."""
 _PROMPTS = re.compile(
-    r"\b(?:max_)?prompt_(?:max_)?(?:len(?:gth)?|tokens)[\"']?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{0,8})\b",
+    r"\b(?:(?:max_)?prompt_(?:max_)?(?:len(?:gth)?|tokens)[\"']?\s{0,3}[:=]?\s{0,3}|prompts?(?: of)? )"
+    r"(\d[\d,_]{0,8})\b",
     re.IGNORECASE,
 )
 _ANSWERS = re.compile(
@@ -238,8 +239,9 @@ _ONE_MORE = re.compile(r"\blogits_to_keep\s?=\s?\w{1,40}\s?\+\s?1\b")
 v0.15.2, trl/trainer/grpo_trainer.py, _get_per_token_logps).
 """
 _AS_MADE = re.compile(
-    r"\bF\.linear\(|\blm_head\(|torch\.tanh\(logits|torch\.matmul\(total_input|final_logit_softcapping"
+    r"\bF\.linear\(|\blm_head\(|\breturn tensor\.float\(\)|torch\.tanh\(logits|torch\.matmul\(total_input|final_logit_softcapping"
 )
+"""Lines that make logits, or all of them again: accelerate 1.15.0, utils/operations.py, _convert_to_fp32."""
 _DASH = re.compile(r"(?<=[a-z])-(?=[a-z])")
 
 

@@ -395,6 +395,12 @@ def _of_rank(shapes: tuple[Shape, ...], ranks: int) -> Iterator[Shape]:
         yield shape if share is None else Shape(share, f"{shape.words}, one of {ranks} ranks' share,")
 
 
+_MADE_AHEAD = re.compile(r"(?:key|value)_cache\s{0,3}=(?!=)\s{0,3}torch\.(?:zeros|empty)\(")
+"""A line that makes keys or values alone, for all tokens that there will be (transformers v4.48.0,
+cache_utils.py, StaticCache).
+"""
+
+
 def _server_caches(signs: Signs, axes: Axes) -> Iterator[Sized]:
     """Keys or values of one layer, or both, of the tokens for which a text says that there is room; a pool of
     pages has one more.
@@ -405,12 +411,12 @@ def _server_caches(signs: Signs, axes: Axes) -> Iterator[Sized]:
     said = tuple(dict.fromkeys(int(each.replace(",", "")) for each in _CACHED.findall(signs.text)))
     page = int(found[1]) if (found := _CACHED_PAGE.search(signs.text)) else 1
     pages = page if signs.program == "SGLang" else 0
-    cut = cut_in_text(signs.text)
+    cut, alone = cut_in_text(signs.text), _MADE_AHEAD.search(signs.code) is not None
     width, dtype = (1, "fp8") if _CACHED_IN_8_BITS.search(signs.text) else WIDTHS[1]
     for shape in caches_of_models(signs.text):
         axes_of_token = shape.share(cut) or shape.axes
         for count in dict.fromkeys((*(each + pages for each in said), *(() if said else axes.counts))):
-            for both in ((), (2,)) if len(shape.axes) > 1 else ((),):
+            for both in ((), (2,)) if len(shape.axes) > 1 and not alone else ((),):
                 made = (*both, count, *axes_of_token)
                 product = " × ".join(f"{axis:,}" for axis in made)
                 words = shape.words.replace(", or", " and") if both else shape.words

@@ -29,6 +29,7 @@ def asked(size: str) -> str:
         ("tokens in batch 31,040 | llama-3.1-8b", LOGITS, "14.83 GiB", "[31040, 128256] fp32"),
         ("llama-3.1-8b, 4 sequences per batch, max len 7,760", LOGITS, "14.83 GiB", "[31040, 128256] fp32"),
         ("llama-3.1-8b, batch of 4, max len 7,760", LOGITS, "14.83 GiB", "[31040, 128256] fp32"),
+        ("llama-3.1-8b, mbs 4, input length 7760", LOGITS, "14.83 GiB", "[31040, 128256] fp32"),
         ("gemma2/9B, batch 1, seq 1024", LOGITS, "1000.00 MiB", "[1024, 256000] fp32"),
     ],
 )
@@ -71,3 +72,44 @@ def test_a_sharded_model_that_is_gathered_for_its_checkpoint_is_saved() -> None:
         "_full_pre_state_dict_hook", module="site-packages/torch/distributed/fsdp/_state_dict_utils.py"
     )
     assert found_in("step 12 loss 1.21", hooks, FULL_CARD).cause is Cause.REGIME_CHANGE
+
+
+def test_a_line_that_is_cut_behind_its_call_makes_scores_all_the_same() -> None:
+    line = "    scores = torch.matmul("
+    term = found_in("t5-large, input length 1024, batch_size 16", line, asked("1.00 GiB")).term
+    assert term is not None
+    assert term.shape == "[16, 16, 1024, 1024] fp32"
+
+
+def test_a_cache_that_is_made_ahead_has_all_tokens_and_keys_alone() -> None:
+    said = "Llama-3.1-8B-Instruct bf16, batch 64, prompts 4096 tokens and max_new_tokens=4096"
+    line = "    new_layer_value_cache = torch.zeros(cache_shape, dtype=self.dtype, device=layer_device)"
+    frame = '  File "/opt/transformers/cache_utils.py", line 1225, in __init__'
+    term = found_in(said, "Traceback (most recent call last):", frame, line, asked("1.00 GiB")).term
+    assert term is not None
+    assert (term.component, term.shape) == ("kv_cache", "[524288, 8, 128] bf16")
+
+
+REFUSED = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+
+
+@pytest.mark.parametrize(
+    ("listed", "cause"),
+    [
+        (("30122, python serve.py, 30112 MiB", "30977, python gen.py, 10211 MiB"), Cause.OTHER_PROCESS),
+        (("30122, python serve.py, 3011 MiB", "30977, python gen.py, 37211 MiB"), Cause.UNKNOWN),
+        (("30122, python serve.py, 30112 MiB", "30977, python other.py, 10211 MiB"), Cause.UNKNOWN),
+    ],
+)
+def test_a_refused_handle_is_a_neighbour_s_where_a_list_names_both(
+    listed: tuple[str, ...], cause: Cause
+) -> None:
+    found = found_in('  File "/home/me/gen.py", line 19, in <module>', REFUSED, *listed)
+    assert found.cause is cause
+
+
+def test_pieces_of_a_prompt_are_a_server_s_whatever_its_folder() -> None:
+    said = "sglang, --chunked-prefill-size 8192 --mem-fraction-static 0.92; Qwen3-8B"
+    line = "    return torch.nn.functional.log_softmax(last_logits, dim=-1)"
+    found = found_in(said, traced("forward"), line, asked("4.64 GiB"))
+    assert all("micro-batch" not in cure.change for cure in found.cures if cure.helps == "yes")

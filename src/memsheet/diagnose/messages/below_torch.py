@@ -12,7 +12,7 @@ from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, M
 from memsheet.diagnose.messages import other_runtimes
 from memsheet.diagnose.messages.colocated import place_of_share
 from memsheet.diagnose.messages.llama_cpp import refused_call
-from memsheet.diagnose.messages.nvidia_smi import Table, card_table
+from memsheet.diagnose.messages.nvidia_smi import Table, card_table, listed_processes
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 
 SIGNS = (
@@ -80,11 +80,31 @@ def _refused_handle(_: Message, log: Log) -> Judgement:
             because="an earlier error of a kernel stands in the same log; what comes after it is its echo, "
             "no shortage",
         )
+    if there := _larger_neighbours(log):
+        return Judgement(
+            causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
+            because=f"the matrix library was refused its handle and workspace: the card is full, and most of it is held by {there}",
+        )  # fmt: skip
     return Judgement(
         causes=(Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR), cures=(ROOM, BLOCKING),
         because="the matrix library was refused its handle and workspace, which stand outside PyTorch's allocator: the "
         "card is full, or an earlier error of a kernel shows only here",
     )  # fmt: skip
+
+
+_SCRIPT = re.compile(r"\bFile \"(?:[^\"\n]{0,200}[\\\\/])?([\w.-]{1,80}\.py)\"")
+
+
+def _larger_neighbours(log: Log) -> str:
+    """Processes of a list that hold more than the one whose script the traceback names; empty where none of
+    them is known for it.
+    """
+    scripts, listed = set(_SCRIPT.findall(log.text)), listed_processes(log)
+    own = {name for name in listed if scripts & {part.rpartition("/")[2] for part in name.split()}}
+    others = {name: size for name, size in listed.items() if name not in own}
+    if not own or sum(size.low for size in others.values()) <= sum(listed[name].high for name in own):
+        return ""
+    return ", ".join(f"{name} ({size_words(size)})" for name, size in others.items())
 
 
 def _torn_collective(_: Message, __: Log) -> Judgement:

@@ -44,6 +44,20 @@ def card_table(log: Log) -> Table | None:
     return Table(cards=tuple(cards), processes=tuple(processes), names=names) if cards else None
 
 
+_LISTED = re.compile(r"^\s{0,6}(\d{1,10}), (?P<name>[^,\n]{1,200}), (?P<size>\d{1,7}) MiB\s*$")
+"""A line of ``nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv``."""
+
+
+def listed_processes(log: Log) -> dict[str, Interval]:
+    """Programs with their arguments, and what each holds, of a table of processes or of a list of them."""
+    found: dict[str, Interval] = {}
+    for line in log.lines:
+        listed = _PROCESS.match(line) or _LISTED.match(line)
+        if listed and (size := printed_bytes(listed["size"], "MiB")):
+            found[listed["name"]] = size
+    return found
+
+
 def _short_name(path: str) -> str:
     """A program without its folders and arguments, of a name that may be cut in front."""
     return path.split(maxsplit=1)[0].replace("\\", "/").rpartition("/")[2][:40]
