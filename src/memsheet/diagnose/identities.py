@@ -59,7 +59,8 @@ _VOCAB = re.compile(
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
     r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
-    r"|n_ctx|block_?size|model_max_length|seq|(?:input|source|target)[_ ]?len(?:gth)?|(?:sequences?|prompts?|contexts?|inputs?|length) of|"
+    r"|n_ctx|block_?size|model_max_length|seq|(?:input|source|target)[_ ]?len(?:gth)?"
+    r"|(?:sequences?|prompts?|contexts?|inputs?|length) of|"
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|chunked_prefill_size|max_num_seqs|max_running_requests|num_seqs"
@@ -239,7 +240,8 @@ _ONE_MORE = re.compile(r"\blogits_to_keep\s?=\s?\w{1,40}\s?\+\s?1\b")
 v0.15.2, trl/trainer/grpo_trainer.py, _get_per_token_logps).
 """
 _AS_MADE = re.compile(
-    r"\bF\.linear\(|\blm_head\(|\breturn tensor\.float\(\)|torch\.tanh\(logits|torch\.matmul\(total_input|final_logit_softcapping"
+    r"\bF\.linear\(|\blm_head\(|\breturn tensor\.float\(\)|torch\.tanh\(logits|torch\.matmul\(total_input"
+    r"|final_logit_softcapping"
 )
 """Lines that make logits, or all of them again: accelerate 1.15.0, utils/operations.py, _convert_to_fp32."""
 _DASH = re.compile(r"(?<=[a-z])-(?=[a-z])")
