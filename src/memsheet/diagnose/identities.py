@@ -72,7 +72,7 @@ _LENGTH = re.compile(
     re.IGNORECASE,
 )
 _BATCH = re.compile(
-    r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch[_ ]?size"
+    r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch(?:[_ ]?size)?"
     r"|(?:[a-z]{1,10}_){0,3}micro_batch_size_per_(?:gpu|device)"
     r"|(?:train|local|mini|eval)_batch_size|per_(?:gpu|device)_(?:train|eval)_batch_size"
     r"|batch size per device|batch[_ ]?size|max_sentences|bsz|m?bs|batch(?:es)? of|batch)"

@@ -30,6 +30,7 @@ def asked(size: str) -> str:
         ("llama-3.1-8b, 4 sequences per batch, max len 7,760", LOGITS, "14.83 GiB", "[31040, 128256] fp32"),
         ("llama-3.1-8b, batch of 4, max len 7,760", LOGITS, "14.83 GiB", "[31040, 128256] fp32"),
         ("llama-3.1-8b, mbs 4, input length 7760", LOGITS, "14.83 GiB", "[31040, 128256] fp32"),
+        ("--micro-batch 4 --seq 7760 --model llama-3.1-8b", LOGITS, "14.83 GiB", "[31040, 128256] fp32"),
         ("gemma2/9B, batch 1, seq 1024", LOGITS, "1000.00 MiB", "[1024, 256000] fp32"),
     ],
 )
