@@ -60,7 +60,11 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "activations on the host, recompute": (
         "llama-3.2-1b",
         "1xH100-80GB",
-        {"offload.activations": True, **RECOMPUTED},
+        {
+            "offload.activations": True,
+            **RECOMPUTED,
+            "seq_len": 4096,
+        },  # at 2,048, 3.9 % less: kernels' scratch
     ),
     "shards, all on the host": (
         "llama-2-7b",
