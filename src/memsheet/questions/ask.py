@@ -208,7 +208,7 @@ def _job_and_machines(asked: dict[str, Any]) -> tuple[Mapping[str, Any], dict[st
     from memsheet.questions.job import MACHINES, document_of
 
     named, where = asked.pop("job", None), {key: asked.pop(key, None) for key in MACHINES}
-    if not isinstance(named, Mapping) and named not in TEMPLATES:
+    if not isinstance(named, Mapping) and not (isinstance(named, str) and named in TEMPLATES):
         hint = f"an object of memsheet/job/1, or a template: {', '.join(TEMPLATES)}"
         raise input_error("job", named if isinstance(named, str) else None, "is no job", hint)
     return document_of(named, {**where, **asked}), where

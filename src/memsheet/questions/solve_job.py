@@ -53,6 +53,7 @@ def job_limit(what: str, document: Mapping[str, Any], where: Mapping[str, Any] =
         raise input_error(
             "what", what, "is nothing that is solved for of a job", f"one of {', '.join(LIMITS)}"
         )
+    read_job(document)  # every problem of it, before anything is looked up in it
     return search(document, where)
 
 

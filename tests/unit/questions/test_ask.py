@@ -198,6 +198,16 @@ def test_the_limit_of_a_job_is_the_last_that_fits() -> None:
     assert told["document"]["sheet"]["verdict"]["result"] == "fits"
 
 
+@pytest.mark.parametrize("what", ["gpu-memory-utilization", "row-tokens", "micro-batch-tokens"])
+@pytest.mark.parametrize(
+    "job", [{}, {"roles": {}}, {"roles": {"a": 3}, "phases": []}, {"roles": [], "phases": {}}]
+)
+def test_a_limit_of_what_is_no_job_is_refused(what: str, job: Any) -> None:
+    answer = ask({"question": "solve-job", "what": what, "job": job, "gpus": "1xH100-80GB"})
+    assert answer["exit_code"] == 2
+    assert any(problem["field"].startswith("roles") for problem in answer["document"]["problems"])
+
+
 @pytest.mark.parametrize("named", ["grpo.json", "/etc/passwd", 7, None])
 def test_a_job_is_an_object_or_a_template_and_no_path(named: Any) -> None:
     answer = ask({"question": "job", "job": named, "gpus": "1xH100-80GB"})
