@@ -106,6 +106,8 @@ def test_a_gguf_that_is_dropped_stays_where_it_is(visit: Any, tmp_path: Path) ->
     drop(visit, {path.name: b"GGUF, and no more"})
     assert "no header" in visit.page.locator("#understood").inner_text()
     drop(visit, {path.name: path.read_bytes()})
+    visit.page.locator("#understood", has_not_text="no header").first.wait_for(state="attached")
+    visit.settle()
     assert visit.page.get_by_label("model", exact=True).input_value() == "small.gguf"
     assert max(map(len, visit.bodies)) < path.stat().st_size
 
