@@ -22,6 +22,7 @@ _lock = allocate_lock()
 _homes: set[str] = set()
 """Modules whose imports are late at the moment."""
 _usual_import = builtins.__import__
+"""What imported before the first of them: somebody else's, too, who has put it there, and gets it back."""
 
 
 @contextmanager
@@ -29,7 +30,10 @@ def late_functions(home: str) -> Iterator[None]:
     """Where the module ``home`` says ``from … import …`` inside, what it gets are functions that load the
     module when they are called.
     """
+    global _usual_import  # noqa: PLW0603 - one value, put back where it was
     with _lock:
+        if not _homes:
+            _usual_import = builtins.__import__
         _homes.add(home)
         builtins.__import__ = _import_late
     try:

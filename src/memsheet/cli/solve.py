@@ -12,6 +12,7 @@ from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.job import solve_of_job
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
+from memsheet.jobs.limits import BATCH, ROWS, SHARE
 from memsheet.questions.solve import Solved, solve_question, target_named
 from memsheet.report.shared.exit_codes import EXIT
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from memsheet.search.solve.targets import Solution
 
 
-OF_JOBS = ("gpu-memory-utilization", "row-tokens", "micro-batch-tokens")
+OF_JOBS = (SHARE, ROWS, BATCH)
 
 
 def solve(asked: Given) -> int:

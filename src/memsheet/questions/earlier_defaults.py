@@ -12,7 +12,7 @@ from memsheet.exchange import in_earlier_dtype
 from memsheet.exchange.mistakes import Case
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.trainer_script import METHODS, RELEASE_DEFAULTS, SCRIPT
+from memsheet.exchange.shared.trainer_script import METHODS, RELEASE_DEFAULTS, SCRIPT, keys_left_to_release
 from memsheet.exchange.verdict_doubts import Doubt
 from memsheet.frozen import NamedTuple
 
@@ -88,10 +88,7 @@ def _keys_left_to_release(read: Read) -> frozenset[str]:
         return frozenset()
     if read.form.name != TRL:
         return frozenset(read.values.get(f"{SCRIPT}.{RELEASE_DEFAULTS}") or ())
-    fused = read.values.get("use_liger_kernel") is True
-    return frozenset(
-        one.key for one in EARLIER if one.key not in read.values and not (fused and one.at == "loss")
-    )
+    return frozenset(keys_left_to_release(read.values))
 
 
 OF_EARLIER = frozenset({

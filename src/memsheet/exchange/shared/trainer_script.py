@@ -405,18 +405,20 @@ def _likely_name_key(module: Module, node: ast.Call | None, at: str) -> dict[str
     return {"model": names[-1].value, LIKELY_NAME: told}
 
 
+def keys_left_to_release(said: Mapping[str, Any]) -> list[str]:
+    """Those of TRL's whose default it has changed, and that nobody says; a fused kernel's loss is its own."""
+    fused = said.get("use_liger_kernel") is True
+    changed = ("gradient_checkpointing",) if fused else ("gradient_checkpointing", "loss_type")
+    return [name for name in changed if name not in said]
+
+
 def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
     """TRL's own fields, and in ``said`` its defaults for what is not said."""
-    fused = said.get("use_liger_kernel") is True
-    left = [
-        name
-        for name in ("gradient_checkpointing", "loss_type")
-        if name not in said and not (fused and name == "loss_type")
-    ]
+    left = keys_left_to_release(said)
     said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
-    usual = "nll" if fused else own_default("trl", "loss_type")
+    usual = "nll" if said.get("use_liger_kernel") is True else own_default("trl", "loss_type")
     return {
         **({} if "max_seq_length" in said else {"max_length": own_default("trl", "max_length")}),
         "loss_type": usual,

@@ -19,7 +19,7 @@ from memsheet.account import Totals, check_accounted, rank_of, step_totals, tota
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, field, replace
-from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute, Schedule
+from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute
 from memsheet.search.train.lattice import Array, Tally, refuse_rows, select_rows
 from memsheet.search.train.pipelines import (
     Placed,
@@ -29,7 +29,7 @@ from memsheet.search.train.pipelines import (
     stratum_choice_key,
     sums_of_strata,
 )
-from memsheet.search.train.reduced_strata import Fewer, reduce_stratum, sums_by_fewer
+from memsheet.search.train.reduced_strata import Fewer, kept_microbatches, reduce_stratum, sums_by_fewer
 from memsheet.search.train.space import AXES, Space
 from memsheet.search.train.strata import CHUNK, Stratum, legal_plan_strata, reason_of, with_counts
 from memsheet.sheet import Bytes
@@ -375,10 +375,10 @@ def check_largest(stratum: Stratum, alone: tuple[int, int]) -> None:
     """Raises OverflowError where int64 might not hold what a plan of a stratum holds with all sequences that
     a pipeline keeps.
     """
-    plan, rows = stratum.plan, stratum.rows
-    batches = rows["global_batch"] // (rows["microbatch"] * plan.mesh.data_parallel)
-    kept = batches if plan.schedule is Schedule.GPIPE else np.minimum(batches, 4 * plan.mesh.pp)
-    if alone[0] + alone[1] * int((rows["microbatch"] * kept).max()) > SAFE_BYTES:
+    if (
+        alone[0] + alone[1] * int((stratum.rows["microbatch"] * kept_microbatches(stratum)).max())
+        > SAFE_BYTES
+    ):
         raise OverflowError(
             f"a plan of {stratum.space.model.name} could hold more than {SAFE_BYTES} bytes, and arrays "
             "count no further"

@@ -141,13 +141,13 @@ def _divisibility_rules(space: Space, pipeline: Request, name: str, batch: int) 
         yield "ep · etp does not divide the ranks of a stage", _experts_divide
     if name == "microbatch":
         each = "microbatch · data-parallel ranks does not divide the global batch"
-        yield each, lambda rows: batch % _at_once(rows) == 0
+        yield each, lambda rows: batch % sequences_at_once(rows) == 0
         if int(pipeline["mesh.vpp"]) > 1:
             whole = f"micro-batches are no multiple of {pp} stages, whose chunks take turns"
-            yield whole, lambda rows: batch // _at_once(rows) % pp == 0
+            yield whole, lambda rows: batch // sequences_at_once(rows) % pp == 0
 
 
-def _at_once(rows: Rows) -> Array:
+def sequences_at_once(rows: Rows) -> Array:
     """Sequences of one micro-batch on all data-parallel ranks."""
     return rows["microbatch"] * rows["dp_replicate"] * rows["dp_shard"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from memsheet.account import Sums, divided_states
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.plan import Schedule
-from memsheet.search.train.lattice import Array, Rows
+from memsheet.search.train.lattice import Array, Rows, sequences_at_once
 from memsheet.search.train.pipelines import Placed, merge_strata, sums_of_strata
 from memsheet.search.train.strata import Stratum, with_counts
 from memsheet.sheet import Instant
@@ -48,7 +48,12 @@ class Fewer:
 def reduce_stratum(stratum: Stratum) -> Fewer:
     rows = stratum.rows
     together, alone = rows["dp_replicate"] * rows["dp_shard"], np.ones_like(rows["tp"])
-    whole = {**rows, "dp_replicate": alone, "dp_shard": together, "global_batch": _least_batch(stratum)}
+    whole = {
+        **rows,
+        "dp_replicate": alone,
+        "dp_shard": together,
+        "global_batch": kept_microbatches(stratum) * sequences_at_once(rows),
+    }
     each = {**rows, "microbatch": alone, "global_batch": together * FULL_PIPELINE * stratum.plan.mesh.pp}
     states = _distinct_rows(stratum, each)
     own = states.few.rows
@@ -74,13 +79,11 @@ at most pp · (vpp + 1) of pp · vpp parts under way, a step of 4 pp micro-batch
 """
 
 
-def _least_batch(stratum: Stratum) -> Array:
-    """The least global batch with which each plan holds as much: what is under way in a full pipeline."""
+def kept_microbatches(stratum: Stratum) -> Array:
+    """Micro-batches of a step of each plan with which a pipeline holds as much as with all of them."""
     rows, plan = stratum.rows, stratum.plan
-    once = rows["microbatch"] * rows["dp_replicate"] * rows["dp_shard"]
-    if plan.schedule is Schedule.GPIPE:
-        return rows["global_batch"]
-    return np.minimum(rows["global_batch"], once * FULL_PIPELINE * plan.mesh.pp)
+    count = rows["global_batch"] // sequences_at_once(rows)
+    return count if plan.schedule is Schedule.GPIPE else np.minimum(count, FULL_PIPELINE * plan.mesh.pp)
 
 
 def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:
