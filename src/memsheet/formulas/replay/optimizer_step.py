@@ -10,7 +10,6 @@ from memsheet.formulas.replay.script import Script
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import (
     galore_scratch,
-    is_galore_projected,
     is_muon_stepped,
     lora_fa_scratch,
     moments_dtype,
@@ -93,9 +92,8 @@ def _orthogonalize_matrices(script: Script, stepped: Stepped, plan: Plan) -> Non
 
 
 def _galore_pieces(held: Held, elements: int, plan: Plan) -> Iterator[int]:
-    """A projected tensor's gradient is decomposed: by halves, for want of the solver's own order."""
+    """By halves: the copies of a tensor that is not projected, and of one that is what decomposes its gradient,
+    for want of the solver's own order.
+    """
     size = int(galore_scratch(held, elements, plan))
-    if not is_galore_projected(held):
-        yield from (size // 2, size // 2)
-        return
     yield from (size // 2, size - size // 2)
