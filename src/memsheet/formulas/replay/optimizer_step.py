@@ -92,8 +92,8 @@ def _orthogonalize_matrices(script: Script, stepped: Stepped, plan: Plan) -> Non
 
 
 def _galore_pieces(held: Held, elements: int, plan: Plan) -> Iterator[int]:
-    """By halves: the copies of a tensor that is not projected, and of one that is what decomposes its gradient,
-    for want of the solver's own order.
+    """By halves: the copies of a tensor that is not projected, and of one that is what decomposes its
+    gradient, for want of the solver's own order.
     """
     size = int(galore_scratch(held, elements, plan))
     yield from (size // 2, size - size // 2)
