@@ -64,7 +64,7 @@ __all__ = [
     "trainer_callback",
     "verify",
 ]
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _HOMES = {
     "budget": ("Result", "Verdict"),

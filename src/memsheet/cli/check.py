@@ -25,12 +25,22 @@ if TYPE_CHECKING:
 with late_functions(__name__):
     from memsheet.cli.check_each import worst_exit_code, worst_of_each
     from memsheet.cli.error_output import explain_input
+    from memsheet.questions.typed_texts import files_of_texts
 
 
 def check(asked: Given, as_run: Callable[[str], str] | None = None) -> int:
     """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known
     mistakes. ``as_run``: of a script's text the text as it runs.
     """
+    if not asked.command and not any(name == "-" or " " in name for name in asked.files):
+        return _check_files(asked, as_run, None)
+    with files_of_texts(asked.files, asked.command) as files:
+        here = Path() if files != asked.files else None
+        return _check_files(Given(**{**vars(asked), "files": files, "command": ()}), as_run, here)
+
+
+def _check_files(asked: Given, as_run: Callable[[str], str] | None, root: Path | None) -> int:
+    """``root``: where the files lie that a text names which lies nowhere."""
     form = asked.output or ("json" if asked.json else None)
     look = screen.terminal_look(decimal=screen.wants_decimal_units(asked.units), full=asked.full)
     if asked.against is not None:
@@ -49,7 +59,7 @@ def check(asked: Given, as_run: Callable[[str], str] | None = None) -> int:
         left = servers[len(started) :]
         return _print_launches(started, form, file, Path(), lambda: _servers_screen(started, left, look))
     check_form("check", form)
-    checked = _check_one_job(asked, as_run)
+    checked = _check_one_job(asked, as_run, root)
     if form is not None:
         write_form("check", form, checked)
     else:
@@ -74,13 +84,16 @@ def _servers_screen(found: Sequence[Launch], left: Sequence[Any], look: Look) ->
     return render_servers(found, left, look)
 
 
-def _check_one_job(asked: Given, as_run: Callable[[str], str] | None = None) -> Checked:
+def _check_one_job(
+    asked: Given, as_run: Callable[[str], str] | None = None, root: Path | None = None
+) -> Checked:
     question = jobs.job_arguments(asked)
     return check_configuration_files(
         asked.files,
         question.pop("model"),
         question,
         words=plan_flag_values(asked),
+        root=root,
         as_run=as_run,
     )
 

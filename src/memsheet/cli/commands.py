@@ -43,6 +43,8 @@ class Command(NamedTuple):
     more: str = ""
     program: str = ""
     """Whose own flags stand behind ``--``, where the command starts another program."""
+    behind: str = ""
+    """What the words behind ``--`` are called, where they are no arguments like those before it."""
 
 
 MODEL = Argument(
@@ -359,13 +361,16 @@ COMMANDS = {command.name: command for command in (
     ),
     Command(
         "check", "A configuration file of an engine: its sheet, its verdict, its mistakes.",
-        (Argument("files", "FILE|DIR", "Configuration files of one job, or the folder that holds them.", many=True),),
+        (Argument("files", "FILE|DIR", "Files of one job or their folder; - for stdin; or behind -- a command.", many=True),),
         _job_flags(*CHECK_FLAGS, FORMAT._replace(words="As json, markdown, html, csv, svg, sarif or github."), *OUTPUT_FLAGS),
         ("memsheet check run/",
          "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096",
+         "memsheet check --gpus 2xL40S -- vllm serve Qwen/Qwen3-8B -tp 2",
          "memsheet check run.sh --against main"),
         ("model", "each", "against", "format", *COMMON, *LIGHTER, *PRINTED),
         more="A flag says what the files leave open.",
+        program="the command",
+        behind="command",
     ),
     Command(
         "sbatch", "A batch script checked as Slurm would run it, and submitted unless it is sure not to fit.",

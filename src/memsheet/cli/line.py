@@ -63,9 +63,11 @@ def parse_command_line(command: Command, words: Sequence[str]) -> Given:
             ),
         ]
     )
-    arguments = dict(
-        _positional_arguments(command, [*(word for word in extras if not is_flag(word)), *words[end + 1 :]])
-    )
+    behind = words[end + 1 :]
+    named = [*(word for word in extras if not is_flag(word)), *(() if command.behind else behind)]
+    arguments = dict(_positional_arguments(command, named))
+    if command.behind:
+        arguments[command.behind] = tuple(behind)
     raise_if_problems(
         Problem(field=f"--{flag.name}", reason="is missing", hint=f"--{flag.name} {flag.metavar}")
         for flag in command.flags

@@ -39,7 +39,7 @@ def _check_script(line: SbatchLine, asked: Given) -> int:
     as_run = partial(script_as_submitted, line=line, environment=os.environ)
     with redirect_stdout(sys.stderr):
         try:
-            given = {**_flags_of_check(), **vars(asked), "files": (line.script,)}
+            given = {**_flags_of_check(), **vars(asked), "files": (line.script,), "command": ()}
             return check(Given(**given), as_run)
         except InputError as error:
             return explain_input(error)

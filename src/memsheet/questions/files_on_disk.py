@@ -108,11 +108,11 @@ def check_total_bytes(paths: Iterable[Path]) -> None:
 
 def folders_of_job(files: tuple[str, ...], root: Path | None = None) -> list[Path]:
     """Folders that the names in files may be relative to: their own, then those above as far as ``root``, or
-    the root of the repository that they lie in.
+    the root of the repository that they lie in; ``root`` itself of a file that does not lie in it.
     """
     own = [path if is_folder(path) else path.parent for path in map(Path, files)]
     above = [parent for folder in own for parent in _parents_within(folder.resolve(), root)]
-    return list(dict.fromkeys([*own, *above]))
+    return list(dict.fromkeys([*own, *above, *((root,) if root else ())]))
 
 
 def _parents_within(folder: Path, root: Path | None) -> list[Path]:

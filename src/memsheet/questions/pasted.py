@@ -45,7 +45,7 @@ def read_pasted(text: Any) -> dict[str, Any]:
     if DIED.search(held):
         request = {"question": "diagnose", "text": text}
         return _pasted_request("message", request, "the message of a job that died of memory")
-    file = {"name": _file_name(held), "text": text}
+    file = {"name": named_by_content(held, "pasted"), "text": text}
     _check_recognised(file["name"], text)
     return _pasted_request(
         "files", {"question": "check", "files": [file]}, "an engine's configuration or command"
@@ -114,16 +114,20 @@ def _option_name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _file_name(text: str) -> str:
-    """A name that such a file has, as readers go by its ending."""
+def named_by_content(text: str, stem: str) -> str:
+    """A name that a file of such a text has, as readers go by its ending: ``stem`` and that."""
+    return f"{stem}.{_ending_of(text.strip())}"
+
+
+def _ending_of(text: str) -> str:
     if text.startswith("{"):
         try:
-            return "pasted.ipynb" if "nbformat" in json.loads(text) else "pasted.json"
+            return "ipynb" if "nbformat" in json.loads(text) else "json"
         except ValueError:
-            return "pasted.json"
+            return "json"
     if re.search(r"^\s*(?:import|from) \w+|^def \w+\(", text, re.MULTILINE):
-        return "pasted.py"
-    if re.match(r"^\[[\w.]+\]\s*$", text.splitlines()[0]):
-        return "pasted.toml"
+        return "py"
+    if re.match(r"^\[[\w.]+\]\s*$", text.partition("\n")[0]):
+        return "toml"
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
-    return "pasted.yaml" if re.match(r"^[\w.-]+:(?:\s|$)", first) else "pasted.sh"
+    return "yaml" if re.match(r"^[\w.-]+:(?:\s|$)", first) else "sh"

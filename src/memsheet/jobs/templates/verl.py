@@ -50,6 +50,8 @@ BUCKET = 2048
 """Mebibytes of the buffer that weights are sent through (trainer/config/rollout/rollout.yaml,
 update_weights_bucket_megabytes).
 """
+UNSAID_ROWS = 1
+"""Of a pass whose rows nobody says, the least that it can take."""
 ROLLOUTS = ("vllm", "sglang")
 ROLLOUT_DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
 
@@ -201,8 +203,8 @@ def _critic_batch(values: Values) -> dict[str, int] | None:
         tokens = whole_number(values, f"{CRITIC}.ppo_max_token_len_per_gpu", 32768)
         return {"microbatch": 1, "seq_len": max(tokens, length)} if tokens and length else None
     old, ranks = whole_number(values, f"{CRITIC}.ppo_micro_batch_size", None), data_ranks(values)
-    rows = rows or (max(1, old // ranks) if old and ranks else None)
-    return {"microbatch": rows, "seq_len": length} if rows and length else None
+    rows = rows or (max(1, old // ranks) if old and ranks else UNSAID_ROWS)
+    return {"microbatch": rows, "seq_len": length} if length else None
 
 
 def _values_plan(values: Values) -> dict[str, int]:
@@ -338,8 +340,26 @@ def _log_prob_plan(values: Values, place: str) -> dict[str, int] | None:
         return {"microbatch": 1, "seq_len": -(-max(length, tokens * shared) // shared)} if tokens else None
     rows = whole_number(values, f"{place}.log_prob_micro_batch_size_per_gpu", None)
     old, ranks = whole_number(values, f"{place}.log_prob_micro_batch_size", None), data_ranks(values)
-    rows = rows or (max(1, old // ranks) if old and ranks else None)
-    return {"microbatch": rows, "seq_len": -(-length // shared)} if rows else None
+    rows = rows or (max(1, old // ranks) if old and ranks else UNSAID_ROWS)
+    return {"microbatch": rows, "seq_len": -(-length // shared)}
+
+
+def _unsaid_batches(values: Values) -> list[str]:
+    """Passes of which nobody says how many rows they take at once, in words. verl asks for it."""
+    by_tokens = is_on(values, f"{ACTOR}.use_dynamic_bsz", usual=False)
+    own = {ROLLOUT: by_tokens, **({REF: by_tokens} if _has_reference(values) else {})}
+    passes = {
+        place: "log_prob_micro_batch_size"
+        for place, usual in own.items()
+        if not is_on(values, f"{place}.log_prob_use_dynamic_bsz", usual=usual)
+    }
+    if has_critic(values) and not is_on(values, f"{CRITIC}.use_dynamic_bsz", usual=by_tokens):
+        passes[CRITIC] = "ppo_micro_batch_size"
+    return [
+        f"{place}.{name}_per_gpu is not said: counted with {UNSAID_ROWS} row"
+        for place, name in passes.items()
+        if not any(whole_number(values, f"{place}.{name}{end}", None) for end in ("", "_per_gpu"))
+    ]
 
 
 def _has_fused_kernels(values: Values) -> bool:
@@ -414,6 +434,7 @@ def open_words(values: Values) -> tuple[str, ...]:
         values, "reward.reward_model.enable", usual=False
     ):
         found.append("the reward model shares the cards and is not counted")
+    found += _unsaid_batches(values)
     if held_value(values, f"{ROLLOUT}.name", None) is None:
         found.append("which server runs is not said: counted as vLLM")
     experts = whole_number(values, f"{ROLLOUT}.expert_parallel_size", 1) or 1

@@ -343,3 +343,13 @@ def test_a_batch_below_its_update_stops_releases_that_refuse_it(tmp_path: Path) 
         found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
         assert found.stops is stops
         assert any("less than the 64 prompts" in one.says for _, one in found.mistakes)
+
+
+def test_a_pass_whose_rows_nobody_says_has_one_and_leaves_the_verdict_open(tmp_path: Path) -> None:
+    said = checked(tmp_path)
+    script = tmp_path / "run.sh"
+    script.write_text(script.read_text().replace(f"{R}.log_prob_micro_batch_size_per_gpu=8 ", ""))
+    unsaid = memsheet.check(script, gpus="2xA100-80GB")
+    assert not said.doubt
+    assert f"{R}.log_prob_micro_batch_size_per_gpu is not said" in str(unsaid.doubt)
+    assert held(unsaid, "old_log_prob/loss", "actor") < held(said, "old_log_prob/loss", "actor")

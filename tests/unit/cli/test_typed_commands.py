@@ -1,0 +1,96 @@
+"""`memsheet check` of what is typed: a command behind ``--`` or as one word, and a text on stdin."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.cli import main
+
+GPUS = ("--gpus", "2xH100-80GB", "--json")
+COMMANDS = (
+    "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-model-len 8192",
+    "trl dpo --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024 --per_device_train_batch_size 1",
+    "accelerate launch --use_fsdp trl/scripts/sft.py --model_name_or_path Qwen/Qwen3-0.6B --max_length 1024",
+)
+SCRIPT = """from trl import SFTConfig, SFTTrainer
+SFTTrainer(model="Qwen/Qwen3-0.6B", args=SFTConfig(max_length=1024), train_dataset=data).train()
+"""
+YAML = "model_name_or_path: Qwen/Qwen3-0.6B\nstage: sft\nfinetuning_type: full\ncutoff_len: 1024\n"
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main(["check", *words])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def put_on_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+def figures(found: dict[str, Any]) -> Any:
+    return found["sheet"]["ranks"], found["sheet"]["verdict"]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_typed_command_is_its_script(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.sh").write_text(line)
+    code, written = ask(capsys, str(tmp_path / "run.sh"), *GPUS)
+    monkeypatch.chdir(tmp_path)
+    for words in ((*GPUS, "--", *line.split()), (line, *GPUS)):
+        assert (code, figures(written)) == ((again := ask(capsys, *words))[0], figures(again[1]))
+    put_on_stdin(monkeypatch, line)
+    again = ask(capsys, "-", *GPUS)
+    assert (code, figures(written)) == (again[0], figures(again[1]))
+
+
+@pytest.mark.parametrize(("text", "ending"), [(SCRIPT, "py"), (YAML, "yaml")])
+def test_what_stands_on_stdin_is_read_by_what_it_holds(
+    text: str,
+    ending: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / f"job.{ending}").write_text(text)
+    _, written = ask(capsys, str(tmp_path / f"job.{ending}"), *GPUS)
+    put_on_stdin(monkeypatch, text)
+    _, found = ask(capsys, "-", *GPUS)
+    assert figures(found) == figures(written)
+
+
+def test_a_typed_command_names_files_that_lie_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: Qwen/Qwen3-0.6B\nmax_length: 1024\n")
+    monkeypatch.chdir(tmp_path)
+    _, found = ask(capsys, *GPUS, "--", "trl", "sft", "--config", "sft.yaml")
+    assert found["sheet"]["plan"]["seq_len"] == 1024
+
+
+def test_files_behind_the_dashes_are_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "-odd name.sh").write_text(COMMANDS[0])
+    monkeypatch.chdir(tmp_path)
+    code, found = ask(capsys, *GPUS, "--", "-odd name.sh")
+    assert code in (0, 10, 11)
+    assert found["sheet"]["plan"]["engine"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    "words", [("-", "-"), ("vllm serve 'unclosed",), ("--", "ls", "-la"), ("nothing here",)]
+)
+def test_what_is_no_job_is_one_error(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_stdin(monkeypatch, "")
+    assert main(["check", *words]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("memsheet:")
+    assert "Traceback" not in told
