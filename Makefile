@@ -1,4 +1,4 @@
-# make demo | test | test-slow | test-all | web-test | site | regold | check | format | bench | mutants | fuzz | docs | dist | clean
+# make demo | test | test-fast | test-slow | test-all | web-test | site | regold | check | format | bench | mutants | fuzz | docs | dist | clean
 # Everything is installed into .venv; a stamp file there keeps a second run from installing again.
 
 PYTHON ?= python3
@@ -33,11 +33,12 @@ PLANNED  := memsheet plan train $(DEMO_JOB) --global-batch 32
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all web-test site regold check format bench mutants fuzz docs dist clean
+.PHONY: help demo test test-fast test-slow test-all web-test site regold check format bench mutants fuzz docs dist clean
 
 help:
 	@echo "make demo      does Llama-3 70B train on 8 A100? If not, what does? (the core only, no torch)"
 	@echo "make test      the tests that need no GPU and no patience"
+	@echo "make test-fast one case of each test that needs no torch: for the loop of work"
 	@echo "make test-slow the slow sweeps alone: real code traced in every place, real steps on the processor"
 	@echo "make test-all  both"
 	@echo "make web-test  the page in a real browser, with a server and without one (installs Chromium where there is none)"
@@ -65,6 +66,9 @@ demo: $(CORE)
 
 test: $(DEV)
 	$(PYTEST) -m "not slow and not gpu and not web"
+
+test-fast: $(DEV)
+	$(PYTEST) --quick -m "not slow and not gpu and not web" tests/unit tests/contracts tests/golden
 
 test-slow: $(DEV)
 	$(PYTEST) -m "slow and not gpu and not web"

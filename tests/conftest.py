@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -47,6 +49,7 @@ SWEEPS = {
     "test_checked_screen.py::test_the_verdict_then_the_mistakes_then_the_keys": 3,
     "test_claims_of_fit.py::test_no_finding_on_others_files_is_surer_than_the_verdict": 5,
     "test_cli_solve.py::test_the_exit_code_says_whether_anything_fits": 4,
+    "test_compiled_loop.py::test_any_script_reserves_the_same": 3,
     "test_defaults.py::test_a_model_and_a_card_are_enough": 4,
     "test_documented_code.py::test_the_code_of_a_page_runs": 4,
     "test_ends.py::test_where_nobody_reads_there_is_no_traceback": 6,
@@ -59,6 +62,7 @@ SWEEPS = {
     "test_exchange_laws.py::test_what_is_written_reads_back_as_the_plan": 9,
     "test_exchange_mutations.py::test_any_value_anywhere": 3,
     "test_families.py::test_a_step_has_the_traced_high_water_marks": 11,
+    "test_faults.py::test_files_are_as_they_were_or_as_they_were_to_be": 3,
     "test_fix_as_printed.py::test_a_fix_holds_when_its_flags_are_added": 4,
     "test_fixes.py::test_what_is_proposed_fits_when_it_is_accounted_again": 3,
     "test_fuzzing.py::test_a_sample_of_wrong_questions_is_answered_or_refused": 3,
@@ -88,6 +92,7 @@ SWEEPS = {
     "test_models_by_name.py::test_what_somebody_made_of_a_model_is_that_model_and_said_so": 2,
     "test_notebook.py::test_another_method_of_trl_is_read_and_told": 2,
     "test_option_contract.py::test_every_key_changes_the_sheet_or_is_refused": 4,
+    "test_pickles.py::test_it_is_refused_at_once_and_for_little": 2,
     "test_picture.py::test_no_word_lies_on_another_or_leaves_the_page": 2,
     "test_plan_infer.py::test_a_line_to_run_asks_for_the_users_and_is_answered_as_the_plan_is": 3,
     "test_plan_pictures.py::test_no_word_lies_on_another_or_leaves_the_page": 4,
@@ -100,6 +105,8 @@ SWEEPS = {
     "test_ranks_without_card.py::test_processes_of_the_files_are_the_gpus_of_the_sheet": 3,
     "test_record.py::test_a_recording_says_what_the_layers_that_are_written_down_say": 6,
     "test_recorded_ends.py::test_a_record_says_at_the_peak_what_a_trace_says": 4,
+    "test_replay_agrees.py::test_every_step_that_can_be_played_has_the_sheets_tensors": 4,
+    "test_ring.py::test_every_instant_is_that_of_the_real_ring": 3,
     "test_routing_notes.py::test_changes_are_tried_whatever_is_recomputed_already": 3,
     "test_routing_notes.py::test_three_figures_in_order": 4,
     "test_safe_path.py::test_a_command_imports_nothing_from_its_folder": 8,
@@ -107,18 +114,21 @@ SWEEPS = {
     "test_search_optimum.py::test_the_same_optimum_as_trying_every_plan": 6,
     "test_solve.py::test_the_longest_sequence_fits_and_the_next_one_does_not": 2,
     "test_solve_as_answered.py::test_solve_says_what_train_says": 5,
+    "test_stacked_experts.py::test_every_instant_is_that_of_the_real_step": 3,
     "test_techniques_accumulation.py::test_every_instant_is_as_predicted": 4,
     "test_techniques_in_backward.py::test_a_loss_falls": 2,
     "test_techniques_in_backward.py::test_every_instant_is_as_predicted": 5,
     "test_techniques_lora.py::test_every_instant_is_as_predicted": 8,
     "test_techniques_loss.py::test_a_loss_falls": 4,
     "test_techniques_loss.py::test_every_instant_is_as_predicted": 8,
+    "test_techniques_loss.py::test_what_it_saves_is_what_is_predicted": 3,
     "test_techniques_offload.py::test_every_instant_is_as_predicted": 3,
     "test_techniques_precision.py::test_every_instant_is_as_predicted": 3,
     "test_techniques_recompute.py::test_what_it_saves_is_what_is_predicted": 5,
     "test_torchtune.py::test_a_rank_s_loss_is_that_of_its_own_code": 4,
     "test_trainer_rules.py::test_a_mistake_of_the_trainers_arguments_is_one_of_trls": 2,
     "test_trainer_script.py::test_a_base_that_is_prepared_is_recomputed_and_may_be_wider": 4,
+    "test_training_readings.py::test_each_gives_a_sheet_that_accounts_for_every_key": 3,
     "test_typed_ways.py::test_a_way_to_fit_can_be_typed_as_it_is_printed": 4,
     "test_undominated_plans.py::test_one_gpu_divides_nothing": 3,
     "test_unfilled_places.py::test_a_directive_that_is_to_be_filled_in_is_not_known": 7,
@@ -128,17 +138,37 @@ SWEEPS = {
     "test_ways_to_fit.py::test_every_way_fits_when_it_is_asked": 2,
     "test_ways_to_fit.py::test_layers_on_the_card_are_as_many_as_fit": 2,
     "test_ways_to_fit.py::test_shared_memory_is_offered_once": 4,
+    "test_wild_configs.py::test_what_runs_is_not_told_that_it_does_not_start": 4,
 }
 """Tests with many like cases, of which ``make test`` runs one in so many and ``make test-slow`` the others:
 each takes two seconds or so of a quick run.
 """
 
 
+NEEDS_TORCH = re.compile(r"\b(?:import|from|importorskip\(\"|importorskip\(') ?(?:torch|transformers|peft|accelerate)\b")
+"""Of a test file's text: it waits for seconds until its libraries are there."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "one case of each test, in files that need no torch and are not among the longest"
+    parser.addoption("--quick", action="store_true", help=words)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--quick") or collection_path.suffix != ".py":
+        return None
+    long = collection_path.stem in LONG
+    return True if long or NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first, in this order on every worker; the rest stays as it was found. Of sweeps, all but a
     spread of their quick cases are slow.
     """
+    if config.getoption("--quick"):
+        first = {f"{item.path}::{item.name.partition('[')[0]}": item for item in reversed(items)}
+        items[:] = reversed(first.values())
     seen: Counter[str] = Counter()
     for item in items:
         name = f"{item.path.name}::{item.name.partition('[')[0]}"

@@ -7,12 +7,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
 from memsheet.plan.check import RULES
 from memsheet.plan.engine_registry import MODELLED
+from parsed_files import PACKAGE, package_trees
 
-SRC = Path(__file__).parents[2] / "src" / "memsheet"
 NAMES = frozenset({*MODELLED, *RULES["engine"].choices})
 ROOMS = ("engines/", "exchange/", "catalog/", "jobs/templates/")
 """Each engine's own folder; files in the words of others; data; jobs of frameworks."""
@@ -29,12 +28,8 @@ IDENTITY = ("engine", "server")
 
 @cache
 def _generic_files() -> list[tuple[str, ast.Module]]:
-    names = {path.relative_to(SRC).as_posix(): path for path in sorted(SRC.rglob("*.py"))}
-    return [
-        (name, ast.parse(path.read_text(encoding="utf-8")))
-        for name, path in names.items()
-        if not name.startswith(ROOMS) and name not in WORD_LISTS
-    ]
+    names = ((path.relative_to(PACKAGE).as_posix(), tree) for path, tree in package_trees().items())
+    return [(name, tree) for name, tree in names if not name.startswith(ROOMS) and name not in WORD_LISTS]
 
 
 def _docstrings(tree: ast.AST) -> set[int]:

@@ -5,18 +5,8 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
-import memsheet
-
-PACKAGE = Path(memsheet.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-@cache
-def module_trees() -> dict[Path, ast.Module]:
-    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+from parsed_files import PACKAGE, package_trees
 
 
 def bound_names(tree: ast.Module) -> Iterator[str]:
@@ -43,7 +33,7 @@ def test_the_search_finds_a_second_binding() -> None:
 
 
 def test_no_module_binds_a_name_twice() -> None:
-    counts = {file: Counter(bound_names(tree)) for file, tree in module_trees().items()}
+    counts = {file: Counter(bound_names(tree)) for file, tree in package_trees().items()}
     assert {
         f"{file.relative_to(PACKAGE)}: {name}"
         for file, names in counts.items()
@@ -63,7 +53,7 @@ INTERFACE = frozenset({"read"})
 def function_names() -> list[str]:
     return [
         node.name
-        for tree in module_trees().values()
+        for tree in package_trees().values()
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and node.name not in INTERFACE
     ]

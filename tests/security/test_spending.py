@@ -13,13 +13,12 @@ import pytest
 from craft import LLAMA
 from fuzzing import documents
 
-import memsheet
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.guard import parse_json, read_bytes, spending
 from memsheet.guard.spending import of_one_command
+from parsed_files import PACKAGE, files_with
 
-SOURCE = Path(memsheet.__file__).parent
 OPENS = {"open", "read_text", "read_bytes", "load", "fdopen", "safe_open", "safe_load"}
 """Names of calls that open or read a file."""
 ELSEWHERE = {
@@ -85,7 +84,9 @@ def opened(file: Path) -> set[str]:
 
 def test_nothing_outside_guard_opens_a_file() -> None:
     places = {
-        str(file.relative_to(SOURCE)): names for file in SOURCE.rglob("*.py") if (names := opened(file))
+        str(file.relative_to(PACKAGE)): names
+        for file in files_with((*OPENS, "stdin"))
+        if (names := opened(file))
     }
     strange = {
         place: names

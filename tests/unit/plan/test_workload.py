@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,8 @@ from memsheet.plan.engine_registry import MODELLED, engine_of, find_engine
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import PassShape, Serving, Training
 from memsheet.resolve import resolve_document, resolve_request
+from parsed_files import PACKAGE, files_with
 
-SOURCES = Path(__file__).parents[3] / "src" / "memsheet"
 LENGTHS = {
     "train": {"seq_len": 64, "microbatch": 2},
     "infer": {"serving.max_model_len": 64, "serving.max_sequences": 2},
@@ -58,8 +57,8 @@ def test_the_two_workloads_share_no_word_but_the_length_that_both_are_asked_by()
 
 def test_a_workload_is_made_where_a_plan_is_resolved_and_nowhere_else() -> None:
     makers = {
-        path.relative_to(SOURCES).parts[0]
-        for path in SOURCES.rglob("*.py")
+        path.relative_to(PACKAGE).parts[0]
+        for path in files_with(("Training(", "Serving("))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Training", "Serving")
     }

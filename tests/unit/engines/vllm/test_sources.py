@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import memsheet
 from memsheet.engines.vllm.sources import READ_IN
+from parsed_files import PACKAGE, files_with
 
-ROOT = Path(memsheet.__file__).parent
 RELEASE = re.compile(r"v\d+\.\d+\.\d+ |[0-9a-f]{7,40} |custom_allreduce_perf of ")
 
 
 def pointing_names(file: Path) -> set[str]:
     """Functions and constants of a file whose own docstring says ``READ_IN``."""
-    module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
     tree, found = ast.parse(file.read_text(encoding="utf-8")), set()
     for before, node in zip([None, *tree.body], tree.body, strict=False):
         if isinstance(node, ast.FunctionDef) and "``READ_IN``" in (ast.get_docstring(node) or ""):
@@ -32,7 +31,9 @@ def pointing_names(file: Path) -> set[str]:
 
 
 def test_whoever_points_to_the_list_is_on_it() -> None:
-    files = (path for path in ROOT.rglob("*.py") if "engines" not in path.relative_to(ROOT).parts)
+    files = (
+        path for path in files_with(("``READ_IN``",)) if "engines" not in path.relative_to(PACKAGE).parts
+    )
     pointing = set().union(*map(pointing_names, files))
     assert pointing - {*READ_IN} == set()
     assert len(pointing) > 15
