@@ -145,7 +145,9 @@ each takes two seconds or so of a quick run.
 """
 
 
-NEEDS_TORCH = re.compile(r"\b(?:import|from|importorskip\(\"|importorskip\(') ?(?:torch|transformers|peft|accelerate)\b")
+NEEDS_TORCH = re.compile(
+    r"\b(?:import|from|importorskip\(\"|importorskip\(') ?(?:torch|transformers|peft|accelerate)\b"
+)
 """Of a test file's text: it waits for seconds until its libraries are there."""
 
 
