@@ -27,7 +27,7 @@ from memsheet.exchange.shared.serve_script import OTHERS, unread_servers
 from memsheet.exchange.shared.tracked_runs import tracked_values
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.frozen import replace
-from memsheet.guard.budget import TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, TooMuchError
 from memsheet.guard.toml import parse_toml
 from memsheet.patterns import late_pattern
 
@@ -119,9 +119,6 @@ DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
 Files = dict[str, str]
-MOST_SCRIPT = 2**15
-"""Characters of a script that are read; a longer one is refused, for what stands at its end counts as well.
-"""
 MOST_COMMENT = 300
 TRAINING = late_pattern(
     r"^[^#\n]*\b(?:(?:swift|megatron)\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, find_format, flatten_tree, read_text
+from memsheet.exchange import NAMES, Parser, find_format, flatten_tree, read_text
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
@@ -27,7 +27,7 @@ from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS, texts_of
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
 from memsheet.guard import ANCHORED, TWICE, is_folder, parse_json, parse_yaml
-from memsheet.guard.budget import TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, TooMuchError
 from memsheet.late import late_functions
 from memsheet.plan.library_defaults import assumed_value_text
 from memsheet.questions.pod_jobs import command_name

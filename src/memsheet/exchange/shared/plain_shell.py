@@ -63,10 +63,10 @@ from memsheet.exchange.shared.shell_values import (
 )
 from memsheet.exchange.shared.slurm_environment import with_submitted_variables
 from memsheet.frozen import dataclass, replace
-from memsheet.guard.budget import Budget, TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, Budget, TooMuchError
 from memsheet.patterns import late_pattern
 
-MOST_SCRIPT, MOST_COMBINATIONS, MOST_TOLD, MOST_MADE = 2**15, 24, 8, 2**16
+MOST_COMBINATIONS, MOST_TOLD, MOST_MADE = 24, 8, MOST_SCRIPT
 """Characters of a script, rounds of its loops that are made, values that are named in words, and characters
 of all that is made.
 """
