@@ -129,7 +129,12 @@ def test_a_method_widens_the_range(tmp_path: Path, said: Any) -> None:
 
 
 def test_a_policy_s_training_has_rows_of_both_parts(tmp_path: Path) -> None:
-    grpo = {"num_generations": 8, "max_prompt_length": 256, "max_completion_length": 512, "vllm_gpu_memory_utilization": 0.3}
+    grpo = {
+        "num_generations": 8,
+        "max_prompt_length": 256,
+        "max_completion_length": 512,
+        "vllm_gpu_memory_utilization": 0.3,
+    }
     found = checked(tmp_path, {**OWN, "grpo": {**TRAINING, **grpo}, "training": {}})
     assert found.result is Result.UNCERTAIN
     assert found.answer is not None

@@ -456,7 +456,9 @@ def _script_preferences(values: Values) -> Preferences | None:
     """The method of a script's trainer, which loads the reference itself: in fp32 unless it is told a dtype
     (huggingface/trl 016013e trl/trainer/dpo_trainer.py:893-908, utils.py:1144), or as a copy.
     """
-    own = str(values.get(MORE, "")).startswith(OF_OWN_SCRIPT)  # which may keep a copy where adapters train, too
+    own = str(values.get(MORE, "")).startswith(
+        OF_OWN_SCRIPT
+    )  # which may keep a copy where adapters train, too
     return preferences_of(values.get(f"{SCRIPT}.{METHOD}"), widened=True, own_copy=own)
 
 

@@ -56,7 +56,9 @@ _ADAPTER = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
 _MODEL = late_pattern(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
 _OTHER_USE = late_pattern(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip
 """Groups of which a value is no training's."""
-_TRAINS = late_pattern(r"train|^(?:sft|dpo|ipo|kto|orpo|cpo|simpo|grpo|rloo)(?:_config|_args)?$", re.IGNORECASE)
+_TRAINS = late_pattern(
+    r"train|^(?:sft|dpo|ipo|kto|orpo|cpo|simpo|grpo|rloo)(?:_config|_args)?$", re.IGNORECASE
+)
 _HUB_ID = late_pattern(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}|[A-Za-z][\w.-]*-\d+(?:\.\d+)?[bB](?:-[\w.-]+)?")
 
 

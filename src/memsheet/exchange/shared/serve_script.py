@@ -62,7 +62,7 @@ ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"], IMAGES["tei"])
 COPIED = late_pattern(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
 """Copies of images that clouds keep under names of their own."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
-_VARIABLE = late_pattern(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*))?\}|(\w+))")
+_VARIABLE = late_pattern(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(\w+))")
 _ASSIGNED = late_pattern(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ADDED = late_pattern(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
 _OF_MAKE = late_pattern(r"\$\(([A-Z][A-Z0-9_]*)\)")
@@ -202,7 +202,8 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[4]
         usual = defaults and found[2] in ("-", "=")  # "?" stops with words where nobody set it
-        held = known[name] if name in known else found[3] if usual else found[0]
+        default = found[3] if "$" not in (found[3] or "") else _VARIABLE.sub(value, found[3])
+        held = known[name] if name in known else default if usual else found[0]
         budget.spend(len(held))
         return held
 
