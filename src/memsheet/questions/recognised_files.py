@@ -17,7 +17,7 @@ from memsheet.exchange.shared.file_format import read_format_values as read_valu
 from memsheet.exchange.shared.launched_script import ACCELERATE, TRL, described_launches, first_script_launch
 from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values, launched_reads
 from memsheet.exchange.shared.loop_script import LOOP
-from memsheet.exchange.shared.notebook import NOTEBOOK
+from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_commands
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
@@ -219,11 +219,15 @@ def _with_launcher(name: str, own: Read) -> dict[str, Read]:
 
 
 def _told_command(name: str, text: str) -> str:
-    """The command that a Python script's own text says it is started by, or that a job's YAML starts."""
+    """The command that a Python script's own text says it is started by, that a notebook's cells give a
+    shell, or that a job's YAML starts.
+    """
     if len(text) > MOST_SCRIPT:
         return ""
     if name.endswith(".py"):
         return described_launches(text, Path(name).name)
+    if name.endswith(NOTEBOOK):
+        return notebook_commands(text)
     return experiment_script(name, text, parse_yaml) if name.endswith(YAML) else ""
 
 

@@ -46,7 +46,7 @@ from memsheet.exchange.shared.shell_syntax import (
     Simple,
     parse_shell,
 )
-from memsheet.exchange.shared.shell_text import assigned_defaults
+from memsheet.exchange.shared.shell_text import assigned_defaults, ended_comments
 from memsheet.exchange.shared.shell_tokens import LIST, WORD, NoShellError, Token
 from memsheet.exchange.shared.shell_values import (
     COUNTED,
@@ -110,7 +110,7 @@ def plain_scripts(text: str) -> tuple[PlainScript, ...]:
     """The scripts that a text stands for, one where no loop starts anything; the text itself where it is no
     shell's, or asks for more than a launch does. What Slurm gives a batch script stands before it.
     """
-    text = assigned_defaults(with_submitted_variables(text))
+    text = assigned_defaults(ended_comments(with_submitted_variables(text)))
     if len(text) > MOST_SCRIPT or not _BUILT.search(text):
         return (PlainScript("", text),)
     try:

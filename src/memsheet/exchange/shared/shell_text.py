@@ -183,6 +183,20 @@ def assigned_defaults(text: str) -> str:
     return _SETS_DEFAULTS.sub(assignments, text) if "=" in text and ": " in text else text
 
 
+def ended_comments(text: str) -> str:
+    """A script whose lines of comment end with themselves: a shell takes a backslash at their end as part of
+    the comment, so that the line below is none.
+    """
+    if "#" not in text or "\\\n" not in text:
+        return text
+    lines, goes_on = text.split("\n"), False
+    for at, line in enumerate(lines):
+        if not goes_on and line.lstrip().startswith("#"):
+            lines[at] = line.rstrip("\\")
+        goes_on = lines[at].endswith("\\")
+    return "\n".join(lines)
+
+
 def unix_lines(text: str) -> str:
     """A text with its lines as they end outside of Windows: a shell takes a carriage return into a word."""
     return text.replace("\r\n", "\n")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bundled import written_names
+from memsheet import check
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text

@@ -62,6 +62,7 @@ SETS = {
     "several": ': "${WILD_A:=b}" ${WILD_B:=c}  # both\nrun --a $WILD_A --b $WILD_B',
     "of another": 'A=x\n  : "${WILD_A:=$A/y}"\nrun --a "${WILD_A}"',
     "with a default inside": ': "${WILD_A:=${WILD_B:-/m}/y}"\nrun --a ${WILD_A}',
+    "below comments that end with a backslash": "# run --a 1 \\\n#  --b 2 \\\nrun --a 3 \\\n --b 4",
     "given before": 'A=x\n: "${A:=b}"\nrun --a $A',
 }
 
@@ -75,6 +76,7 @@ def test_a_default_that_is_set_where_nothing_runs_stays(name: str) -> None:
     *_, words = ShellScript(plain).commands()
     assert words[1:] == wanted
     known = Variables()
-    for line in (one for line in script_lines(plain) for one in split_line_commands(line)):
-        known.learn(line)
-    assert known.filled(line[1:], defaults=True) == wanted
+    commands = [one for line in script_lines(plain) for one in split_line_commands(line)]
+    for one in commands:
+        known.learn(one)
+    assert known.filled(commands[-1][1:], defaults=True) == wanted
