@@ -128,6 +128,31 @@ def test_a_method_widens_the_range(tmp_path: Path, said: Any) -> None:
     assert "reference" in found.answer.job["roles"]
 
 
+@pytest.mark.parametrize(
+    "further",
+    [
+        {"dpo": {**TRAINING, "beta": 0.1, "per_device_train_batch_size": 9}, "dpo_enabled": True},
+        {
+            "dpo_config": {
+                "batch_size": 9,
+                "lr": 1e-6,
+                "epochs": 1,
+                "max_length": 8192,
+                "max_prompt_length": 512,
+            }
+        },
+        {"grpo": {**TRAINING, "num_generations": 8}, "data": {"pairs": {"dpo": 77}}},
+    ],
+)
+def test_of_stages_one_after_another_the_first_is_read(tmp_path: Path, further: Any) -> None:
+    own = {"model": OWN["model"], "sft_config": TRAINING}
+    found = checked(tmp_path, {**own, **further})
+    assert "of its trainings sft_config alone" in str(found.doubt)
+    assert peak_of(found) == peak_of(checked(tmp_path, own, "same.json"))
+    first = checked(tmp_path, {"model": OWN["model"], **further, "sft_config": TRAINING}, "other.json")
+    assert "sft_config" not in str(first.doubt)
+
+
 def test_a_policy_s_training_has_rows_of_both_parts(tmp_path: Path) -> None:
     grpo = {
         "num_generations": 8,

@@ -26,6 +26,7 @@ _METHOD = late_pattern(
     r"(?:trainer|config)?(?![a-z])"
 )
 """A word of the same in a name: ``dpo_beta``, ``DPOTrainer``."""
+_STAGE = late_pattern(r"(?<![a-z])(sft|dpo|ipo|grpo|ppo|kto|orpo|rloo|simpo|cpo)(?![a-z])")
 _OF_ONE = late_pattern(
     r"^(?:beta|kl_\w+|\w+_kl|num_generations|max_(?:prompt|completion)_length)$|rollout"
     r"|^reward|^chosen|^rejected|^ref(?:erence)?_(?:model|policy)"
@@ -38,6 +39,12 @@ REFERENCE = late_pattern(r"^ref(?:erence)?(?:_|$)")
 
 class OtherTrainingError(ValueError):
     """A training that is none of one model, or whose method the file does not tell."""
+
+
+def stage_told(name: str) -> str:
+    """The kind of training that a group or key is named for, nothing of any other."""
+    found = _STAGE.search(name.lower())
+    return found[1] if found else ""
 
 
 def method_told(names: Iterable[str], words: Iterable[tuple[str, str]]) -> str:

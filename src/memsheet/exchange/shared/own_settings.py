@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE
-from memsheet.exchange.shared.own_methods import REFERENCE, OtherTrainingError, method_told, method_values
+from memsheet.exchange.shared.own_methods import (
+    REFERENCE,
+    OtherTrainingError,
+    method_told,
+    method_values,
+    stage_told,
+)
 from memsheet.exchange.shared.peft_configs import USUAL_RANK
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
 from memsheet.frozen import NamedTuple
@@ -114,6 +120,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     leaves = list(_leaves_below(with_references(tree), ()))
     if len(leaves) > MOST_LEAVES:
         return None
+    leaves, stage = _of_first_stage(leaves)
     try:
         method = _method_of(leaves)
     except OtherTrainingError:
@@ -123,6 +130,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     if not _trains_a_batch(own):
         return None
     own, trained = _of_one_training([leaf for leaf in own if leaf.value is not None])
+    trained = trained or stage
     model = _model_named(own)
     if model is None:
         return None
@@ -209,6 +217,26 @@ def _of_one_training(leaves: list[Leaf]) -> tuple[list[Leaf], str]:
         return leaves, ""
     kept = [leaf for leaf in leaves if not any(leaf.groups[: len(at)] == at for at in others)]
     return kept, ".".join(first)
+
+
+def _of_first_stage(leaves: list[Leaf]) -> tuple[list[Leaf], str]:
+    """Of a file with groups for trainings of several kinds, one after another (``sft``, ``dpo``), the values
+    without those of all but the first that says a batch, and its name; no name where there is one alone.
+    """
+    stages: dict[str, str] = {}
+    for leaf in leaves:
+        if leaf.key in (BATCH, *SPELLINGS[BATCH]) and _is_count(leaf.value):
+            for group in filter(stage_told, leaf.groups):
+                stages.setdefault(stage_told(group), group)
+    if len(stages) < 2:
+        return leaves, ""
+    first = next(iter(stages))
+    others = [
+        leaf
+        for leaf in leaves
+        if any(stage_told(name) not in ("", first) for name in (*leaf.groups, leaf.key))
+    ]
+    return [leaf for leaf in leaves if leaf not in others], stages[first]
 
 
 def _says_batch(leaf: Leaf) -> bool:

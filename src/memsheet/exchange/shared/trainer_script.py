@@ -213,9 +213,7 @@ def arguments_of(
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
-    beside |= unsloth or _loaded_model_keys(module, own)
-    if not any(at == "model" or at.startswith(BUILT) for at in beside):
-        beside |= _told_name_key(module)
+    beside |= _with_told_name(module, unsloth or _loaded_model_keys(module, own))
     if own.get("method"):  # whose further models the method tells
         beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
     else:
@@ -407,17 +405,20 @@ def _likely_name_key(module: Module, node: ast.Call | None, at: str) -> dict[str
     return {"model": names[-1].value, LIKELY_NAME: told}
 
 
-def _told_name_key(module: Module) -> dict[str, Any]:
-    """The model that a flag names, or a constant that is called so, where the text does not tell what is
-    loaded; and that the script may make another of it.
+def _with_told_name(module: Module, loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """What is loaded; where the text does not tell which model that is, the one that a flag names, or a
+    constant that is called so, and that the script may make another of it.
     """
+    if any(at == "model" or at.startswith(BUILT) for at in loaded):
+        return dict(loaded)
     told = role_value("model", flag_values(module), constant_values(module))
     if told is None or not isinstance(told.value, str) or not told.value or told.value == UNSET:
-        return {}
+        return dict(loaded)
     given = told.name.startswith("--") and not told.line
     if not given and not HUB_NAME.fullmatch(told.value):
-        return {}
-    return {"model": told.value, LIKELY_NAME: f"{told.value} of {told.name}, and what is loaded is open"}
+        return dict(loaded)
+    words = f"{told.value} of {told.name}, and what is loaded is open"
+    return {**loaded, "model": told.value, LIKELY_NAME: words}
 
 
 def keys_left_to_release(said: Mapping[str, Any]) -> list[str]:

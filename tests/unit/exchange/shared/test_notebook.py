@@ -51,7 +51,7 @@ def test_a_notebook_says_what_its_script_says(tmp_path: Path, capsys: pytest.Cap
 
 
 BROKEN = [
-    ("code", "!pip install trl \\\n    \"unsloth[colab]==2026.7.4\" \\\n    peft\nx = 1"),
+    ("code", '!pip install trl \\\n    "unsloth[colab]==2026.7.4" \\\n    peft\nx = 1'),
     ("code", "from google.colab import"),
     ("code", "just some words"),
     ("code", "  %env A=1 \\\n  b"),
