@@ -23,11 +23,11 @@ from memsheet.exchange.shared.own_settings import BY_NAMES
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.serve_pods import given_to
-from memsheet.exchange.shared.serve_script import OTHERS, unread_servers
+from memsheet.exchange.shared.serve_script import OTHERS, starts_servers_alone, unread_servers
 from memsheet.exchange.shared.tracked_runs import tracked_values
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.frozen import replace
-from memsheet.guard.budget import TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, TooMuchError
 from memsheet.guard.toml import parse_toml
 from memsheet.patterns import late_pattern
 
@@ -96,6 +96,12 @@ DATA = {
 """Formats that are data and no script's, and its kind: a text that holds no object is none of them, which are
 not loaded for it.
 """
+SERVING = NAMES[NAMES.index("vllm") :]
+"""Formats of servers: a shell's script that starts nothing else is none of the others, which are not loaded
+for it.
+"""
+OTHER_TEXTS = (".py", ".ipynb", ".json", ".yaml", ".yml", ".toml")
+"""Ends of the names of texts that are no shell's scripts."""
 MODULES = {
     "llamafactory-v1": "llamafactory.v1",
     "torchtitan-toml": "torchtitan.toml",
@@ -119,9 +125,6 @@ DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
 Files = dict[str, str]
-MOST_SCRIPT = 2**15
-"""Characters of a script that are read; a longer one is refused, for what stands at its end counts as well.
-"""
 MOST_COMMENT = 300
 TRAINING = late_pattern(
     r"^[^#\n]*\b(?:(?:swift|megatron)\s+(?:rlhf|sft|pt)|trl\s+(?:sft|dpo|grpo|kto|reward|rloo)"
@@ -333,13 +336,13 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
             held[kind] = _parse_data(kind, name, text, parsers)
         return held[kind]
 
-    to_try = (one for one in NAMES if one not in DATA or isinstance(data_of(DATA[one]), Mapping))
+    named = NAMES if name.endswith(OTHER_TEXTS) or not starts_servers_alone(text) else SERVING
+    to_try = (one for one in named if one not in DATA or isinstance(data_of(DATA[one]), Mapping))
+    refused: list[TooMuchError] = []
     for form in map(find_format, to_try):
-        kind = form.name if form.parse else form.kind
-        held[kind] = _parse_by_format(form, text) if form.parse else data_of(kind)
-        if form.also:
-            held[f"{kind} of a script"] = _parse_embedded_script(form, text)
-        for found in (held[kind], held.get(f"{kind} of a script")):
+        for found in _readings(form, text, data_of):
+            if isinstance(found, TooMuchError):
+                refused.append(found)
             if (
                 isinstance(found, Mapping)
                 and form.marks & {str(key) for key in found}
@@ -348,7 +351,7 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
                 return _resolve_release(
                     form, text, read_format_values(form, dict(flatten_tree(found, whole=form.whole)))
                 )
-    why = held["json" if name.endswith(".json") else "yaml"]
+    why = data_of("json" if name.endswith(".json") else "yaml")
     if name.endswith(".toml"):
         why = _parse_own_tables(text, name)
         if isinstance(why, Mapping) and (read := _read_own_keys(why)):
@@ -356,7 +359,7 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
     if isinstance(why, Mapping) and (read := _read_by_groups(why)):
         return read
     told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
-    large = next((str(one) for one in held.values() if isinstance(one, TooMuchError)), "")
+    large = next((str(one) for one in (*refused, *held.values()) if isinstance(one, TooMuchError)), "")
     reason = str(why).splitlines()[0] if told else large
     raise input_error(
         "file",
@@ -364,6 +367,13 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
         "is not recognised as a configuration",
         f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason),
     )
+
+
+def _readings(form: Format, text: str, data_of: Callable[[str], Any]) -> Iterator[Any]:
+    """What a format makes of a text, and of one that is a script which says the same, one after the other."""
+    yield _parse_by_format(form, text) if form.parse else data_of(form.kind)
+    if form.also:
+        yield _parse_embedded_script(form, text)
 
 
 OF_OWN_KEYS = ("trl", "transformers")

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
+MOST_SCRIPT = 2**16
+"""Characters of a script that are read; a longer one is refused, for what stands at its end counts as well.
+"""
 CHARACTERS = 64
 """Characters of a text that weigh as much as one value."""
 

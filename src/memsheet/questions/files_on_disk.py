@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT, RENDER
+from memsheet.exchange import RENDER
 from memsheet.exchange.shared.compose_env import DOTENV, dotenv_values, with_dotenv_values
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.inherited_yaml import INHERITS, inherited_tree
@@ -25,7 +25,7 @@ from memsheet.exchange.shared.settings_files import loads_settings, settings_nam
 from memsheet.exchange.shared.shell_calls import with_started_scripts
 from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, parse_yaml, read_bytes, read_json
-from memsheet.guard.budget import TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, TooMuchError
 from memsheet.patterns import late_pattern
 from memsheet.questions.export import PLAN, SHEET, pick_plan
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memsheet.exchange import MOST_SCRIPT, RENDER, find_format
+from memsheet.exchange import RENDER, find_format
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.settings_launches import SettingsLaunch, settings_launches, with_words_over
+from memsheet.guard.budget import MOST_SCRIPT
 from memsheet.questions.files_on_disk import CODE, DATA, tree_beside
 
 BY_SETTINGS = ("nemo-rl", "areal", "roll")

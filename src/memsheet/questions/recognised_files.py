@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import MOST_SCRIPT, NAMES, Parser, find_format, flatten_tree, read_text
+from memsheet.exchange import NAMES, Parser, find_format, flatten_tree, read_text
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import ACCELERATE, TRL, described_launches, first_script_launch
 from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values, launched_reads
 from memsheet.exchange.shared.loop_script import LOOP
-from memsheet.exchange.shared.notebook import NOTEBOOK
+from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_commands
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
@@ -27,7 +27,7 @@ from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS, texts_of
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
 from memsheet.guard import ANCHORED, TWICE, is_folder, parse_json, parse_yaml
-from memsheet.guard.budget import TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, TooMuchError
 from memsheet.late import late_functions
 from memsheet.plan.library_defaults import assumed_value_text
 from memsheet.questions.pod_jobs import command_name
@@ -219,11 +219,15 @@ def _with_launcher(name: str, own: Read) -> dict[str, Read]:
 
 
 def _told_command(name: str, text: str) -> str:
-    """The command that a Python script's own text says it is started by, or that a job's YAML starts."""
+    """The command that a Python script's own text says it is started by, that a notebook's cells give a
+    shell, or that a job's YAML starts.
+    """
     if len(text) > MOST_SCRIPT:
         return ""
     if name.endswith(".py"):
         return described_launches(text, Path(name).name)
+    if name.endswith(NOTEBOOK):
+        return notebook_commands(text)
     return experiment_script(name, text, parse_yaml) if name.endswith(YAML) else ""
 
 

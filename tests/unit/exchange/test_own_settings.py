@@ -76,16 +76,18 @@ def test_other_names_say_the_same(tmp_path: Path) -> None:
     "tree",
     [
         {**OWN, "training": {**TRAINING, "num_generations": 8}},
-        {**OWN, "method": "dpo"},
         {**OWN, "model": {"name": "a model of ours"}},
         {"model": {"name": "Qwen/Qwen2.5-0.5B"}, "training": {"epochs": 3, "lr": 1e-4}},
         {"model": {"name": "Qwen/Qwen2.5-0.5B"}, "evaluation": {"batch_size": 2, "lr": 1, "epochs": 2}},
-        {**OWN, "training": {**TRAINING, "trainer": "DPOTrainer"}},
         {**OWN, "training": {**TRAINING, "beta": 0.1}},
         {**OWN, "training": {**TRAINING, "max_prompt_length": 512}},
         {**OWN, "training": {**TRAINING, "algorithm": "reinforce++"}},
-        {"model": OWN["model"], "dpo_config": TRAINING},
         {**OWN, "data": {"type": "preference"}},
+        {**OWN, "method": "ppo"},
+        {**OWN, "method": "dpo", "distillation": {"alpha": 0.5}},
+        {**OWN, "method": "dpo", "second": {"loss_type": "kto"}},
+        {**OWN, "method": "grpo", "critic": {"model_name": "Qwen/Qwen2.5-7B"}},
+        {**OWN, "method": "grpo", "reward_model": "org/reward-7b"},
         {**OWN, "data": {"chosen_column": "better"}},
         {**OWN, "teacher": {"model_name": "Qwen/Qwen2.5-72B"}},
         {**OWN, "rollout": {"max_length": 30000}},
@@ -101,6 +103,69 @@ def test_other_names_say_the_same(tmp_path: Path) -> None:
 def test_what_is_another_training_or_none_is_not_read(tmp_path: Path, tree: Any) -> None:
     with pytest.raises(InputError, match="not recognised"):
         checked(tmp_path, tree)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"method": "dpo"},
+        {"training_method": "DPO", "dpo": {"beta": 0.1}},
+        {"dpo_file": "pairs.jsonl", "max_prompt_length": 512},
+        {"trainer": "DPOTrainer"},
+        {"training_type": "vlm_dpo", "reference": {"model_name": "Qwen/Qwen2.5-7B"}},
+    ],
+)
+def test_a_method_widens_the_range(tmp_path: Path, said: Any) -> None:
+    """Both sequences of a pair and a copy of the model, which it may keep beside adapters, too."""
+    found = checked(tmp_path, {**LORA, **said})
+    plain = checked(tmp_path, LORA, "plain.json")
+    assert found.result is Result.UNCERTAIN
+    assert "training by DPO" in str(found.doubt)
+    assert found.answer is not None
+    assert plain.answer is not None
+    assert found.answer.plan.training.microbatch == 2 * plain.answer.plan.training.microbatch
+    assert found.answer.job is not None
+    assert "reference" in found.answer.job["roles"]
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        {"dpo": {**TRAINING, "beta": 0.1, "per_device_train_batch_size": 9}, "dpo_enabled": True},
+        {
+            "dpo_config": {
+                "batch_size": 9,
+                "lr": 1e-6,
+                "epochs": 1,
+                "max_length": 8192,
+                "max_prompt_length": 512,
+            }
+        },
+        {"grpo": {**TRAINING, "num_generations": 8}, "data": {"pairs": {"dpo": 77}}},
+    ],
+)
+def test_of_stages_one_after_another_the_first_is_read(tmp_path: Path, further: Any) -> None:
+    own = {"model": OWN["model"], "sft_config": TRAINING}
+    found = checked(tmp_path, {**own, **further})
+    assert "of its trainings sft_config alone" in str(found.doubt)
+    assert peak_of(found) == peak_of(checked(tmp_path, own, "same.json"))
+    first = checked(tmp_path, {"model": OWN["model"], **further, "sft_config": TRAINING}, "other.json")
+    assert "sft_config" not in str(first.doubt)
+
+
+def test_a_policy_s_training_has_rows_of_both_parts(tmp_path: Path) -> None:
+    grpo = {
+        "num_generations": 8,
+        "max_prompt_length": 256,
+        "max_completion_length": 512,
+        "vllm_gpu_memory_utilization": 0.3,
+    }
+    found = checked(tmp_path, {**OWN, "grpo": {**TRAINING, **grpo}, "training": {}})
+    assert found.result is Result.UNCERTAIN
+    assert found.answer is not None
+    assert found.answer.plan.training.seq_len == 256 + 512
+    assert found.answer.job is not None
+    assert found.answer.job["roles"].keys() == {"actor", "rollout"}
 
 
 DEEPSPEED = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}

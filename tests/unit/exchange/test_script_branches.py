@@ -187,8 +187,10 @@ def test_a_model_that_is_named_under_a_condition_is_the_likely_one(tmp_path: Pat
     assert "may be is open" in found.doubt
 
 
-def test_a_rank_that_the_text_does_not_tell_is_the_usual_one(tmp_path: Path) -> None:
-    found = checked(tmp_path, LARGE, adapter=LORA.replace("r=16", "r=settings.rank"))
+@pytest.mark.parametrize("targets", ["['q_proj', 'v_proj']", "settings.modules"])
+def test_a_rank_that_the_text_does_not_tell_is_the_usual_one(targets: str, tmp_path: Path) -> None:
+    open_rank = f"model = get_peft_model(model, LoraConfig(r=settings.rank, target_modules={targets}))"
+    found = checked(tmp_path, LARGE, adapter=open_rank)
     assert found.answer is not None, found.why_not
     assert found.answer.plan.adapter is not None
     assert found.answer.plan.adapter.rank == 8

@@ -17,7 +17,7 @@ from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
-from memsheet.exchange.shared.peft_configs import READ, trains_beside
+from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.python_module import argument_remarks
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainer_script import (
@@ -153,7 +153,7 @@ def _loop_row(at: str, back: Back, source: str = "the script's own text", usual:
 
 
 OF_LOADING = (
-    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),

@@ -13,7 +13,7 @@ from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
 from memsheet.exchange.shared.file_format import (
     KEYWORDS,
-    UNSET,
+    MORE,
     Format,
     Key,
     Moved,
@@ -24,8 +24,8 @@ from memsheet.exchange.shared.file_format import (
 )
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
-from memsheet.exchange.shared.own_settings import own_settings
-from memsheet.exchange.shared.peft_configs import READ, USUAL_RANK, trains_beside
+from memsheet.exchange.shared.own_settings import OF_OWN_SCRIPT, own_settings
+from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
 from memsheet.exchange.shared.trainer_script import (
@@ -160,12 +160,6 @@ def read_model_dtype(value: Any, values: Values) -> Mapping[str, Any]:
         return {}
     told = {f"precision.{name}": word for name in ("parameters", "gradients", "moments")}
     return {**told, "precision.reduce": word, **({} if mixed else {"precision.compute": word})}
-
-
-def _read_adapter_targets(value: Any, values: Values) -> Mapping[str, Any]:
-    """Which modules have adapters; of a rank that the text does not tell the sheet has the usual one."""
-    usual = {"?adapter.rank": USUAL_RANK} if values.get(f"{SCRIPT}.lora_rank") == UNSET else {}
-    return {"adapter.targets": value, **usual}
 
 
 def _read_trl_loss_type(value: Any, _: Values) -> Mapping[str, Any]:
@@ -380,7 +374,8 @@ KEYS = (
         at=f"{SCRIPT}.loss_type", out=lambda _: None, back=_read_trl_loss_type, holds=("nll", CHUNKED), instead="nll",
         source="huggingface/trl f2cd577 trl/trainer/sft_config.py:336",
     ),
-    Key(at=f"{SCRIPT}.lora_targets", out=lambda _: None, back=_read_adapter_targets, source="peft tuners/lora/config.py, target_modules"),
+    Key(at=f"{SCRIPT}.lora_targets", out=lambda _: None, back=lambda v, _: {"adapter.targets": v}, source="peft tuners/lora/config.py, target_modules"),
+    Key(at=f"{SCRIPT}.{OPEN_RANK}", out=lambda _: None, back=lambda v, _: {"?adapter.rank": v}, source="peft tuners/lora/config.py, r: where the text does not tell it"),
     *(
         Key(at=f"{SCRIPT}.{name}", says=says, out=lambda _: None, source=source) for name, says, source in (
             ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"),
@@ -461,7 +456,10 @@ def _script_preferences(values: Values) -> Preferences | None:
     """The method of a script's trainer, which loads the reference itself: in fp32 unless it is told a dtype
     (huggingface/trl 016013e trl/trainer/dpo_trainer.py:893-908, utils.py:1144), or as a copy.
     """
-    return preferences_of(values.get(f"{SCRIPT}.{METHOD}"), widened=True)
+    own = str(values.get(MORE, "")).startswith(
+        OF_OWN_SCRIPT
+    )  # which may keep a copy where adapters train, too
+    return preferences_of(values.get(f"{SCRIPT}.{METHOD}"), widened=True, own_copy=own)
 
 
 def _trainer_problems(asked: Values) -> Iterator[Problem]:

@@ -15,9 +15,10 @@ from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.serve_pods import starts_a_server
 from memsheet.frozen import dataclass
+from memsheet.guard.budget import MOST_SCRIPT
 from memsheet.patterns import late_pattern
 
-MOST_TEXT, MOST_STARTED = 2**15, 16
+MOST_STARTED = 16
 _STARTS = late_pattern(r"bench|lm[_-]eval|lighteval")
 OF_SERVER = (
     "the sheet is of a server's defaults: vLLM's LLM class takes twice the tokens a step, or more, unasked"
@@ -102,7 +103,7 @@ SERVERS = {"vllm": ("vllm", "serve"), "sglang": ("python", "-m", "sglang.launch_
 def harness_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The engines that a script's benchmarks and evaluations start; none of a script that starts a server."""
     del parse
-    if name.endswith((".py", ".json", ".yaml", ".yml", ".toml")) or len(text) > MOST_TEXT:
+    if name.endswith((".py", ".json", ".yaml", ".yml", ".toml")) or len(text) > MOST_SCRIPT:
         return []
     if not _STARTS.search(text) or starts_a_server(text):
         return []

@@ -10,6 +10,7 @@ else says the key. *Values* are what stands in a file, by dotted places (``zero_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
@@ -417,7 +418,7 @@ def nearest_known_key(form: Format, at: str) -> str:
     of_group = [name for name in names if name.rpartition(".")[0] == group]
     own = [
         f"{group}.{name}" if group else name
-        for name in nearest_words(last, [name.rpartition(".")[2] for name in of_group], n=1)
+        for name in _similar_words(last, tuple(name.rpartition(".")[2] for name in of_group), 1)
     ]
     moved = [
         name
@@ -426,16 +427,22 @@ def nearest_known_key(form: Format, at: str) -> str:
     ]
     other = [
         name
-        for name in nearest_words(at, names, n=3)
+        for name in _similar_words(at, tuple(names), 3)
         if _names_are_similar(group, name.rpartition(".")[0])
         and _names_are_similar(last, name.rpartition(".")[2])
     ]
     return (moved or own or other or [""])[0]
 
 
+@lru_cache(maxsize=256)
+def _similar_words(word: str, known: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """The words most like one; a file with an unknown key is read several times."""
+    return tuple(nearest_words(word, known, n=most))
+
+
 def _names_are_similar(one: str, other: str) -> bool:
     """Whether two words are nearly one; what stands at the top may be meant for any group."""
-    return not one or not other or bool(nearest_words(one, [other], n=1))
+    return not one or not other or bool(_similar_words(one, (other,), 1))
 
 
 def _invalid_count_problems(at: str, said: Mapping[str, Any]) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -196,6 +197,15 @@ def _wrapped_flags(found: Launch, outer: Mapping[str, Any]) -> Mapping[str, Any]
 
 def filled_commands(text: str) -> Iterator[list[str]]:
     """Commands of a script, with the variables in their places."""
+    return map(list, _filled_commands(text))
+
+
+@lru_cache(maxsize=2)
+def _filled_commands(text: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(words) for words in _commands_in_order(text))
+
+
+def _commands_in_order(text: str) -> Iterator[list[str]]:
     known = Variables()
     for words in (part for line in script_lines(text) for part in split_line_commands(line)):
         known.learn(words)

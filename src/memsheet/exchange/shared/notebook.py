@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.patterns import late_pattern
 
-MAGIC = late_pattern(r"^(\s*)[%!?]", re.MULTILINE)
+MAGIC = late_pattern(r"^([ \t]*)([%!?])((?:[^\\\n]|\\.)*(?:\\\n(?:[^\\\n]|\\.)*)*)", re.MULTILINE)
+LEFT = "pass  # "
+"""What stands in the place of a command that is not Python's, which follows as a comment."""
+_COMMAND = late_pattern(rf"^[ \t]*{LEFT}!(.*)$", re.MULTILINE)
 OF_PYTHON = ("%%capture", "%%time", "%%timeit", "%%prun")
 """Magics of a cell whose rest is Python; another's is of another language, or is written to a file."""
 NOTEBOOK = ".ipynb"
 
 
 def notebook_script(text: str, name: str, parse: Callable[[str, str], Any]) -> str:
-    """The code of a notebook (nbformat 4), with its shell's and its own commands left out. ``parse``: JSON
-    from text and a name.
+    """The code of a notebook (nbformat 4), with its shell's and its own commands left out, and the cells that
+    are no Python: they stop where they are run, and the others do not. ``parse``: JSON from text and a name.
     """
     held = parse(text, name)
     cells = held.get("cells") if isinstance(held, Mapping) else None
@@ -31,4 +35,24 @@ def _code_of_cells(cells: list[Any]) -> Iterator[str]:
         text = "".join(map(str, source)) if isinstance(source, list) else str(source)
         first = text.lstrip().partition("\n")[0]
         if not first.startswith("%%") or first.startswith(OF_PYTHON):
-            yield MAGIC.sub(r"\1pass  # ", text)
+            script = MAGIC.sub(_left_out, text)
+            yield script if _is_python(script) else ""
+
+
+def _left_out(found: re.Match[str]) -> str:
+    """A command in one line of comment, in as many lines as it had."""
+    lines = found[3].split("\\\n")
+    return f"{found[1]}{LEFT}{found[2]}{' '.join(lines)}" + "\n" * (len(lines) - 1)
+
+
+def _is_python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def notebook_commands(script: str) -> str:
+    """What a notebook's script gives a shell, as a script of the shell's."""
+    return "\n".join(found[1] for found in _COMMAND.finditer(script))

@@ -10,6 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE
+from memsheet.exchange.shared.own_methods import (
+    REFERENCE,
+    OtherTrainingError,
+    method_told,
+    method_values,
+    stage_told,
+)
 from memsheet.exchange.shared.peft_configs import USUAL_RANK
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
 from memsheet.frozen import NamedTuple
@@ -42,20 +49,6 @@ MIXED = {"bf16": "bf16", "bf16-mixed": "bf16", "fp16": "fp16", "16-mixed": "fp16
 """How people say what a training computes in, by the Trainer's switch of it."""
 IN_BF16 = ", and computing in bf16, which it does not say"
 WIDTHS = ("bfloat16", "float16", "float32", "auto")
-METHODS = frozenset({"dpo", "grpo", "ppo", "kto", "orpo", "gkd", "rloo", "reward", "rm", "rlhf", "simpo", "cpo", "online_dpo", "distillation", "grpo_vllm", "preference", "pairwise"})  # fmt: skip
-"""Trainings of several models or several rows, which such a file does not describe."""
-METHOD_KEYS = frozenset({"trainer", "trainer_type", "trainer_class", "method", "algorithm", "algo", "stage", "training_type", "train_type", "type", "task", "objective", "mode", "loss_type"})  # fmt: skip
-"""Keys whose values say how a file's training trains."""
-_METHOD = late_pattern(
-    r"(?<![a-z])(?:dpo|grpo|ppo|kto|orpo|gkd|rloo|simpo|cpo|rlhf|reinforce|distil\w*)"
-    r"(?:trainer|config)?(?![a-z])"
-)
-"""A word of the same in a name: ``dpo_beta``, ``DPOTrainer``."""
-_OF_OTHERS = late_pattern(
-    r"^(?:beta|kl_\w+|\w+_kl|num_generations|max_(?:prompt|completion)_length)$|rollout"
-    r"|^reward|^critic|^chosen|^rejected|^teacher|^student|^ref(?:erence)?_(?:model|policy)"
-)
-"""Keys and groups that a training of several models or of its own answers has."""
 NAMES_MODEL = (
     "model_name_or_path", "pretrained_model_name_or_path", "base_model_name_or_path", "model_name", "base_model", "base_model_name", "model_id", "base_model_id",
     "hf_model_ckpt", "model_path", "base_model_path", "hf_model", "pretrained_model", "model_checkpoint", "checkpoint", "model",
@@ -63,13 +56,15 @@ NAMES_MODEL = (
 IN_MODEL_GROUP = ("name", "path", "id", "base", "repo", "repo_id", "hf_id", "pretrained")
 LENGTHS = (
     "max_length", "max_seq_length", "max_seq_len", "max_sequence_length", "seq_length", "seq_len", "sequence_length", "sequence_len",
-    "cutoff_len", "model_max_length", "block_size", "context_length",
+    "cutoff_len", "model_max_length", "block_size", "context_length", "total_length",
 )  # fmt: skip
 _ADAPTER = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
 _MODEL = late_pattern(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
 _OTHER_USE = late_pattern(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip
 """Groups of which a value is no training's."""
-_TRAINS = late_pattern(r"train", re.IGNORECASE)
+_TRAINS = late_pattern(
+    r"train|^(?:sft|dpo|ipo|kto|orpo|cpo|simpo|grpo|rloo)(?:_config|_args)?$", re.IGNORECASE
+)
 _HUB_ID = late_pattern(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}|[A-Za-z][\w.-]*-\d+(?:\.\d+)?[bB](?:-[\w.-]+)?")
 
 
@@ -123,12 +118,19 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     if not isinstance(tree, Mapping):
         return None
     leaves = list(_leaves_below(with_references(tree), ()))
-    if len(leaves) > MOST_LEAVES or _trains_otherwise(leaves):
+    if len(leaves) > MOST_LEAVES:
         return None
-    own = [leaf for leaf in leaves if not any(_OTHER_USE.search(group) for group in leaf.groups)]
+    leaves, stage = _of_first_stage(leaves)
+    try:
+        method = _method_of(leaves)
+    except OtherTrainingError:
+        return None
+    own = [leaf for leaf in leaves if not any(_is_beside(name) for name in leaf.groups)]
+    own = [leaf for leaf in own if not REFERENCE.search(leaf.key)]
     if not _trains_a_batch(own):
         return None
     own, trained = _of_one_training([leaf for leaf in own if leaf.value is not None])
+    trained = trained or stage
     model = _model_named(own)
     if model is None:
         return None
@@ -157,10 +159,12 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     silent = not words and not {"bf16", "fp16"} & arguments.keys() and not _says_width(own)
     said |= {"bf16": True} if silent else {}
     length = _first_value(trained_own, LENGTHS, _is_count) or _first_value(own, LENGTHS, _is_count)
+    of_method = method_values(method, {leaf.key: leaf.value for leaf in own if leaf.key not in arguments})
     found = {
         f"{SCRIPT}.reads": BATCH,
         f"{SCRIPT}.model": model,
         f"{SCRIPT}.max_length": length,
+        **{f"{SCRIPT}.{at}": value for at, value in of_method.items()},
         f"{SCRIPT}.dtype": _first_value(own, ("torch_dtype", "dtype"), lambda value: value in WIDTHS)
         or UNSAID,
         f"{SCRIPT}.attention": _first_value(
@@ -171,9 +175,17 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         **arguments,
         **said,
         **_deepspeed_values(tree),
-        MORE: BY_NAMES + f", of its trainings {trained} alone" * bool(trained) + IN_BF16 * silent,
+        MORE: BY_NAMES
+        + f", as a training by {method}" * bool(method)
+        + f", of its trainings {trained} alone" * bool(trained)
+        + IN_BF16 * silent,
     }
     return {at: value for at, value in found.items() if value is not None}
+
+
+def _is_beside(group: str) -> bool:
+    """Whether what a group holds is of something else than the training."""
+    return bool(_OTHER_USE.search(group) or REFERENCE.search(group.lower()))
 
 
 def _says_width(leaves: list[Leaf]) -> bool:
@@ -207,6 +219,26 @@ def _of_one_training(leaves: list[Leaf]) -> tuple[list[Leaf], str]:
     return kept, ".".join(first)
 
 
+def _of_first_stage(leaves: list[Leaf]) -> tuple[list[Leaf], str]:
+    """Of a file with groups for trainings of several kinds, one after another (``sft``, ``dpo``), the values
+    without those of all but the first that says a batch, and its name; no name where there is one alone.
+    """
+    stages: dict[str, str] = {}
+    for leaf in leaves:
+        if leaf.key in (BATCH, *SPELLINGS[BATCH]) and _is_count(leaf.value):
+            for group in filter(stage_told, leaf.groups):
+                stages.setdefault(stage_told(group), group)
+    if len(stages) < 2:
+        return leaves, ""
+    first = next(iter(stages))
+    others = [
+        leaf
+        for leaf in leaves
+        if any(stage_told(name) not in ("", first) for name in (*leaf.groups, leaf.key))
+    ]
+    return [leaf for leaf in leaves if leaf not in others], stages[first]
+
+
 def _says_batch(leaf: Leaf) -> bool:
     return leaf.trains and leaf.key in (BATCH, *SPELLINGS[BATCH]) and _is_count(leaf.value)
 
@@ -231,16 +263,12 @@ def _trains_a_batch(leaves: list[Leaf]) -> bool:
     return not trained.isdisjoint(names) and all(not trained.isdisjoint(each) for each in TRAINED_BY)
 
 
-def _trains_otherwise(leaves: list[Leaf]) -> bool:
+def _method_of(leaves: list[Leaf]) -> str:
+    """The method that a file trains by. Raises OtherTrainingError of what trains several models."""
     said = [leaf for leaf in leaves if leaf.value not in (None, False)]
     names = {name.lower() for leaf in said for name in (*leaf.groups, leaf.key)}
     words = {(leaf.key, leaf.value.lower()) for leaf in said if isinstance(leaf.value, str)}
-    groups = {group.lower() for leaf in said for group in leaf.groups}
-    return (
-        any(_METHOD.search(name) or _OF_OTHERS.search(name) for name in names)
-        or not METHODS.isdisjoint(groups)
-        or any(word in METHODS or (key in METHOD_KEYS and _METHOD.search(word)) for key, word in words)
-    )
+    return method_told(sorted(names), sorted(words))
 
 
 def _first_value(leaves: list[Leaf], keys: tuple[str, ...], holds: Callable[[Any], bool]) -> Any:

@@ -47,6 +47,8 @@ WITHOUT_BYTES = (
 )
 USUAL_RANK = 8
 """Of LoRA where nobody says it (huggingface/peft 0.21.2 tuners/lora/config.py, r)."""
+OPEN_RANK = "open_rank"
+"""The rank that a sheet has of one that the text does not tell."""
 NOTHING: tuple[Any, ...] = (None, False, [], {})
 """Values of an argument that ask for nothing (peft tuners/lora/config.py: what they default to)."""
 MODEL_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
@@ -119,7 +121,7 @@ def _other_method_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     elif name == OFT:
         size = held.get("oft_block_size", 32)  # none where blocks are counted by r
         made |= ({"block_size": size} if size else {}) | lora_config_keys(held)
-        for of_lora in (LORA, "lora_rank", "lora_dropout"):
+        for of_lora in (LORA, "lora_rank", OPEN_RANK, "lora_dropout"):
             made.pop(of_lora, None)
         rest -= {
             "oft_block_size",
@@ -217,8 +219,10 @@ def lora_config_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         for name in held
         if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *read) and held[name] not in NOTHING
     ]
+    rank = held.get("r", USUAL_RANK)
     made = {
-        "lora_rank": held.get("r", USUAL_RANK),
+        "lora_rank": rank,
+        **({OPEN_RANK: USUAL_RANK} if rank == UNSET else {}),
         **({"adapter_kind": "dora"} if dora else {}),
         "lora_dropout": held.get("lora_dropout", 0.0),
         **({"lora_targets": targets} if listed else {}),

@@ -46,6 +46,7 @@ from memsheet.exchange.shared.shell_syntax import (
     Simple,
     parse_shell,
 )
+from memsheet.exchange.shared.shell_text import assigned_defaults, ended_comments
 from memsheet.exchange.shared.shell_tokens import LIST, WORD, NoShellError, Token
 from memsheet.exchange.shared.shell_values import (
     COUNTED,
@@ -63,10 +64,10 @@ from memsheet.exchange.shared.shell_values import (
 )
 from memsheet.exchange.shared.slurm_environment import with_submitted_variables
 from memsheet.frozen import dataclass, replace
-from memsheet.guard.budget import Budget, TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, Budget, TooMuchError
 from memsheet.patterns import late_pattern
 
-MOST_SCRIPT, MOST_COMBINATIONS, MOST_TOLD, MOST_MADE = 2**15, 24, 8, 2**16
+MOST_COMBINATIONS, MOST_TOLD, MOST_MADE = 24, 8, MOST_SCRIPT
 """Characters of a script, rounds of its loops that are made, values that are named in words, and characters
 of all that is made.
 """
@@ -109,7 +110,7 @@ def plain_scripts(text: str) -> tuple[PlainScript, ...]:
     """The scripts that a text stands for, one where no loop starts anything; the text itself where it is no
     shell's, or asks for more than a launch does. What Slurm gives a batch script stands before it.
     """
-    text = with_submitted_variables(text)
+    text = assigned_defaults(ended_comments(with_submitted_variables(text)))
     if len(text) > MOST_SCRIPT or not _BUILT.search(text):
         return (PlainScript("", text),)
     try:

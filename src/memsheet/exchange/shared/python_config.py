@@ -26,7 +26,7 @@ from memsheet.exchange.shared.python_values import (
 )
 from memsheet.exchange.shared.settings_files import held_settings
 from memsheet.frozen import replace
-from memsheet.guard.budget import Budget, TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, Budget, TooMuchError
 
 LINE, WHOLE, SCOPE, BRANCH = (
     "lambda",
@@ -38,8 +38,6 @@ MOST_LOOKS, STEPS_OF_LOOK = 24, 4000
 """Calls whose surroundings are read, and the steps of each."""
 MOST_CALLS, MOST_SITES = 3, 4
 """Calls of the file's own functions in one another that are followed, and places that call one of them."""
-MOST_TEXT = 2**15
-"""Characters of a file that is parsed: its tree takes a thousand bytes of memory for some of them."""
 
 
 def read_module(text: str, bases: Mapping[str, Tree], given: Mapping[str, Any] | None = None) -> Module:
@@ -48,8 +46,8 @@ def read_module(text: str, bases: Mapping[str, Tree], given: Mapping[str, Any] |
 
     Raises ValueError for text that is no Python.
     """
-    if len(text) > MOST_TEXT:
-        raise TooMuchError(f"is longer than the {MOST_TEXT} characters that are read")
+    if len(text) > MOST_SCRIPT:
+        raise TooMuchError(f"is longer than the {MOST_SCRIPT} characters that are read")
     parsed = syntax_tree(text)
     functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}
     module = Module(

@@ -215,11 +215,9 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
             return concatenate_text(
                 [evaluate_expression(module, plain_part(one), given, depth + 1) for one in held]
             )
-        case ast.Subscript(value=whole, slice=ast.Constant(value=int() as at)):
-            return _evaluate_element(evaluate_expression(module, whole, given, depth + 1), at)
-        case ast.Subscript(value=whole, slice=ast.Constant(value=str() as word)):
-            found = evaluate_expression(module, whole, given, depth + 1)
-            return found.get(word, UNSET) if isinstance(found, dict) else UNSET
+        case ast.Subscript(value=whole, slice=ast.expr() as place) if not isinstance(place, ast.Slice):
+            held = evaluate_expression(module, whole, given, depth + 1)
+            return _evaluate_element(held, evaluate_expression(module, place, given, depth + 1))
         case ast.List(elts=held) | ast.Tuple(elts=held):
             return [evaluate_expression(module, one, given, depth + 1) for one in held]
         case ast.Dict(keys=keys, values=held):
@@ -235,11 +233,12 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
             ways = (body, other) if taken is None else (body,) if taken else (other,)
             found = [evaluate_expression(module, one, given, depth + 1) for one in ways]
             return found[0] if found[0] == found[-1] else UNSET
-        case ast.Call(
-            func=ast.Attribute(value=whole, attr="get"), args=[ast.Constant(value=str() as word), *rest]
-        ) if _is_table(table := evaluate_expression(module, whole, given, depth + 1)):
+        case ast.Call(func=ast.Attribute(value=whole, attr="get"), args=[key, *rest]) if _is_table(
+            table := evaluate_expression(module, whole, given, depth + 1)
+        ):
             usual = evaluate_expression(module, rest[0], given, depth + 1) if rest else None
-            return table.get(word, usual)
+            word = evaluate_expression(module, key, given, depth + 1)
+            return table.get(word, usual) if _is_word(word) else UNSET
         case ast.Call(func=function):
             return _evaluate_call(module, node, _called_name(function), given, depth + 1)
     return UNSET
@@ -250,8 +249,17 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, dict) and CLASS not in value
 
 
-def _evaluate_element(held: Any, at: int) -> Any:
-    return held[at] if isinstance(held, list) and -len(held) <= at < len(held) else UNSET
+def _is_word(value: Any) -> TypeGuard[str]:
+    """Whether it is a text that is known."""
+    return isinstance(value, str) and value != UNSET
+
+
+def _evaluate_element(held: Any, place: Any) -> Any:
+    """What stands at a place of a list, or under a word of a table."""
+    if isinstance(held, dict):
+        return held.get(place, UNSET) if _is_word(place) else UNSET
+    whole = isinstance(place, int) and not isinstance(place, bool)
+    return held[place] if isinstance(held, list) and whole and -len(held) <= place < len(held) else UNSET
 
 
 def _evaluate_switch(module: Module, node: ast.expr, given: Mapping[str, Any], depth: int) -> Any:

@@ -9,8 +9,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import dropwhile
 
 from memsheet.exchange.shared.python_switches import last_switch_index
+from memsheet.exchange.shared.shell_loops import QUIET
 from memsheet.exchange.shared.shell_text import NAMED_SUM, squeeze_sums, sums_summed_up, with_numbers_named
 from memsheet.guard.budget import Budget, TooMuchError
 from memsheet.patterns import late_pattern
@@ -19,7 +21,7 @@ ENDS = ("&&", "||", "|", "&", ";", ">", ">>", "2>&1")
 BETWEEN = ENDS[:5]
 MOST_LINES = 64
 """Lines that one quoted value may go over."""
-MOST_VALUE, MOST_EXPANDED = 2**14, 2**18
+MOST_VALUE, MOST_EXPANDED = 2**14, 2**20
 """Characters of a value with its variables in place, and of all values that one script makes: a launch is a
 few hundred.
 """
@@ -62,7 +64,7 @@ ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"], IMAGES["tei"])
 COPIED = late_pattern(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
 """Copies of images that clouds keep under names of their own."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
-_VARIABLE = late_pattern(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*))?\}|(\w+))")
+_VARIABLE = late_pattern(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(\w+))")
 _ASSIGNED = late_pattern(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ADDED = late_pattern(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
 _OF_MAKE = late_pattern(r"\$\(([A-Z][A-Z0-9_]*)\)")
@@ -202,7 +204,8 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[4]
         usual = defaults and found[2] in ("-", "=")  # "?" stops with words where nobody set it
-        held = known[name] if name in known else found[3] if usual else found[0]
+        default = found[3] if "$" not in (found[3] or "") else _VARIABLE.sub(value, found[3])
+        held = known[name] if name in known else default if usual else found[0]
         budget.spend(len(held))
         return held
 
@@ -284,6 +287,22 @@ def server_flags_index(
         at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image
     )
     return next((start for start in named if not _is_shell(words[start : start + 1])), None)
+
+
+def starts_servers_alone(text: str) -> bool:
+    """Whether all that a shell's script starts are servers; what it sets and prints starts nothing, and of
+    what asks Slurm for cards nothing is said.
+    """
+    if "#SBATCH" in text:
+        return False
+    found = False
+    for words in (part for line in script_lines(text) for part in split_line_commands(line)):
+        rest = list(dropwhile(lambda word: word in _LEADS or _ASSIGNED.fullmatch(word), words))
+        serves = server_flags_index(rest, LAUNCHES, ALONE) is not None
+        if rest and not serves and rest[0] not in QUIET:
+            return False
+        found = found or serves
+    return found
 
 
 def _is_shell(words: Sequence[str]) -> bool:

@@ -12,12 +12,13 @@ from memsheet.exchange.shared.shell_loops import is_assignment, nodes_below, sta
 from memsheet.exchange.shared.shell_syntax import Body, Group, Simple
 from memsheet.exchange.shared.shell_tokens import LIST, Token
 from memsheet.exchange.shared.shell_values import MOST_VALUES, WHOLE_LIST, Names, word_values
+from memsheet.guard.budget import MOST_SCRIPT
 from memsheet.patterns import late_pattern
 
 MOST_CALLS, DEEPEST_CALL = 24, 4
 """Calls of functions that are followed, and of those inside one another."""
-MOST_STARTED_TEXT, MOST_STARTED = 2**15, 8
-"""Characters of a script with those that it starts in it, and how many of these."""
+MOST_STARTED = 8
+"""Scripts that one starts and that are read in it."""
 GIVEN = "given"
 _ALL = late_pattern(r"\"\$(?:\{[@*]\}|[@*])\"|\$(?:\{[@*]\}|[@*])")
 _COUNT = late_pattern(r"\$(?:\{#\}|#(?!\w))")
@@ -106,7 +107,7 @@ def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str
                 if len(made) < MOST_STARTED and depth < DEEPEST_CALL and "$" not in script
                 else None
             )
-            if held is None or len(held) + sum(map(len, made.values())) + len(text) > MOST_STARTED_TEXT:
+            if held is None or len(held) + sum(map(len, made.values())) + len(text) > MOST_SCRIPT:
                 return found[0]
             made[name] = ""  # a script that starts itself is not followed into itself
             made[name] = _STARTED.sub(lambda inner: call(inner, depth + 1), held)

@@ -16,9 +16,10 @@ from memsheet.exchange.shared.shell_tokens import (
     shell_tokens,
 )
 from memsheet.frozen import dataclass
+from memsheet.guard.budget import MOST_SCRIPT
 
-MOST_TEXT = 2**16
-"""Characters of a script."""
+MOST_TEXT = 2 * MOST_SCRIPT
+"""Characters of a script, with what its loops and calls make of it."""
 BETWEEN = ("\n", ";", "&")
 JOINS = ("&&", "||", "|", "|&")
 ARM_ENDS = (";;", ";&", ";;&")

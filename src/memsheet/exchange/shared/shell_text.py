@@ -15,8 +15,15 @@ from memsheet.guard.budget import CHARACTERS, Budget
 from memsheet.patterns import late_pattern
 
 NAMED = late_pattern(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
-USED = late_pattern(r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*(?:\$\{\w+\}[^{}]*)*))?\}|([A-Za-z_]\w*|\d))")
+USED = late_pattern(
+    r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|([A-Za-z_]\w*|\d))"
+)
 SUM = late_pattern(r"\$\(\(([\d\s+*/%()-]{1,200})\)\)")
+_SETS_DEFAULTS = late_pattern(
+    r"^([ \t]*):[ \t]+((?:\"?\$\{\w+:?=[^{}\n]*+(?:\{[^{}\n]*+\}[^{}\n]*+)*+\}\"?[ \t;:]*)+)(?=$|#)",
+    re.MULTILINE,
+)
+_SET_DEFAULT = late_pattern(r"\"?\$\{(\w+)(:?)=([^{}\n]*+(?:\{[^{}\n]*+\}[^{}\n]*+)*+)\}(\"?)[ \t;:]*")
 NAMED_SUM = late_pattern(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
 BARE_NAME = late_pattern(r"[A-Za-z_]\w{0,63}")
 SPACED_SUM = late_pattern(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
@@ -161,6 +168,33 @@ class ShellScript:
             case [one, how, other] if how in COMPARED and one.isdecimal() and other.isdecimal():
                 return COMPARED[how](int(one[:12]), int(other[:12]))
         return None
+
+
+def assigned_defaults(text: str) -> str:
+    """A script with the defaults that it gives its names without a use of them (``: "${A:=b}"``) as plain
+    assignments (``A="${A:-b}"``).
+    """
+
+    def assignments(line: re.Match[str]) -> str:
+        named = _SET_DEFAULT.finditer(line[2])
+        made = [f"{one[1]}={one[4]}${{{one[1]}{one[2]}-{one[3]}}}{one[4]}" for one in named]
+        return f"{line[1]}{'; '.join(made)} "
+
+    return _SETS_DEFAULTS.sub(assignments, text) if "=" in text and ": " in text else text
+
+
+def ended_comments(text: str) -> str:
+    """A script whose lines of comment end with themselves: a shell takes a backslash at their end as part of
+    the comment, so that the line below is none.
+    """
+    if "#" not in text or "\\\n" not in text:
+        return text
+    lines, goes_on = text.split("\n"), False
+    for at, line in enumerate(lines):
+        if not goes_on and line.lstrip().startswith("#"):
+            lines[at] = line.rstrip("\\")
+        goes_on = lines[at].endswith("\\")
+    return "\n".join(lines)
 
 
 def unix_lines(text: str) -> str:

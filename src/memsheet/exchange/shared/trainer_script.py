@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.built_models import built_model_keys
+from memsheet.exchange.shared.built_models import BUILT, built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
@@ -38,7 +38,7 @@ from memsheet.exchange.shared.python_config import (
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
-from memsheet.exchange.shared.role_names import given_texts
+from memsheet.exchange.shared.role_names import constant_values, flag_values, given_texts, role_value
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.patterns import late_pattern
@@ -213,7 +213,7 @@ def arguments_of(
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = _of_unsloth(module, said, own)
-    beside |= unsloth or _loaded_model_keys(module, own)
+    beside |= _with_told_name(module, unsloth or _loaded_model_keys(module, own))
     if own.get("method"):  # whose further models the method tells
         beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
     else:
@@ -403,6 +403,22 @@ def _likely_name_key(module: Module, node: ast.Call | None, at: str) -> dict[str
         return {}
     told = f"{names[-1].value} of line {names[-1].line}, and what else {path[-1]} may be is open"
     return {"model": names[-1].value, LIKELY_NAME: told}
+
+
+def _with_told_name(module: Module, loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """What is loaded; where the text does not tell which model that is, the one that a flag names, or a
+    constant that is called so, and that the script may make another of it.
+    """
+    if any(at == "model" or at.startswith(BUILT) for at in loaded):
+        return dict(loaded)
+    told = role_value("model", flag_values(module), constant_values(module))
+    if told is None or not isinstance(told.value, str) or not told.value or told.value == UNSET:
+        return dict(loaded)
+    given = told.name.startswith("--") and not told.line
+    if not given and not HUB_NAME.fullmatch(told.value):
+        return dict(loaded)
+    words = f"{told.value} of {told.name}, and what is loaded is open"
+    return {**loaded, "model": told.value, LIKELY_NAME: words}
 
 
 def keys_left_to_release(said: Mapping[str, Any]) -> list[str]:

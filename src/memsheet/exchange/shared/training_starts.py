@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from memsheet.exchange.shared.shell_loops import ASSIGNED, nodes_below
 from memsheet.exchange.shared.shell_syntax import Simple, parse_shell
 from memsheet.exchange.shared.shell_tokens import WORD, NoShellError
+from memsheet.guard.budget import MOST_SCRIPT
 from memsheet.patterns import late_pattern
 
-MOST_STARTS, MOST_TEXT = 12, 2**15
-"""Starts of one script that are told apart, and characters of a script that is looked at."""
+MOST_STARTS = 12
+"""Starts of one script that are told apart."""
 STARTS = late_pattern(
     r"\.py\b|\bpython[\d.]*\s+(?:-\S+\s+)*-m\s|\b(?:torchrun|deepspeed)\s|\baccelerate\s+launch\b"
     r"|\b(?:swift|megatron)\s+(?:sft|pt|rlhf)\b|\b(?:llamafactory-cli|lmf|axolotl)\s+train\b"
@@ -27,7 +28,7 @@ def texts_of_starts(text: str) -> Mapping[str, str]:
     """By a name for each start of a script (``train.py``, ``train.py (2)``) the text without the other
     starts; nothing of a script with fewer than two.
     """
-    if len(text) > MOST_TEXT or len(STARTS.findall(text)) < 2:
+    if len(text) > MOST_SCRIPT or len(STARTS.findall(text)) < 2:
         return {}
     try:
         places = sorted(_places_of_starts(text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -171,6 +170,8 @@ def _value_at(record: Any, key: str) -> Any:
 
 
 def _csv_rows(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    import csv
+
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(heads)

@@ -10,9 +10,10 @@ import pytest
 
 import memsheet
 from memsheet.errors import InputError
-from memsheet.exchange import MOST_SCRIPT, read_text
+from memsheet.exchange import read_text
 from memsheet.exchange.shared.launched_script import described_launches, filled_commands, first_script_launch
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.guard.budget import MOST_SCRIPT
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.recognised_files import recognise_files
 from memsheet.report.shared.checked import Checked

@@ -50,6 +50,41 @@ def test_a_notebook_says_what_its_script_says(tmp_path: Path, capsys: pytest.Cap
     assert answers[0] == answers[1] is not None
 
 
+BROKEN = [
+    ("code", '!pip install trl \\\n    "unsloth[colab]==2026.7.4" \\\n    peft\nx = 1'),
+    ("code", "from google.colab import"),
+    ("code", "just some words"),
+    ("code", "  %env A=1 \\\n  b"),
+]
+
+
+def test_a_cell_that_is_no_python_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.ipynb").write_text(notebook([*BROKEN, *CELLS]))
+    (tmp_path / "b.ipynb").write_text(notebook(CELLS))
+    made = notebook_script((tmp_path / "a.ipynb").read_text(), "a.ipynb", parse_json)
+    assert "x = 1" in ast.unparse(ast.parse(made))
+    answers = []
+    for name in ("a.ipynb", "b.ipynb"):
+        main(["check", str(tmp_path / name), "--gpus", "1xH100-80GB", "--json"])
+        answers.append(json.loads(capsys.readouterr().out).get("sheet"))
+    assert answers[0] == answers[1] is not None
+
+
+COMMAND = "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-0.5B --do_train true \\\n  --finetuning_type lora --cutoff_len 512 --template qwen --dataset d --output_dir o --bf16 true"
+
+
+def test_a_training_that_a_cell_starts_in_a_shell_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.ipynb").write_text(notebook([("code", "import os"), ("code", f"!{COMMAND}")]))
+    (tmp_path / "a.sh").write_text(COMMAND)
+    answers = []
+    for name in ("a.ipynb", "a.sh"):
+        main(["check", str(tmp_path / name), "--gpus", "1xH100-80GB", "--json"])
+        answers.append(json.loads(capsys.readouterr().out).get("sheet"))
+    assert answers[0] == answers[1] is not None
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"cells": 3}', '{"cells": [1, {"cell_type": "code"}]}'])
 def test_what_is_no_notebook_is_refused_or_empty(text: str) -> None:
     try:

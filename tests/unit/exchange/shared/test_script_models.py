@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bundled import written_names
+from memsheet import check
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
@@ -282,3 +283,49 @@ def test_a_decoder_that_tells_labels_apart_has_no_output_matrix(tmp_path: Path) 
     plain = check_configuration_files((str(tmp_path / "job.yaml"),), None, {**WHERE, "gpus": "8xH200"})
     assert plain.answer is not None
     assert plain.answer.parameters == 8_030_261_248
+
+
+TABLE = """
+import argparse
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+MODELS = {{
+    "small": {{"name": "meta-llama/Llama-3.2-1B", "batch": 3}},
+    "large": {{"name": "meta-llama/Llama-3.1-8B", "batch": 1}},
+}}
+SIZES = [1024, 2048]
+parser = argparse.ArgumentParser()
+parser.add_argument("--size", default="small")
+args = parser.parse_args()
+{looks}
+model = AutoModelForCausalLM.from_pretrained(held["name"], torch_dtype="bfloat16")
+Trainer(model=model, args=TrainingArguments(output_dir="o", bf16=True, per_device_train_batch_size=held["batch"])).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("looks", "command", "name", "batch"),
+    [
+        ("held = MODELS[args.size]", "", "llama-3.2-1b", 3),
+        ("held = MODELS[args.size]", "python train.py --size large", "llama-3.1-8b", 1),
+        ("held = MODELS.get(args.size)", "", "llama-3.2-1b", 3),
+        ("held = MODELS.get(args.size, MODELS['large'])", "python train.py --size other", "llama-3.1-8b", 1),
+        ("word = 'large'\nheld = MODELS[word]", "", "llama-3.1-8b", 1),
+    ],
+)
+def test_a_table_is_asked_by_what_a_flag_is(
+    tmp_path: Path, looks: str, command: str, name: str, batch: int
+) -> None:
+    (tmp_path / "train.py").write_text(TABLE.format(looks=looks))
+    (tmp_path / "run.sh").write_text(command)
+    file = tmp_path / ("run.sh" if command else "train.py")
+    found = check(file, gpus="1xH200-141GB", seq_len=512)
+    assert found.answer is not None, found.no_model
+    assert found.answer.model.name == name
+    assert found.answer.plan.training.microbatch == batch
+
+
+def test_a_table_that_nobody_knows_where_it_is_asked_is_open(tmp_path: Path) -> None:
+    looks = "import os\nheld = MODELS[os.environ['SIZE']]"
+    (tmp_path / "train.py").write_text(TABLE.format(looks=looks))
+    found = check(tmp_path / "train.py", gpus="1xH200-141GB", seq_len=512)
+    assert found.result is None or found.result is Result.UNCERTAIN

@@ -6,6 +6,8 @@ import subprocess
 
 import pytest
 
+from memsheet.exchange.shared.plain_shell import plain_script
+from memsheet.exchange.shared.serve_script import Variables, script_lines, split_line_commands
 from memsheet.exchange.shared.shell_text import ShellScript
 
 SCRIPTS = {
@@ -26,6 +28,7 @@ SCRIPTS = {
     "sum in an array": "a=2\nA=(\n --n $((a * 3))\n --m $(( (a + 1) * 2 ))\n --o 1\n)\nrun ${A[@]}",
     "array of one": "A=(--a)\nrun ${A[@]} --b",
     "defaults in one another": 'M=${WILD_M:-${WILD_D:-"${WILD_H:-/h}/v"}/m}\nrun --m $M',
+    "default with braces inside": 'D=d\nM=${WILD_M:-"${WILD_H:-/h}/v/${D}"}\nrun --m $M/x',
     "nested": "N=2\nif [ $N -eq 2 ]; then\nif [ $N -lt 2 ]; then\nO=--x\nelse\nO=--y\nfi\nfi\nrun $O",
 }
 
@@ -51,3 +54,29 @@ def test_what_nobody_set_stays_as_it_is() -> None:
 def test_a_condition_that_nobody_can_tell_is_taken() -> None:
     text = "if grep -q x file; then\nrun --a\nelse\nrun --b\nfi"
     assert ["run", "--a"] in list(ShellScript(text).commands())
+
+
+SETS = {
+    "alone": ': "${WILD_A:=b}"\nrun --a $WILD_A',
+    "bare": ": ${WILD_A:=b}\nrun --a $WILD_A",
+    "several": ': "${WILD_A:=b}" ${WILD_B:=c}  # both\nrun --a $WILD_A --b $WILD_B',
+    "of another": 'A=x\n  : "${WILD_A:=$A/y}"\nrun --a "${WILD_A}"',
+    "with a default inside": ': "${WILD_A:=${WILD_B:-/m}/y}"\nrun --a ${WILD_A}',
+    "below comments that end with a backslash": "# run --a 1 \\\n#  --b 2 \\\nrun --a 3 \\\n --b 4",
+    "given before": 'A=x\n: "${A:=b}"\nrun --a $A',
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_default_that_is_set_where_nothing_runs_stays(name: str) -> None:
+    text = SETS[name]
+    command = text.replace("run ", "printf '%s\\n' ")
+    wanted = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.split()
+    plain = plain_script(text).text
+    *_, words = ShellScript(plain).commands()
+    assert words[1:] == wanted
+    known = Variables()
+    commands = [one for line in script_lines(plain) for one in split_line_commands(line)]
+    for one in commands:
+        known.learn(one)
+    assert known.filled(commands[-1][1:], defaults=True) == wanted
