@@ -5,6 +5,7 @@ looks as if it did.
 from __future__ import annotations
 
 from memsheet.budget import Verdict
+from memsheet.formulas.runtime import driver_context
 from memsheet.frozen import replace
 from memsheet.plan.device import Basis, Cluster, Device
 from memsheet.report.shared.look import Look
@@ -38,18 +39,22 @@ def need_and_room(device: Device, verdict: Verdict, look: Look) -> tuple[str, ..
     """What a GPU needs, of what a framework gets of the card, and the range of the need. Where nobody has
     seen what is got, that is a range of its own, in a phrase of its own.
     """
-    need, ends = (
-        look.need(verdict.device.value, look.digits),
-        f"range {look.need(verdict.device.low, look.digits)} or more"
-        if verdict.no_most
-        else size_range_suffix(verdict.device, look).strip(" ()"),
-    )
+    need, ends = look.need(verdict.device.value, look.digits), _range_of_need(device, verdict, look)
     given = device_capacity_words(device, verdict, look)
     return (
         (f"needs {need} of {given} per GPU", ends)
         if given
         else (f"needs {need} per GPU", ends, f"a card gives {_capacity_range_words(device, look)}")
     )
+
+
+def _range_of_need(device: Device, verdict: Verdict, look: Look) -> str:
+    """The ends of a need, those that anything is known of: what an idle process takes is no job's least."""
+    if verdict.no_most:
+        return f"range {look.need(verdict.device.low, look.digits)} or more"
+    if verdict.device.low <= driver_context(device)[0].low < verdict.device.high:
+        return f"range up to {look.need(verdict.device.high, look.digits)}"
+    return size_range_suffix(verdict.device, look).strip(" ()")
 
 
 def device_capacity_words(device: Device, verdict: Verdict, look: Look) -> str:
