@@ -127,7 +127,7 @@ SWEEPS = {
     "test_techniques_recompute.py::test_what_it_saves_is_what_is_predicted": 5,
     "test_torchtune.py::test_a_rank_s_loss_is_that_of_its_own_code": 4,
     "test_trainer_rules.py::test_a_mistake_of_the_trainers_arguments_is_one_of_trls": 2,
-    "test_trainer_script.py::test_a_base_that_is_prepared_is_recomputed_and_may_be_wider": 4,
+    "test_trainer_script.py::test_a_base_that_is_prepared_is_recomputed_and_wider": 4,
     "test_training_readings.py::test_each_gives_a_sheet_that_accounts_for_every_key": 3,
     "test_typed_ways.py::test_a_way_to_fit_can_be_typed_as_it_is_printed": 4,
     "test_undominated_plans.py::test_one_gpu_divides_nothing": 3,

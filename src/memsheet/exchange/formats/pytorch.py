@@ -18,6 +18,7 @@ from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
+from memsheet.exchange.shared.prepared_base import prepared_precision
 from memsheet.exchange.shared.python_module import argument_remarks
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
 from memsheet.exchange.shared.trainer_script import (
@@ -152,8 +153,15 @@ def _loop_row(at: str, back: Back, source: str = "the script's own text", usual:
     return read_only_row(f"{LOOP}.{at}", back, source, usual)
 
 
+def _read_prepared(value: Any, values: Values) -> Mapping[str, Any]:
+    """Of a loop that divides nothing, under autocast."""
+    divided = values.get(f"{LOOP}.wrap") in (*SHARDED, "deepspeed")
+    known = value is True and not divided and not _generates(values)
+    return prepared_precision(str(_computes_in(values)), values) if known else {}
+
+
 OF_LOADING = (
-    "attention", "fused", "prepared", ASKS_CARD, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", ASKS_CARD, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),
@@ -173,6 +181,7 @@ KEYS = (
     _loop_row("zero", lambda value, values: {"zero": value} if values.get(f"{LOOP}.wrap") == "deepspeed" else {}),
     read_only_row(f"{SCRIPT}.dtype", _read_dtype, "modeling_utils.py, from_pretrained: dtype"),
     *(replace(row_of(TRANSFORMERS, f"{SCRIPT}.{name}"), usual=None) for name in OF_LOADING),
+    replace(row_of(TRANSFORMERS, f"{SCRIPT}.prepared"), back=_read_prepared),
     *inside_rows(DEEPSPEED),
 )  # fmt: skip
 
@@ -186,7 +195,8 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield from gathered_moves(asked, own_loop=True)
     if TRANSFORMERS.moves is not None and not _generates(values):
         prepared = {at: held for at, held in values.items() if at == f"{SCRIPT}.prepared"}
-        yield from TRANSFORMERS.moves(prepared, asked)
+        if not _read_prepared(values.get(f"{SCRIPT}.prepared"), values):
+            yield from TRANSFORMERS.moves(prepared, asked)
 
 
 FORMAT = Format(

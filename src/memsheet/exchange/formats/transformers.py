@@ -26,6 +26,7 @@ from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, W
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
 from memsheet.exchange.shared.own_settings import OF_OWN_SCRIPT, own_settings
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
+from memsheet.exchange.shared.prepared_base import prepared_bytes, prepared_precision
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
 from memsheet.exchange.shared.trainer_script import (
@@ -209,23 +210,19 @@ def _whole_tables_move(named: str, asked: Values) -> Moved:
     )
 
 
-WIDE_TENSORS = 6
-"""Of a layer, at most, that are fp32 where its norms are: each of two norms keeps its input and what it
-scaled, and two sums pass along it. A bound.
-"""
+def _read_prepared(value: Any, values: Values) -> Mapping[str, Any]:
+    if value is not True or values.get("deepspeed") or values.get("fsdp"):
+        return {}
+    word = next((width for width in ("bf16", "fp16") if values.get(width) is True), "")
+    return prepared_precision(word, values)
 
 
 def _kbit_upcast_move(asked: Values) -> Moved:
-    """What peft casts to fp32 is all that is not quantized: both tables by two bytes an element and a copy in
-    sixteen bits of the head for autocast, and what norms keep.
-    """
-    tables = asked["@vocab"] * asked["@hidden"] * (2 + 2 + 2)
-    passing = asked["@tokens"] * asked["@hidden"] * 4 * (WIDE_TENSORS * asked["@layers"] + 2)
     why = (
         "peft's prepare_model_for_kbit_training casts embeddings, head and norms to fp32, and so what "
         "passes along the layers"
     )
-    return Moved(at=f"{SCRIPT}.prepared", why=why, low_bytes=0, high_bytes=tables + passing)
+    return Moved(at=f"{SCRIPT}.prepared", why=why, low_bytes=0, high_bytes=prepared_bytes(asked))
 
 
 def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
@@ -237,7 +234,7 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     yield from answer_moves(values, asked)
     if values.get(f"{SCRIPT}.{ONE_PROCESS}") is True and values.get(f"{SCRIPT}.{SPREADS}") not in MAPS:
         yield from gathered_moves(asked, own_loop=f"{SCRIPT}.{OWN_LOSS}" in values)
-    if values.get(f"{SCRIPT}.prepared") is True:
+    if values.get(f"{SCRIPT}.prepared") is True and not _read_prepared(True, values):
         yield _kbit_upcast_move(asked)
     if named := values.get(f"{SCRIPT}.{WHOLE_TABLES}"):
         yield _whole_tables_move(str(named), asked)
@@ -363,7 +360,7 @@ KEYS = (
     Key(at=f"{SCRIPT}.{ASKS_CARD}", out=lambda _: None, back=lambda *_: {}, source="torch/cuda/__init__.py, is_bf16_supported"),
     Key(at=f"{SCRIPT}.{COLOCATED}", out=lambda _: None, back=lambda *_: {}, source="huggingface/trl f2cd577 trl/trainer/grpo_config.py:646"),
     Key(at=f"{SCRIPT}.{WHOLE_TABLES}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model"),
-    Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=lambda *_: {}, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),
+    Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=_read_prepared, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),
     Key(at=f"{SCRIPT}.offload", says="offload.activations", out=lambda _: None, source="unslothai/unsloth 015bdef unsloth/models/_utils.py:376"),
     Key(
         at="use_liger_kernel", out=lambda _: None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,

@@ -9,6 +9,7 @@ from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.mistakes.scripts import SCRIPTS
 from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.prepared_base import prepared_bytes
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.recognised_files import recognise_files
@@ -363,7 +364,7 @@ def test_a_whole_fine_tune_by_unsloth_quantizes_nothing() -> None:
         (", use_gradient_checkpointing=False", "none"),
     ],
 )
-def test_a_base_that_is_prepared_is_recomputed_and_may_be_wider(
+def test_a_base_that_is_prepared_is_recomputed_and_wider(
     bits: str, more: str, mode: str, tmp_path: Path
 ) -> None:
     loads = (
@@ -374,9 +375,20 @@ def test_a_base_that_is_prepared_is_recomputed_and_may_be_wider(
     text = f"{loads}model = prepare_model_for_kbit_training(model{more})\n{rest}"
     found = reading(text).request
     assert found.get("recompute.mode", found.get("?recompute.mode")) == mode
-    moved = {one.at: one for one in checked(tmp_path, text).moved}
-    assert moved["script.prepared"].high_bytes > 0
-    assert "script.prepared" not in {one.at for one in checked(tmp_path, loads + rest).moved}
+    assert (found["precision.parameters"], found["precision.compute"]) == ("fp32", "bf16")
+    alone = text.replace("bf16=True, ", "")  # without autocast nobody accounts what passes along the layers
+    assert "precision.compute" not in reading(alone).request
+    moved = {one.at: one.high_bytes for one in checked(tmp_path, alone).moved}
+    assert moved["script.prepared"] > 0
+    assert "script.prepared" not in {one.at for one in checked(tmp_path, text).moved}
+    assert reading(loads + rest).request.get("precision.parameters") is None
+
+
+@pytest.mark.parametrize("recompute", ["full", "none"])
+def test_what_a_prepared_base_may_add_is_of_one_layer_where_layers_run_again(recompute: str) -> None:
+    sizes = {"@vocab": 32000, "@hidden": 4096, "@tokens": 8192, "@layers": 32, "recompute.mode": recompute}
+    more = prepared_bytes({**sizes, "@layers": 33}) - prepared_bytes(sizes)
+    assert more == 8192 * 4096 * (2 if recompute == "full" else 24)
 
 
 @pytest.mark.parametrize(
