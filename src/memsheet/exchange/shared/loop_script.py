@@ -38,6 +38,7 @@ from memsheet.exchange.shared.trainer_script import (
     ASKS_CARD,
     BITS,
     LIGER,
+    LIKELY_NAME,
     LOADS,
     PREPARES,
     RECOMPUTE,
@@ -92,7 +93,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         load = next(_model_loads(module), None)
     load = load or next(pipeline_loads(module) if not steps else iter(()), None)
     built = built_model_keys(module) if load is None else {}
-    load = load or (_elsewhere_loaded(module, text) if steps else None) or ({LINE: 1} if built else None)
+    elsewhere = _elsewhere_loaded(module, text) if steps and load is None else None
+    load = load or elsewhere or ({LINE: 1} if built else None)
     if load is None:
         return {}
     flags, constants = flag_values(module), constant_values(module)
@@ -100,6 +102,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     loading = _loading_keys(module, load, told)
     if built:
         loading.pop("model", None)
+    elif elsewhere and loading.get("model"):
+        loading[LIKELY_NAME] = f"{loading['model']}, and what another file makes of it is open"
     said = {**loading, **built, **_adapter_keys(module, told), **others}
     said |= own_loss_key(module) if steps else {}
     said |= frozen_key(module) if steps and not ADAPTED & said.keys() else {}

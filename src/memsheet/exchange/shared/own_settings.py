@@ -17,7 +17,7 @@ from memsheet.exchange.shared.own_methods import (
     method_values,
     stage_told,
 )
-from memsheet.exchange.shared.peft_configs import USUAL_RANK
+from memsheet.exchange.shared.peft_configs import USUAL_RANK, adapters_over_bits
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
@@ -170,8 +170,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         f"{SCRIPT}.attention": _first_value(
             own, ("attn_implementation",), lambda value: isinstance(value, str)
         ),
-        **_adapter_values(own, adapter),
-        **_quantized_values(own),
+        **_bits_and_adapters(own, adapter),
         **arguments,
         **said,
         **_deepspeed_values(tree),
@@ -296,6 +295,13 @@ def _model_named(leaves: list[Leaf]) -> Any:
             if own:
                 return own[0].value if len({leaf.value for leaf in own}) == 1 else None
     return None
+
+
+def _bits_and_adapters(leaves: list[Leaf], adapter: list[Leaf]) -> dict[str, Any]:
+    """What the base is stored in and what trains beside it, by the keys that a script is read as."""
+    told = {**_adapter_values(leaves, adapter), **_quantized_values(leaves)}
+    over = adapters_over_bits({at.removeprefix(f"{SCRIPT}."): held for at, held in told.items()})
+    return {**told, **{f"{SCRIPT}.{at}": held for at, held in over.items()}}
 
 
 def _adapter_values(leaves: list[Leaf], adapter: list[Leaf]) -> Mapping[str, Any]:

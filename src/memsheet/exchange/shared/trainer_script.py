@@ -21,6 +21,7 @@ from memsheet.exchange.shared.peft_configs import (
     LORA,
     OURS,
     WITHOUT_BYTES,
+    adapters_over_bits,
     lora_config_keys,
     peft_config_keys,
     with_open_branch,
@@ -242,7 +243,11 @@ def arguments_of(
         if flag.line
     }
     fields = [at for one in parsed for at in one if at not in OURS and at in said]
-    beside |= {**({OWN_FIELDS: fields} if fields else {}), **_several_trainings_key(made)}
+    beside |= {
+        **({OWN_FIELDS: fields} if fields else {}),
+        **_several_trainings_key(made),
+        **({} if UNMADE in beside else adapters_over_bits(beside)),
+    }
     beside |= {OF_TRAINER: beside_it} if beside_it else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
