@@ -12,6 +12,7 @@ from memsheet.exchange.shared.plain_values import (
     concatenate_text,
     evaluate_arithmetic,
     is_bounded_literal,
+    joined_path,
     plain_part,
 )
 from memsheet.exchange.shared.python_module import Module, Tree, asks_command_line, attribute_path
@@ -38,6 +39,8 @@ ASKS_BF16 = (
 CARD_FACTS: Mapping[str, Any] = {**dict.fromkeys(ASKS_BF16, True), "get_device_capability": [8, 0]}
 """What scripts ask of the card that they start on, and what a card with bf16 answers."""
 NUMBERS: Mapping[str, type] = {"int": int, "float": float, "str": str}
+PATHS = frozenset({"os.path.join", "Path", "pathlib.Path", "os.path.expanduser", "os.path.abspath"})
+"""What makes a path of its arguments."""
 NAMED_CONSTANTS = ("torch", "ShardingStrategy")
 """What holds dtypes and other constants that are read by their names."""
 DEEPEST, LONGEST_NUMBER = 24, 64
@@ -309,6 +312,8 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
         return CARD_FACTS[name.rpartition(".")[2]]
     if name in ENVIRONMENT and len(node.args) == 2:
         return evaluate_expression(module, node.args[1], given, depth)
+    if name in PATHS and node.args and not node.keywords:
+        return joined_path([evaluate_expression(module, one, given, depth) for one in node.args])
     if name in NUMBERS and len(node.args) == 1 and not node.keywords:
         return _as_number(NUMBERS[name], evaluate_expression(module, node.args[0], given, depth))
     whole = module.imported.get(name, "")
