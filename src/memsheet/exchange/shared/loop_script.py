@@ -20,6 +20,7 @@ from memsheet.exchange.shared.generation_script import (
 )
 from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
+from memsheet.exchange.shared.own_classes import own_class_key
 from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
 from memsheet.exchange.shared.python_branches import calls_made
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
@@ -175,6 +176,7 @@ def _loading_keys(module: Module, load: Tree, told: Callable[[str], Told | None]
     return {
         "dtype": UNSAID,
         **({"model": name} if name else {}),
+        **own_class_key(module, load),
         **({"fused": True} if fused else {}),
         **keys,
     }

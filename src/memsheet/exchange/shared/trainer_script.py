@@ -16,6 +16,7 @@ from memsheet.exchange.shared.colocated_server import trl_colocated_share, unslo
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.model_casts import model_casts
+from memsheet.exchange.shared.own_classes import own_class_key
 from memsheet.exchange.shared.peft_configs import (
     ADAPTED,
     LORA,
@@ -358,6 +359,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
             **others,
             "dtype": UNSAID,
             **_labels_key(found[WHOLE]),
+            **own_class_key(module, found),
             **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
             **from_pretrained_keys(found),
         }

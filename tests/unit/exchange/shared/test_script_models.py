@@ -356,3 +356,28 @@ def test_a_path_of_which_the_end_is_open_is_open() -> None:
     text = "import os\nname = os.path.join('/data', os.environ['MODEL'])\n"
     train = f"model = AutoModelForCausalLM.from_pretrained(name, dtype='bfloat16')\n{ARGS}\n"
     assert "@model" not in reading(HEAD + text + train).request
+
+
+CLASSES = {
+    "from transformers import LlamaForCausalLM as Own": True,
+    "from transformers.models.llama import LlamaForCausalLM as Own": True,
+    "from unsloth import Own": True,
+    "from llava.model import Own": False,
+    "from .model import Own": False,
+    "from llava.model import *": False,
+    "class Own(transformers.LlamaForCausalLM):\n    pass": False,
+}
+
+
+@pytest.mark.parametrize("line", CLASSES)
+@pytest.mark.parametrize("loops", [False, True])
+def test_a_class_that_no_library_has_may_hold_more(line: str, loops: bool, tmp_path: Path) -> None:
+    line = line.replace("Own", "OwnForCausalLM")
+    sure = CLASSES[line.replace("OwnForCausalLM", "Own")]
+    load = f"import transformers\n{line}\nmodel = OwnForCausalLM.from_pretrained('{NAME}', torch_dtype='bfloat16')\n"
+    loop = "import torch\noptimizer = torch.optim.AdamW(model.parameters())\nfor batch in torch.utils.data.DataLoader(rows, batch_size=2):\n    model(**batch).loss.backward()\n    optimizer.step()\n"
+    (tmp_path / "train.py").write_text(load + loop if loops else HEAD + load + ARGS)
+    found = check(tmp_path / "train.py", gpus="1xH200-141GB", seq_len=512)
+    assert found.answer is not None, found.no_model
+    assert ("may hold more" in str(found.doubt)) is not sure
+    assert sure or found.result is Result.UNCERTAIN
