@@ -328,8 +328,8 @@ def test_adapters_have_the_dtype_that_deepspeed_casts_all_to(tmp_path: Path, wid
     stage = {"zero_optimization": {"stage": 2}, width: {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
     (tmp_path / "ds.json").write_text(json.dumps(stage))
     (tmp_path / "run.sh").write_text(
-        "torchrun --nproc_per_node 2 train.py --model_name_or_path meta-llama/Llama-3.2-1B --deepspeed ds.json "
-        f"--{width} --use_peft --lora_r 8 --per_device_train_batch_size 1 --output_dir o"
+        "torchrun --nproc_per_node 2 train.py --model_name_or_path meta-llama/Llama-3.2-1B "
+        f"--deepspeed ds.json --{width} --use_peft --lora_r 8 --per_device_train_batch_size 1 --output_dir o"
     )
     found = memsheet.check(tmp_path, gpus="2xH100-80GB", seq_len=512)
     assert found.answer is not None, found.why_not

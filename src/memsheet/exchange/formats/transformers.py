@@ -199,7 +199,10 @@ KEPT_INPUTS = 2
 def _layers_of_unsloth(asked: Values) -> Moved:
     """Layers that run once have saved tensors of their own, fewer than the library's."""
     kept = KEPT_INPUTS * 2 * asked["@tokens"] * asked["@hidden"] * asked["@layers"]
-    why = "Unsloth runs layers of its own, which keep fewer tensors of a token than the library's, of which the sheet is"
+    why = (
+        "Unsloth runs layers of its own, which keep fewer tensors of a token than the library's, of which "
+        "the sheet is"
+    )
     return Moved(
         at=f"{SCRIPT}.{OWN_LAYERS}", why=why, low_bytes=-max(0, asked.get("@saved", 0) - kept), high_bytes=0
     )

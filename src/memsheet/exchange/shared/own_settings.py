@@ -122,7 +122,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         return None
     leaves, stage = _of_first_stage(leaves)
     try:
-        method = _method_of(leaves)
+        method = _method_of_leaves(leaves)
     except OtherTrainingError:
         return None
     own = [leaf for leaf in leaves if not any(_is_beside(name) for name in leaf.groups)]
@@ -262,7 +262,7 @@ def _trains_a_batch(leaves: list[Leaf]) -> bool:
     return not trained.isdisjoint(names) and all(not trained.isdisjoint(each) for each in TRAINED_BY)
 
 
-def _method_of(leaves: list[Leaf]) -> str:
+def _method_of_leaves(leaves: list[Leaf]) -> str:
     """The method that a file trains by. Raises OtherTrainingError of what trains several models."""
     said = [leaf for leaf in leaves if leaf.value not in (None, False)]
     names = {name.lower() for leaf in said for name in (*leaf.groups, leaf.key)}

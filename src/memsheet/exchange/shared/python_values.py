@@ -241,7 +241,7 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
         ):
             usual = evaluate_expression(module, rest[0], given, depth + 1) if rest else None
             word = evaluate_expression(module, key, given, depth + 1)
-            return table.get(word, usual) if _is_word(word) else UNSET
+            return table.get(word, usual) if _is_known_word(word) else UNSET
         case ast.Call(func=function):
             return _evaluate_call(module, node, _called_name(function), given, depth + 1)
     return UNSET
@@ -252,7 +252,7 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, dict) and CLASS not in value
 
 
-def _is_word(value: Any) -> TypeGuard[str]:
+def _is_known_word(value: Any) -> TypeGuard[str]:
     """Whether it is a text that is known."""
     return isinstance(value, str) and value != UNSET
 
@@ -260,7 +260,7 @@ def _is_word(value: Any) -> TypeGuard[str]:
 def _evaluate_element(held: Any, place: Any) -> Any:
     """What stands at a place of a list, or under a word of a table."""
     if isinstance(held, dict):
-        return held.get(place, UNSET) if _is_word(place) else UNSET
+        return held.get(place, UNSET) if _is_known_word(place) else UNSET
     whole = isinstance(place, int) and not isinstance(place, bool)
     return held[place] if isinstance(held, list) and whole and -len(held) <= place < len(held) else UNSET
 

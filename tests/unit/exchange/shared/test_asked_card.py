@@ -97,7 +97,7 @@ def test_unsloth_runs_the_librarys_attention_elsewhere(
 
 @pytest.mark.parametrize(("cls", "open_"), [("FastLanguageModel", True), ("FastModel", False)])
 def test_layers_of_unsloths_own_may_keep_less(cls: str, open_: bool, tmp_path: Path) -> None:
-    """Where none is computed again, a sheet of the library's layers does not tell that a card is too small."""
+    """Where none is computed again, a sheet of the library's does not tell that a card is too small."""
     text = NOTEBOOK.format(**{**USUAL, "cls": cls, "length": 8192})
     text = text.replace("r=16", "r=16, use_gradient_checkpointing=False")
     text = text.replace("SFTConfig(per", "SFTConfig(gradient_checkpointing=False, per")

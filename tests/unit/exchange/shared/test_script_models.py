@@ -374,8 +374,13 @@ CLASSES = {
 def test_a_class_that_no_library_has_may_hold_more(line: str, loops: bool, tmp_path: Path) -> None:
     line = line.replace("Own", "OwnForCausalLM")
     sure = CLASSES[line.replace("OwnForCausalLM", "Own")]
-    load = f"import transformers\n{line}\nmodel = OwnForCausalLM.from_pretrained('{NAME}', torch_dtype='bfloat16')\n"
-    loop = "import torch\noptimizer = torch.optim.AdamW(model.parameters())\nfor batch in torch.utils.data.DataLoader(rows, batch_size=2):\n    model(**batch).loss.backward()\n    optimizer.step()\n"
+    call = f"OwnForCausalLM.from_pretrained('{NAME}', torch_dtype='bfloat16')"
+    load = f"import transformers\n{line}\nmodel = {call}\n"
+    loop = (
+        "import torch\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        "for batch in torch.utils.data.DataLoader(rows, batch_size=2):\n"
+        "    model(**batch).loss.backward()\n    optimizer.step()\n"
+    )
     (tmp_path / "train.py").write_text(load + loop if loops else HEAD + load + ARGS)
     found = check(tmp_path / "train.py", gpus="1xH200-141GB", seq_len=512)
     assert found.answer is not None, found.no_model
