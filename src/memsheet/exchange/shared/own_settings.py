@@ -117,7 +117,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     """
     if not isinstance(tree, Mapping):
         return None
-    leaves = list(_leaves_below(with_references(tree), ()))
+    leaves = list(leaves_of(tree))
     if len(leaves) > MOST_LEAVES:
         return None
     leaves, stage = _of_first_stage(leaves)
@@ -131,7 +131,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         return None
     own, trained = _of_one_training([leaf for leaf in own if leaf.value is not None])
     trained = trained or stage
-    model = _model_named(own)
+    model = model_named(own)
     if model is None:
         return None
     adapter = [leaf for leaf in own if any(_ADAPTER.search(group) for group in leaf.groups)]
@@ -190,6 +190,17 @@ def _is_beside(group: str) -> bool:
 def _says_width(leaves: list[Leaf]) -> bool:
     """Whether a file says what a model is loaded in."""
     return any(leaf.key in ("torch_dtype", "dtype") and leaf.value in WIDTHS for leaf in leaves)
+
+
+def leaves_of(tree: Mapping[str, Any]) -> Iterator[Leaf]:
+    """The values of a tree, at most so many groups in one another."""
+    return _leaves_below(with_references(tree), ())
+
+
+def first_count(leaves: list[Leaf], keys: tuple[str, ...]) -> int | None:
+    """The first whole number of the first of ``keys`` that has one."""
+    found = _first_value(leaves, keys, _is_count)
+    return int(found) if found is not None else None
 
 
 def _leaves_below(tree: Mapping[Any, Any], groups: tuple[str, ...]) -> Iterator[Leaf]:
@@ -283,12 +294,14 @@ def _first_value(leaves: list[Leaf], keys: tuple[str, ...], holds: Callable[[Any
     return None
 
 
-def _model_named(leaves: list[Leaf]) -> Any:
+def model_named(leaves: list[Leaf], names: tuple[str, ...] = NAMES_MODEL) -> Any:
+    """The model that the surest of some keys names; None where several do."""
+
     def is_name(value: Any) -> bool:
         return isinstance(value, str) and _HUB_ID.fullmatch(value.strip()) is not None
 
     of_group = [leaf for leaf in leaves if leaf.groups and _MODEL.search(leaf.groups[-1])]
-    for held, keys in ((leaves, NAMES_MODEL), (of_group, IN_MODEL_GROUP)):
+    for held, keys in ((leaves, names), (of_group, IN_MODEL_GROUP)):
         for key in keys:
             named = [leaf for leaf in held if leaf.key == key and is_name(leaf.value)]
             own = [leaf for leaf in named if leaf.trains] or named
