@@ -1,6 +1,6 @@
-"""A settings file of Lightning's command line (``LightningCLI``): what its trainer, the module and the data are
-made of (Lightning-AI/pytorch-lightning 2.5 src/lightning/pytorch/cli.py). The module and the data are people's
-own, so that what they are given is read by its names and no verdict is sure.
+"""A settings file of Lightning's command line (``LightningCLI``): what its trainer, the module and the data
+are made of (Lightning-AI/pytorch-lightning 2.5 src/lightning/pytorch/cli.py). The module and the data are
+people's own, so that what they are given is read by its names and no verdict is sure.
 """
 
 from __future__ import annotations
