@@ -257,7 +257,7 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
 
 
 def _trains_adapters(said: Mapping[str, Any]) -> bool:
-    return any(said.get(key) is not None for key in ("adapter.rank", "adapter.kind"))
+    return any(said.get(key) is not None for key in ("adapter.rank", "?adapter.rank", "adapter.kind"))
 
 
 def _sixteen_bits_of_deepspeed(said: Mapping[str, Any], others: Sequence[Read]) -> Mapping[str, Any]:

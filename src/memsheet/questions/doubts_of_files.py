@@ -98,6 +98,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@ranks": answer.cluster.count if answer.cluster else 1,
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
         "@passing": int(answer.verdict.device.high) - resting_states(answer) if answer.verdict else 0,
+        "@saved": int(worst_sheet(answer.sheets).of(Component.SAVED_ACTIVATIONS).low),
         "@exchanged": _exchanged_bytes(worst_sheet(answer.sheets)),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }

@@ -24,7 +24,7 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
     if kind.before_text or kind.before_keys:
         return _resolve_prompt_tuning(gaps, model, kind)
     copies_norms = kind is AdapterKind.LN_TUNING  # in the dtype of the norms, see ``in_base_dtype``
-    dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype, silent=copies_norms))
+    dtype = dtype_named(gaps.get("adapter.dtype", _usual_dtype(gaps, engine), silent=copies_norms))
     assert dtype is not None
     if kind.prompts:
         return _resolve_prompt_adapter(gaps, kind, dtype)
@@ -47,6 +47,12 @@ def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -
         dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),
         block_size=gaps.get("adapter.block_size", BLOCK_SIZE) if kind is AdapterKind.OFT else 0,
     )
+
+
+def _usual_dtype(gaps: RequestResolver, engine: Engine) -> str:
+    """The engine's own; where that is the model's, which it casts whole, the one that is asked for it."""
+    asked = gaps.request.get("precision.parameters")
+    return str(asked) if asked and engine.adapter_dtype != FP32.name else engine.adapter_dtype
 
 
 def in_base_dtype(gaps: RequestResolver, adapter: Adapter, base: DType) -> Adapter:

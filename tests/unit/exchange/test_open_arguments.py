@@ -4,6 +4,7 @@ not said to stop.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,81 @@ def test_flags_that_say_the_whole_step_fit_though_nobody_has_the_script(
     )
     (tmp_path / "run.sh").write_text(launch)
     assert memsheet.check(tmp_path / "run.sh", gpus=cards).result is result
+
+
+ELSEWHERE = """
+import argparse
+from accelerate import Accelerator
+from torch.optim import AdamW
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
+from models.own import OwnModel
+parser = argparse.ArgumentParser()
+parser.add_argument("--model_name_or_path", default="bert-base-uncased")
+parser.add_argument("--max_length", type=int, default=512)
+args = parser.parse_args()
+tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
+accelerator = Accelerator()
+model = {made}
+loader = DataLoader(data, batch_size=1)
+model, optimizer, loader = accelerator.prepare(model, AdamW(model.parameters()), loader)
+for batch in loader:
+    accelerator.backward(model(**batch).loss)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "result"),
+    [
+        ("OwnModel(args)", Result.UNCERTAIN),
+        ("AutoModel.from_pretrained(args.model_name_or_path)", Result.FITS),
+    ],
+)
+def test_a_model_that_another_file_makes_is_not_sure(tmp_path: Path, made: str, result: Result) -> None:
+    """A flag names a model, and what is made of it is not in the text."""
+    script = ELSEWHERE.format(made=made).replace("import AutoTokenizer", "import AutoModel, AutoTokenizer")
+    (tmp_path / "train.py").write_text(script)
+    found = memsheet.check(tmp_path / "train.py", gpus="1xH100-80GB")
+    assert found.answer is not None
+    assert found.answer.model.name == "bert-base"
+    assert found.result is result
+
+
+BITS = """
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
+from peft import PeftModel
+bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B", quantization_config=bits)
+model = PeftModel.from_pretrained(model, "adapters", is_trainable=True)
+Trainer(model=model, args=TrainingArguments(output_dir="o", bf16=True, per_device_train_batch_size=1)).train()
+"""
+
+
+def test_adapters_train_over_a_base_in_fewer_bits(tmp_path: Path) -> None:
+    """Which no text makes here: they come from a checkpoint, of a rank that it does not tell."""
+    (tmp_path / "train.py").write_text(BITS)
+    own = {
+        "model_name": "meta-llama/Llama-3.2-1B", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bf16": True,
+        "per_device_train_batch_size": 1, "learning_rate": 1e-4,
+    }  # fmt: skip
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    for name in ("train.py", "own.json"):
+        found = memsheet.check(tmp_path / name, gpus="1xH100-80GB", seq_len=512)
+        assert found.answer is not None, found.why_not
+        assert found.answer.plan.adapter is not None
+        assert found.result is Result.UNCERTAIN
+
+
+@pytest.mark.parametrize("width", ["fp16", "bf16"])
+def test_adapters_have_the_dtype_that_deepspeed_casts_all_to(tmp_path: Path, width: str) -> None:
+    stage = {"zero_optimization": {"stage": 2}, width: {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+    (tmp_path / "ds.json").write_text(json.dumps(stage))
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node 2 train.py --model_name_or_path meta-llama/Llama-3.2-1B "
+        f"--deepspeed ds.json --{width} --use_peft --lora_r 8 --per_device_train_batch_size 1 --output_dir o"
+    )
+    found = memsheet.check(tmp_path, gpus="2xH100-80GB", seq_len=512)
+    assert found.answer is not None, found.why_not
+    assert found.answer.plan.adapter is not None
+    assert found.answer.plan.adapter.dtype.name == width

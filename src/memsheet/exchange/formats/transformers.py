@@ -191,6 +191,24 @@ def _pieces_of_unsloth(values: Values, asked: Values) -> Moved:
     return Moved(at="loss", why=why, low_bytes=-eighth * IN_SHEET, high_bytes=more, instant=Instant.LOSS)
 
 
+KEPT_INPUTS = 2
+"""Of a layer of Unsloth's in sixteen bits, at the least: what its projections to heads and its MLP are given
+(unslothai/unsloth 0050c73 unsloth/kernels/fast_lora.py, LoRA_QKV and LoRA_MLP: save_for_backward).
+"""
+
+
+def _layers_of_unsloth(asked: Values) -> Moved:
+    """Layers that run once have saved tensors of their own, fewer than the library's."""
+    kept = KEPT_INPUTS * 2 * asked["@tokens"] * asked["@hidden"] * asked["@layers"]
+    why = (
+        "Unsloth runs layers of its own, which keep fewer tensors of a token than the library's, of which "
+        "the sheet is"
+    )
+    return Moved(
+        at=f"{SCRIPT}.{OWN_LAYERS}", why=why, low_bytes=-max(0, asked.get("@saved", 0) - kept), high_bytes=0
+    )
+
+
 LEAST_OF_TABLE, MOST_OF_TABLE = 2 + 2, (4 + 2) + 4 + 8
 """Bytes an element of a table that Unsloth trains whole: in the place of the frozen one, which goes to the
 host, with a gradient in sixteen bits and moments in eight; or as a copy in fp32 beside it, cast for products,
@@ -240,6 +258,8 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield _whole_tables_move(str(named), asked)
     if values.get(f"{SCRIPT}.unsloth") is True:
         yield _pieces_of_unsloth(values, asked)
+    if values.get(f"{SCRIPT}.{OWN_LAYERS}") is True and values.get("gradient_checkpointing") is not True:
+        yield _layers_of_unsloth(asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
         tokens, vocab = asked["@tokens"], asked["@vocab"]
         more = (

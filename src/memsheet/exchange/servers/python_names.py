@@ -9,7 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.plain_values import joined_path
 from memsheet.exchange.shared.python_module import Module, asks_command_line, attribute_path, call_sites
+from memsheet.exchange.shared.python_values import PATHS
 from memsheet.exchange.shared.script_flags import PARSES, known_flags
 from memsheet.guard.budget import Budget, TooMuchError
 
@@ -47,11 +50,28 @@ class Parser(list[Instance]):
     """A parser of dataclasses: what it makes where the command says nothing."""
 
 
+def _own_constants(tree: ast.Module) -> dict[str, Any]:
+    """Texts and numbers that a module gives names at its top."""
+    found: dict[str, Any] = {}
+    for node in tree.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=held)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as held)
+            ):
+                value = expression_value(held, found)
+                found |= {name: value} if isinstance(value, str | int | float) else {}
+    return found
+
+
 def parsed_flags(tree: ast.Module, nodes: Sequence[ast.AST]) -> tuple[dict[str, Any], Notes]:
     """Places of a parsed command line (``args.model``) at the defaults that the script gives its flags, and
     what to say of each.
     """
-    module = Module(tree=tree, functions={}, names={}, imported={}, bases={}, sites=tuple(call_sites(tree)))
+    names = _own_constants(tree)
+    module = Module(
+        tree=tree, functions={}, names=names, imported={}, bases={}, sites=tuple(call_sites(tree))
+    )
     flags = known_flags(module)
     holders = {*USUAL, *(name for node in nodes for name in _parsed_names(node))} if flags else set()
     told = {f"{name}.{at}": flag for name in holders for at, flag in flags.items()}
@@ -281,6 +301,13 @@ def _of_bounded_size(value: Any) -> Any:
     return value
 
 
+def _joined_parts(parts: Sequence[ast.expr], known: Mapping[str, Any], depth: int) -> Any:
+    """A path of its parts, as far as they are known from its end on."""
+    held = [expression_value(one, known, depth) for one in parts]
+    found = joined_path([UNSET if one is OPEN else one for one in held])
+    return OPEN if found == UNSET else found
+
+
 def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) -> Any:
     """What an expression comes to, as far as the text tells."""
     if depth > DEEPEST:
@@ -295,6 +322,8 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
         case ast.Attribute(value=ast.Name(id=name), attr=attr):
             held = known.get(name)
             return known.get(f"{name}.{attr}", held.get(attr, OPEN) if isinstance(held, Instance) else OPEN)
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="self"), attr=name), attr=attr):
+            return known.get(f"{name}.{attr}", OPEN)
         case ast.Subscript(value=holder, slice=place):
             whole = expression_value(holder, known, depth + 1)
             return _held_at(whole, expression_value(place, known, depth + 1))
@@ -329,6 +358,12 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
                 for one in parts
             ]
             return OPEN if OPEN in texts else "".join(map(str, texts))[:MOST_WORD]
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _joined_parts([left, right], known, depth + 1)
+        case ast.Call(func=function, args=[_, *_] as parts, keywords=[]) if (
+            ".".join(attribute_path(function)) in PATHS
+        ):
+            return _joined_parts(parts, known, depth + 1)
         case ast.Call(func=ast.Name(id="str" | "int" | "float"), args=[only]):
             return expression_value(only, known, depth + 1)
         case ast.Call(func=ast.Attribute(attr="getenv" | "get"), args=[_, default]):

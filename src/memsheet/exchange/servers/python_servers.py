@@ -80,6 +80,7 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
     parameters = function_parameters(nodes, known, notes)
     modules = {part for node in nodes for part in _imported_modules(node)}
     served = any(getattr(node, at, None) in OF_SERVER for node in nodes for at in ("id", "attr"))
+    asks = any(isinstance(node, ast.Attribute) and node.attr == "add_argument" for node in nodes)
     for node in nodes:
         match node:
             case ast.Call(func=ast.Name(id="LLMConfig") | ast.Attribute(attr="LLMConfig")):
@@ -96,7 +97,7 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                     around = (held for held in parameters if node.lineno in held[0])
                     _, given, more = [(range(0), {}, {}), *around][-1]
                     module = OFFLINE_MODULE if called == OFFLINE_CLASS else "" if served else ENGINE_MODULE
-                    made = _made_engine(node, {**known, **given}, engine, module)
+                    made = _made_engine(node, {**known, **given}, engine, module, asks=asks)
                     told = assumptions_of(node, {**notes, **more}) if made else ()
                     yield from [replace(made, remarks=told)] if made else []
             case ast.List() | ast.Tuple():
@@ -136,15 +137,23 @@ def _engine_called(called: str, modules: Collection[str]) -> str:
     return "" if called not in OF_VLLM else "tensorrt-llm" if "tensorrt_llm" in modules else "vllm"
 
 
-def _made_engine(node: ast.Call, known: Mapping[str, Any], engine: str, module: str) -> NamedServer | None:
+def _made_engine(
+    node: ast.Call, known: Mapping[str, Any], engine: str, module: str, *, asks: bool
+) -> NamedServer | None:
     """An engine that a script makes, as the server of the same arguments. ``module``: what stands for a
-    vLLM engine that its server does not make.
+    vLLM engine that its server does not make; ``asks``: whether the script has flags, so that whoever starts
+    it says the model that its text does not tell.
     """
     given = call_keywords(node, known)
     named = given.pop("model_path" if engine == "sglang" else "model", OPEN)
     model = expression_value(node.args[0], known) if node.args and engine != "sglang" else named
     if not isinstance(model, str):
-        return None
+        given_by = (
+            node.args[0] if node.args else _keyword(node, "model_path" if engine == "sglang" else "model")
+        )
+        if given_by is None or not asks:
+            return None
+        model = f"${{{'_'.join(attribute_path(given_by)) or UNTOLD}}}"
     options = _told_arguments(given)
     if engine == "tensorrt-llm":
         more = [str(options.pop(at)) for at in list(options) if at.startswith(FURTHER)]
@@ -157,6 +166,10 @@ def _made_engine(node: ast.Call, known: Mapping[str, Any], engine: str, module: 
         options = {at: value for at, value in options.items() if value is not False}  # it has no --no-…
     flags = [word for at, value in options.items() for word in engine_flag(str(at), value)]
     return NamedServer(model, " ".join(map(shell_word, [*start, *flags])))
+
+
+def _keyword(node: ast.Call, name: str) -> ast.expr | None:
+    return next((one.value for one in node.keywords if one.arg == name), None)
 
 
 def _told_arguments(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from memsheet.exchange.shared.generation_script import (
 )
 from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
+from memsheet.exchange.shared.own_classes import own_class_key
 from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
 from memsheet.exchange.shared.python_branches import calls_made
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
@@ -38,6 +39,7 @@ from memsheet.exchange.shared.trainer_script import (
     ASKS_CARD,
     BITS,
     LIGER,
+    LIKELY_NAME,
     LOADS,
     PREPARES,
     RECOMPUTE,
@@ -92,7 +94,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         load = next(_model_loads(module), None)
     load = load or next(pipeline_loads(module) if not steps else iter(()), None)
     built = built_model_keys(module) if load is None else {}
-    load = load or (_elsewhere_loaded(module, text) if steps else None) or ({LINE: 1} if built else None)
+    elsewhere = _elsewhere_loaded(module, text) if steps and load is None else None
+    load = load or elsewhere or ({LINE: 1} if built else None)
     if load is None:
         return {}
     flags, constants = flag_values(module), constant_values(module)
@@ -100,6 +103,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     loading = _loading_keys(module, load, told)
     if built:
         loading.pop("model", None)
+    elif elsewhere and loading.get("model"):
+        loading[LIKELY_NAME] = f"{loading['model']}, and what another file makes of it is open"
     said = {**loading, **built, **_adapter_keys(module, told), **others}
     said |= own_loss_key(module) if steps else {}
     said |= frozen_key(module) if steps and not ADAPTED & said.keys() else {}
@@ -171,6 +176,7 @@ def _loading_keys(module: Module, load: Tree, told: Callable[[str], Told | None]
     return {
         "dtype": UNSAID,
         **({"model": name} if name else {}),
+        **own_class_key(module, load),
         **({"fused": True} if fused else {}),
         **keys,
     }

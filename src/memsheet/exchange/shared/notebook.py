@@ -35,11 +35,11 @@ def _code_of_cells(cells: list[Any]) -> Iterator[str]:
         text = "".join(map(str, source)) if isinstance(source, list) else str(source)
         first = text.lstrip().partition("\n")[0]
         if not first.startswith("%%") or first.startswith(OF_PYTHON):
-            script = MAGIC.sub(_left_out, text)
+            script = MAGIC.sub(_commented_command, text)
             yield script if _is_python(script) else ""
 
 
-def _left_out(found: re.Match[str]) -> str:
+def _commented_command(found: re.Match[str]) -> str:
     """A command in one line of comment, in as many lines as it had."""
     lines = found[3].split("\\\n")
     return f"{found[1]}{LEFT}{found[2]}{' '.join(lines)}" + "\n" * (len(lines) - 1)

@@ -17,7 +17,7 @@ from memsheet.exchange.shared.own_methods import (
     method_values,
     stage_told,
 )
-from memsheet.exchange.shared.peft_configs import USUAL_RANK
+from memsheet.exchange.shared.peft_configs import USUAL_RANK, adapters_over_bits
 from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
@@ -117,12 +117,12 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     """
     if not isinstance(tree, Mapping):
         return None
-    leaves = list(_leaves_below(with_references(tree), ()))
+    leaves = list(leaves_of(tree))
     if len(leaves) > MOST_LEAVES:
         return None
     leaves, stage = _of_first_stage(leaves)
     try:
-        method = _method_of(leaves)
+        method = _method_of_leaves(leaves)
     except OtherTrainingError:
         return None
     own = [leaf for leaf in leaves if not any(_is_beside(name) for name in leaf.groups)]
@@ -131,7 +131,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         return None
     own, trained = _of_one_training([leaf for leaf in own if leaf.value is not None])
     trained = trained or stage
-    model = _model_named(own)
+    model = model_named(own)
     if model is None:
         return None
     adapter = [leaf for leaf in own if any(_ADAPTER.search(group) for group in leaf.groups)]
@@ -170,8 +170,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         f"{SCRIPT}.attention": _first_value(
             own, ("attn_implementation",), lambda value: isinstance(value, str)
         ),
-        **_adapter_values(own, adapter),
-        **_quantized_values(own),
+        **_bits_and_adapters(own, adapter),
         **arguments,
         **said,
         **_deepspeed_values(tree),
@@ -191,6 +190,17 @@ def _is_beside(group: str) -> bool:
 def _says_width(leaves: list[Leaf]) -> bool:
     """Whether a file says what a model is loaded in."""
     return any(leaf.key in ("torch_dtype", "dtype") and leaf.value in WIDTHS for leaf in leaves)
+
+
+def leaves_of(tree: Mapping[str, Any]) -> Iterator[Leaf]:
+    """The values of a tree, at most so many groups in one another."""
+    return _leaves_below(with_references(tree), ())
+
+
+def first_count(leaves: list[Leaf], keys: tuple[str, ...]) -> int | None:
+    """The first whole number of the first of ``keys`` that has one."""
+    found = _first_value(leaves, keys, _is_count)
+    return int(found) if found is not None else None
 
 
 def _leaves_below(tree: Mapping[Any, Any], groups: tuple[str, ...]) -> Iterator[Leaf]:
@@ -263,7 +273,7 @@ def _trains_a_batch(leaves: list[Leaf]) -> bool:
     return not trained.isdisjoint(names) and all(not trained.isdisjoint(each) for each in TRAINED_BY)
 
 
-def _method_of(leaves: list[Leaf]) -> str:
+def _method_of_leaves(leaves: list[Leaf]) -> str:
     """The method that a file trains by. Raises OtherTrainingError of what trains several models."""
     said = [leaf for leaf in leaves if leaf.value not in (None, False)]
     names = {name.lower() for leaf in said for name in (*leaf.groups, leaf.key)}
@@ -284,18 +294,27 @@ def _first_value(leaves: list[Leaf], keys: tuple[str, ...], holds: Callable[[Any
     return None
 
 
-def _model_named(leaves: list[Leaf]) -> Any:
+def model_named(leaves: list[Leaf], names: tuple[str, ...] = NAMES_MODEL) -> Any:
+    """The model that the surest of some keys names; None where several do."""
+
     def is_name(value: Any) -> bool:
         return isinstance(value, str) and _HUB_ID.fullmatch(value.strip()) is not None
 
     of_group = [leaf for leaf in leaves if leaf.groups and _MODEL.search(leaf.groups[-1])]
-    for held, keys in ((leaves, NAMES_MODEL), (of_group, IN_MODEL_GROUP)):
+    for held, keys in ((leaves, names), (of_group, IN_MODEL_GROUP)):
         for key in keys:
             named = [leaf for leaf in held if leaf.key == key and is_name(leaf.value)]
             own = [leaf for leaf in named if leaf.trains] or named
             if own:
                 return own[0].value if len({leaf.value for leaf in own}) == 1 else None
     return None
+
+
+def _bits_and_adapters(leaves: list[Leaf], adapter: list[Leaf]) -> dict[str, Any]:
+    """What the base is stored in and what trains beside it, by the keys that a script is read as."""
+    told = {**_adapter_values(leaves, adapter), **_quantized_values(leaves)}
+    over = adapters_over_bits({at.removeprefix(f"{SCRIPT}."): held for at, held in told.items()})
+    return {**told, **{f"{SCRIPT}.{at}": held for at, held in over.items()}}
 
 
 def _adapter_values(leaves: list[Leaf], adapter: list[Leaf]) -> Mapping[str, Any]:

@@ -60,6 +60,15 @@ def trains_beside(values: Mapping[str, Any]) -> bool:
     return any(values.get(f"script.{key}") for key in ADAPTED)
 
 
+def adapters_over_bits(read: Mapping[str, Any]) -> dict[str, Any]:
+    """Adapters of a rank that nobody tells, where a base in fewer bits is trained and nothing says what of
+    it trains: nothing of the base itself can (transformers 5.23.0
+    trainer_utils.py:102, validate_quantization_for_training).
+    """
+    told = ADAPTED & read.keys() or not read.get("quantized")
+    return {} if told else {"lora_rank": UNSET, OPEN_RANK: USUAL_RANK}
+
+
 def peft_config_keys(calls: Callable[..., Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
     """What the last LoRA of a script says, else what another method does. ``calls``: objects of classes, by
     their names.

@@ -53,10 +53,23 @@ def concatenate_text(parts: list[Any]) -> Any:
 def evaluate_arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
     if isinstance(op, ast.Add) and isinstance(left, str) and isinstance(right, str):
         return concatenate_text([left, right])
+    if isinstance(op, ast.Div) and isinstance(right, str) and (left == UNSET or isinstance(left, str)):
+        return joined_path([left, right])
     made = _SUMS.get(type(op))
     whole = all(isinstance(held, int) and not isinstance(held, bool) for held in (left, right))
     found = made(left, right) if made and whole else None
     return found if found is not None and abs(found) < LARGEST else UNSET
+
+
+def joined_path(parts: list[Any]) -> Any:
+    """A path of its parts, as far as they are known from the end on; ``UNSET`` where the last is not."""
+    known: list[str] = []
+    for part in reversed(parts):
+        if not isinstance(part, str) or part == UNSET:
+            known.append(".")
+            break
+        known.append(part.rstrip("/") if known else part)
+    return concatenate_text(["/".join(reversed(known))]) if known != ["."] else UNSET
 
 
 def compare_values(op: ast.cmpop, left: Any, right: Any) -> Any:

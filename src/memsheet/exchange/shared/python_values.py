@@ -12,6 +12,7 @@ from memsheet.exchange.shared.plain_values import (
     concatenate_text,
     evaluate_arithmetic,
     is_bounded_literal,
+    joined_path,
     plain_part,
 )
 from memsheet.exchange.shared.python_module import Module, Tree, asks_command_line, attribute_path
@@ -38,6 +39,8 @@ ASKS_BF16 = (
 CARD_FACTS: Mapping[str, Any] = {**dict.fromkeys(ASKS_BF16, True), "get_device_capability": [8, 0]}
 """What scripts ask of the card that they start on, and what a card with bf16 answers."""
 NUMBERS: Mapping[str, type] = {"int": int, "float": float, "str": str}
+PATHS = frozenset({"os.path.join", "Path", "pathlib.Path", "os.path.expanduser", "os.path.abspath"})
+"""What makes a path of its arguments."""
 NAMED_CONSTANTS = ("torch", "ShardingStrategy")
 """What holds dtypes and other constants that are read by their names."""
 DEEPEST, LONGEST_NUMBER = 24, 64
@@ -238,7 +241,7 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
         ):
             usual = evaluate_expression(module, rest[0], given, depth + 1) if rest else None
             word = evaluate_expression(module, key, given, depth + 1)
-            return table.get(word, usual) if _is_word(word) else UNSET
+            return table.get(word, usual) if _is_known_word(word) else UNSET
         case ast.Call(func=function):
             return _evaluate_call(module, node, _called_name(function), given, depth + 1)
     return UNSET
@@ -249,7 +252,7 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, dict) and CLASS not in value
 
 
-def _is_word(value: Any) -> TypeGuard[str]:
+def _is_known_word(value: Any) -> TypeGuard[str]:
     """Whether it is a text that is known."""
     return isinstance(value, str) and value != UNSET
 
@@ -257,7 +260,7 @@ def _is_word(value: Any) -> TypeGuard[str]:
 def _evaluate_element(held: Any, place: Any) -> Any:
     """What stands at a place of a list, or under a word of a table."""
     if isinstance(held, dict):
-        return held.get(place, UNSET) if _is_word(place) else UNSET
+        return held.get(place, UNSET) if _is_known_word(place) else UNSET
     whole = isinstance(place, int) and not isinstance(place, bool)
     return held[place] if isinstance(held, list) and whole and -len(held) <= place < len(held) else UNSET
 
@@ -309,6 +312,8 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
         return CARD_FACTS[name.rpartition(".")[2]]
     if name in ENVIRONMENT and len(node.args) == 2:
         return evaluate_expression(module, node.args[1], given, depth)
+    if name in PATHS and node.args and not node.keywords:
+        return joined_path([evaluate_expression(module, one, given, depth) for one in node.args])
     if name in NUMBERS and len(node.args) == 1 and not node.keywords:
         return _as_number(NUMBERS[name], evaluate_expression(module, node.args[0], given, depth))
     whole = module.imported.get(name, "")

@@ -8,6 +8,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.frozen import NamedTuple
 
@@ -15,6 +16,9 @@ PARSES = (
     "parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config", "parse",
 )  # fmt: skip
 """Methods that read a command line (argparse; transformers hf_argparser.py; trl/scripts/utils.py)."""
+
+
+NO_NAMES: Mapping[str, Any] = {}
 
 
 class Flag(NamedTuple):
@@ -69,7 +73,7 @@ def _plain_flags(module: Module) -> Iterator[tuple[str, Flag]]:
     elsewhere: set[str | None] = set()
     for node, path, _ in module.sites:
         elsewhere |= {held.arg for held in node.keywords} if path[-1] == "set_defaults" else set()
-        if path[-1] == "add_argument" and (flag := _parse_add_argument(node)) is not None:
+        if path[-1] == "add_argument" and (flag := _parse_add_argument(node, module.names)) is not None:
             found.setdefault(_kept_as(node, flag), []).append(flag)
     for name, flag in _dataclass_fields(module):
         found.setdefault(name, []).append(flag)
@@ -92,9 +96,9 @@ def _dataclass_fields(module: Module) -> Iterator[tuple[str, Flag]]:
                 and node.value is not None
             ):
                 value = (
-                    _constant_keyword(node.value, "default")
+                    _constant_keyword(node.value, "default", module.names)
                     if isinstance(node.value, ast.Call)
-                    else _plain_constant(node.value)
+                    else _plain_constant(node.value, module.names)
                 )
                 yield node.target.id, Flag(f"--{node.target.id}", value, node.lineno)
 
@@ -103,12 +107,12 @@ def _is_dataclass(node: ast.expr) -> bool:
     return attribute_path(node.func if isinstance(node, ast.Call) else node)[-1:] == ["dataclass"]
 
 
-def _parse_add_argument(node: ast.Call) -> Flag | None:
+def _parse_add_argument(node: ast.Call, constants: Mapping[str, Any]) -> Flag | None:
     names = [
         held.value for held in node.args if isinstance(held, ast.Constant) and isinstance(held.value, str)
     ]
     long = next((name for name in names if name.startswith("--")), None)
-    default = _constant_keyword(node, "default")
+    default = _constant_keyword(node, "default", constants)
     if default is None and _constant_keyword(node, "action") == "store_true":
         default = False
     return Flag(long, default, node.lineno) if long is not None else None
@@ -119,12 +123,16 @@ def _kept_as(node: ast.Call, flag: Flag) -> str:
     return str(_constant_keyword(node, "dest") or flag.name.lstrip("-").replace("-", "_"))
 
 
-def _constant_keyword(node: ast.Call, name: str) -> Any:
-    return _plain_constant(next((held.value for held in node.keywords if held.arg == name), None))
+def _constant_keyword(node: ast.Call, name: str, names: Mapping[str, Any] = NO_NAMES) -> Any:
+    return _plain_constant(next((held.value for held in node.keywords if held.arg == name), None), names)
 
 
-def _plain_constant(node: ast.expr | None) -> Any:
+def _plain_constant(node: ast.expr | None, names: Mapping[str, Any] = NO_NAMES) -> Any:
+    """A literal, or a name of the file that holds one."""
     match node:
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id="str"), args=[ast.Name(id=name)]):
+            held = names.get(name)
+            return held if isinstance(held, bool | int | float | str) and held != UNSET else None
         case ast.Constant(value=bool() | int() | float() | str() as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):

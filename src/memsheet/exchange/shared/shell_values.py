@@ -24,7 +24,8 @@ DEEPEST, MOST_TESTED, MOST_TEXT = 3, 24, 2**12
 WHOLE_LIST = late_pattern(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 COUNTED = late_pattern(r"\$\{#(\w+)\[[@*]\]\}")
 _USED = late_pattern(
-    r"\$(?:\{(?P<name>\w+)(?:\[(?P<index>\d{1,4})\])?(?::?[-=](?P<default>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(?P<bare>[A-Za-z_]\w*))"
+    r"\$(?:\{(?P<name>\w+)(?:\[(?P<index>\d{1,4})\])?"
+    r"(?::?[-=](?P<default>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(?P<bare>[A-Za-z_]\w*))"
 )
 _PRINTED = late_pattern(
     r"\"?(?:\$\(\s*(?P<how>seq|echo)\s+(?P<a>[^()`]*)\)|`\s*(?P<too>seq|echo)\s+(?P<b>[^()`]*)`)\"?"

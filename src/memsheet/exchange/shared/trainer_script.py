@@ -16,11 +16,13 @@ from memsheet.exchange.shared.colocated_server import trl_colocated_share, unslo
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.model_casts import model_casts
+from memsheet.exchange.shared.own_classes import own_class_key
 from memsheet.exchange.shared.peft_configs import (
     ADAPTED,
     LORA,
     OURS,
     WITHOUT_BYTES,
+    adapters_over_bits,
     lora_config_keys,
     peft_config_keys,
     with_open_branch,
@@ -242,7 +244,11 @@ def arguments_of(
         if flag.line
     }
     fields = [at for one in parsed for at in one if at not in OURS and at in said]
-    beside |= {**({OWN_FIELDS: fields} if fields else {}), **_several_trainings_key(made)}
+    beside |= {
+        **({OWN_FIELDS: fields} if fields else {}),
+        **_several_trainings_key(made),
+        **({} if UNMADE in beside else adapters_over_bits(beside)),
+    }
     beside |= {OF_TRAINER: beside_it} if beside_it else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
@@ -353,6 +359,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
             **others,
             "dtype": UNSAID,
             **_labels_key(found[WHOLE]),
+            **own_class_key(module, found),
             **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
             **from_pretrained_keys(found),
         }

@@ -205,3 +205,27 @@ def test_a_value_that_the_text_does_not_tell_has_the_name_that_holds_it() -> Non
     assert unnamed_words({"a.py": python(text.replace("pick()", "cfg.model"))}).startswith(
         "the model is named by $cfg_model"
     )
+
+
+ASKS = """from argparse import ArgumentParser
+from vllm import LLM
+DEFAULT = "Qwen/Qwen3-8B"
+parser = ArgumentParser()
+parser.add_argument("--base-model", default={default})
+class Job:
+    def __init__(self, args):
+        self.args = args
+    def run(self):
+        return LLM(model=self.args.base_model, max_model_len=4096)
+args = parser.parse_args()
+Job(args).run()
+"""
+
+
+def test_a_constant_is_a_flags_default_and_an_object_has_the_flags() -> None:
+    assert said(ASKS.format(default="DEFAULT"))[0] == MODEL
+
+
+def test_a_model_that_a_script_asks_for_is_asked_for_by_name() -> None:
+    found = python(ASKS.format(default="None"))
+    assert "base_model" in unnamed_words({"a.py": found})

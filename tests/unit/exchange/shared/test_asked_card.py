@@ -95,6 +95,19 @@ def test_unsloth_runs_the_librarys_attention_elsewhere(
     assert found.answer.plan.attention.value == "sdpa"
 
 
+@pytest.mark.parametrize(("cls", "open_"), [("FastLanguageModel", True), ("FastModel", False)])
+def test_layers_of_unsloths_own_may_keep_less(cls: str, open_: bool, tmp_path: Path) -> None:
+    """Where none is computed again, a sheet of the library's does not tell that a card is too small."""
+    text = NOTEBOOK.format(**{**USUAL, "cls": cls, "length": 8192})
+    text = text.replace("r=16", "r=16, use_gradient_checkpointing=False")
+    text = text.replace("SFTConfig(per", "SFTConfig(gradient_checkpointing=False, per")
+    (tmp_path / "train.py").write_text(text)
+    found = memsheet.check(tmp_path / "train.py", gpus="1xRTX4090")
+    assert found.answer is not None
+    assert found.result is (Result.UNCERTAIN if open_ else Result.DOES_NOT_FIT)
+    assert any(one.at == "script.own_layers" for one in found.moved) is open_
+
+
 @pytest.mark.parametrize(
     ("said", "value"),
     [

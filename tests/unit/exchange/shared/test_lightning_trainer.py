@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from tests.unit.exchange.formats.test_pytorch import request_of
 
 import memsheet
+from memsheet.budget import Result
+from memsheet.errors import InputError
 from memsheet.questions.recognised_files import recognise_files
 
 SCRIPT = """import lightning as L
@@ -90,3 +93,54 @@ def test_fabric_is_given_the_same() -> None:
         "@gpus": 4,
         "precision.parameters": "bf16",
     }.items() <= found.items()
+
+
+CLI = {
+    "trainer": {"strategy": "deepspeed_stage_3", "precision": "bf16-true", "accumulate_grad_batches": 4, "max_epochs": 1},
+    "model": {
+        "class_path": "ours.lms.CLM",
+        "init_args": {"model": {"pretrained": "Qwen/Qwen2.5-7B", "enable_gradient_checkpointing": True}, "optimizer": "torch.optim.AdamW"},
+    },
+    "data": {"class_path": "ours.data.Rows", "init_args": {"batch_size": 2, "max_length": 1024}},
+}  # fmt: skip
+
+
+def settings(folder: Path, **changes: Any) -> memsheet.Checked:
+    (folder / "fit.json").write_text(json.dumps({**CLI, **changes}))
+    return memsheet.check(folder / "fit.json", gpus="8xH100-80GB")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "engine", "zero"),
+    [
+        ("deepspeed_stage_3", "deepspeed", 3),
+        ({"class_path": "ours.DeepSpeedStrategy", "init_args": {"stage": 2}}, "deepspeed", 2),
+        ({"class_path": "lightning.pytorch.strategies.FSDPStrategy"}, "fsdp1", 3),
+        ("ddp", "transformers", 0),
+    ],
+)
+def test_settings_of_its_command_line_are_read_by_their_names(
+    tmp_path: Path, strategy: Any, engine: str, zero: int
+) -> None:
+    found = settings(tmp_path, trainer={**CLI["trainer"], "strategy": strategy})
+    assert found.answer is not None, found.why_not
+    plan = found.answer.plan
+    assert (plan.engine, plan.zero, found.answer.model.name) == (engine, zero, "qwen2.5-7b")
+    assert (plan.training.microbatch, plan.training.seq_len, plan.recompute.mode.value) == (2, 1024, "full")
+    assert found.result is Result.UNCERTAIN
+    assert "its own" in str(found.doubt) or "own file" in str(found.doubt)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {**CLI["model"], "class_path": "ours.lms.DPO"}},
+        {"model": {"class_path": "ours.CLM", "init_args": {"teacher_model": "Qwen/Qwen2.5-7B"}}},
+        {"data": {"class_path": "ours.data.Rows", "init_args": {"max_length": 1024}}},
+        {"trainer": {"enabled": True}},
+        {"model": {"class_path": "ours.ResNet", "init_args": {"depth": 50}}},
+    ],
+)
+def test_other_settings_are_none_of_its(tmp_path: Path, changes: Any) -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        settings(tmp_path, **changes)

@@ -70,7 +70,10 @@ def test_a_cell_that_is_no_python_is_left_out(tmp_path: Path, capsys: pytest.Cap
     assert answers[0] == answers[1] is not None
 
 
-COMMAND = "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-0.5B --do_train true \\\n  --finetuning_type lora --cutoff_len 512 --template qwen --dataset d --output_dir o --bf16 true"
+COMMAND = (
+    "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-0.5B --do_train true \\\n"
+    "  --finetuning_type lora --cutoff_len 512 --template qwen --dataset d --output_dir o --bf16 true"
+)
 
 
 def test_a_training_that_a_cell_starts_in_a_shell_is_read(

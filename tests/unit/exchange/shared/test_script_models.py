@@ -50,6 +50,7 @@ NAMED = {
     "inside a block": f"def main():\n    name = '{NAME}'\n    with torch.device('cpu'):\n        model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n    {ARGS}\n",
     "a method": f"class Job:\n    def run(self):\n        name = '{NAME}'\n        model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n        {ARGS}\n",
     "named again later": f"def main():\n    name = '{NAME}'\n    model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n    name = name.split('/')\n    {ARGS}\n",
+    "a constant as a flag's default": f"from argparse import ArgumentParser\nBASE = '{NAME}'\np = ArgumentParser()\np.add_argument('--model', default=BASE)\na = p.parse_args()\nmodel = AutoModelForCausalLM.from_pretrained(a.model{{dtype}})\n{ARGS}\n",
     "after a tokenizer": f"tok = AutoTokenizer.from_pretrained('other/model')\nmodel = AutoModelForCausalLM.from_pretrained('{NAME}'{{dtype}})\n{ARGS}\n",
 }  # fmt: skip
 DTYPES = {
@@ -329,3 +330,59 @@ def test_a_table_that_nobody_knows_where_it_is_asked_is_open(tmp_path: Path) -> 
     (tmp_path / "train.py").write_text(TABLE.format(looks=looks))
     found = check(tmp_path / "train.py", gpus="1xH200-141GB", seq_len=512)
     assert found.result is None or found.result is Result.UNCERTAIN
+
+
+PATHS = {
+    "ROOT = Path(__file__).parent\nname = str(ROOT / 'models' / 'Llama-3.2-1B')": "./models/Llama-3.2-1B",
+    "name = os.path.join(os.environ['ROOT'], 'models', 'Llama-3.2-1B')": "./models/Llama-3.2-1B",
+    "name = Path('/data') / 'Llama-3.2-1B'": "/data/Llama-3.2-1B",
+    "name = Path('/data/Llama-3.2-1B')": "/data/Llama-3.2-1B",
+    "name = os.path.join('/data/', f\"Llama-3.2-{1}B\")": "/data/Llama-3.2-1B",
+}
+
+
+@pytest.mark.parametrize("lines", PATHS)
+def test_a_path_is_known_as_far_as_its_end_is(lines: str, tmp_path: Path) -> None:
+    head = f"import os\nfrom pathlib import Path\n{lines}\n"
+    train = f"model = AutoModelForCausalLM.from_pretrained(name, dtype='bfloat16')\n{ARGS}\n"
+    serve = "from vllm import LLM\nllm = LLM(model=str(name), max_model_len=512)\n"
+    for text in (HEAD + head + train, head + serve):
+        assert reading(text).request["@model"] == PATHS[lines]
+    (tmp_path / "serve.py").write_text(head + serve)
+    assert check(tmp_path / "serve.py", gpus="1xH100-80GB").result is Result.UNCERTAIN
+
+
+def test_a_path_of_which_the_end_is_open_is_open() -> None:
+    text = "import os\nname = os.path.join('/data', os.environ['MODEL'])\n"
+    train = f"model = AutoModelForCausalLM.from_pretrained(name, dtype='bfloat16')\n{ARGS}\n"
+    assert "@model" not in reading(HEAD + text + train).request
+
+
+CLASSES = {
+    "from transformers import LlamaForCausalLM as Own": True,
+    "from transformers.models.llama import LlamaForCausalLM as Own": True,
+    "from unsloth import Own": True,
+    "from llava.model import Own": False,
+    "from .model import Own": False,
+    "from llava.model import *": False,
+    "class Own(transformers.LlamaForCausalLM):\n    pass": False,
+}
+
+
+@pytest.mark.parametrize("line", CLASSES)
+@pytest.mark.parametrize("loops", [False, True])
+def test_a_class_that_no_library_has_may_hold_more(line: str, loops: bool, tmp_path: Path) -> None:
+    line = line.replace("Own", "OwnForCausalLM")
+    sure = CLASSES[line.replace("OwnForCausalLM", "Own")]
+    call = f"OwnForCausalLM.from_pretrained('{NAME}', torch_dtype='bfloat16')"
+    load = f"import transformers\n{line}\nmodel = {call}\n"
+    loop = (
+        "import torch\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        "for batch in torch.utils.data.DataLoader(rows, batch_size=2):\n"
+        "    model(**batch).loss.backward()\n    optimizer.step()\n"
+    )
+    (tmp_path / "train.py").write_text(load + loop if loops else HEAD + load + ARGS)
+    found = check(tmp_path / "train.py", gpus="1xH200-141GB", seq_len=512)
+    assert found.answer is not None, found.no_model
+    assert ("may hold more" in str(found.doubt)) is not sure
+    assert sure or found.result is Result.UNCERTAIN

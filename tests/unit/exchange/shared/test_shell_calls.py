@@ -10,7 +10,7 @@ import pytest
 
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.plain_shell import plain_script
-from memsheet.exchange.shared.shell_calls import MOST_STARTED_TEXT, with_started_scripts
+from memsheet.exchange.shared.shell_calls import MOST_SCRIPT, with_started_scripts
 
 STARTED = """M=x
 A=""
@@ -58,7 +58,7 @@ def test_the_words_of_a_started_script_are_the_shells(name: str, tmp_path: Path)
     [
         ("bash other.sh --a", {}),
         ("echo bash started.sh", {"started.sh": STARTED}),
-        ("bash started.sh", {"started.sh": "x" * MOST_STARTED_TEXT}),
+        ("bash started.sh", {"started.sh": "x" * MOST_SCRIPT}),
         ("python train.py --script started.sh", {"started.sh": STARTED}),
     ],
 )

@@ -61,8 +61,7 @@ def test_arguments_of_a_script() -> None:
         ("model.gradient_checkpointing_enable()", "recompute.mode", "full"), ("config = LoraConfig(r=16, lora_alpha=32)", "adapter.rank", 16),
         ("config = LoraConfig(target_modules='all-linear')", "adapter.targets", ["all-linear"]), ("apply_liger_kernel_to_llama()", "loss", "fused"),
         ("config = LoraConfig(target_modules=['q_proj', 'v_proj'])", "adapter.targets", ["q_proj", "v_proj"]), ("config = LoraConfig()", "adapter.rank", 8),
-        ("q = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')", "quantization.weights", "nf4"),
-        ("q = BitsAndBytesConfig(load_in_8bit=True)", "quantization.weights", "int8"), ("config = LoraConfig(use_dora=True)", "adapter.kind", "dora"),
+        ("config = LoraConfig(use_dora=True)", "adapter.kind", "dora"),
         ("config = IA3Config(task_type='CAUSAL_LM')", "adapter.kind", "ia3"), ("config = VeraConfig(r=256)", "adapter.kind", "vera"),
         ("config = IA3Config(target_modules=['k_proj', 'down_proj'], feedforward_modules=['down_proj'])", "adapter.targets", ["k_proj", "down_proj"]),
         ("config = PromptTuningConfig(num_virtual_tokens=20, prompt_tuning_init='TEXT')", "adapter.prompt_length", 20),
@@ -82,6 +81,20 @@ def test_what_a_script_says_beside_its_arguments(line: str, key: str, value: Any
     found = reading(f"import torch\n{line}\n{ARGS}")
     assert found.request[key] == value
     assert (found.unknown, found.unmodelled) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("q = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')", "nf4"),
+        ("q = BitsAndBytesConfig(load_in_8bit=True)", "int8"),
+    ],
+)
+def test_a_base_in_fewer_bits_has_adapters_that_nobody_tells(line: str, value: str) -> None:
+    found = reading(f"import torch\n{line}\n{ARGS}")
+    assert found.request["quantization.weights"] == value
+    assert found.unknown == ()
+    assert [at for at, _ in found.unmodelled] == ["script.lora_rank"]
 
 
 @pytest.mark.parametrize(

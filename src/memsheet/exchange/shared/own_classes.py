@@ -1,0 +1,42 @@
+"""Classes of models that a script loads and that no library has: they may hold more than the model that they
+are loaded from (towers, heads, a second copy), and compute otherwise.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.built_models import OWN_CODE
+from memsheet.exchange.shared.python_config import WHOLE
+from memsheet.exchange.shared.python_module import Module
+
+LIBRARIES = frozenset({
+    "transformers", "peft", "trl", "unsloth", "optimum", "auto_gptq", "gptqmodel", "awq", "hqq", "liger_kernel", "modelscope", "ipex_llm",
+    "intel_extension_for_transformers", "adapters", "accelerate", "sentence_transformers", "pytorch_transformers", "pytorch_pretrained_bert",
+})  # fmt: skip
+"""Packages whose classes load the library's models, as they are or with what a script says beside."""
+
+
+def own_class_key(module: Module, call: Mapping[str, Any]) -> dict[str, Any]:
+    """That the class whose model a call loads is the file's own, or of a package that is no library."""
+    name, dot, _ = str(call.get(WHOLE, "")).partition(".")
+    if not dot or not name[:1].isupper():
+        return {}
+    origins = dict(_origins(module.tree))
+    if any(isinstance(node, ast.ClassDef) and node.name == name for node in module.tree.body):
+        origins[name] = "this file"
+    everything = {origin for at, origin in _origins(module.tree) if at == "*"}
+    origin = origins.get(name, next(iter(everything), "") if not everything & LIBRARIES else "")
+    if not origin or origin in LIBRARIES:
+        return {}
+    return {OWN_CODE: f"{name} of {origin}, which may hold more than the model that it is loaded from"}
+
+
+def _origins(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names that a file imports, wherever it does, with the packages that they are of."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            package = "a file beside" if node.level else str(node.module).partition(".")[0]
+            yield from ((one.asname or one.name, package) for one in node.names)
