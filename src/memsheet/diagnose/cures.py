@@ -50,6 +50,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
+from memsheet.diagnose.named_cards import beyond_named_card
 from memsheet.diagnose.rules import are_siblings, is_warm_up, shares_with_host, short_bytes
 from memsheet.diagnose.signs import (
     ADAPTERS,
@@ -251,6 +252,8 @@ def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool |
 def _expandable_by_sum(figures: Figures, signs: Signs, who: str) -> Cure:
     """What merging all that is kept would come to."""
     kept, free = figures.unallocated, figures.free
+    if free is None and (over := beyond_named_card(figures.asked, signs.text)):
+        return expandable_cure(figures, signs, who, covered=False, why=over)
     if kept is None or free is None:
         return expandable_cure(
             figures, signs, who, covered=None, why="what is kept without tensors is not said"

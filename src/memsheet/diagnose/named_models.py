@@ -27,7 +27,8 @@ _SAID = re.compile(
 )
 """A model's name without its publisher, where one is asked for."""
 _SPOKEN = re.compile(
-    r"(?<![\w/-])(?:lora_|qlora_)?(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:[._]\d)?)?[ _/-](\d{1,3}(?:[._]\d)?b)(?![\w/.-]*/)",
+    r"(?<![\w/-])(?:lora_|qlora_)?(qwen|code-?llama|llama|gemma|mistral|mixtral|ministral|phi|glm|olmo|smollm|granite|falcon|starcoder|yi|opt|pythia|bloom|gpt-neox|gpt-j|deepseek-llm)"
+    r"[ -]?(\d(?:[._]\d)?)?(?:[ -](coder|math|vl))?[ _/-]((?:\d{1,2}x)?\d{1,3}(?:[._]\d)?b(?:-a\d{1,2}b)?)(?![\w/.-]*/)",
     re.IGNORECASE,
 )  # fmt: skip
 """A model as people write of it, or as a recipe's path says it: family, version, size."""
@@ -131,13 +132,11 @@ def _shapes_of(count: Mapping[str, int], *, fused: bool) -> Iterator[tuple[str, 
 
 
 def _spoken_names(text: str) -> Iterator[str]:
-    for family, *digits in dict.fromkeys(_SPOKEN.findall(text)):
-        version, size = (each.replace("_", ".") for each in digits)
-        either = (
-            (f"{family}{dash}{version}-{size}".lower() for dash in ("-", ""))
-            if version
-            else (f"{family}-{size}".lower(),)
-        )
+    for said, *parts in dict.fromkeys(_SPOKEN.findall(text)):
+        version, kind, size = (each.replace("_", ".") for each in parts)
+        family = said.lower().replace("code-llama", "codellama")
+        named = f"-{kind}-{size}" if kind else f"-{size}"
+        either = (f"{family}{dash}{version}{named}".lower() for dash in (("-", "") if version else ("",)))
         yield from (name for name in either if find_model(name) is not None)
 
 

@@ -22,6 +22,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import Cause, Judgement
 from memsheet.diagnose.messages.colocated import shares_a_card
+from memsheet.diagnose.named_cards import beyond_named_card
 from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
 from memsheet.frozen import NamedTuple
 from memsheet.units import GIB
@@ -187,6 +188,15 @@ def _too_little(of: Figures, _: Signs) -> bool | None:
         return False
     covered = at_least(of.free + (of.unallocated or NOTHING), of.asked)
     return None if covered is None else not covered
+
+
+def _beyond_named_card(of: Figures, signs: Signs) -> bool | None:
+    """Of a message without the card's total: one request is more than the card has that the text names."""
+    return of.capacity is None and of.free is None and bool(beyond_named_card(of.asked, signs.text))
+
+
+def _says_named_card(of: Figures, signs: Signs) -> str:
+    return f"{size_words(of.asked)} were asked for at once, and {beyond_named_card(of.asked, signs.text)}"
 
 
 def _says_limit(of: Figures, _: Signs) -> str:
@@ -413,6 +423,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.FRAGMENTATION, _kept_covers, _says_cached),
     Rule(Cause.OTHER_PROCESS, _unnamed_gap, _says_gap, (Cause.OUTSIDE_ALLOCATOR,)),
     Rule(Cause.OTHER_PROCESS, _small_neighbour, _says_neighbour),
+    Rule(Cause.REAL_NEED, _beyond_named_card, _says_named_card),
     Rule(Cause.REAL_NEED, _too_little, _says_lacking),
 )
 

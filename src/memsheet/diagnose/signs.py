@@ -42,7 +42,7 @@ _HEAD = Frame("temporaries", "loss", "the logits, tokens × vocabulary wide")
 _GRAPHS = Frame("cuda_graphs", "model", "the capture of CUDA graphs", "graphs")
 _CACHE = Frame("kv_cache", "model", "the KV cache", "cache")
 _STEP = Frame("saved_activations", "model", "a step of the running server", "run")
-_PROFILE = Frame("saved_activations", "model", "the server's trial run before it sizes its cache", "profile")
+PROFILE = Frame("saved_activations", "model", "the server's trial run before it sizes its cache", "profile")
 _WAKE = Frame("parameters", "model", "a sleeping server that takes its memory back", "wake")
 _PROBS = Frame(
     "temporaries", "loss/log_probs", "log-probabilities of every token, logits in full", "log_probs"
@@ -113,9 +113,9 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
     **dict.fromkeys((f"{name}.generate_token" for name in _TGI_MODELS), _STEP),
-    **dict.fromkeys((f"{name}.warmup" for name in _TGI_MODELS), _PROFILE),
+    **dict.fromkeys((f"{name}.warmup" for name in _TGI_MODELS), PROFILE),
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), _STEP),
-    **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), _PROFILE),
+    **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), PROFILE),
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
     **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
     **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
@@ -330,7 +330,15 @@ PROGRAMS = (
             "Load weight begin.",
         ),
     ),
-    ("text-generation-inference", ("text_generation_server", "text_generation_launcher")),
+    (
+        "text-generation-inference",
+        (
+            "text_generation_server",
+            "text_generation_launcher",
+            "text_generation_client",
+            "text-generation-inference",
+        ),
+    ),
     ("verl", ("/verl/", "actor_rollout_ref", "verl.trainer")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
     ("OpenRLHF", ("/openrlhf/", "openrlhf.cli", "OpenRLHF")),
@@ -379,7 +387,7 @@ def read_signs(log: Log, line: int) -> Signs:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     made = _frame_of_code(own)
-    if made and (named.frame in (None, _STEP, BACKWARD) or (named.frame is _PROFILE and made is SCORES)):
+    if made and (named.frame in (None, _STEP, BACKWARD) or (named.frame is PROFILE and made is SCORES)):
         named = replace(named, frame=made)
     if named.frame is None and _loads_shards(log, line):
         named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
@@ -615,5 +623,5 @@ OF_SERVERS = ("run", "graphs", "cache")
 SERVERS = ("vLLM", "SGLang", "text-generation-inference")
 DRAWS = ("ComfyUI", "stable-diffusion-webui", "InvokeAI")
 """Programs that make pictures, and train nothing."""
-OF_RUNNING = (WEIGHTS, ADAPTERS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
+OF_RUNNING = (WEIGHTS, ADAPTERS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, PROFILE, _EXPERTS, _MLP)
 """What a server's functions allocate for."""

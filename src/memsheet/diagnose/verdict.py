@@ -41,7 +41,7 @@ from memsheet.diagnose.messages import (
 )
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
-from memsheet.diagnose.signs import SERVING, Signs, read_signs
+from memsheet.diagnose.signs import PROFILE, SERVING, Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB
@@ -69,7 +69,8 @@ EMITTERS = (
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
 SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS, *other_servers.OWN_FORMS)
 FORMS = (
-    *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.FORMS,
+    *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.STAND_INS,
+    *other_servers.FORMS,
 )  # fmt: skip
 SAME_FAILURE, SAME_PLACE = 200, 3
 """Lines behind a failed request within which a server's own words are of the same failure; lines within which
@@ -223,9 +224,12 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
     if figures is not None:
         figures = _with_processes_of_table(figures, nvidia_smi.card_table(log))
     facts = figure_facts(figures) if figures else _named_facts(first)
-    speaker = own or first
+    speaker = own or _stand_in(first, messages) or first
     if speaker.judge is not None:
         judged = speaker.judge(speaker, log)
+        if judged.term is None and speaker is not own and figures is not None:
+            trial = replace(signs, frame=signs.frame or PROFILE) if _stands_in(speaker) else signs
+            judged = replace(judged, term=tensor_of(figures.asked, trial, known))
         if own is not None and own is not first:
             facts = {**facts, **_named_facts(own)}
         return _diagnosis_of(judged, {**facts, **judged.facts}, signs, judged.cures)
@@ -233,6 +237,22 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         return _diagnosis_of(below_torch.judge_bare(first, log), facts, signs, ())
     found = _judged_figures(figures, first, signs, known, facts)
     return replace(found, notes=(*found.notes, FILLED)) if filled else found
+
+
+def _stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
+    """What speaks for a first message without figures: the words of its server behind it, or the same failure
+    told again with its size.
+    """
+    if "free" in first.facts:
+        return None
+    behind = [each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE]
+    named = (each for each in behind if _stands_in(each))
+    sized = (
+        each for each in behind
+        if each.judge is not None and each.judge is first.judge and len(each.facts) > len(first.facts)
+        and each.line - first.line <= SAME_PLACE
+    )  # fmt: skip
+    return next(named, None) or next(sized, None)
 
 
 def _judged_figures(
@@ -307,6 +327,10 @@ def _diagnosis_of(
     )  # fmt: skip
 
 
+def _stands_in(message: Message) -> bool:
+    return any(message.judge is form.judge for form in other_servers.STAND_INS)
+
+
 def _is_servers_own(message: Message) -> bool:
     return any(message.judge is form.judge for form in SERVER_FORMS)
 
@@ -366,7 +390,11 @@ def _notes_beside(
 ) -> Iterator[str]:
     firsts = [each.line for each in cards]
     later = sum(
-        each.line > min(firsts) and each.line not in firsts and not _is_servers_own(each) for each in messages
+        each.line > min(firsts)
+        and each.line not in firsts
+        and not _is_servers_own(each)
+        and not _stands_in(each)
+        for each in messages
     )
     if later:
         yield (

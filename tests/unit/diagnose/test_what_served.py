@@ -225,3 +225,20 @@ def test_a_call_that_fails_in_llama_cpp_is_no_pytorch_s(who: str) -> None:
     assert found.open_between == (Cause.REAL_NEED, Cause.OTHER_PROCESS)
     assert "PyTorch" not in found.because
     assert "-ngl N" in offered(found)
+
+
+WARMUP = (
+    "ERROR warmup{max_prefill_tokens=8192}: text_generation_client: Server error: "
+    "CUDA out of memory. Tried to allocate 344.00 MiB. GPU \n"
+    'Error: Warmup(Generation("Not enough memory to handle 8192 prefill tokens."))'
+)
+
+
+@pytest.mark.parametrize("named", ["codellama 34b", "codellama/CodeLlama-34b-hf"])
+def test_a_server_speaks_for_its_message_that_is_cut(named: str) -> None:
+    found = diagnose_texts({"log": f"{named}\n{WARMUP}"})
+    assert found.cause is Cause.REAL_NEED
+    assert "8,192 tokens" in found.because
+    assert found.term is not None
+    assert "[8192, 22016] bf16" in found.term.shape
+    assert not any("echo" in note for note in found.notes)

@@ -7,9 +7,18 @@ import re
 from itertools import islice
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words, sum_intervals
+from memsheet.diagnose.interval import (
+    NOTHING,
+    Interval,
+    at_least,
+    more_than,
+    printed_bytes,
+    size_words,
+    sum_intervals,
+)
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.stated import larger_share, stated_share
+from memsheet.diagnose.named_cards import beyond_named_card
 from memsheet.frozen import replace
 
 SIGNS = (
@@ -63,7 +72,9 @@ MOST_BUFFERS = 64
 
 
 def _term_of_buffers(size: Interval | None, printed: str) -> Term | None:
-    """The one shape among a program's buffers that is as large as what was asked for."""
+    """The one shape among a program's buffers that is as large as what was asked for; where that is all
+    temporaries at once, the largest of them, which XLA prints first.
+    """
     found = dict.fromkeys(each[1] for each in islice(_BUFFER.finditer(printed), MOST_BUFFERS))
     fitting = []
     for shape in found:
@@ -73,13 +84,36 @@ def _term_of_buffers(size: Interval | None, printed: str) -> Term | None:
         if size and width and size.low <= width * math.prod(counts) <= size.high:
             fitting.append((kind, counts, width))
     if len(fitting) != 1:
-        return None
+        return _largest_temporary(size, printed)
     ((kind, counts, width),) = fitting
+    return _term_of_shape(kind, counts, width, "as XLA prints its buffers", exact=True)
+
+
+def _term_of_shape(kind: str, counts: list[int], width: int, how: str, *, exact: bool) -> Term:
     return Term(
-        component="temporaries", path="program", exact=True,
+        component="temporaries", path="program", exact=exact,
         shape=f"[{', '.join(map(str, counts))}] {_WORDS.get(kind, kind)}",
-        words=f"{' × '.join(f'{each:,}' for each in counts)} × {width} bytes, as XLA prints its buffers",
+        words=f"{' × '.join(f'{each:,}' for each in counts)} × {width} bytes, {how}",
     )  # fmt: skip
+
+
+_TEMPORARIES = re.compile(r"preallocatedtempallocation:([\d.]{1,20})([KMGT]iB|B)")
+_PARAMETER = re.compile(r"Operator:op_name=\"[^\"]{0,20}params|EntryParameterSubshape")
+
+
+def _largest_temporary(size: Interval | None, printed: str) -> Term | None:
+    """The first of the buffers that are printed, where what was asked for is all temporaries at once."""
+    total = _TEMPORARIES.search(printed)
+    held = printed_bytes(*total.groups()) if total else None
+    found = _BUFFER.search(printed)
+    if not (size and held and found and held.low <= size.high and size.low <= held.high):
+        return None
+    kind, _, axes = found[1].rstrip("]").partition("[")
+    counts, width = [int(each) for each in axes.split(",") if each], _BYTES.get(kind)
+    if width is None or _PARAMETER.search(printed, 0, found.start()) or width * math.prod(counts) > size.high:
+        return None
+    how = "the largest of the program's temporaries, which were asked for at once"
+    return _term_of_shape(kind, counts, width, how, exact=False)
 
 
 def _asked_of_pool(message: Message, log: Log) -> Judgement:
@@ -102,7 +136,7 @@ def _judged_request(message: Message, log: Log) -> Judgement:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's page-locked memory")
     if size and "limit" in pool and "in_use" in pool:
         return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED))
-    held = [size for name in ("maybe_live_out", "preallocatedtemp") if (size := stats.get(name)) is not None]
+    held = [part for name in ("maybe_live_out", "preallocatedtemp") if (part := stats.get(name)) is not None]
     total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
     card = message.facts.get("capacity")
     if total is not None and card is not None and more_than(total, card):
@@ -110,6 +144,15 @@ def _judged_request(message: Message, log: Log) -> Judgement:
             causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), missing=(total - card).positive,
             because=f"{told}; the program needs {size_words(total)} in all, and the card has {size_words(card)}",
         )  # fmt: skip
+    if over := beyond_named_card(total, lines):
+        return Judgement(
+            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED),
+            because=f"{told}; the program needs {size_words(total or NOTHING)} in all, and {over}",
+        )  # fmt: skip
+    if over := beyond_named_card(size, lines):
+        return Judgement(
+            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), because=f"{told}, and {over}"
+        )
     parts = [
         f"{name.replace('atedtemp', 'ated temp')} {size_words(held)}"
         for name, held in stats.items()

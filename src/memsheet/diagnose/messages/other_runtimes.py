@@ -16,6 +16,7 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, at_least, more_than, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.jax import judge_pool, pool_figures
+from memsheet.diagnose.named_cards import beyond_named_card
 from memsheet.frozen import replace
 
 SIGNS = (
@@ -35,7 +36,12 @@ GROWTH = Cure(
 )  # fmt: skip
 
 
-def undecided_need(told: str, *cures: Cure) -> Judgement:
+def undecided_need(
+    told: str, *cures: Cure, asked: Interval | None = None, log: Log | None = None
+) -> Judgement:
+    """What has no figures beside the size: decided where that is more than the card has that a text names."""
+    if log is not None and (over := beyond_named_card(asked, log.text)):
+        return Judgement(causes=(Cause.REAL_NEED,), because=f"{told}, and {over}", cures=cures)
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
         because=f"{told}; what was free, and who else is on the card, is not said",
@@ -70,7 +76,7 @@ def _of_device(message: Message, log: Log, asked: Interval | None, told: str) ->
     pool = pool_figures(log.squeezed)
     if asked is not None and {"limit", "in_use"} <= pool.keys():
         return judge_pool(asked, pool, told, (SMALLER,), (GROWTH,))
-    return undecided_need(told, SMALLER, GROWTH)
+    return undecided_need(told, SMALLER, GROWTH, asked=asked, log=log)
 
 
 def _refused_arena(message: Message, _: Log) -> Judgement:
@@ -96,7 +102,7 @@ def _beyond_arena(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _refused_engine(message: Message, _: Log) -> Judgement:
+def _refused_engine(message: Message, log: Log) -> Judgement:
     asked = message.facts.get("asked")
     told = (
         f"{size_words(asked)} were asked for by TensorRT"
@@ -104,7 +110,8 @@ def _refused_engine(message: Message, _: Log) -> Judgement:
         else "TensorRT was refused memory by the driver"
     )
     return undecided_need(
-        told, Cure(change="a smaller workspace while the engine is built", helps=MAYBE, where="--memPoolSize=workspace:N"), SMALLER
+        told, Cure(change="a smaller workspace while the engine is built", helps=MAYBE, where="--memPoolSize=workspace:N"), SMALLER,
+        asked=asked, log=log,
     )  # fmt: skip
 
 
@@ -119,7 +126,7 @@ def tactic_left_out(log: Log) -> bool:
     return bool(_LEFT_OUT.search(log.squeezed)) and _NONE_LEFT not in log.squeezed
 
 
-def _refused_pool(message: Message, _: Log) -> Judgement:
+def _refused_pool(message: Message, log: Log) -> Judgement:
     asked, held, limit = (message.facts.get(name) for name in ("asked", "allocated", "allowed"))
     told = "memory was asked for" if asked is None else f"{size_words(asked)} were asked for"
     told += f" by a pool that holds {size_words(held)}" if held else ""
@@ -133,7 +140,7 @@ def _refused_pool(message: Message, _: Log) -> Judgement:
             causes=(Cause.LIMIT_SET,), missing=(held + asked - limit).positive, cures=(raised, SMALLER),
             because=f"{told} and may hold {size_words(limit)}",
         )  # fmt: skip
-    return undecided_need(told, SMALLER)
+    return undecided_need(told, SMALLER, asked=asked, log=log)
 
 
 def _refused_place(_: Message, __: Log) -> Judgement:
@@ -166,6 +173,6 @@ FORMS = (
     Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
     Form("accelerate", re.compile(r"ValueError:SomemodulesaredispatchedontheCPUorthedisk"), _refused_place),
     Form("accelerate", re.compile(r"Noexecutablebatchsizefound,reachedzero"), _refused_all_batches),
-    Form("CuPy", re.compile(rf"Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
+    Form("CuPy", re.compile(rf"(?<!RESOURCE_EXHAUSTED:)Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
     Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<asked>{_COMMAS})bytes(?:\(total(?P<allocated>{_COMMAS})bytes)?"), _refused_pool, _BYTES),
 )  # fmt: skip

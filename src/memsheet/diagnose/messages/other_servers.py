@@ -32,9 +32,9 @@ PREFILL = "--max-batch-prefill-tokens"
 def _refused_prefill(message: Message, _: Log) -> Judgement:
     count = int(message.words["count"])
     return Judgement(
-        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
-        because=f"the server's trial run of {count:,} tokens has no room beside the weights; what was free, and who else is on the "
-        "card, is not said",
+        causes=(Cause.REAL_NEED,),
+        because=f"the server's trial run of {count:,} tokens has no room beside the weights, as it says; what was free is not said (where "
+        "nvidia-smi shows somebody else on the card, that is missing)",
         cures=(
             Cure(change="fewer tokens in one pass", helps=MAYBE, where=f"{PREFILL} {max(1, count // 2)}", why=f"the trial run is of {count:,} now"),
             Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--num-shard N (or --quantize)"),
@@ -152,9 +152,12 @@ OWN_FORMS = (
     Form("component", re.compile(rf"couldnotbecreated:(?P<name>\w{{1,40}}?)(?:\(\S{{1,80}}?\))?TotalGPUmemory\(GiB\):(?P<capacity>{NUMBER})FreeGPUmemorybeforecomponentcreationattempt\(GiB\):(?P<free>\d{{1,4}}\.\d\d)"), _refused_component, {"capacity": "GiB", "free": "GiB"}),
 )  # fmt: skip
 """What says more than the bytes of the request that failed before it."""
+STAND_INS = (
+    Form("prefill", re.compile(r"Notenoughmemorytohandle(?P<count>\d{1,9})prefilltokens"), _refused_prefill),
+)  # fmt: skip
+"""What speaks for a request before it whose message is cut before its figures."""
 FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
-    Form("prefill", re.compile(r"Notenoughmemorytohandle(?P<count>\d{1,9})prefilltokens"), _refused_prefill),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,60}?outofmemory"), _refused_turbomind),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
