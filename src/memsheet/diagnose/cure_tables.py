@@ -38,6 +38,10 @@ SMALL_STATES, SPREAD_STATES = (
     "an optimizer with smaller states",
     "states over more GPUs (ZeRO, FSDP), or on the host",
 )
+FEWER_TRAINED = Cure(
+    change="fewer layers trained from there on, or adapters in them", helps=MAYBE,
+    why="each weight that is trained has a gradient and states, and what reads it keeps its input",
+)  # fmt: skip
 OF_PHASE: dict[str, tuple[Cure, ...]] = {
     "save": (
         Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE,

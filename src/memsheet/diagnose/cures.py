@@ -13,6 +13,7 @@ from memsheet.diagnose.cure_tables import (
     EIGHT_BITS,
     EVALUATION_BATCH,
     FEWER_ADAPTERS,
+    FEWER_TRAINED,
     FUSED_LOSS,
     GATHERS,
     KEEP_NOTHING,
@@ -172,6 +173,8 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield pages if pages.helps == NO else replace(pages, why=f"{pages.why}, {UNTIL_FILLED}")
             yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
+            if signs.thaws or (signs.changed_at is not None and signs.changed_at.thaws):
+                yield FEWER_TRAINED
             yield from _for_need(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.REAL_NEED:

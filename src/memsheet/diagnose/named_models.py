@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from memsheet.catalog import find_model
+from memsheet.catalog import find_model, model_names
 
 _HUB_ID = re.compile(
     r"(?<![\w./-])[A-Za-z0-9][\w.-]{1,60}/[A-Za-z0-9][\w.-]{1,90}(?![\w/])"
@@ -137,7 +137,14 @@ def _spoken_names(text: str) -> Iterator[str]:
         family = said.lower().replace("code-llama", "codellama")
         named = f"-{kind}-{size}" if kind else f"-{size}"
         either = (f"{family}{dash}{version}{named}".lower() for dash in (("-", "") if version else ("",)))
-        yield from (name for name in either if find_model(name) is not None)
+        known = [name for name in either if find_model(name) is not None]
+        yield from known or ([] if version else _of_every_version(family, named.lower()))
+
+
+def _of_every_version(family: str, rest: str) -> Iterator[str]:
+    """Models of a family and a size where no version is said: ``llama 70b`` is of any."""
+    versions = re.compile(rf"{re.escape(family)}-?\d(?:\.\d)?{re.escape(rest)}")
+    yield from (name for name in model_names() if versions.fullmatch(name))
 
 
 def _names_of_sizes(text: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ from memsheet.diagnose.interval import (
 from memsheet.diagnose.message import Cause, Judgement
 from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.named_cards import beyond_named_card
+from memsheet.diagnose.regimes import Change
 from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
 from memsheet.frozen import NamedTuple
 from memsheet.units import GIB
@@ -254,16 +255,13 @@ def _says_phase(of: Figures, signs: Signs) -> str:
 
 
 def _says_changed(of: Figures, signs: Signs) -> str:
-    name, number = signs.changed_at or ("", 0)
-    thaws = "freez" in name.lower() or "frozen" in name.lower()
+    change = signs.changed_at or Change("", "")
     told = (
-        "more is trained, so that more is kept for backward" if thaws
+        "more is trained, so that more is kept for backward" if change.thaws
         else "a step is another one than those that fitted"
     )  # fmt: skip
-    return (
-        f"{name} is {number:,} and the run died in the step behind it: from there on {told}; "
-        f"{size_words(of.asked)} were asked for"
-    )
+    where = "at that epoch's beginning" if change.unit == "epoch" else "in the step behind it"
+    return f"{change.words} and the run died {where}: from there on {told}; {size_words(of.asked)} were asked for"
 
 
 def _says_thawed(of: Figures, signs: Signs) -> str:

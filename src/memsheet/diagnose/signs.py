@@ -11,7 +11,7 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
-from memsheet.diagnose.regimes import change_at_step, thawing_words, trained_before
+from memsheet.diagnose.regimes import Change, change_of_run, thawing_words, trained_before
 from memsheet.frozen import NamedTuple, dataclass, replace
 
 
@@ -86,6 +86,17 @@ SAVES = ("trainer._save_checkpoint", "model_checkpoint._save_checkpoint")
 """What saves a training behind a step of it (transformers v4.57.1, trainer.py; lightning 2.5,
 pytorch/callbacks/model_checkpoint.py).
 """
+SHARDED_SAVES = (
+    "_full_pre_state_dict_hook", "_full_post_state_dict_hook", "_full_state_dict_hook", "_common_unshard_post_state_dict_hook",
+    "save_fsdp_model", "save_fsdp_optimizer", "full_optim_state_dict", "_optim_state_dict_impl", "_optim_state_dict", "_unflatten_optim_state",
+    "_gather_all_orig_param_state", "_allgather_orig_param_states", "_convert_state_with_orig_params",
+    "_zero3_consolidated_16bit_state_dict", "consolidated_16bit_state_dict", "save_16bit_model",
+    "gather_cpu_state_dict", "get_full_model_state_dict", "get_full_optimizer_state_dict",
+)  # fmt: skip
+"""Functions that gather the shards of a training to save them, which nothing but a training has (torch v2.6.0,
+distributed/fsdp/_state_dict_utils.py and _optim_utils.py; accelerate v1.2.1, utils/fsdp_utils.py; microsoft/DeepSpeed
+022f223, runtime/engine.py; pytorch/torchtune 67ab86b, training/_distributed.py).
+"""
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "fused_linear_cross_entropy_forward", "calculate_logits_max", "calculate_predicted_logits",
@@ -118,9 +129,8 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), PROFILE),
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
     **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
-    **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
-                     "_zero3_consolidated_16bit_state_dict", "save_pretrained", "_full_pre_state_dict_hook", "_full_state_dict_hook", "_unshard_fsdp_state_params",
-                     "save_fsdp_model", *SAVES), _SAVE),
+    **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "full_state_dict", "save_pretrained",
+                     "_unshard_fsdp_state_params", "_maybe_full_or_cpu_state_dict", "accelerator.save_state", *SHARDED_SAVES, *SAVES), _SAVE),
     **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint"), CHECKPOINT),
     **dict.fromkeys(("optimizer.load_state_dict", *RESTORES), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
@@ -263,8 +273,8 @@ _HINT = re.compile(r"try\s+setting\s+PYTORCH_\w{1,40}=\S{1,80}\s+to\s+avoid", re
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
     """``frame``: what the innermost known function allocates for; ``phase``: of the run, where one is told;
-    ``program``: whose log it is (``PROGRAMS``); ``changed_at``: a setting and the step after which the run
-    is another one, where it died at just that step.
+    ``program``: whose log it is (``PROGRAMS``); ``changed_at``: by which words the run
+    is another one from a step or an epoch on, where it died at just that.
     """
 
     frame: Frame | None = None
@@ -283,7 +293,7 @@ class Signs:
     sums_losses: bool = False
     keeps_losses: bool = False
     """Whether a list of them is made while memory grows from step to step."""
-    changed_at: tuple[str, int] | None = None
+    changed_at: Change | None = None
     thaws: str = ""
     """By which words the run said right before it died that it trains more from there on."""
     growth: tuple[Interval, ...] = ()
@@ -408,7 +418,7 @@ def read_signs(log: Log, line: int) -> Signs:
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
-        changed_at=change_at_step(text), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 
@@ -606,6 +616,7 @@ TRAINS = (
     "training_loop",
     "run_train",
     *SAVES,
+    *SHARDED_SAVES,
     *RESTORES,
 )
 """Functions of which a training run is made, in whose midst an evaluation is another regime."""

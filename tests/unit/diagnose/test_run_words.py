@@ -414,3 +414,51 @@ def test_a_server_that_sleeps_keeps_weights_in_a_pool() -> None:
         "1.45 GiB", "44.39 GiB", "1.02 GiB", "43.36 GiB", "41.51 GiB", "0.35 GiB", pools="30.00 GiB"
     )
     assert found_in("enable_sleep_mode=True", f"(EngineCore_DP0 pid=44) {message}").cause is Cause.REAL_NEED
+
+
+@pytest.mark.parametrize(
+    ("said", "reached", "cause"),
+    [
+        ("unfreeze_backbone_at_epoch=3", "Epoch 3:   0%|   | 0/1250", Cause.REGIME_CHANGE),
+        ("unfreeze_backbone_at_epoch=3", "Epoch 3:  40%|   | 500/1250", Cause.REAL_NEED),
+        ("unfreeze_backbone_at_epoch=3", "Epoch 2:   0%|   | 0/1250", Cause.REAL_NEED),
+        ("freeze_encoder_epochs: 2", "Epoch 3/10", Cause.REGIME_CHANGE),
+        ("--freeze-epochs 3", "Epoch 3: 0/100", Cause.REGIME_CHANGE),
+        ("--freeze-epochs 3", "epoch 3 loss 1.2\nepoch 3 loss 1.1", Cause.REAL_NEED),
+        ("we unfreeze the backbone at epoch 5", "Epoch 5: 0%| 0/100", Cause.REGIME_CHANGE),
+        ("the encoder is frozen for the first 2 epochs", "Epoch 3/5", Cause.REGIME_CHANGE),
+        ("unfrozen from step 1,000 on", "step 1000 loss 1.2", Cause.REGIME_CHANGE),
+        ("unfrozen from step 1,000 on", "step 4000 loss 1.2", Cause.REAL_NEED),
+        ("disc_start: 50001", "global_step=50001", Cause.REGIME_CHANGE),
+        ("epochs: 5", "Epoch 5: 0%| 0/100", Cause.REAL_NEED),
+    ],
+)
+def test_a_run_is_another_from_where_its_settings_say(said: str, reached: str, cause: Cause) -> None:
+    assert found_in(said, reached, traced("backward"), FULL_CARD).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("_full_post_state_dict_hook", Cause.REGIME_CHANGE),
+        ("save_fsdp_optimizer", Cause.REGIME_CHANGE),
+        ("_zero3_consolidated_16bit_state_dict", Cause.REGIME_CHANGE),
+        ("save_pretrained", Cause.REAL_NEED),
+    ],
+)
+def test_shards_gathered_to_be_saved_are_of_a_training(name: str, cause: Cause) -> None:
+    found = found_in(traced(name), FULL_CARD)
+    assert found.cause is cause
+    assert any("in shards" in cure.change for cure in found.cures)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("it trained fine for 500 steps", Cause.REGIME_CHANGE),
+        ("after 2 epochs it saves and dies", Cause.REGIME_CHANGE),
+        ("dies while it saves", Cause.REAL_NEED),
+    ],
+)
+def test_people_say_that_steps_ran_before_a_save(said: str, cause: Cause) -> None:
+    assert found_in(said, traced("save_pretrained"), FULL_CARD).cause is cause
