@@ -21,7 +21,6 @@ _NAMED = re.compile(
 )
 """A card as people write of it, and no part of a path or of a longer name."""
 _SIZED = re.compile(r"(?<![\w.,/-])(\d{1,3})[ -]?Gi?B (?:(?:of )?VRAM|(?:NVIDIA |AMD )?(?:GPU|card)s?)\b")
-_TAIL = re.compile(r"(?:[ -]?\(?\d{2,3}[ -]?Gi?B?)?$", re.IGNORECASE)
 _PLURAL = re.compile(r"(?<=[\dXGSie])s$")
 MOST_NAMES = 64
 
@@ -43,7 +42,9 @@ def card_in_text(text: str) -> NamedCard | None:
         for each in islice(_SIZED.finditer(text), MOST_NAMES)
     ]
     for each in islice(_NAMED.finditer(text), MOST_NAMES):
-        bare = _PLURAL.sub("", _TAIL.sub("", each.group()))
+        bare = _PLURAL.sub(
+            "", text[each.start() : each.start("size") if each["size"] else each.end()].rstrip(" -(")
+        )
         bare = f"TPU {bare}" if bare[:1] in "vV" and bare[1:2] in "56" else bare
         devices = devices_called(f"{bare} {each['size']}GB" if each["size"] else bare)
         if each["size"]:

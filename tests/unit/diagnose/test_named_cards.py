@@ -36,6 +36,7 @@ def found_in(*lines: str) -> Diagnosis:
         ("on my 3090", "RTX 3090"),
         ("2x4090", "RTX 4090"),
         ("an L40S (48GB)", "L40S"),
+        ("an A10G", "A10G"),
         ("TPU v4-8", "TPU v4"),
         ("a v5e chip", "TPU v5e"),
         ("fits on A100 80GB, not on the A100-40GB", "A100 80GB"),
