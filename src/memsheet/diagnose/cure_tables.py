@@ -38,6 +38,17 @@ SMALL_STATES, SPREAD_STATES = (
     "an optimizer with smaller states",
     "states over more GPUs (ZeRO, FSDP), or on the host",
 )
+FUSED_ON = re.compile(
+    r"(?:use_liger(?:_kernel|_loss)?|enable_liger_kernel|liger_fused_linear_cross_entropy|use_fused_kernels|use_cce"
+    r"|cut_cross_entropy)[\"']?\s{0,3}[:=]?\s{0,3}[\"']?(?:[Tt]rue|1)\b|liger_kernel/chunked_loss/"
+)
+"""What says that such a loss is on."""
+ONE_SEQUENCE = re.compile(
+    r"liger_kernel/chunked_loss/|use_liger_loss[\"']?\s{0,3}[:=]?\s{0,3}[\"']?(?:[Tt]rue|1)\b"
+)
+"""The same of a loss that makes the logits of one sequence, or of one pair, at a time: its ``chunk_size`` is 1
+(linkedin/Liger-Kernel ead96b6, src/liger_kernel/chunked_loss/fused_linear_ppo.py, fused_linear_preference.py).
+"""
 FEWER_TRAINED = Cure(
     change="fewer layers trained from there on, or adapters in them", helps=MAYBE,
     why="each weight that is trained has a gradient and states, and what reads it keeps its input",

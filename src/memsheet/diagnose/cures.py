@@ -15,6 +15,7 @@ from memsheet.diagnose.cure_tables import (
     FEWER_ADAPTERS,
     FEWER_TRAINED,
     FUSED_LOSS,
+    FUSED_ON,
     GATHERS,
     KEEP_NOTHING,
     KEEP_NUMBERS,
@@ -24,6 +25,7 @@ from memsheet.diagnose.cure_tables import (
     OF_PROMPTS,
     OF_TASK,
     ONE_BY_ONE,
+    ONE_SEQUENCE,
     PROFILED,
     RECOMPUTE,
     RUNNERS,
@@ -407,6 +409,7 @@ def _place_of_shards(text: str) -> str:
     return ""
 
 
+LESS_OF_ONE = "half the length: the loss takes one sequence at a time"
 HALF, HALF_LENGTH = "half the micro-batch or half the length", "half the length: one row is a micro-batch"
 _ROWS = re.compile(
     r"(?<![a-z])(?:per_device_train_batch_size|micro_(?:train_)?batch_size(?:_per_gpu)?|local_batch_size"
@@ -453,6 +456,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield replace(SMALLER_BUCKETS, where=BUCKETS.get(signs.trainer, SMALLER_BUCKETS.where))
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
+    at_loss = term is not None and term.path == "loss"
     half = figures.asked.times(1, 2)
     free = figures.free if figures.free_is_said else None
     if proportional and term is not None and term.path == "loss/log_probs":
@@ -471,9 +475,17 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
                 why="the tensor asked for is not made then",
             )
         yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
-    elif proportional and term is not None and term.path == "loss" and CHUNKED in signs.text:
+    elif proportional and at_loss and CHUNKED in signs.text:
         yield MORE_CHUNKS
-    elif proportional and term is not None and term.path == "loss":
+    elif proportional and at_loss and FUSED_ON.search(signs.text):
+        yield Cure(
+            change=FUSED_LOSS,
+            helps=NO,
+            why="it is on already: one sequence's logits are made at a time"
+            if ONE_SEQUENCE.search(signs.text)
+            else "it is on already, and this pass makes them all the same",
+        )
+    elif proportional and at_loss:
         yield Cure(
             change=FUSED_LOSS,
             helps=MAYBE,
@@ -491,11 +503,13 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             and (term.exact or term.rows is not None)
             and at_least(free, aligned_bytes(half)) is True
         )
+        single = _trains_single_rows(signs.text)
+        by_sequence = at_loss and bool(ONE_SEQUENCE.search(signs.text))
         yield Cure(
-            change=HALF_LENGTH if _trains_single_rows(signs.text) else HALF,
+            change=LESS_OF_ONE if by_sequence else HALF_LENGTH if single else HALF,
             helps=YES if served else MAYBE,
             saves_bytes=half.high if proportional else None,
-            where="" if _trains_single_rows(signs.text) else lines.get("batch", ""),
+            where="" if by_sequence or single else lines.get("batch", ""),
             why=f"the request is then {size_words(half)}" if proportional else "",
         )
         if not served or term is None or term.component == "saved_activations":

@@ -100,7 +100,8 @@ distributed/fsdp/_state_dict_utils.py and _optim_utils.py; accelerate v1.2.1, ut
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "fused_linear_cross_entropy_forward", "calculate_logits_max", "calculate_predicted_logits",
-                     "calculate_cross_entropy_loss", "cross_entropy_loss", "compute_cross_entropy"), LOGITS),
+                     "calculate_cross_entropy_loss", "cross_entropy_loss", "compute_cross_entropy", "accumulate_chunk",
+                     "fused_linear_ppo.forward", "fused_linear_ppo.chunk_forward", "fused_linear_preference.forward"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
                      "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
                      "logprobs_from_logits_v2", "log_probs_from_logits", "get_logps", "_get_logps", "_compute_logps", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),

@@ -7,7 +7,8 @@ import re
 import pytest
 from tests.unit.diagnose.corpus import FULL_CARD, brackets, modern, traced
 
-from memsheet.diagnose.message import MAYBE, NO, Cause
+from memsheet.diagnose.cure_tables import FUSED_LOSS
+from memsheet.diagnose.message import MAYBE, NO, YES, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
 NO_CACHE = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
@@ -254,3 +255,36 @@ def test_saving_within_a_training_is_another_regime_and_gets_no_training_s_cures
         "{'loss': 0.9, 'learning_rate': 1e-05}", traced("evaluation_loop", "forward"), FULL_CARD
     )
     assert within.cause is Cause.REGIME_CHANGE
+
+
+CHUNKS = "site-packages/liger_kernel/chunked_loss/fused_linear_ppo.py"
+
+
+@pytest.mark.parametrize(
+    ("said", "module", "first", "no"),
+    [
+        ("GRPOConfig(use_liger_loss=True)", CHUNKS, "half the length: the loss takes one sequence at a time", True),
+        ("GRPOConfig()", CHUNKS, "half the length: the loss takes one sequence at a time", True),
+        ("enable_liger_kernel: true", "site-packages/torch/nn/functional.py", "half the micro-batch or half the length", True),
+        ("enable_liger_kernel: false", "site-packages/torch/nn/functional.py", "half the micro-batch or half the length", False),
+    ],
+)  # fmt: skip
+def test_a_loss_that_is_on_is_no_cure(said: str, module: str, first: str, no: bool) -> None:
+    trace = traced("compute_loss", "log_softmax", module=module)
+    text = f"{said}\nQwen/Qwen2.5-7B max_length=8192\n{trace}\n" + modern(
+        "4.64 GiB", "79.18 GiB", "2.40 GiB", "76.77 GiB", "75.20 GiB", "512.00 MiB"
+    )
+    found = diagnose_texts({"log": text})
+    assert found.term is not None
+    assert found.term.shape == "[8192, 152064] fp32"
+    assert [cure.change for cure in found.cures if cure.helps == YES] == [first]
+    assert any(cure.change == FUSED_LOSS and cure.helps == NO for cure in found.cures) is no
+
+
+def test_such_a_loss_makes_the_output_projections_gradient() -> None:
+    text = traced("forward", module=CHUNKS) + "\nQwen/Qwen2.5-7B bf16 max_length=8192\n" + modern(
+        "1.02 GiB", "79.18 GiB", "0.10 GiB", "79.07 GiB", "75.20 GiB", "512.00 MiB"
+    )  # fmt: skip
+    term = diagnose_texts({"log": text}).term
+    assert term is not None
+    assert (term.component, term.shape) == ("gradients", "[152064, 3584] bf16")

@@ -135,3 +135,42 @@ def test_signs_with_digits_are_found_amid_a_long_run_of_steps(between: str) -> N
     text = between.join((*steps[:middle], "Process exited with exit code 137", *steps[middle:]))
     assert len(text) > WHOLE
     assert found_in(text).cause is Cause.NOT_GPU_MEMORY
+
+
+def table_of(*held: tuple[int, str]) -> str:
+    return "\n".join(
+        f"|    0   N/A  N/A  {6100 + number:>8}      C   {name}      {mib}MiB |"
+        for number, (mib, name) in enumerate(held)
+    )
+
+
+HANDLE = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+DRIVER = "RuntimeError: CUDA error: out of memory"
+BARE = "RuntimeError: CUDA out of memory"
+BOTH = table_of((71_000, "python a.py"), (9_000, "python b.py"))
+ALONE = table_of((80_600, "python a.py"))
+
+
+@pytest.mark.parametrize("message", [HANDLE, DRIVER, BARE])
+@pytest.mark.parametrize(
+    ("said", "table", "shared"),
+    [
+        ("H100 80GB", BOTH, True),
+        ("H100 80GB", ALONE, False),  # which may be what failed
+        ("", BOTH, False),  # of a card of any size
+        ("H100 80GB", table_of((40_000, "python a.py"), (9_000, "python b.py")), False),
+        ("H100 80GB", table_of((80_200, "python a.py"), (60, "/usr/lib/xorg/Xorg")), False),
+        ("H100 80GB, nvidia-smi after it crashed:", ALONE, True),
+        ("H100 80GB, nvidia-smi before I start it:", ALONE, True),
+        ("H100 80GB, nvidia-smi just before the crash:", ALONE, False),
+        ("H100 80GB, the process is not mine", ALONE, True),
+        ("H100 80GB, my previous run was smaller", ALONE, False),
+        ("H100 80GB, vllm with enable_sleep_mode=True in the trainer", BOTH, False),
+    ],
+)
+def test_a_table_beside_a_message_without_figures_tells_of_another_process(
+    message: str, said: str, table: str, shared: bool
+) -> None:
+    found = found_in(said, message, table)
+    assert (found.cause is Cause.OTHER_PROCESS) is shared
+    assert all(cure.helps != YES for cure in found.cures)

@@ -16,8 +16,8 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
 from memsheet.diagnose.interval import Interval, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
-from memsheet.diagnose.named_cards import beyond_named_card
 from memsheet.diagnose.messages.stated import halved, smaller_share, stated_number, stated_share
+from memsheet.diagnose.named_cards import beyond_named_card
 
 SIGNS = (
     b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][",
