@@ -35,7 +35,7 @@ from memsheet.diagnose.model_tensors import (
 )
 from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes
-from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, SERVERS, STEP_SIZES, Frame, Signs
+from memsheet.diagnose.signs import BACKWARD, LOGITS, PREDICTIONS, SCORES, SERVERS, STEP_SIZES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 
@@ -67,7 +67,7 @@ _LENGTH = re.compile(
     r"|max_(?:batch_)?(?:prefill|input|total)_(?:tokens|len(?:gth)?)"
     r"|(?:padded|truncated|packed) to"
     r"|source_?len|frames|"
-    r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}(?:(?:is|of|was)\s(?:only\s)?)?"
     r"(\d[\d,_]{0,9})\b",
     re.IGNORECASE,
 )
@@ -76,7 +76,7 @@ _BATCH = re.compile(
     r"|(?:[a-z]{1,10}_){0,3}micro_batch_size_per_(?:gpu|device)"
     r"|(?:train|local|mini|eval)_batch_size|per_(?:gpu|device)_(?:train|eval)_batch_size"
     r"|batch size per device|batch[_ ]?size|max_sentences|bsz|m?bs|batch(?:es)? of|batch)"
-    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(?:(?:is|of|was)\s(?:only\s)?)?(\d{1,5})\b",
     re.IGNORECASE,
 )
 _COUNTED_LENGTH = re.compile(
@@ -340,6 +340,26 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
         )
     if unsaid or frame in (SCORES, BACKWARD):
         yield from _scores_terms(asked, signs, axes)
+    if frame is PREDICTIONS:
+        yield from _predictions_terms(asked, signs, axes)
+
+
+_BAR = re.compile(r"(?<![\d/.])(\d{1,7})/\d{1,7}(?:\s\[|\s*$)", re.MULTILINE)
+"""How far a bar of progress has come."""
+
+
+def _predictions_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
+    """Logits of all samples of an evaluation so far: of the batches that its bar counts, and the one at hand."""
+    counted = [int(each) for each in _BAR.findall(signs.text)][-1:]
+    batches = dict.fromkeys(more for count in counted for more in (count + 1, count) if more)
+    for done, batch, length, rows, (width, dtype) in itertools.product(
+        batches, axes.batches, axes.lengths, axes.vocabularies, WIDTHS
+    ):
+        if fit := fit_of(asked, done * batch * length * rows * width):
+            words = f"{dtype} logits of {done} batches of {batch}, each of {length:,} tokens × {rows:,} words × {width} bytes"
+            yield Candidate((BOTH_KNOWN, fit), Term(
+                component=PREDICTIONS.component, path=PREDICTIONS.path, shape=f"[{done * batch}, {length}, {rows}] {dtype}", exact=fit == 2, words=words,
+            ))  # fmt: skip
 
 
 def _padded_vocabularies(axes: Axes, text: str, cut: int) -> Iterator[int]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from memsheet.catalog import find_model, model_names
+from memsheet.errors import InputError
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.catalog.names import bundled_match
 
 _HUB_ID = re.compile(
     r"(?<![\w./-])[A-Za-z0-9][\w.-]{1,60}/[A-Za-z0-9][\w.-]{1,90}(?![\w/])"
@@ -176,9 +182,18 @@ def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
     names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text), *_LAST_PARTS.findall(text)))
     return tuple(
         _entries_of(list(names)[:MOST])
+        or _entries_of(list(_names_of_tuned(text)))
         or _entries_of([*_spoken_names(text), *_names_of_sizes(text)])
         or _entries_of(list(_bare_names(text)))
     )
+
+
+def _names_of_tuned(text: str) -> Iterator[str]:
+    """Bundled models of which hub ids are others' work, whose weights have the same shapes."""
+    for found in islice(dict.fromkeys(each.group().rstrip(".") for each in _HUB_ID.finditer(text)), MOST):
+        with suppress(InputError):
+            if match := bundled_match(found):
+                yield match.name
 
 
 def _entries_of(names: list[str]) -> list[Mapping[str, Any]]:

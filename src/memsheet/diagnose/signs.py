@@ -65,7 +65,7 @@ _SENT = Frame(
 _FLATTENED = Frame(
     "unsharded_parameters", "model", "a unit's weights, whole on the card before they are sharded", "shard"
 )
-_PREDICTIONS = Frame("temporaries", "predictions", "the predictions of an evaluation, put together")
+PREDICTIONS = Frame("temporaries", "predictions", "the predictions of an evaluation, put together")
 REDUCED = Frame("gradients", "buckets", "gradients that are summed over the ranks")
 _MASTERS = Frame("master_weights", "optimizer", "weights in fp32, made before the first step", "masters")
 ADAPTERS = Frame("parameters", "adapters", "room for the adapters that a server may hold at once", "load")
@@ -142,7 +142,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("_sync_module_states", "_sync_params_and_buffers"), _SENT),
     **dict.fromkeys(("_init_param_handle_from_module", "_init_param_handle_from_params", "_move_states_to_device",
                      "flatten_tensors_into_flat_param"), _FLATTENED),
-    **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), _PREDICTIONS),
+    **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), PREDICTIONS),
     **dict.fromkeys(("_configure_zero_optimizer", "_configure_bf16_optimizer", "_configure_fp16_optimizer", "_create_fp32_partitions",
                      "_build_model_and_main_param_groups", "stage_1_and_2.__init__", "stage3.__init__"), _MASTERS),
     **dict.fromkeys(("foreach_reduce", "setup_buckets", "__reduce_and_partition_ipg_grads", "__avg_scatter_grads", "reduce_scatter_coalesced",
@@ -400,7 +400,7 @@ def read_signs(log: Log, line: int) -> Signs:
     made = _frame_of_code(own)
     if made and (named.frame in (None, _STEP, BACKWARD) or (named.frame is PROFILE and made is SCORES)):
         named = replace(named, frame=made)
-    if named.frame is None and _loads_shards(log, line):
+    if named.frame is None and (_loads_shards(log, line) or (own is window and _says_it_loads(log, line))):
         named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
@@ -426,6 +426,29 @@ def read_signs(log: Log, line: int) -> Signs:
 
 _SHARDS_READ = re.compile(r"Loading (?:safetensors |pt )?checkpoint shards:\s{0,3}(\d{1,3})%")
 """transformers v4.57.1, modeling_utils.py; vllm/model_executor/model_loader/weight_utils.py."""
+
+
+_LOADING_SAID = re.compile(
+    r"\b(?:while|when|during|on|just)\s(?:[a-z]{1,10}\s){0,2}(?:loading|load)\b|^\W{0,3}loading\b[^\n]{0,80}:\s*$"
+    r"|\bload(?:s|ing)? (?:the |my |a )?(?:model|weights|checkpoint)\b[^\n]{0,30}\b(?:dies|fails|crash|oom|error)"
+    r"|読み込み|ロード(?:中|時|で)|加载|載入|读取模型|\bLaden\b|\bbeim Laden|\bchargement\b|\bcargar|\bal carg|\bcarregar|загруз",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""How people say, in several tongues, that a model is loaded."""
+_STEPS_SAID = re.compile(
+    r"\b(?:step|epoch|iter(?:ation)?|loss|batch|train(?:s|ing|er)?|fine-?tun\w+|backward|generat\w+|inference|seq\w*)\b",
+    re.IGNORECASE,
+)
+
+
+def _says_it_loads(log: Log, line: int) -> bool:
+    """Whether people's words around a message without a traceback say that a model was loaded, and nothing of
+    what runs with one.
+    """
+    words = "\n".join(
+        (*log.lines[max(0, line - FRAMES_BEFORE) : line], *log.lines[line + 1 : line + FRAMES_AFTER])
+    )
+    return bool(_LOADING_SAID.search(words)) and not _STEPS_SAID.search(words)
 
 
 def _loads_shards(log: Log, line: int) -> bool:

@@ -5,7 +5,7 @@ not called exact where another fits as well.
 from __future__ import annotations
 
 import pytest
-from tests.unit.diagnose.corpus import FULL_CARD, traced
+from tests.unit.diagnose.corpus import FULL_CARD, modern, traced
 from tests.unit.diagnose.test_model_tensors import died_of, term_of
 
 from memsheet.diagnose.message import Cause
@@ -132,3 +132,21 @@ def test_a_printed_buffer_as_large_as_the_request_is_its_tensor(asked: int, shap
         "\tBuffer 2:", "\t\tSize: 512.00MiB", "\t\tShape: bf16[64,1024,4096]",
     ).term  # fmt: skip
     assert (term and term.shape) == shape
+
+
+@pytest.mark.parametrize(
+    ("bar", "size", "shape"),
+    [
+        (" 23%|##   | 23/100", "11.72 GiB", "[96, 1024, 32000] fp32"),
+        (" 23%|##   | 24/100 [01:02<01:46,  2.97it/s]", "11.72 GiB", "[96, 1024, 32000] fp32"),
+        (" 23%|##   | 40/100", "11.72 GiB", ""),
+    ],
+)
+def test_predictions_of_an_evaluation_are_of_the_batches_so_far(bar: str, size: str, shape: str) -> None:
+    said = "Llama-2-7b, eval batch size is 4, max_seq_length 1024"
+    trace = traced("evaluate", "torch_pad_and_concatenate")
+    found = diagnose_texts({"log": f"{said}\n{bar}\n{trace}\n" + modern(
+        size, "39.39 GiB", "8.24 GiB", "31.15 GiB", "29.90 GiB", "716.80 MiB"
+    )})  # fmt: skip
+    assert found.term is not None
+    assert found.term.shape == shape
