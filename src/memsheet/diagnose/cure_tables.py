@@ -49,6 +49,27 @@ ONE_SEQUENCE = re.compile(
 """The same of a loss that makes the logits of one sequence, or of one pair, at a time: its ``chunk_size`` is 1
 (linkedin/Liger-Kernel ead96b6, src/liger_kernel/chunked_loss/fused_linear_ppo.py, fused_linear_preference.py).
 """
+FEWER_GRAPHS = Cure(
+    change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured", helps=MAYBE, where="torch.compile(dynamic=True)"
+)  # fmt: skip
+OF_LIBRARIES: tuple[tuple[re.Pattern[str], Cure], ...] = (
+    (re.compile(r"(?i:tensorflow|\bkeras\b|\btf\.(?:config|data)\b)"),
+     Cure(change="TensorFlow in this process without the card, or growing as it needs", helps=MAYBE,
+          where="tf.config.set_visible_devices([], 'GPU') (or TF_FORCE_GPU_ALLOW_GROWTH=true)", why="it takes nearly the whole card at its start")),
+    (re.compile(r"(?i:\bjax\b|\bjaxlib\b|\bflax\b|XLA_PYTHON_CLIENT)"),
+     Cure(change="JAX in this process without its pool", helps=MAYBE,
+          where="XLA_PYTHON_CLIENT_PREALLOCATE=false (or JAX_PLATFORMS=cpu)", why="XLA takes three quarters of the card at its start")),
+    (re.compile(r"(?i:\bfaiss\b)"),
+     Cure(change="the index on the host, in fewer bits, or on another card", helps=MAYBE,
+          where="faiss.GpuIndexFlatConfig().useFloat16 = True, res.setTempMemory(N)", why="an index on the card stands outside PyTorch's allocator")),
+    (re.compile(r"\b(?i:cupy|cudf|cuml|rmm|numba)\b"),
+     Cure(change="the other library's pool emptied, or its limit lowered", helps=MAYBE,
+          where="cupy.get_default_memory_pool().free_all_blocks() (or CUPY_GPU_MEMORY_LIMIT)", why="each library has a pool of its own")),
+    (re.compile(r"(?i:cuda ?graphs?\b|reduce-overhead|max-autotune\b|enforce_eager)"), FEWER_GRAPHS),
+    (re.compile(r"\bNCCL_|(?i:communicators?|process groups?|new_group)\b"),
+     Cure(change="fewer or smaller communicators", helps=MAYBE, where="NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS, NCCL_NVLS_ENABLE=0", why="each communicator has buffers of its own")),
+)  # fmt: skip
+"""What in this process holds memory outside PyTorch's allocator, by what a text names, and what lessens it."""
 FEWER_TRAINED = Cure(
     change="fewer layers trained from there on, or adapters in them", helps=MAYBE,
     why="each weight that is trained has a gradient and states, and what reads it keeps its input",

@@ -13,6 +13,7 @@ from memsheet.diagnose.cure_tables import (
     EIGHT_BITS,
     EVALUATION_BATCH,
     FEWER_ADAPTERS,
+    FEWER_GRAPHS,
     FEWER_TRAINED,
     FUSED_LOSS,
     FUSED_ON,
@@ -21,6 +22,7 @@ from memsheet.diagnose.cure_tables import (
     KEEP_NUMBERS,
     MORE_CHUNKS,
     OF_COMPONENT,
+    OF_LIBRARIES,
     OF_PHASE,
     OF_PROMPTS,
     OF_TASK,
@@ -54,7 +56,7 @@ from memsheet.diagnose.interval import (
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
 from memsheet.diagnose.named_cards import beyond_named_card
-from memsheet.diagnose.rules import are_siblings, is_warm_up, shares_with_host, short_bytes
+from memsheet.diagnose.rules import are_siblings, gap_of_card, is_warm_up, shares_with_host, short_bytes
 from memsheet.diagnose.signs import (
     ADAPTERS,
     EVALUATION,
@@ -141,17 +143,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             )
             yield _expandable_by_sum(figures, signs, who)
         case Cause.OUTSIDE_ALLOCATOR:
-            if shares_a_card(signs.text):
-                yield from cures_of_colocated(signs.text, signs.sleep_freed)
-            yield Cure(
-                change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured",
-                helps=MAYBE,
-                where="torch.compile(dynamic=True)",
-                saves_bytes=None
-                if shares_a_card(signs.text)
-                else max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST),
-            )
-            yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
+            yield from _against_outside(figures, signs)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.FRAGMENTATION:
             yield from _against_pieces(figures, signs, who)
@@ -187,6 +179,18 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             return
 
 
+def _against_outside(figures: Figures, signs: Signs) -> Iterator[Cure]:
+    """By what of this process a text names that holds memory outside the allocator."""
+    if shares_a_card(signs.text):
+        yield from cures_of_colocated(signs.text, signs.sleep_freed)
+    named = [cure for sign, cure in OF_LIBRARIES if sign.search(signs.text)]
+    saves = None if shares_a_card(signs.text) else max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST)
+    yield from (replace(cure, saves_bytes=saves if len(named) == 1 else None) for cure in named[:2])
+    if not named:
+        yield replace(FEWER_GRAPHS, saves_bytes=saves)
+        yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
+
+
 def _without_others(figures: Figures) -> Iterator[Cure]:
     if are_siblings(figures):
         yield Cure(
@@ -194,7 +198,7 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
             where="torch.cuda.set_device(local_rank)", why="a rank that does not makes its context on the first card",
         )  # fmt: skip
         return
-    held = figures.others_total if figures.others else figures.unseen or NOTHING
+    held = figures.others_total if figures.others else figures.unseen or gap_of_card(figures) or NOTHING
     served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
     named = ", ".join(
         figures.process_words(pid)

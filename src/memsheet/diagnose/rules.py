@@ -150,7 +150,7 @@ def _kept_covers(of: Figures, _: Signs) -> bool | None:
     )
 
 
-def _gap_of_card(of: Figures) -> Interval | None:
+def gap_of_card(of: Figures) -> Interval | None:
     """What of the card is neither free nor the allocator's, where nobody is named for it."""
     if (
         of.process is not None
@@ -163,12 +163,33 @@ def _gap_of_card(of: Figures) -> Interval | None:
 
 
 def _unnamed_gap(of: Figures, _: Signs) -> bool | None:
-    gap = _gap_of_card(of)
+    gap = gap_of_card(of)
     if gap is None or of.free is None:
         return False
     most = OUTSIDE_LEAST if of.unsized else OUTSIDE_MOST
     usual = Interval(most, most)
     return all_hold(more_than(gap, usual), at_least(of.free + gap, of.asked), _fits_alone(of))
+
+
+_SHARED = re.compile(
+    r"\bshared? (?:(?:gpu|lab|dev|compute) )?(?:server|machine|node|box|cluster|workstation|card|gpu|host)\b"
+    r"|\b(?:server|machine|node|box|workstation|card|gpus?)\b[^\n.]{0,20}\bshared\b|\bshar(?:e|ed|ing) (?:\w{1,10} ){0,3}with\b"
+    r"|\b(?:several|other|many) (?:users|people|students)\b",
+    re.IGNORECASE,
+)
+"""How people say that others use the card."""
+
+
+def _shared_gap(of: Figures, signs: Signs) -> bool | None:
+    """What nobody is named for is more than a process has outside its allocator, on a card that others use."""
+    return _unnamed_gap(of, signs) if _SHARED.search(signs.text) and not shares_a_card(signs.text) else False
+
+
+def _says_shared_gap(of: Figures, _: Signs) -> str:
+    return (
+        f"{size_words(gap_of_card(of) or NOTHING)} of the card are neither free nor the allocator's, more than "
+        "a process has outside it, and the card is said to be shared: others hold them"
+    )
 
 
 def _small_neighbour(of: Figures, _: Signs) -> bool | None:
@@ -345,7 +366,7 @@ def _sum_words(of: Figures) -> str:
 
 def _says_gap(of: Figures, _: Signs) -> str:
     return (
-        f"{size_words(_gap_of_card(of) or NOTHING)} of the card are neither free nor the allocator's, and "
+        f"{size_words(gap_of_card(of) or NOTHING)} of the card are neither free nor the allocator's, and "
         f"the message does not "
         "say whose: another process's, or this one's outside the allocator"
     )
@@ -419,6 +440,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, _unseen_neighbour, _says_unseen),
     Rule(Cause.OUTSIDE_ALLOCATOR, _much_outside, _says_outside),
     Rule(Cause.FRAGMENTATION, _kept_covers, _says_cached),
+    Rule(Cause.OTHER_PROCESS, _shared_gap, _says_shared_gap),
     Rule(Cause.OTHER_PROCESS, _unnamed_gap, _says_gap, (Cause.OUTSIDE_ALLOCATOR,)),
     Rule(Cause.OTHER_PROCESS, _small_neighbour, _says_neighbour),
     Rule(Cause.REAL_NEED, _beyond_named_card, _says_named_card),

@@ -222,7 +222,7 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
     filled = memory_summary.with_summary(first, log) if first.judge is None else None
     figures = read_figures(filled or first) if first.judge is None else None
     if figures is not None:
-        figures = _with_processes_of_table(figures, nvidia_smi.card_table(log))
+        figures = _with_processes_of_table(figures, nvidia_smi.card_table(log), first.words.get("device", ""))
     facts = figure_facts(figures) if figures else _named_facts(first)
     speaker = own or _stand_in(first, messages) or first
     if speaker.judge is not None:
@@ -287,14 +287,18 @@ def _captured_graphs(figures: Figures, signs: Signs) -> bool:
     return signs.task == SERVING and not signs.phase and pooled and not colocated.shares_a_card(signs.text)
 
 
-def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:
-    """A message that names no other process, with those of an nvidia-smi table of the same card; where it
-    says its own, those alone that what nobody is named for has room for.
+def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None, device: str) -> Figures:
+    """A message that names no other process, with those of an nvidia-smi table of the same card, of several
+    alike the only one that has any, else the ``device`` of the message; where it says its own, those alone
+    that what nobody is named for has room for.
     """
     if table is None or figures.others or figures.capacity is None or figures.reserved is None:
         return figures
     whole = figures.capacity.middle
     cards = [place for place, (_, total) in enumerate(table.cards) if abs(total.middle - whole) * 20 <= whole]
+    if len(cards) > 1:
+        held_cards = sorted({place for place, *_ in table.processes} & set(cards))
+        cards = held_cards if len(held_cards) == 1 else [place for place in cards if str(place) == device]
     there = [(pid, size) for place, pid, size in table.processes if place in cards]
     if len(cards) != 1 or not there:
         return figures

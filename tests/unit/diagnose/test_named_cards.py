@@ -35,6 +35,8 @@ def found_in(*lines: str) -> Diagnosis:
         ("A100 40GB", "A100 40GB"),
         ("on my 3090", "RTX 3090"),
         ("2x4090", "RTX 4090"),
+        ("(4090, jax 0.4.30)", "RTX 4090"),
+        ("3090", "RTX 3090"),
         ("an L40S (48GB)", "L40S"),
         ("an A10G", "A10G"),
         ("TPU v4-8", "TPU v4"),

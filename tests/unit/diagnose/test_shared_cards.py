@@ -174,3 +174,73 @@ def test_a_table_beside_a_message_without_figures_tells_of_another_process(
     found = found_in(said, message, table)
     assert (found.cause is Cause.OTHER_PROCESS) is shared
     assert all(cure.helps != YES for cure in found.cures)
+
+
+def old_full(allocated: str, free: str, kept: str) -> str:
+    return (
+        f"RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 31.75 GiB total capacity; "
+        f"{allocated} already allocated; {free} free; {kept} cached)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("a server shared with the lab", Cause.OTHER_PROCESS),
+        ("we share the node with others", Cause.OTHER_PROCESS),
+        ("my own workstation", Cause.UNKNOWN),
+        ("weights are shared between layers", Cause.UNKNOWN),
+    ],
+)
+def test_what_nobody_is_named_for_is_others_on_a_card_that_is_shared(said: str, cause: Cause) -> None:
+    assert found_in(said, old_full("1.82 GiB", "1.02 GiB", "114.32 MiB")).cause is cause
+
+
+CARDS = """| NVIDIA-SMI 550.127 |
+|  80921MiB /  81559MiB |      0%      Default |
+|      4MiB /  81559MiB |      0%      Default |"""
+WITHOUT_PROCESS = (
+    "CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 90.31 MiB is free. "
+    "Of the allocated memory 124.00 MiB is allocated by PyTorch, and 4.00 MiB is reserved by PyTorch but unallocated."
+)  # fmt: skip
+
+
+def test_processes_of_the_only_card_that_has_any_are_those_beside_a_message() -> None:
+    found = found_in(WITHOUT_PROCESS, CARDS, table_of((80_310, "python"), (598, "python")))
+    assert (found.cause, found.cures[0].helps) == (Cause.OTHER_PROCESS, YES)
+    assert "process 6100" in found.because
+    assert "6101" not in found.because
+
+
+POOL_REFUSED = (
+    "cuda_driver.cc:1578] failed to allocate {gib}GiB ({size} bytes) from device: RESOURCE_EXHAUSTED: CUDA_ERROR_OUT_OF_MEMORY: out of memory\n"
+    "cuda_dnn.cc:535] Memory usage: {free} bytes free, 25242894336 bytes total."
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "size", "free", "cause"),
+    [
+        ("", 18931236864, 301465600, Cause.OTHER_PROCESS),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION=.5", 12621447168, 301465600, Cause.OTHER_PROCESS),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION=.5", 18931236864, 301465600, Cause.UNKNOWN),  # no share of the card
+        ("", 18931236864, 17301465600, Cause.UNKNOWN),  # most of it was free
+    ],
+)
+def test_a_pool_refused_at_its_start_is_refused_for_others(
+    said: str, size: int, free: int, cause: Cause
+) -> None:
+    refused = POOL_REFUSED.format(gib=f"{size / 2**30:.2f}", size=size, free=free)
+    assert found_in(said, refused).cause is cause
+
+
+@pytest.mark.parametrize(
+    "who", ["train.py is the one that fails", "mine is train.py", 'File "/x/train.py", line 3, in f']
+)
+@pytest.mark.parametrize("message", [HANDLE, DRIVER])
+def test_the_script_that_failed_is_known_by_what_people_say(who: str, message: str) -> None:
+    table = table_of((70_000, "python3 eval_loop.py"), (610, "python3 train.py"))
+    found = found_in(message, table, who)
+    assert found.cause is Cause.OTHER_PROCESS
+    assert "eval_loop.py" in found.because
+    assert "train.py (" not in found.because

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_LEAST
-from memsheet.diagnose.interval import Interval, size_words, sum_intervals
+from memsheet.diagnose.interval import size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
-from memsheet.diagnose.messages.colocated import place_of_share, shares_a_card
+from memsheet.diagnose.messages.colocated import place_of_share
+from memsheet.diagnose.messages.holders import (
+    judged_by_table,
+    shown_after_end,
+    without_holders,
+)
 from memsheet.diagnose.messages.llama_cpp import refused_call
-from memsheet.diagnose.messages.nvidia_smi import Table, card_table, listed_holders, listed_processes
-from memsheet.diagnose.named_cards import card_in_text
+from memsheet.diagnose.messages.nvidia_smi import Table, card_table
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.units import GIB
 
@@ -82,12 +86,7 @@ def _refused_handle(message: Message, log: Log) -> Judgement:
             because="an earlier error of a kernel stands in the same log; what comes after it is its echo, "
             "no shortage",
         )
-    if there := _larger_neighbours(log):
-        return Judgement(
-            causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
-            because=f"the matrix library was refused its handle and workspace: the card is full, and most of it is held by {there}",
-        )  # fmt: skip
-    if judged := _judged_by_table(
+    if judged := judged_by_table(
         message, log, "the matrix library was refused its handle and workspace", GIB
     ):
         return judged
@@ -96,69 +95,6 @@ def _refused_handle(message: Message, log: Log) -> Judgement:
         because="the matrix library was refused its handle and workspace, which stand outside PyTorch's allocator: the "
         "card is full, or an earlier error of a kernel shows only here",
     )  # fmt: skip
-
-
-FULL = (9, 10)
-"""The share of a card that is held where it counts as full."""
-_OF_OTHERS = re.compile(
-    r"nvidia-smi\b[^\n]{0,60}\b(?:before\s(?:(?:I|we|it|my|the|our|this)\s)?(?:\w{1,12}\s)?(?:start|launch|run|load|begin)"
-    r"|after(?:wards|\s(?:(?:it|the|this|my|that)\s)?(?:\w{1,12}\s)?(?:crash|die|fail|exit|end|oom|error|death|kill))"
-    r"|(?:while|with|when) nothing)"
-    r"|\b(?:not|n't) mine\b|\bnothing of mine\b"
-    r"|\b(?:some(?:one|body) else|(?:an)?other (?:user|person|team|container)|colleague|co-?worker|lab-?mate)\b"
-    r"|\b(?:zombie|defunct|orphan(?:ed)?|left-?over|stale|(?:old|previous|earlier) (?:process(?:es)?|notebook|kernel))\b",
-    re.IGNORECASE,
-)
-"""How people say that what a table shows is not what failed."""
-
-
-def _judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Judgement | None:
-    """Another process, where a table shows a card that is full: two hold it or more, of which one at the most
-    is what failed; or what failed had ended, or not begun, when the table was taken. ``told``: what was
-    refused; ``least``: what all but the largest have to hold, a tenth of the card where it is not given. None
-    where the table decides nothing.
-    """
-    table, holders = card_table(log), listed_holders(log)
-    others = bool(_OF_OTHERS.search(log.text)) or _shown_after_end(message, log)
-    named = card_in_text(log.text)
-    for card in dict.fromkeys(each.card for each in holders):
-        there = [each for each in holders if each.card == card]
-        known = table is not None and card < len(table.cards)
-        whole = table.cards[card][1].high if table is not None and known else named.most if named else 0
-        held = sum_intervals(each.size for each in there)
-        besides = held.low - max(each.size.high for each in there)
-        shared = besides >= (least or whole // 10) and not shares_a_card(log.text)
-        if not whole or held.low * FULL[1] < whole * FULL[0] or not (shared or others):
-            continue
-        words = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in there[:3])
-        who = (
-            f"{words} hold {size_words(held)} of the {size_words(Interval(whole, whole))} of card {card}"
-            if len(there) > 1
-            else f"{words} holds card {card} of {size_words(Interval(whole, whole))}"
-        )
-        which = "" if others else ": whichever of them failed, the rest hold what it lacks"
-        alone = (
-            Cure(change="one of them at a time, or each on a card of its own", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
-        )  # fmt: skip
-        return Judgement(
-            causes=(Cause.OTHER_PROCESS,), cures=_without_holders(words) if others else alone, because=f"{told}, and {who}{which}",
-        )  # fmt: skip
-    return None
-
-
-_SCRIPT = re.compile(r"\bFile \"(?:[^\"\n]{0,200}[\\\\/])?([\w.-]{1,80}\.py)\"")
-
-
-def _larger_neighbours(log: Log) -> str:
-    """Processes of a list that hold more than the one whose script the traceback names; empty where none of
-    them is known for it.
-    """
-    scripts, listed = set(_SCRIPT.findall(log.text)), listed_processes(log)
-    own = {name for name in listed if scripts & {part.rpartition("/")[2] for part in name.split()}}
-    others = {name: size for name, size in listed.items() if name not in own}
-    if not own or sum(size.low for size in others.values()) <= sum(listed[name].high for name in own):
-        return ""
-    return ", ".join(f"{name} ({size_words(size)})" for name, size in others.items())
 
 
 def _torn_collective(_: Message, __: Log) -> Judgement:
@@ -173,8 +109,6 @@ def _torn_collective(_: Message, __: Log) -> Judgement:
 _MAKES_CONTEXT = re.compile(r"_cuda_init\(|in _lazy_init\b|\bcuInit\b|cuCtxCreate|cuDevicePrimaryCtxRetain")
 
 
-_ASKS_FOR_TABLE = re.compile(r"(?:^\$|[\w~)\]/\\][$#%>])\s?nvidia-smi\s{0,3}$")
-"""A shell's prompt, at which a table is asked for."""
 _PINS = re.compile(
     r"\bpin_memory\(|in pin_memory\b|cudaHostAlloc|cudaHostRegister|cudaMallocHost|HostAllocator"
 )
@@ -196,7 +130,7 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
         return refused_call(log)
     if any(_PINS.search(each) for each in around):
         return Judgement(
-            causes=(Cause.NOT_GPU_MEMORY, Cause.OTHER_PROCESS), cures=(*_WITHOUT_PINS, *_without_holders(there)),
+            causes=(Cause.NOT_GPU_MEMORY, Cause.OTHER_PROCESS), cures=(*_WITHOUT_PINS, *without_holders(there)),
             because="page-locked memory of the host was asked for and refused, or the process was refused its place on a card that is full",
         )  # fmt: skip
     near = log.lines[max(0, message.line - 40) : message.line + 1]
@@ -205,32 +139,25 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
         left = (whole - used).positive
         if left.high < OUTSIDE_LEAST:
             return Judgement(
-                causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
+                causes=(Cause.OTHER_PROCESS,), cures=without_holders(there),
                 because=f"the driver refused this process its context, before it held anything; of {size_words(whole)} were "
                 f"{size_words(left)} left beside {there}",
             )  # fmt: skip
-    if table and len(table.cards) == 1 and _shown_after_end(message, log):
+    if table and len(table.cards) == 1 and shown_after_end(message, log):
         whole, held = table.cards[0][1], sum_intervals(size for *_, size in table.processes)
         if held.low * 10 >= whole.high * 9:
             return Judgement(
-                causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
+                causes=(Cause.OTHER_PROCESS,), cures=without_holders(there),
                 because=f"the driver refused memory, and once the process had ended {there} still held {size_words(held)} of the "
                 f"card's {size_words(whole)}",
             )  # fmt: skip
-    if judged := _judged_by_table(message, log, "the driver refused memory"):
+    if judged := judged_by_table(message, log, "the driver refused memory"):
         return judged
     return Judgement(
-        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there) or (LOOK, ROOM),
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=without_holders(there) or (LOOK, ROOM),
         because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
         f"({there or 'nvidia-smi shows them'}), or this process fills it",
     )  # fmt: skip
-
-
-def _shown_after_end(message: Message, log: Log) -> bool:
-    """Whether a shell was asked for the table behind a message: the process that failed is no more then."""
-    behind = list(log.lines[message.line + 1 :])
-    shown = next((place for place, each in enumerate(behind) if "NVIDIA-SMI" in each), 0)
-    return any(_ASKS_FOR_TABLE.search(each) for each in behind[:shown])
 
 
 def _holder_words(table: Table) -> str:
@@ -239,17 +166,8 @@ def _holder_words(table: Table) -> str:
     return ", ".join(f"process {pid} ({table.names[pid]}) {size_words(size)}" for _, pid, size in largest)
 
 
-def _without_holders(there: str) -> tuple[Cure, ...]:
-    if not there:
-        return ()
-    return (
-        Cure(change=f"end or move what holds the card: {there}", helps=MAYBE, where="nvidia-smi"),
-        Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
-    )
-
-
 def _refused_by_runtime(message: Message, log: Log) -> Judgement:
-    return _judged_by_table(message, log, "the driver refused memory") or Judgement(
+    return judged_by_table(message, log, "the driver refused memory") or Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
         because="an allocator of an old release of PyTorch was refused memory by the driver, and the message has no figures: "
         "others may hold the card (nvidia-smi shows them), or the job needs more than it has",
@@ -266,7 +184,7 @@ def _refused_optimizer(_: Message, __: Log) -> Judgement:
 
 def judge_bare(message: Message, log: Log) -> Judgement:
     """Nothing, unless a table beside it says who holds the card."""
-    return _judged_by_table(message, log, "memory of the card was refused") or Judgement(
+    return judged_by_table(message, log, "memory of the card was refused") or Judgement(
         causes=(),
         because="the message has no figures, and without them the cause cannot be told: the lines before it "
         "may have them, or nvidia-smi beside it",

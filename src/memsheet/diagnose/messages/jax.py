@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from itertools import islice
 
 from memsheet.diagnose.cleaned import Log
@@ -17,9 +18,10 @@ from memsheet.diagnose.interval import (
     sum_intervals,
 )
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages.holders import judged_by_table
 from memsheet.diagnose.messages.stated import larger_share, stated_share
-from memsheet.diagnose.named_cards import beyond_named_card
-from memsheet.frozen import replace
+from memsheet.diagnose.named_cards import NamedCard, beyond_named_card, card_in_text
+from memsheet.frozen import NamedTuple, replace
 
 SIGNS = (
     b"RESOURCE_EXHAUSTED",
@@ -50,9 +52,11 @@ _POOL = {
 _BUFFER = re.compile(r"Shape:((?:bf16|f16|f32|f64|s32|u32|s8|u8|pred|f8\w{0,10})\[[\d,]{1,60}\])")
 
 
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
 def _larger_pool(message: Message, log: Log) -> tuple[Cure, ...]:
-    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-    found = larger_share(name, stated_share(log, message.line, name))
+    found = larger_share(FRACTION, stated_share(log, message.line, FRACTION))
     return tuple(replace(cure, where=cure.where.replace(" ", "=")) for cure in found)
 
 
@@ -121,6 +125,36 @@ def _asked_of_pool(message: Message, log: Log) -> Judgement:
     return replace(_judged_request(message, log), term=_term_of_buffers(message.facts.get("asked"), printed))
 
 
+_FROM_DEVICE = re.compile(r"failedtoallocate[\d.]{1,12}[KMGT]iB\((\d{1,16})bytes\)fromdevice:")
+_OF_DEVICE = re.compile(r"Memoryusage:(\d{1,16})bytesfree,(\d{1,16})bytestotal")
+USUAL_SHARE = Decimal("0.75")
+"""Of a card, which XLA takes at its start (xla/pjrt/gpu/gpu_helpers.h, GpuAllocatorConfig)."""
+
+
+def _refused_at_start(message: Message, log: Log) -> Judgement | None:
+    """Somebody else, where what the driver refused is the pool that XLA takes before all else, and next to
+    nothing of the card is free.
+    """
+    asked, device = _FROM_DEVICE.search(log.squeezed), _OF_DEVICE.search(log.squeezed)
+    if asked is None or device is None:
+        return None
+    size, (free, whole) = int(asked[1]), (int(each) for each in device.groups())
+    share = stated_share(log, message.line, FRACTION) or USUAL_SHARE
+    if abs(size - whole * share) * 50 > whole or free * 10 > whole:
+        return None
+    held, left, card = (Interval(each, each) for each in (whole - free, free, whole))
+    there = judged_by_table(message, log, "")
+    return Judgement(
+        causes=(Cause.OTHER_PROCESS,), missing=(Interval(size, size) - left).positive,
+        cures=(
+            *(there.cures[:1] if there else (Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi"),)),
+            Cure(change="a smaller share for each that uses XLA", helps=MAYBE, where=f"{FRACTION}=.45 in each (or XLA_PYTHON_CLIENT_PREALLOCATE=false)"),
+        ),
+        because=f"the driver refused the {size_words(Interval(size, size))} that XLA takes at its start, {share:.0%} of {size_words(card)}: "
+        f"{size_words(left)} were free, and the other {size_words(held)} were held before it",
+    )  # fmt: skip
+
+
 def _judged_request(message: Message, log: Log) -> Judgement:
     size = message.facts.get("asked")
     text, lines = log.squeezed, log.text
@@ -135,7 +169,10 @@ def _judged_request(message: Message, log: Log) -> Judgement:
     if "pinned" in lines and "pinned host" in lines:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's page-locked memory")
     if size and "limit" in pool and "in_use" in pool:
-        return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED))
+        share = stated_share(log, message.line, FRACTION)
+        raised = Cure(change="a larger share of the card for the pool", helps=MAYBE, where=FRACTION)
+        limit = Limit(share is not None, raised, card_in_text(lines), share)
+        return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED), limit)
     held = [part for name in ("maybe_live_out", "preallocatedtemp") if (part := stats.get(name)) is not None]
     total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
     card = message.facts.get("capacity")
@@ -153,6 +190,10 @@ def _judged_request(message: Message, log: Log) -> Judgement:
         return Judgement(
             causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), because=f"{told}, and {over}"
         )
+    if refused := _refused_at_start(message, log):
+        return refused
+    if total is None and (judged := judged_by_table(message, log, told)):
+        return judged
     parts = [
         f"{name.replace('atedtemp', 'ated temp')} {size_words(held)}"
         for name, held in stats.items()
@@ -185,11 +226,44 @@ def pool_figures(text: str) -> dict[str, int]:
     return {name: int(found[1]) for name, pattern in _POOL.items() if (found := pattern.search(text))}
 
 
+class Limit(NamedTuple):
+    """Whether a text sets a pool's limit, what raises it, the card that it names, and the share of a card that
+    the limit is, where that is said.
+    """
+
+    is_set: bool
+    raised: Cure
+    card: NamedCard | None = None
+    share: Decimal | None = None
+
+    def card_bytes(self, limit: int) -> int:
+        """What the card has as far as the text says it; 0 where it does not."""
+        if self.card is not None:
+            return self.card.most
+        return int(limit / self.share) if self.share else 0
+
+
+LARGE = (9, 10)
+"""The share of a card that a pool may have beside contexts and libraries."""
+
+
+def _share_for(limit: Limit, needed: int, card: int) -> str:
+    """Where the limit is set, with the least share that has room where it is a share."""
+    if limit.share is None:
+        return limit.raised.where
+    return f"{limit.raised.where}=0.{-(-needed * 100 // card):02d} (or more, while nobody else uses the card)"
+
+
 def judge_pool(
-    size: Interval, pool: dict[str, int], told: str, smaller: tuple[Cure, ...], besides: tuple[Cure, ...]
+    size: Interval,
+    pool: dict[str, int],
+    told: str,
+    smaller: tuple[Cure, ...],
+    besides: tuple[Cure, ...],
+    limit: Limit,
 ) -> Judgement:
     """A request of a BFC pool by what the pool had left. ``smaller``: cures that ask for less;
-    ``besides``: what is said where the pool had too little.
+    ``besides``: what is said where the pool had too little; ``limit``: whose the pool's limit is.
     """
     left = Interval(max(0, pool["limit"] - pool["in_use"]), max(0, pool["limit"] - pool["in_use"]))
     sum_words = (
@@ -204,6 +278,19 @@ def judge_pool(
             because=f"{told}; more is in use of the pool than its limit: its figures contradict one another",
             facts=facts,
         )
+    card = limit.card_bytes(pool["limit"])
+    if more_than(size, left) and limit.is_set and (pool["in_use"] + size.high) * LARGE[1] <= card * LARGE[0]:
+        whole = size_words(Interval(card, card))
+        return Judgement(
+            causes=(Cause.LIMIT_SET,), missing=(size - left).positive, facts=facts,
+            because=f"{sum_words}; that limit is a setting's, and the card has {whole}",
+            cures=(replace(limit.raised, where=_share_for(limit, pool["in_use"] + size.high, card)), *smaller),
+        )  # fmt: skip
+    if more_than(size, left) and limit.is_set and not card:
+        return Judgement(
+            causes=(Cause.LIMIT_SET, Cause.REAL_NEED), missing=(size - left).positive, facts=facts, cures=(limit.raised, *smaller),
+            because=f"{sum_words}; that limit is a setting's, and what the card has is not said",
+        )  # fmt: skip
     if more_than(size, left):
         return Judgement(
             causes=(Cause.REAL_NEED,),
