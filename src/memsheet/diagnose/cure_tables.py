@@ -234,6 +234,16 @@ KEEP_NUMBERS = Cure(
 KEEP_NOTHING = Cure(
     change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
 )  # fmt: skip
+KEEP_ON_HOST = Cure(
+    change="what is kept moved to the host, or only the part that is needed", helps=MAYBE, where=".detach().cpu() before it is put on the list"
+)  # fmt: skip
+KEEP_FEWER = Cure(
+    change="a cache of results kept on the host, or bounded", helps=MAYBE, where="lru_cache(maxsize=N), and .cpu() on what is returned", why="each result that is kept is a tensor of the card",
+)  # fmt: skip
+CACHES = re.compile(r"\blru_cache\b|@(?:functools\.)?cache\b|\bcached_property\b")
+SHORTER_SAMPLES = Cure(
+    change="the longest samples cut, split or left out", helps=MAYBE, where="truncation=True, max_length=N", why="the step is then as those that fitted",
+)  # fmt: skip
 TGI = "text-generation-inference"
 SERVER_SHARE = {
     "vLLM": "--gpu-memory-utilization",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cure_tables import (
     BUCKETS,
+    CACHES,
     CHUNKED,
     EIGHT_BITS,
     EVALUATION_BATCH,
@@ -18,8 +19,10 @@ from memsheet.diagnose.cure_tables import (
     FUSED_LOSS,
     FUSED_ON,
     GATHERS,
+    KEEP_FEWER,
     KEEP_NOTHING,
     KEEP_NUMBERS,
+    KEEP_ON_HOST,
     MORE_CHUNKS,
     OF_COMPONENT,
     OF_LIBRARIES,
@@ -35,6 +38,7 @@ from memsheet.diagnose.cure_tables import (
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
+    SHORTER_SAMPLES,
     SMALL_STATES,
     SMALLER_BUCKETS,
     SMALLER_UNITS,
@@ -162,11 +166,15 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield from _in_server(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.LEAK:
-            yield SUM_NUMBERS if signs.sums_losses else KEEP_NUMBERS if signs.keeps_losses else KEEP_NOTHING
+            yield without_growth(signs)
             pages = _expandable_by_sum(figures, signs, who)
             yield pages if pages.helps == NO else replace(pages, why=f"{pages.why}, {UNTIL_FILLED}")
             yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
+            if signs.outsized:
+                yield SHORTER_SAMPLES
+            if signs.resumed:
+                yield from OF_PHASE["restore"]
             if signs.thaws or (signs.changed_at is not None and signs.changed_at.thaws):
                 yield FEWER_TRAINED
             yield from _for_need(figures, signs, term)
@@ -189,6 +197,17 @@ def _against_outside(figures: Figures, signs: Signs) -> Iterator[Cure]:
     if not named:
         yield replace(FEWER_GRAPHS, saves_bytes=saves)
         yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
+
+
+def without_growth(signs: Signs) -> Cure:
+    """What lets go of what grows, by what a text shows that it is."""
+    if signs.sums_losses:
+        return SUM_NUMBERS
+    if signs.keeps_losses:
+        return KEEP_NUMBERS
+    if signs.keeps_outputs:
+        return KEEP_ON_HOST
+    return KEEP_FEWER if CACHES.search(signs.text) else KEEP_NOTHING
 
 
 def _without_others(figures: Figures) -> Iterator[Cure]:

@@ -101,6 +101,22 @@ def thawing_words(log: Log, line: int) -> str:
     return words if _LATER.search(earlier) or _TRAINED.search(earlier) else ""
 
 
+_FRESH_FITS = re.compile(
+    r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|a checkpoint))\b"
+    r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?)\b",
+    re.IGNORECASE,
+)
+_RESUMES = re.compile(
+    r"\bresum\w+|\bcontinu\w+ (?:from|the training|training)\b|\bfrom (?:a |the )?checkpoint\b|\breload\w* (?:the )?checkpoint\b",
+    re.IGNORECASE,
+)
+
+
+def fits_unless_resumed(text: str) -> bool:
+    """Whether people say that a run fits from its beginning, and dies where it goes on from a checkpoint."""
+    return bool(_FRESH_FITS.search(text) and _RESUMES.search(text))
+
+
 def _words_of_line(line: str) -> str:
     if found := _THAWS.search(line):
         return found.group()

@@ -397,7 +397,7 @@ def _says_lacking(of: Figures, _: Signs) -> str:
 
 def _memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
-    if signs.sums_losses or signs.keeps_losses:
+    if signs.sums_losses or signs.keeps_losses or signs.keeps_outputs:
         return True
     if signs.growth:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
@@ -416,10 +416,40 @@ def _says_leak(of: Figures, signs: Signs) -> str:
         return (
             f"what is {what} only grows from step to step: {grown}, until {size_words(of.asked)} have no room"
         )
+    if signs.keeps_outputs and not signs.sums_losses:
+        return (
+            "what the model makes is put on a list batch by batch and stays on the card: memory grows with each "
+            f"until one request ({size_words(of.asked)}) has no room"
+        )
     return (
         f"losses are {'summed' if signs.sums_losses else 'kept'} as tensors, which keeps every step's graph "
         "alive: "
         f"memory grows with each step until one request ({size_words(of.asked)}) has no room"
+    )
+
+
+def _says_outsized(of: Figures, signs: Signs) -> str:
+    tokens, most = signs.outsized or (0, 0)
+    return (
+        f"the step that died has {tokens:,} tokens, and those before it had {most:,} at the most: "
+        f"{size_words(of.asked)} were asked for, more than they needed"
+    )
+
+
+def _says_resumed(of: Figures, _: Signs) -> str:
+    return (
+        "the run fits from its beginning and dies where it goes on from a checkpoint: what was read of it is still "
+        f"held beside the job; {size_words(of.asked)} were asked for"
+    )
+
+
+def growth_of_steps(signs: Signs) -> Judgement | None:
+    """A leak, of a message without figures: what is allocated only grew before it, by a tenth or more."""
+    if not signs.growth or (signs.growth[-1] - signs.growth[0]).low * 10 < signs.growth[-1].low:
+        return None
+    grown = " → ".join(size_words(size) for size in signs.growth)
+    return Judgement(
+        causes=(Cause.LEAK,), because=f"what is allocated only grows: {grown}, until a request has no room"
     )
 
 
@@ -432,6 +462,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.LEAK, _memory_grows, _says_leak),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.changed_at is not None, _says_changed),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.thaws), _says_thawed),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.outsized is not None, _says_outsized),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.resumed, _says_resumed),
     Rule(Cause.OTHER_PROCESS, _neighbour_of_server, _says_neighbour),
     Rule(Cause.ENGINE_OVERCOMMIT, _phase_says(Cause.ENGINE_OVERCOMMIT), _says_phase),
     Rule(Cause.REGIME_CHANGE, _phase_says(Cause.REGIME_CHANGE), _says_phase),

@@ -11,7 +11,13 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
-from memsheet.diagnose.regimes import Change, change_of_run, thawing_words, trained_before
+from memsheet.diagnose.regimes import (
+    Change,
+    change_of_run,
+    fits_unless_resumed,
+    thawing_words,
+    trained_before,
+)
 from memsheet.frozen import NamedTuple, dataclass, replace
 
 
@@ -254,6 +260,21 @@ _KEPT_LOSS = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """A list of losses over steps: of tensors where memory grows with it."""
+_KEPT_OUTPUT = re.compile(
+    r"^[ >]*(?:self\.)?(\w+)\.(?:append|extend)\(\s{0,3}(?:self\.)?(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?"
+    r"|feat(?:ure)?s?|emb(?:edding)?s?|model\([^\n]{0,80}\))(?:\.(?:logits|hidden_states|last_hidden_state|pooler_output|attentions))?"
+    r"(?:\[[^\]\n]{0,20}\])?(?:\.detach\(\))?\s{0,3}\)\s*(?:#[^\n]{0,200})?$",
+    re.MULTILINE,
+)
+"""A list of what a model makes, which is not moved off the card."""
+_LATER_BATCH = re.compile(
+    r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
+    r"|\bafter (?:about |around |~)?(?:[2-9]|[1-9]\d{1,6}) (?:batches|iterations|steps|samples|images|files|prompts)\b"
+    r"|\b(?:iteration|step|batch #|batch_idx)[ =:#]{0,3}(?:[2-9]|[1-9]\d{1,6})\b"
+    r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b",
+    re.IGNORECASE,
+)
+"""A batch that is not the first."""
 _DOTTED = re.compile(r"(?<=\w) \.{2,200} (?=\S)")
 """What stands between an argument and its value where Megatron-LM prints all (megatron/training/arguments.py,
 _print_args).
@@ -291,6 +312,12 @@ class Signs:
     expandable: bool = False
     recomputes: bool = False
     """Whether activations are made again in backward already."""
+    outsized: tuple[int, int] | None = None
+    """Tokens of the step that died and the most of those before it, where it is far larger."""
+    keeps_outputs: bool = False
+    """Whether a list of what a model makes is kept on the card from batch to batch, and several ran."""
+    resumed: bool = False
+    """Whether the run is said to fit from its beginning, and to die where it goes on from a checkpoint."""
     sums_losses: bool = False
     keeps_losses: bool = False
     """Whether a list of them is made while memory grows from step to step."""
@@ -418,6 +445,7 @@ def read_signs(log: Log, line: int) -> Signs:
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
+        outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and _LATER_BATCH.search(text)), resumed=fits_unless_resumed(text),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),

@@ -16,7 +16,7 @@ from memsheet.diagnose.contradictions import (
     without_doubtful_process,
 )
 from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
-from memsheet.diagnose.cures import cures_of, shared_term
+from memsheet.diagnose.cures import cures_of, shared_term, without_growth
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.identities import tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
@@ -40,7 +40,7 @@ from memsheet.diagnose.messages import (
     vllm,
 )
 from memsheet.diagnose.printed import Printed
-from memsheet.diagnose.rules import judge_figures
+from memsheet.diagnose.rules import growth_of_steps, judge_figures
 from memsheet.diagnose.signs import PROFILE, SERVING, Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
@@ -76,6 +76,8 @@ SAME_FAILURE, SAME_PLACE = 200, 3
 """Lines behind a failed request within which a server's own words are of the same failure; lines within which
 two forms are one message.
 """
+WITHOUT_WORDS = ("driver", "bare")
+"""Kinds of messages that say nothing but that memory ran out."""
 FILLED = "what the process held is memory_summary()'s: the message does not say it"
 GENERAL = (("recompute", RECOMPUTE), ("fused loss", FUSED_LOSS))
 """How accounted changes begin, and the same without a plan."""
@@ -226,7 +228,7 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
     facts = figure_facts(figures) if figures else _named_facts(first)
     speaker = own or _stand_in(first, messages) or first
     if speaker.judge is not None:
-        judged = speaker.judge(speaker, log)
+        judged = (_grown(signs) if speaker.kind in WITHOUT_WORDS else None) or speaker.judge(speaker, log)
         if judged.term is None and speaker is not own and figures is not None:
             trial = replace(signs, frame=signs.frame or PROFILE) if _stands_in(speaker) else signs
             judged = replace(judged, term=tensor_of(figures.asked, trial, known))
@@ -234,9 +236,16 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
             facts = {**facts, **_named_facts(own)}
         return _diagnosis_of(judged, {**facts, **judged.facts}, signs, judged.cures)
     if figures is None:
-        return _diagnosis_of(below_torch.judge_bare(first, log), facts, signs, ())
+        judged = _grown(signs) or below_torch.judge_bare(first, log)
+        return _diagnosis_of(judged, facts, signs, judged.cures)
     found = _judged_figures(figures, first, signs, known, facts)
     return replace(found, notes=(*found.notes, FILLED)) if filled else found
+
+
+def _grown(signs: Signs) -> Judgement | None:
+    """What a message without figures died of where what is allocated only grew."""
+    grown = growth_of_steps(signs)
+    return replace(grown, cures=(without_growth(signs),)) if grown else None
 
 
 def _stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
@@ -364,6 +373,10 @@ def _without_message(
                 f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
             ),
         )
+    if not failed and (
+        echo := next((words for sign, words in below_torch.ECHOES if sign in log.squeezed), "")
+    ):
+        return replace(nothing, found=True, cause=Cause.FOLLOW_UP_ERROR, because=echo)
     deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
     if deaths and not failed:
         return replace(nothing, notes=deaths)

@@ -245,6 +245,22 @@ does neither.
 """
 
 
+_ENGINE = (
+    "the server says that its engine had died before: what it died of, memory or not, stands in the engine's own "
+    "traceback, earlier in the log, which is not in this text"
+)
+_REMOTE = (
+    "this rank only says that another one is gone, or that the network between them failed: what that one died of, "
+    "memory or not, stands in its own log"
+)
+ECHOES = (
+    ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
+    ("EngineCorefailedtostart.Seerootcauseabove", _ENGINE),
+    ("AsyncEngineDeadError", _ENGINE),
+    ("remoteprocessexitedortherewasanetworkerror", _REMOTE),
+    ("ncclRemoteError:", _REMOTE),
+)
+"""What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py; nccl.h, ncclRemoteError)."""
 _ASKS_LESS = re.compile(
     r"failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
 )
