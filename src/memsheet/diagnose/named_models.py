@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from memsheet.catalog import find_model, model_names
+from memsheet.catalog import find_model, model_names, model_rows
 from memsheet.errors import InputError
 from memsheet.late import late_functions
 
@@ -70,8 +70,9 @@ def fixed_lengths(text: str) -> tuple[tuple[int, int], ...]:
     bundled configurations, and of names that say a picture's side and its patches'.
     """
     found = [pair for each in named_entries(text) for pair in _fixed_of(each)]
-    for size, patch, side in _PATCHED.findall(text):
-        found.append((_HEADS_OF_SIZE[size.lower()], (int(side) // int(patch)) ** 2 + 1))
+    for size, patch, side in (*_PATCHED.findall(text), *_VIT.findall(text)):
+        heads = _HEADS_OF_SIZE[_LETTERS.get(size.upper(), size.lower())]
+        found.append((heads, (int(side) // int(patch)) ** 2 + 1))
     return tuple(dict.fromkeys(found))
 
 
@@ -86,9 +87,15 @@ def _fixed_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
 
 _HEAD_COUNTS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 _PATCHED = re.compile(
-    r"\b(?:vit|deit|beit)[\w.-]{0,20}?(tiny|small|base|large|huge)[\w.-]{0,30}?patch(\d{1,2})[-_](\d{2,4})\b",
+    r"\b(?:vit|deit|beit)[\w.-]{0,20}?(tiny|small|base|large|huge)[\w.-]{0,30}?patch(\d{1,2})[-_](?:[a-z]\w{0,20}?_)?(\d{2,4})\b",
     re.IGNORECASE,
 )
+_VIT = re.compile(
+    r"\bViT-(Ti|S|B|L|H)/(\d{1,2})\b[^\n]{0,20}?\b(\d{3,4})\s?(?:px|pixels|resolution|x\s?\d{3,4})\b",
+    re.IGNORECASE,
+)
+"""A model of pictures as its paper calls it, and a picture's side."""
+_LETTERS = {"TI": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 _HEADS_OF_SIZE = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}
 """Dosovitskiy et al. 2021, arXiv:2010.11929, table 1; tiny and small: Touvron et al. 2021, arXiv:2012.12877,
 table 1. A token for the class stands before the patches.
@@ -153,11 +160,17 @@ def _of_every_version(family: str, rest: str) -> Iterator[str]:
     yield from (name for name in model_names() if versions.fullmatch(name))
 
 
+_ONE_WORD = re.compile(r"(?<![\w./-])gpt-?2(?![\w/-]|\.\d)", re.IGNORECASE)
+"""The smallest of its family, which is called as the family is."""
+
+
 def _names_of_sizes(text: str) -> Iterator[str]:
     for said in dict.fromkeys(_SPOKEN_SIZE.findall(text)):
         name = "-".join(part for part in said if part).lower().replace("gpt-2", "gpt2")
         if find_model(name) is not None:
             yield name
+    if _ONE_WORD.search(text) and not _SPOKEN_SIZE.search(text):
+        yield "gpt2"
 
 
 def _bare_names(text: str) -> Iterator[str]:
@@ -185,7 +198,29 @@ def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
         or _entries_of(list(_names_of_tuned(text)))
         or _entries_of([*_spoken_names(text), *_names_of_sizes(text)])
         or _entries_of(list(_bare_names(text)))
+        or _entries_of(list(_names_of_counts(text)))
     )
+
+
+_COUNTS = re.compile(
+    r"trainable params: (?P<trained>[\d,]{3,18}) \|\| all params: (?P<all>[\d,]{7,18})"
+    r"|\b(?:total|all|number of|model)\s(?:model\s)?param(?:eter)?s?\s{0,2}[:=]\s{0,2}(?P<count>\d[\d,]{6,18})\b"
+    r"|\b(?P<said>\d[\d,]{8,18}) (?:total )?param(?:eter)?s\b",
+    re.IGNORECASE,
+)
+"""Parameters as trainers print them; those that an adapter adds are all that are trained (peft v0.14.0,
+peft_model.py, print_trainable_parameters).
+"""
+
+
+def _names_of_counts(text: str) -> Iterator[str]:
+    """Bundled models of just as many parameters as a text counts."""
+    counts = set()
+    for found in _COUNTS.finditer(text):
+        said = {name: int(number.replace(",", "")) for name, number in found.groupdict().items() if number}
+        counts.add(said["all"] - said["trained"] if "all" in said else next(iter(said.values())))
+    if counts:
+        yield from (name for name, row in model_rows().items() if row["parameters"] in counts)
 
 
 def _names_of_tuned(text: str) -> Iterator[str]:

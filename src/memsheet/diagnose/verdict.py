@@ -18,7 +18,7 @@ from memsheet.diagnose.contradictions import (
 from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
 from memsheet.diagnose.cures import cures_of, shared_term, without_growth
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
-from memsheet.diagnose.identities import tensor_of
+from memsheet.diagnose.identities import product_of_text, tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
 from memsheet.diagnose.messages import (
@@ -229,9 +229,8 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
     speaker = own or _stand_in(first, messages) or first
     if speaker.judge is not None:
         judged = (_grown(signs) if speaker.kind in WITHOUT_WORDS else None) or speaker.judge(speaker, log)
-        if judged.term is None and speaker is not own and figures is not None:
-            trial = replace(signs, frame=signs.frame or PROFILE) if _stands_in(speaker) else signs
-            judged = replace(judged, term=tensor_of(figures.asked, trial, known))
+        if judged.term is None and speaker is not own:
+            judged = replace(judged, term=_term_of_judged(judged, speaker, figures, signs, known))
         if own is not None and own is not first:
             facts = {**facts, **_named_facts(own)}
         return _diagnosis_of(judged, {**facts, **judged.facts}, signs, judged.cures)
@@ -240,6 +239,20 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         return _diagnosis_of(judged, facts, signs, judged.cures)
     found = _judged_figures(figures, first, signs, known, facts)
     return replace(found, notes=(*found.notes, FILLED)) if filled else found
+
+
+def _term_of_judged(
+    judged: Judgement, speaker: Message, figures: Figures | None, signs: Signs, known: Axes
+) -> Term | None:
+    """The tensor of a request whose message has its verdict in its own words; on the host, or where nothing
+    of the model is as large, what numbers of the text come to.
+    """
+    asked = figures.asked if figures else speaker.facts.get("asked")
+    if asked is None or (asked.low != asked.high and figures is None):
+        return None
+    trial = replace(signs, frame=signs.frame or PROFILE) if _stands_in(speaker) else signs
+    of_card = Cause.NOT_GPU_MEMORY not in judged.causes
+    return (tensor_of(asked, trial, known) if of_card else None) or product_of_text(asked, signs.text)
 
 
 def _grown(signs: Signs) -> Judgement | None:

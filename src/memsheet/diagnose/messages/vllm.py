@@ -166,6 +166,7 @@ def _old_length(message: Message, log: Log) -> Judgement:
     stored = int(message.words["stored"])
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
+        term=Term(component="kv_cache", path="model", shape=f"[{message.words['length']}] tokens", exact=False, words="the KV cache of one request"),
         because=f"one request of {int(message.words['length']):,} tokens is longer than the {stored:,} tokens that the cache holds",
         cures=(
             Cure(change=f"a context of {stored:,} tokens at the most", helps=YES if stored else NO, where=f"--max-model-len {stored}"),
