@@ -41,13 +41,14 @@ SMALL_STATES, SPREAD_STATES = (
 FUSED_ON = re.compile(
     r"(?:use_liger(?:_kernel|_loss)?|enable_liger_kernel|liger_fused_linear_cross_entropy|use_fused_kernels|use_cce"
     r"|cut_cross_entropy)[\"']?\s{0,3}[:=]?\s{0,3}[\"']?(?:[Tt]rue|1)\b|liger_kernel/chunked_loss/"
-)
+)  # fmt: skip
 """What says that such a loss is on."""
 ONE_SEQUENCE = re.compile(
     r"liger_kernel/chunked_loss/|use_liger_loss[\"']?\s{0,3}[:=]?\s{0,3}[\"']?(?:[Tt]rue|1)\b"
 )
-"""The same of a loss that makes the logits of one sequence, or of one pair, at a time: its ``chunk_size`` is 1
-(linkedin/Liger-Kernel ead96b6, src/liger_kernel/chunked_loss/fused_linear_ppo.py, fused_linear_preference.py).
+"""The same of a loss that makes the logits of one sequence, or of one pair, at a time: its ``chunk_size`` is
+1 (linkedin/Liger-Kernel ead96b6, src/liger_kernel/chunked_loss, fused_linear_ppo.py and
+fused_linear_preference.py).
 """
 FEWER_GRAPHS = Cure(
     change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured", helps=MAYBE, where="torch.compile(dynamic=True)"
@@ -69,7 +70,7 @@ OF_LIBRARIES: tuple[tuple[re.Pattern[str], Cure], ...] = (
     (re.compile(r"\bNCCL_|(?i:communicators?|process groups?|new_group)\b"),
      Cure(change="fewer or smaller communicators", helps=MAYBE, where="NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS, NCCL_NVLS_ENABLE=0", why="each communicator has buffers of its own")),
 )  # fmt: skip
-"""What in this process holds memory outside PyTorch's allocator, by what a text names, and what lessens it."""
+"""What of this process is outside PyTorch's allocator, by what a text names, and what lessens it."""
 FEWER_TRAINED = Cure(
     change="fewer layers trained from there on, or adapters in them", helps=MAYBE,
     why="each weight that is trained has a gradient and states, and what reads it keeps its input",

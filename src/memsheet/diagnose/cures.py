@@ -60,7 +60,14 @@ from memsheet.diagnose.interval import (
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
 from memsheet.diagnose.named_cards import beyond_named_card
-from memsheet.diagnose.rules import are_siblings, gap_of_card, is_warm_up, shares_with_host, short_bytes
+from memsheet.diagnose.rules import (
+    are_siblings,
+    beyond_whole_machine,
+    gap_of_card,
+    is_warm_up,
+    shares_with_host,
+    short_bytes,
+)
 from memsheet.diagnose.signs import (
     ADAPTERS,
     EVALUATION,
@@ -77,6 +84,9 @@ from memsheet.diagnose.signs import (
 from memsheet.frozen import replace
 
 MOST = 4
+NO_LIMIT = Cure(
+    change="no limit", helps=NO, where="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0", why="the machine has no more memory: it would swap, or stop",
+)  # fmt: skip
 UNTIL_FILLED = "until what grows has filled that too"
 
 
@@ -91,6 +101,9 @@ def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, wh
 
 def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> Iterator[Cure]:
     match cause:
+        case Cause.REAL_NEED if who.startswith("MPS") and beyond_whole_machine(figures, signs):
+            yield NO_LIMIT
+            yield from _for_need(figures, signs, term)
         case Cause.LIMIT_SET if who.startswith("MPS"):
             yield Cure(
                 change="no limit, at the risk of the whole system's memory",
@@ -171,12 +184,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield pages if pages.helps == NO else replace(pages, why=f"{pages.why}, {UNTIL_FILLED}")
             yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
-            if signs.outsized:
-                yield SHORTER_SAMPLES
-            if signs.resumed:
-                yield from OF_PHASE["restore"]
-            if signs.thaws or (signs.changed_at is not None and signs.changed_at.thaws):
-                yield FEWER_TRAINED
+            yield from _of_new_regime(signs)
             yield from _for_need(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.REAL_NEED:
@@ -197,6 +205,16 @@ def _against_outside(figures: Figures, signs: Signs) -> Iterator[Cure]:
     if not named:
         yield replace(FEWER_GRAPHS, saves_bytes=saves)
         yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
+
+
+def _of_new_regime(signs: Signs) -> Iterator[Cure]:
+    """What makes a step again as those that fitted, by why it is another."""
+    if signs.outsized:
+        yield SHORTER_SAMPLES
+    if signs.resumed:
+        yield from OF_PHASE["restore"]
+    if signs.thaws or (signs.changed_at is not None and signs.changed_at.thaws):
+        yield FEWER_TRAINED
 
 
 def without_growth(signs: Signs) -> Cure:
@@ -436,7 +454,7 @@ LESS_OF_ONE = "half the length: the loss takes one sequence at a time"
 HALF, HALF_LENGTH = "half the micro-batch or half the length", "half the length: one row is a micro-batch"
 _ROWS = re.compile(
     r"(?<![a-z])(?:per_device_train_batch_size|micro_(?:train_)?batch_size(?:_per_gpu)?|local_batch_size"
-    r"|instantaneous batch size per device|micro[_ ]?batch(?:[_ ]?size)?|mbs)"
+    r"|instantaneous batch size per device|micro[_ ]?batch(?:[_ ]?size)?|mbs|bs)"
     r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
@@ -527,11 +545,13 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             and at_least(free, aligned_bytes(half)) is True
         )
         single = _trains_single_rows(signs.text)
+        if single and term is not None and term.path == "attention/scores":
+            half = figures.asked.times(1, 4)  # as long as it is wide
         by_sequence = at_loss and bool(ONE_SEQUENCE.search(signs.text))
         yield Cure(
             change=LESS_OF_ONE if by_sequence else HALF_LENGTH if single else HALF,
             helps=YES if served else MAYBE,
-            saves_bytes=half.high if proportional else None,
+            saves_bytes=figures.asked.high - half.low if proportional else None,
             where="" if by_sequence or single else lines.get("batch", ""),
             why=f"the request is then {size_words(half)}" if proportional else "",
         )

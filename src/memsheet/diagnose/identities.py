@@ -79,7 +79,7 @@ _BATCH = re.compile(
     r"|batch size per device|batch[_ ]?size|max_sentences|bsz|m?bs|batch(?:es)? of|batch))"
     r"[\"']?\s{0,3}[:=]?\s{0,3}(?:(?:is|of|was)\s(?:only\s)?)?(\d{1,5})\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _BEAMS = re.compile(r"\b(?:generation_)?num_beams[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,2})\b")
 """Beams of each sequence, which are rows of a batch (transformers v4.57.1, generation/utils.py)."""
 _COUNTED_LENGTH = re.compile(
@@ -170,8 +170,7 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         if known_as is None or each.rank > known_as.rank:
             found[key] = each
         elif each.rank == known_as.rank and each.term.words not in known_as.term.words:
-            both = f"{known_as.term.words}, or {each.term.words}"
-            found[key] = known_as._replace(term=replace(known_as.term, words=both))
+            found[key] = known_as._replace(term=_called_both(known_as.term, each.term))
     founded = max((each.rank[0] for each in found.values()), default=0)
     best = sorted(
         (each for each in found.values() if each.rank[0] == founded), key=lambda each: -each.rank[1]
@@ -218,6 +217,24 @@ def product_of_text(asked: Interval, text: str) -> Term | None:
                 words=f"{product} × {width} bytes, of numbers that the text says",
             )  # fmt: skip
     return None
+
+
+_PRODUCT = re.compile(r"(?P<what>.+?)(?P<its>, or its gradient,)? (?P<count>of [\d,]+ \w+): (?P<product>.+)", re.DOTALL)  # fmt: skip
+
+
+def _called_both(term: Term, other: Term) -> Term:
+    """A tensor with what another is called that is the same product; of the same units their names alone."""
+    one, two = _PRODUCT.fullmatch(term.words), _PRODUCT.fullmatch(other.words)
+    if one is None or two is None or one["product"] != two["product"]:
+        return replace(term, words=f"{term.words}, or {other.words}")
+    if one["what"].count(", or ") >= MOST_CALLED:
+        return term
+    what = two["what"].partition(" ")[2]  # without its dtype
+    return replace(term, words=f"{one['what']}, or {what}{one['its'] or ''} {one['count']}: {one['product']}")
+
+
+MOST_CALLED = 2
+"""More names of one tensor than these tell nobody more."""
 
 
 def _first_of(equals: list[Term]) -> Term:
@@ -380,14 +397,14 @@ _BAR = re.compile(r"(?<![\d/.])(\d{1,7})/\d{1,7}(?:\s\[|\s*$)", re.MULTILINE)
 
 
 def _predictions_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
-    """Logits of all samples of an evaluation so far: of the batches that its bar counts, and the one at hand."""
+    """Logits of all samples of an evaluation so far: of the batches that its bar counts, and this one."""
     counted = [int(each) for each in _BAR.findall(signs.text)][-1:]
     batches = dict.fromkeys(more for count in counted for more in (count + 1, count) if more)
     for done, batch, length, rows, (width, dtype) in itertools.product(
         batches, axes.batches, axes.lengths, axes.vocabularies, WIDTHS
     ):
         if fit := fit_of(asked, done * batch * length * rows * width):
-            words = f"{dtype} logits of {done} batches of {batch}, each of {length:,} tokens × {rows:,} words × {width} bytes"
+            words = f"{dtype} logits of {done} batches of {batch}, each of {length:,} tokens × {rows:,} words × {width} bytes"  # fmt: skip
             yield Candidate((BOTH_KNOWN, fit), Term(
                 component=PREDICTIONS.component, path=PREDICTIONS.path, shape=f"[{done * batch}, {length}, {rows}] {dtype}", exact=fit == 2, words=words,
             ))  # fmt: skip

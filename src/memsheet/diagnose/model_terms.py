@@ -54,7 +54,7 @@ FLAT = ("optimizer_states", "master_weights", "gradients", "unsharded_parameters
 """Components that wrappers keep as one tensor of many weights."""
 FUSED_LOSS = re.compile(
     r"\bfused_linear_cross_entropy(?:_forward)?\b|LigerFusedLinear|fused_linear_(?:ppo|(?:unpaired_)?preference)\.py"
-)
+)  # fmt: skip
 GRADIENT = Frame("gradients", "head", "the output projection's gradient, which such a loss makes in forward")
 """linkedin/Liger-Kernel v0.6.2, src/liger_kernel/ops/fused_linear_cross_entropy.py."""
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")

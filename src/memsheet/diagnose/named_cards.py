@@ -19,7 +19,7 @@ _NAMED = re.compile(
     r"|MI(?:210|250X?|300[AX]|325X|350X|355X)|(?:TPU[ -]?)?v(?:5e|5p|6e)|TPU[ -]?v4)(?:s(?![\w-]))?"
     r"(?:[ -](?:SXM\d?|PCIe|NVL))?(?:[ -]?\(?(?P<size>\d{2,3})[ -]?Gi?B?(?![\w/]))?(?![\w/]|-[A-Za-z_])",
     re.IGNORECASE | re.MULTILINE,
-)
+)  # fmt: skip
 """A card as people write of it, and no part of a path or of a longer name."""
 _SIZED = re.compile(r"(?<![\w.,/-])(\d{1,3})[ -]?Gi?B (?:(?:of )?VRAM|(?:NVIDIA |AMD )?(?:GPU|card)s?)\b")
 _PLURAL = re.compile(r"(?<=[\dXGSie])s$")
@@ -35,8 +35,8 @@ class NamedCard(NamedTuple):
 
 @lru_cache(maxsize=8)
 def card_in_text(text: str) -> NamedCard | None:
-    """The largest card that a text names, by name or by its memory. A name that several sizes share (``A100``)
-    is the largest of them.
+    """The largest card that a text names, by name or by its memory. A name that several sizes share
+    (``A100``) is the largest of them.
     """
     found = [
         NamedCard(f"card of {each[1]} GB", int(each[1]) * GIB)

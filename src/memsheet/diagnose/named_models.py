@@ -89,7 +89,7 @@ _HEAD_COUNTS = ("num_attention_heads", "encoder_attention_heads", "decoder_atten
 _PATCHED = re.compile(
     r"\b(?:vit|deit|beit)[\w.-]{0,20}?(tiny|small|base|large|huge)[\w.-]{0,30}?patch(\d{1,2})[-_](?:[a-z]\w{0,20}?_)?(\d{2,4})\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _VIT = re.compile(
     r"\bViT-(Ti|S|B|L|H)/(\d{1,2})\b[^\n]{0,20}?\b(\d{3,4})\s?(?:px|pixels|resolution|x\s?\d{3,4})\b",
     re.IGNORECASE,
@@ -207,7 +207,7 @@ _COUNTS = re.compile(
     r"|\b(?:total|all|number of|model)\s(?:model\s)?param(?:eter)?s?\s{0,2}[:=]\s{0,2}(?P<count>\d[\d,]{6,18})\b"
     r"|\b(?P<said>\d[\d,]{8,18}) (?:total )?param(?:eter)?s\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """Parameters as trainers print them; those that an adapter adds are all that are trained (peft v0.14.0,
 peft_model.py, print_trainable_parameters).
 """

@@ -60,7 +60,7 @@ _SAID_AT = re.compile(
     r"|\b(?:freez\w{0,3}|frozen|froze)\b[^\n.;]{0,60}?\b(?:for|during|until|in)\s(?:the\s)?(?:first\s)?"
     r"(?P<count>\d[\d,]{0,11})\s(?P<of>epoch|step|iteration)s?\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """The same as people write of it."""
 _EPOCH = re.compile(r"\bepochs?\b[\s:=\[#|]{1,6}(\d{1,6})(\s?/\s?\d{1,6}\b)?", re.IGNORECASE)
 _OF_EPOCH = re.compile(r"(?<![\d/.])(\d{1,9})\s?/\s?\d{1,9}\b(?!\s?/)")
@@ -105,11 +105,11 @@ _FRESH_FITS = re.compile(
     r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|a checkpoint))\b"
     r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _RESUMES = re.compile(
     r"\bresum\w+|\bcontinu\w+ (?:from|the training|training)\b|\bfrom (?:a |the )?checkpoint\b|\breload\w* (?:the )?checkpoint\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 
 
 def fits_unless_resumed(text: str) -> bool:

@@ -176,12 +176,12 @@ _SHARED = re.compile(
     r"|\b(?:server|machine|node|box|workstation|card|gpus?)\b[^\n.]{0,20}\bshared\b|\bshar(?:e|ed|ing) (?:\w{1,10} ){0,3}with\b"
     r"|\b(?:several|other|many) (?:users|people|students)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """How people say that others use the card."""
 
 
 def _shared_gap(of: Figures, signs: Signs) -> bool | None:
-    """What nobody is named for is more than a process has outside its allocator, on a card that others use."""
+    """What nobody is named for is more than a process has outside its allocator, on a card that is shared."""
     return _unnamed_gap(of, signs) if _SHARED.search(signs.text) and not shares_a_card(signs.text) else False
 
 
@@ -189,7 +189,7 @@ def _says_shared_gap(of: Figures, _: Signs) -> str:
     return (
         f"{size_words(gap_of_card(of) or NOTHING)} of the card are neither free nor the allocator's, more than "
         "a process has outside it, and the card is said to be shared: others hold them"
-    )
+    )  # fmt: skip
 
 
 def _small_neighbour(of: Figures, _: Signs) -> bool | None:
@@ -219,6 +219,32 @@ def _beyond_named_card(of: Figures, signs: Signs) -> bool | None:
 
 def _says_named_card(of: Figures, signs: Signs) -> str:
     return f"{size_words(of.asked)} were asked for at once, and {beyond_named_card(of.asked, signs.text)}"
+
+
+_MACHINE = re.compile(
+    r"\b(?:Mac(?:Book)?|iMac|M[1-5](?: (?:Pro|Max|Ultra))?)\b[^\n,;]{0,30}?(?<!\d)(\d{1,3})\s?GB\b(?! (?:free|used|swap))",
+    re.IGNORECASE,
+)  # fmt: skip
+"""A machine's memory, which its GPU shares, as people say it."""
+
+
+def beyond_whole_machine(of: Figures, signs: Signs) -> bool | None:
+    """Whether what is held and asked for is more than all the memory of the machine that a text names, so
+    that no limit is what is short.
+    """
+    machine, held = _MACHINE.search(signs.text), of.reserved or of.allocated
+    whole = int(machine[1]) * GIB if machine else 0
+    if held is None or of.allowed is None or not whole:
+        return False
+    return more_than(held + of.asked, Interval(whole, whole))
+
+
+def _says_whole_machine(of: Figures, signs: Signs) -> str:
+    machine = _MACHINE.search(signs.text)
+    return (
+        f"{size_words(of.reserved or of.allocated or NOTHING)} held + {size_words(of.asked)} asked for is more "
+        f"than the machine has ({machine[1] if machine else ''} GB), whatever the limit"
+    )  # fmt: skip
 
 
 def _says_limit(of: Figures, _: Signs) -> str:
@@ -282,7 +308,7 @@ def _says_changed(of: Figures, signs: Signs) -> str:
         else "a step is another one than those that fitted"
     )  # fmt: skip
     where = "at that epoch's beginning" if change.unit == "epoch" else "in the step behind it"
-    return f"{change.words} and the run died {where}: from there on {told}; {size_words(of.asked)} were asked for"
+    return f"{change.words} and the run died {where}: from there on {told}; {size_words(of.asked)} were asked for"  # fmt: skip
 
 
 def _says_thawed(of: Figures, signs: Signs) -> str:
@@ -420,7 +446,7 @@ def _says_leak(of: Figures, signs: Signs) -> str:
         return (
             "what the model makes is put on a list batch by batch and stays on the card: memory grows with each "
             f"until one request ({size_words(of.asked)}) has no room"
-        )
+        )  # fmt: skip
     return (
         f"losses are {'summed' if signs.sums_losses else 'kept'} as tensors, which keeps every step's graph "
         "alive: "
@@ -440,7 +466,7 @@ def _says_resumed(of: Figures, _: Signs) -> str:
     return (
         "the run fits from its beginning and dies where it goes on from a checkpoint: what was read of it is still "
         f"held beside the job; {size_words(of.asked)} were asked for"
-    )
+    )  # fmt: skip
 
 
 def growth_of_steps(signs: Signs) -> Judgement | None:
@@ -454,6 +480,7 @@ def growth_of_steps(signs: Signs) -> Judgement | None:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(Cause.REAL_NEED, beyond_whole_machine, _says_whole_machine),
     Rule(Cause.LIMIT_SET, _limit_set, _says_limit),
     Rule(Cause.WAKE_UP_RACE, _wakes_up, _says_wake_up),
     Rule(Cause.NOT_GPU_MEMORY, _enough_free_at_its_end, _says_enough_free, (Cause.LIMIT_SET,)),

@@ -99,9 +99,9 @@ SHARDED_SAVES = (
     "_zero3_consolidated_16bit_state_dict", "consolidated_16bit_state_dict", "save_16bit_model",
     "gather_cpu_state_dict", "get_full_model_state_dict", "get_full_optimizer_state_dict",
 )  # fmt: skip
-"""Functions that gather the shards of a training to save them, which nothing but a training has (torch v2.6.0,
-distributed/fsdp/_state_dict_utils.py and _optim_utils.py; accelerate v1.2.1, utils/fsdp_utils.py; microsoft/DeepSpeed
-022f223, runtime/engine.py; pytorch/torchtune 67ab86b, training/_distributed.py).
+"""Functions that gather the shards of a training to save them, which nothing but a training has (torch
+v2.6.0, distributed/fsdp/_state_dict_utils.py and _optim_utils.py; accelerate v1.2.1, utils/fsdp_utils.py;
+microsoft/DeepSpeed 022f223, runtime/engine.py; pytorch/torchtune 67ab86b, training/_distributed.py).
 """
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
@@ -267,7 +267,7 @@ _KEPT_OUTPUT = re.compile(
     r"|feat(?:ure)?s?|emb(?:edding)?s?|model\([^\n]{0,80}\))(?:\.(?:logits|hidden_states|last_hidden_state|pooler_output|attentions))?"
     r"(?:\[[^\]\n]{0,20}\])?(?:\.detach\(\))?\s{0,3}\)\s*(?:#[^\n]{0,200})?$",
     re.MULTILINE,
-)
+)  # fmt: skip
 """A list of what a model makes, which is not moved off the card."""
 _LATER_BATCH = re.compile(
     r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
@@ -275,7 +275,7 @@ _LATER_BATCH = re.compile(
     r"|\b(?:iteration|step|batch #|batch_idx)[ =:#]{0,3}(?:[2-9]|[1-9]\d{1,6})\b"
     r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """A batch that is not the first."""
 _DOTTED = re.compile(r"(?<=\w) \.{2,200} (?=\S)")
 """What stands between an argument and its value where Megatron-LM prints all (megatron/training/arguments.py,
@@ -444,6 +444,8 @@ def read_signs(log: Log, line: int) -> Signs:
         programs = [spoke, *(name for name in programs if name != spoke)]
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
+    if not named.task and named.frame is None and not trains and _says_it_infers(log, line):
+        named = replace(named, task=INFERENCE)
     of_server = _task_of_server(log, line, window, names, named, programs)
     if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
         named = replace(named, phase=phase, frame=named.frame or (_GRAPHS if phase == "graphs" else None))
@@ -470,22 +472,41 @@ _LOADING_SAID = re.compile(
     r"|\bload(?:s|ing)? (?:the |my |a )?(?:model|weights|checkpoint)\b[^\n]{0,30}\b(?:dies|fails|crash|oom|error)"
     r"|読み込み|ロード(?:中|時|で)|加载|載入|读取模型|\bLaden\b|\bbeim Laden|\bchargement\b|\bcargar|\bal carg|\bcarregar|загруз",
     re.IGNORECASE | re.MULTILINE,
-)
+)  # fmt: skip
 """How people say, in several tongues, that a model is loaded."""
 _STEPS_SAID = re.compile(
     r"\b(?:step|epoch|iter(?:ation)?|loss|batch|train(?:s|ing|er)?|fine-?tun\w+|backward|generat\w+|inference|seq\w*)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
+
+
+def _words_around(log: Log, line: int) -> str:
+    before, behind = log.lines[max(0, line - FRAMES_BEFORE) : line], log.lines[line + 1 : line + FRAMES_AFTER]
+    return "\n".join((*before, *behind))
 
 
 def _says_it_loads(log: Log, line: int) -> bool:
     """Whether people's words around a message without a traceback say that a model was loaded, and nothing of
     what runs with one.
     """
-    words = "\n".join(
-        (*log.lines[max(0, line - FRAMES_BEFORE) : line], *log.lines[line + 1 : line + FRAMES_AFTER])
-    )
+    words = _words_around(log, line)
     return bool(_LOADING_SAID.search(words)) and not _STEPS_SAID.search(words)
+
+
+_INFERS = re.compile(
+    r"\binference\b|\bno training\b|\bonly (?:infer\w*|generat\w+)\b|\bjust (?:chatt?ing|generat\w+)\b",
+    re.IGNORECASE,
+)
+_TRAINS_SAID = re.compile(
+    r"(?<!no )\btrain(?:s|ed|er)?\b|(?<!no )\btraining\b|\bfine-?tun\w+|\bepochs?\b|\bloss\b|\bbackward\b|\boptimi[sz]er\b|\blora\b|\bgrad\w*",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+def _says_it_infers(log: Log, line: int) -> bool:
+    """Whether words around a message say that a model only reads or writes, and nothing of a training."""
+    words = _words_around(log, line)
+    return bool(_INFERS.search(words)) and not _TRAINS_SAID.search(words)
 
 
 def _loads_shards(log: Log, line: int) -> bool:

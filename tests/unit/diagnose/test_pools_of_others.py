@@ -1,4 +1,4 @@
-"""Pools of JAX, TensorFlow and ONNX Runtime: whose their limit is, and what of them stands beside PyTorch's."""
+"""Pools of JAX, TensorFlow and ONNX Runtime: whose their limit is, and what stands beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def test_a_figure_is_read_where_its_words_are_cut(end: str, pools: str) -> None:
         "CUDA out of memory. Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 39.39 GiB of which 153.38 MiB is free. Including "
         "non-PyTorch memory, this process has 39.24 GiB memory in use. Of the allocated memory 38.12 GiB is allocated by PyTorch,"
         f"{pools} and 67.12 MiB {end}\n[output truncated]"
-    )
+    )  # fmt: skip
     assert found.cause is Cause.REAL_NEED
     assert any(cure.change == "expandable segments" and cure.helps == NO for cure in found.cures)

@@ -254,7 +254,7 @@ def test_exact_bytes_are_a_product_of_numbers_that_a_text_says(said: str, size: 
 
 def test_a_frame_is_read_where_a_terminal_wrapped_it() -> None:
     lines = (
-        '  File "/home/jk/pytorch-image-models/timm/models/vision_transformer.py", line 9',
+        '  File "/x/timm/models/vision_transformer.py", line 9',
         "8, in forward",
         f"    {SOFTMAX}",
     )

@@ -215,7 +215,7 @@ def test_processes_of_the_only_card_that_has_any_are_those_beside_a_message() ->
 POOL_REFUSED = (
     "cuda_driver.cc:1578] failed to allocate {gib}GiB ({size} bytes) from device: RESOURCE_EXHAUSTED: CUDA_ERROR_OUT_OF_MEMORY: out of memory\n"
     "cuda_dnn.cc:535] Memory usage: {free} bytes free, 25242894336 bytes total."
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def started(free: str, taken: str) -> str:
     return (
         f"[TensorRT-LLM][INFO] Memory usage when calculating max tokens in paged kv cache: total: 79.11 GiB, available: {free} GiB\n"
         f"[TensorRT-LLM][INFO] [MemUsageChange] Allocated {taken} GiB for max tokens in paged KV cache (64320).\n"
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

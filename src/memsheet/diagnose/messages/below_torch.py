@@ -248,11 +248,11 @@ does neither.
 _ENGINE = (
     "the server says that its engine had died before: what it died of, memory or not, stands in the engine's own "
     "traceback, earlier in the log, which is not in this text"
-)
+)  # fmt: skip
 _REMOTE = (
     "this rank only says that another one is gone, or that the network between them failed: what that one died of, "
     "memory or not, stands in its own log"
-)
+)  # fmt: skip
 ECHOES = (
     ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
     ("EngineCorefailedtostart.Seerootcauseabove", _ENGINE),

@@ -21,7 +21,7 @@ _OF_OTHERS = re.compile(
     r"|\b(?:some(?:one|body) else|(?:an)?other (?:user|person|team|container)|colleague|co-?worker|lab-?mate)\b"
     r"|\b(?:zombie|defunct|orphan(?:ed)?|left-?over|stale|(?:old|previous|earlier) (?:process(?:es)?|notebook|kernel))\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """How people say that what a table shows is not what failed."""
 
 
@@ -80,7 +80,7 @@ _SCRIPT = re.compile(
     r"|\b([\w.-]{1,80}\.py)\b (?:is (?:mine|the one (?:that|which) )|(?:fails|failed|dies|died|crashes|crashed|ooms|oomed)\b)"
     r"|\b(?:my|mine is|I (?:start|run|launch)(?:ed)?) (?:python3? )?([\w.-]{1,80}\.py)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """The script that failed: a traceback's, or the one that people say."""
 
 

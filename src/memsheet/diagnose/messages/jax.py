@@ -227,8 +227,8 @@ def pool_figures(text: str) -> dict[str, int]:
 
 
 class Limit(NamedTuple):
-    """Whether a text sets a pool's limit, what raises it, the card that it names, and the share of a card that
-    the limit is, where that is said.
+    """Whether a text sets a pool's limit, what raises it, the card that it names, and the share of a card
+    that the limit is, where that is said.
     """
 
     is_set: bool

@@ -117,8 +117,8 @@ def _limit_of_arena(log: Log) -> Interval | None:
 
 
 def _beyond_arena(message: Message, log: Log) -> Judgement:
-    """An arena whose limit nobody sets has none (onnxruntime/core/providers/cuda/cuda_execution_provider_info.h,
-    gpu_mem_limit); one that is set to what the card has is the card's.
+    """An arena whose limit nobody sets has none (onnxruntime/core/providers/cuda,
+    cuda_execution_provider_info.h, gpu_mem_limit); one that is set to what the card has is the card's.
     """
     left, asked, limit = message.facts["left"], message.facts["asked"], _limit_of_arena(log)
     card = card_in_text(log.text)

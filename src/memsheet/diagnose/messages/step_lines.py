@@ -42,7 +42,7 @@ _TOKENS = re.compile(
     r"(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,200}?"
     r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[ _]?len(?:gth)?|len(?:gth)?)[\"']?\s{0,3}[:=]\s{0,3}(\d[\d,]{1,9})(?![\d/])",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """Tokens, or the length, of a step, as its line says it."""
 FEWEST, BEYOND = 3, (3, 2)
 """Steps that make a custom, and how far beyond their largest one is another."""
