@@ -397,17 +397,40 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
         yield from _in_server(figures, signs, term)
     else:
         if term is not None and term.path == "attention/scores":
-            yield _without_scores(figures, SCORELESS.get(signs.task, SDPA))
+            yield _without_scores(figures, place_of_scoreless(signs))
         for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED]):
             yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
 
 
 SDPA = 'attn_implementation="sdpa"'
-SCORELESS = {PICTURES: "AttnProcessor2_0", SERVING: "the server's option for its attention's backend"}
-"""By what runs that is no training: how attention is told to write no scores."""
+OF_PREFERENCES = "use_liger_loss=True (use_liger_kernel=True in later releases)"
+PREFERS = re.compile(r"\btrl/trainer/(?:dpo|grpo|kto)_|\b(?:DPO|GRPO|KTO)(?:Config|Trainer)\b")
+"""TRL's trainers of preferences, whose option it is (huggingface/trl v0.25.0, trl/trainer/dpo_config.py)."""
+SCORELESS_PROGRAMS = {
+    "stable-diffusion-webui": "--opt-sdp-attention (or --xformers)",
+    "ComfyUI": "--use-pytorch-cross-attention",
+    "Megatron-LM": "--use-flash-attn",
+}
+SCORELESS_CODE = (
+    (re.compile(r"\btimm\b|pytorch-image-models"), "TIMM_FUSED_ATTN=1 (and no --no-fused-attn)"),
+    (re.compile(r"\btransformers\b|from_pretrained|attn_implementation"), SDPA),
+)
+OWN_CODE = "torch.nn.functional.scaled_dot_product_attention"
 
 
-def _without_scores(figures: Figures, where: str = SDPA) -> Cure:
+def place_of_scoreless(signs: Signs) -> str:
+    """How attention is told to write no scores, by the program that ran, else by whose code it is."""
+    if signs.task == SERVING:
+        return "the server's option for its attention's backend"
+    if told := SCORELESS_PROGRAMS.get(signs.program):
+        return told
+    if signs.task == PICTURES:
+        return "AttnProcessor2_0"
+    known = (place for sign, place in SCORELESS_CODE if sign.search(signs.text))
+    return next(known, "") or (SDPA if signs.trainer else OWN_CODE)
+
+
+def _without_scores(figures: Figures, where: str) -> Cure:
     return Cure(
         change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.high, where=where,
         why="the tensor asked for is not made then",
@@ -505,7 +528,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             change="fewer tokens in one pass",
             helps=MAYBE,
             saves_bytes=half.high,
-            where=lines.get("tokens", ""),
+            where=lines.get("tokens", lines.get("batch", "")),
             why="logits are tokens × vocabulary wide",
         )
         if signs.trainer == "verl":
@@ -515,7 +538,17 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
                 where=lines["loss"],
                 why="the tensor asked for is not made then",
             )
-        yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
+        if signs.trainer == "TRL" and not FUSED_ON.search(signs.text):
+            yield Cure(
+                change=FUSED_LOSS,
+                helps=MAYBE,
+                where=OF_PREFERENCES,
+                why="the loss then makes the logits of one sequence at a time; what is read without a loss is not made smaller",
+            )  # fmt: skip
+        else:
+            yield Cure(
+                change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins"
+            )
     elif proportional and at_loss and CHUNKED in signs.text:
         yield MORE_CHUNKS
     elif proportional and at_loss and FUSED_ON.search(signs.text):
@@ -531,11 +564,11 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             change=FUSED_LOSS,
             helps=MAYBE,
             saves_bytes=figures.asked.high,
-            where=lines.get("loss", ""),
+            where=OF_PREFERENCES if PREFERS.search(signs.text) else lines.get("loss", ""),
             why="the tensor asked for is not made then",
         )
     elif term is not None and term.path == "attention/scores":
-        yield _without_scores(figures)
+        yield _without_scores(figures, place_of_scoreless(signs))
     if not (term is not None and term.path == "loss/log_probs"):
         served = (
             free is not None

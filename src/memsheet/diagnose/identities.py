@@ -542,8 +542,9 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
         ]  # fmt: skip
         by_chance = fits_by_chance(asked, 2 * len(axes.batches) * len(heads_of_rank))
         sizes = {**dict.fromkeys([] if by_chance else common, BOTH_KNOWN - 1), **sizes}
-    solved = set(_solved_scores(asked, signs, axes)) - set(sizes) if signs.frame is SCORES else set()
-    sizes |= dict.fromkeys(sorted(solved), BOTH_KNOWN - 1)
+    found = dict.fromkeys(_solved_scores(asked, signs, axes)) if signs.frame is SCORES else {}
+    solved = [each for each in found if each not in sizes]
+    sizes |= dict.fromkeys(solved, BOTH_KNOWN - 1)
     sinks = has_sinks(signs.text)
     for (batch, heads, length), rank in sizes.items():
         for more, (width, dtype) in itertools.product((0, 1) if sinks else (0,), _widths_of_scores(signs)):

@@ -288,3 +288,42 @@ def test_such_a_loss_makes_the_output_projections_gradient() -> None:
     term = diagnose_texts({"log": text}).term
     assert term is not None
     assert (term.component, term.shape) == ("gradients", "[152064, 3584] bf16")
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ("AUTOMATIC1111 webui", "--opt-sdp-attention (or --xformers)"),
+        ("timm train.py --no-fused-attn", "TIMM_FUSED_ATTN=1 (and no --no-fused-attn)"),
+        ("transformers 4.57", 'attn_implementation="sdpa"'),
+        ("my own model", "torch.nn.functional.scaled_dot_product_attention"),
+    ],
+)
+def test_attention_without_scores_is_told_in_the_words_of_whose_code_it_is(said: str, where: str) -> None:
+    frame = '  File "model.py", line 7, in forward\n    attn = attn.softmax(dim=-1)'
+    found = cures_of_text(
+        said, frame, modern("1.91 GiB", "23.64 GiB", "1.04 GiB", "22.60 GiB", "22.02 GiB", "143.52 MiB")
+    )
+    assert [cure.where for cure in found.cures if "writes no scores" in cure.change] == [where]
+
+
+@pytest.mark.parametrize(
+    ("module", "fused"),
+    [("site-packages/trl/trainer/dpo_trainer.py", True), ("site-packages/other/dpo.py", False)],
+)
+def test_a_trainer_of_preferences_has_a_loss_of_its_own_that_holds_no_logits(
+    module: str, fused: bool
+) -> None:
+    found = cures_of_text(traced("get_batch_logps", module=module), FULL_CARD)
+    assert any("use_liger_loss" in cure.where for cure in found.cures) is fused
+    assert any(cure.change == "a loss in chunks" for cure in found.cures) is not fused
+
+
+@pytest.mark.parametrize(
+    ("shape", "scores"),
+    [("f32[16,12,4096,4096]", True), ("f32[16,2048,128256]", False), ("f32[64,3,224,224]", False)],
+)
+def test_a_program_whose_largest_buffer_is_scores_is_told_to_write_none(shape: str, scores: bool) -> None:
+    asked = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 26521423052 bytes.\npreallocated temp allocation: 24.70GiB\n"  # fmt: skip
+    found = cures_of_text(f"{asked}Peak buffers:\n Buffer 1:\n Size: 12.00GiB\n Shape: {shape}")
+    assert any("writes no scores" in cure.change for cure in found.cures) is scores

@@ -120,9 +120,20 @@ def _largest_temporary(size: Interval | None, printed: str) -> Term | None:
     return _term_of_shape(kind, counts, width, how, exact=False)
 
 
+LEAST_LENGTH = 512
+FLASH = Cure(
+    change="attention that writes no scores", helps=MAYBE, where='jax.nn.dot_product_attention(…, implementation="cudnn")',
+    why="the largest buffer is as long as it is wide, as scores are",
+)  # fmt: skip
+
+
 def _asked_of_pool(message: Message, log: Log) -> Judgement:
     printed = log.squeezed[log.place_of(message.line) :]
-    return replace(_judged_request(message, log), term=_term_of_buffers(message.facts.get("asked"), printed))
+    term = _term_of_buffers(message.facts.get("asked"), printed)
+    judged = replace(_judged_request(message, log), term=term)
+    axes = term.shape.partition("]")[0].strip("[").split(", ") if term else []
+    scores = len(axes) > 2 and axes[-1] == axes[-2] and int(axes[-1]) >= LEAST_LENGTH
+    return replace(judged, cures=(FLASH, *judged.cures)) if scores and judged.cures else judged
 
 
 _FROM_DEVICE = re.compile(r"failedtoallocate[\d.]{1,12}[KMGT]iB\((\d{1,16})bytes\)fromdevice:")
