@@ -73,6 +73,7 @@ from memsheet.diagnose.signs import (
     EVALUATION,
     GATHER,
     GATHERED,
+    GENERATION,
     LOADING,
     PICTURES,
     PROMPT_PROBS,
@@ -398,10 +399,22 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
     else:
         if term is not None and term.path == "attention/scores":
             yield _without_scores(figures, place_of_scoreless(signs))
-        for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED]):
+        evaluates = signs.phase == "evaluate" and signs.task == GENERATION
+        if evaluates:
+            yield Cure(
+                change="half the batch of the evaluation",
+                helps=MAYBE,
+                where=EVALUATION_BATCH.get(signs.program, ""),
+            )
+            if beams := BEAMS.search(signs.text):
+                yield Cure(
+                    change="fewer beams", helps=MAYBE, where=f"{beams[0]}=1", why="each is a row of the batch"
+                )
+        for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED])[evaluates:]:
             yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
 
 
+BEAMS = re.compile(r"\b(?:generation_)?num_beams\b(?=[\"']?\s{0,3}[:=]\s{0,3}(?!1\b)\d)")
 SDPA = 'attn_implementation="sdpa"'
 OF_PREFERENCES = "use_liger_loss=True (use_liger_kernel=True in later releases)"
 PREFERS = re.compile(r"\btrl/trainer/(?:dpo|grpo|kto)_|\b(?:DPO|GRPO|KTO)(?:Config|Trainer)\b")

@@ -233,7 +233,7 @@ def _called_both(term: Term, other: Term) -> Term:
     return replace(term, words=f"{one['what']}, or {what}{one['its'] or ''} {one['count']}: {one['product']}")
 
 
-MOST_CALLED = 2
+MOST_CALLED = 1
 """More names of one tensor than these tell nobody more."""
 
 

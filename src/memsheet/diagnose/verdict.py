@@ -369,7 +369,7 @@ def _context_facts(log: Log) -> dict[str, Interval]:
     """What lines besides the message say of memory."""
     table = nvidia_smi.card_table(log)
     return {
-        **deepspeed.step_facts(log), **vllm.server_facts(log), **sglang.pool_facts(log), **memory_summary.summary_facts(log),
+        **colocated.handed_over_facts(log), **deepspeed.step_facts(log), **vllm.server_facts(log), **sglang.pool_facts(log), **memory_summary.summary_facts(log),
         **(nvidia_smi.table_facts(table) if table else {}),
     }  # fmt: skip
 

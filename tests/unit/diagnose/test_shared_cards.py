@@ -244,3 +244,31 @@ def test_the_script_that_failed_is_known_by_what_people_say(who: str, message: s
     assert found.cause is Cause.OTHER_PROCESS
     assert "eval_loop.py" in found.because
     assert "train.py (" not in found.because
+
+
+WOKEN = "[torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/utils.h func=cu_mem_create line=104"  # fmt: skip
+NCCL_REFUSED = "NCCL WARN Cuda failure 2 'out of memory'\nNCCL WARN Failed to CUDA calloc 6291456 bytes"
+
+
+@pytest.mark.parametrize("message", [WOKEN, NCCL_REFUSED])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "after wake_up rollout: {'gpu': '2', 'allocated_GB': 20.18, 'reserved_GB': 99.02}",
+        "After offload, memory allocated (GB): 20.18, memory reserved (GB): 99.02",
+        "MA 20.18 GB  Max_MA 74.9 GB  CA 99.02 GB  Max_CA 100 GB",
+    ],
+)
+def test_what_a_trainer_keeps_without_tensors_is_told_by_its_last_word(said: str, message: str) -> None:
+    found = found_in(
+        "INFO before: MA 1.00 GB  Max_MA 1.0 GB  CA 1.00 GB  Max_CA 1 GB" if said[0] == "M" else "",
+        said,
+        message,
+    )
+    assert found.facts["kept_before_bytes"].low <= int(78.84 * 2**30) <= found.facts["kept_before_bytes"].high
+    assert found.cures[0].where == "torch.cuda.empty_cache()"
+    assert found.cures[0].saves_bytes == found.facts["kept_before_bytes"].high
+
+
+def test_a_group_that_is_refused_beside_no_cache_is_told_of_room_alone() -> None:
+    assert not any("empty_cache" in cure.where for cure in found_in(NCCL_REFUSED).cures)

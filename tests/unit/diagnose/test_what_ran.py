@@ -336,3 +336,13 @@ def test_no_limit_is_short_where_the_whole_machine_has_less(said: str, cause: Ca
 def test_people_say_that_nothing_is_trained(said: str, infers: bool) -> None:
     found = diagnose_texts({"log": f"{said}\n{FULL_CARD}"})
     assert any("recompute" in cure.change and cure.helps != "no" for cure in found.cures) is not infers
+
+
+@pytest.mark.parametrize("beams", ["generation_num_beams=5", "num_beams: 4", "num_beams=1", ""])
+def test_an_evaluation_that_writes_is_told_of_its_own_batch_and_beams(beams: str) -> None:
+    trace = traced(
+        "train", "prediction_step", "generate", "_beam_search", module="site-packages/transformers/trainer.py"
+    )
+    found = diagnose_texts({"log": f"{beams}\n{trace}\n{FULL_CARD}"})
+    assert found.cures[0].where == "per_device_eval_batch_size"
+    assert any(cure.change == "fewer beams" for cure in found.cures) is (beams[-1:] in ("5", "4"))

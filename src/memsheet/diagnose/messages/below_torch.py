@@ -10,7 +10,8 @@ from memsheet.diagnose.figures import OUTSIDE_LEAST
 from memsheet.diagnose.interval import size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
-from memsheet.diagnose.messages.colocated import place_of_share
+from memsheet.diagnose.messages.colocated import handed_over_facts, place_of_share
+from memsheet.diagnose.messages.deepspeed import step_facts
 from memsheet.diagnose.messages.holders import (
     judged_by_table,
     shown_after_end,
@@ -50,11 +51,12 @@ def _wake_up(_: Message, log: Log) -> Judgement:
             because="a server's own allocator was refused memory by the driver, when it woke or when it "
             "was filled",
         )
+    kept = {**handed_over_facts(log), **step_facts(log)}.get("kept_before_bytes")
     cures = (
         Cure(change="return the trainer's cached memory before the server wakes", helps=MAYBE, where="torch.cuda.empty_cache()",
-             why="what the trainer keeps without tensors is what the server lacks"),
+             saves_bytes=kept.high if kept else None, why="what the trainer keeps without tensors is what the server lacks"),
         Cure(change="wake the weights first and the cache after the trainer's are off the card", helps=MAYBE,
-             where='wake_up(tags=["weights"])'),
+             where=f'{"resume_memory_occupation" if "sglang" in log.text.lower() else "wake_up"}(tags=["weights"])'),
         Cure(change=LOWER_FRACTION, helps=MAYBE, where=place_of_share(log.text, "gpu_memory_utilization (mem_fraction_static)")),
     )  # fmt: skip
     return Judgement(
@@ -63,10 +65,21 @@ def _wake_up(_: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _refused_communication(message: Message, _: Log) -> Judgement:
+def _without_cache(log: Log) -> tuple[Cure, ...]:
+    """Giving back what PyTorch keeps without tensors, where a log says that it is no trifle."""
+    kept = {**handed_over_facts(log), **step_facts(log)}.get("kept_before_bytes")
+    if kept is None or kept.low < GIB:
+        return ()
+    return (
+        Cure(change="what PyTorch keeps without tensors given back before the group is made", helps=MAYBE,
+             saves_bytes=kept.high, where="torch.cuda.empty_cache()", why=f"it kept {size_words(kept)} at its last word"),
+    )  # fmt: skip
+
+
+def _refused_communication(message: Message, log: Log) -> Judgement:
     size = f" {int(message.words['count']):,} bytes" if "count" in message.words else " memory"
     return Judgement(
-        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
+        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(*_without_cache(log), ROOM),
         because=f"NCCL, the communication library, was refused{size} of its own by the driver: the card is full, and its buffers "
         "stand outside PyTorch's allocator",
     )  # fmt: skip
