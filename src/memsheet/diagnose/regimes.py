@@ -49,6 +49,7 @@ _CHANGES = (
 """What settings are called by which a run becomes another: more is trained, longer samples come, another
 model or a copy of this one takes part.
 """
+_CHANGES_NAMED = re.compile(_CHANGES, re.IGNORECASE)
 _CHANGE_AT = re.compile(
     rf"\b(?=[\w-]{{0,60}}(?:{_CHANGES}))(\w[\w-]{{0,60}}?(?:updates?|steps?|iter(?:ation)?s?|epochs?|start))"
     r"(?:[\"']?\s{0,3}[:=]\s{0,3}[\"']?|(?<=[a-z]) )(\d{1,12})\b",
@@ -143,7 +144,7 @@ def change_of_run(log: Log, line: int) -> Change | None:
 
 
 def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
-    for name, said in _CHANGE_AT.findall(text):
+    for name, said in _CHANGE_AT.findall(text) if _CHANGES_NAMED.search(text) else ():
         yield f"{name} is {int(said):,}", "epoch" if "epoch" in name.lower() else "step", int(said)
     for found in _SAID_AT.finditer(text):
         unit, said = found["unit"] or found["of"], found["number"] or found["count"]

@@ -182,7 +182,8 @@ _SHARED = re.compile(
 
 def _shared_gap(of: Figures, signs: Signs) -> bool | None:
     """What nobody is named for is more than a process has outside its allocator, on a card that is shared."""
-    return _unnamed_gap(of, signs) if _SHARED.search(signs.text) and not shares_a_card(signs.text) else False
+    gap = _unnamed_gap(of, signs)
+    return gap if gap is not False and _SHARED.search(signs.text) and not shares_a_card(signs.text) else False
 
 
 def _says_shared_gap(of: Figures, _: Signs) -> str:

@@ -56,7 +56,7 @@ def _wake_up(_: Message, log: Log) -> Judgement:
         Cure(change="return the trainer's cached memory before the server wakes", helps=MAYBE, where="torch.cuda.empty_cache()",
              saves_bytes=kept.high if kept else None, why="what the trainer keeps without tensors is what the server lacks"),
         Cure(change="wake the weights first and the cache after the trainer's are off the card", helps=MAYBE,
-             where=f'{"resume_memory_occupation" if "sglang" in log.text.lower() else "wake_up"}(tags=["weights"])'),
+             where=f'{"resume_memory_occupation" if "torch_memory_saver" in log.text else "wake_up"}(tags=["weights"])'),
         Cure(change=LOWER_FRACTION, helps=MAYBE, where=place_of_share(log.text, "gpu_memory_utilization (mem_fraction_static)")),
     )  # fmt: skip
     return Judgement(
