@@ -11,11 +11,13 @@ from memsheet.diagnose.interval import Interval, size_words
 from memsheet.frozen import NamedTuple
 from memsheet.units import GIB
 
+_ENDS = r"(?=s?(?:[,.;:)]|\s{0,4}$|\s(?:GPUs?|cards?|with|and|but|\(|\d\d\s?GB)))"
+"""What stands behind a card that is called by its number alone, and not behind a count."""
 _NAMED = re.compile(
     r"(?:(?<=\dx)|(?<![\w./-]))(?:(?:RTX|GTX)[ -]?(?:PRO[ -]?)?A?\d{4}(?:[ -]?Ti)?(?:[ -]?Super)?|Titan RTX"
     r"|A(?:10G?|16|30|40|100|800)|H(?:20|100|200|800)|B(?:200|300)|L(?:4|20|40S?)|G[HB]200|V100S?|P100|T4"
-    r"|(?:(?<=\dx)|(?<=\dx )|(?<=\d )|(?<=one )|(?<=two )|(?<=gle )|(?<=ual )|(?<=my )|(?<= a )|(?<=\()|(?<=, )|(?<=on ))[345]0[6-9]0(?:[ -]?Ti)?(?=[,.;:)\s]|$)"
-    r"|^[345]0[6-9]0(?:[ -]?Ti)?(?=[,.;:)\s]|$)"
+    rf"|(?:(?<=\dx)|(?<=\dx )|(?<=\d )|(?<=one )|(?<=two )|(?<=gle )|(?<=ual )|(?<=my )|(?<= a )|(?<=\()|(?<=, )|(?<=on ))[345]0[6-9]0(?:[ -]?Ti)?{_ENDS}"
+    rf"|^[345]0[6-9]0(?:[ -]?Ti)?{_ENDS}"
     r"|MI(?:210|250X?|300[AX]|325X|350X|355X)|(?:TPU[ -]?)?v(?:5e|5p|6e)|TPU[ -]?v4)(?:s(?![\w-]))?"
     r"(?:[ -](?:SXM\d?|PCIe|NVL))?(?:[ -]?\(?(?P<size>\d{2,3})[ -]?Gi?B?(?![\w/]))?(?![\w/]|-[A-Za-z_])",
     re.IGNORECASE | re.MULTILINE,

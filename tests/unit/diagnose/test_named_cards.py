@@ -35,6 +35,8 @@ def found_in(*lines: str) -> Diagnosis:
         ("A100 40GB", "A100 40GB"),
         ("on my 3090", "RTX 3090"),
         ("2x4090", "RTX 4090"),
+        ("two 4090s", "RTX 4090"),
+        ("2x 3090 24GB", "RTX 3090"),
         ("(4090, jax 0.4.30)", "RTX 4090"),
         ("3090", "RTX 3090"),
         ("an L40S (48GB)", "L40S"),
@@ -50,7 +52,17 @@ def test_a_card_is_known_by_what_people_call_it(said: str, device: str) -> None:
     assert card.most == max(each.framework_high_bytes for each in devices_called(device))
 
 
-@pytest.mark.parametrize("said", ["/data/A100/run.log", "step 4090 loss 2.1", "org/L4-model", "A1000 steps"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "/data/A100/run.log",
+        "step 4090 loss 2.1",
+        "org/L4-model",
+        "A1000 steps",
+        "on 4090 samples",
+        "a 3090 token prompt",
+    ],
+)
 def test_a_path_or_a_number_is_no_card(said: str) -> None:
     assert card_in_text(said) is None
 
