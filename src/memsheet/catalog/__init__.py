@@ -368,6 +368,34 @@ def _sold_with(name: str) -> Device | None:
     return device if device.datasheet_bytes == int(size.removesuffix("gb")) * 10**9 else None
 
 
+_FORM = late_pattern(r"(?:sxm\d?|pcie|nvl|hbm\w{1,12})?")
+"""What a name says of how a card is built, behind what it is called."""
+
+
+def devices_called(name: str) -> tuple[Device, ...]:
+    """All that may be meant by a name: the one of just that name, else those of every memory size and form
+    (``a100``: 40 and 80 GB); none where nothing is called so.
+    """
+    family, size = family_and_size(name)
+    if (key := device_key(name)) in _device_index() or key in _card_index():
+        return (find_device(name),)
+    spellings = [
+        *((called, key) for key, row in _device_rows().items()
+          for called in (key, row.get("full_name", ""), *row.get("aliases", ()))),
+        *((called, key) for key in card_names() for called in (key, *other_spellings(key))),
+    ]  # fmt: skip
+    parts = ((*family_and_size(called), key) for called, key in spellings)
+    alike = (
+        (held, key) for called, held, key in parts
+        if called.startswith(family) and _FORM.fullmatch(called[len(family) :])
+    )  # fmt: skip
+    found = dict.fromkeys(key for held, key in alike if not size or not held or held == size)
+    devices = map(_device_or_card, found)
+    return tuple(
+        each for each in devices if not size or each.datasheet_bytes == int(size.removesuffix("gb")) * 10**9
+    )
+
+
 def memory_bandwidth(name: str) -> int | None:
     """Bytes a second between a device's memory and its units, as it is sold; None where no source says."""
     if name in card_names():

@@ -91,7 +91,21 @@ def cleaned_log(texts: Iterable[bytes | str], signs: Iterable[bytes]) -> Log:
         if " pid=" in raw[:MOST_OF_PREFIX] and (found := _SPEAKER.search(raw, 0, MOST_OF_PREFIX)):
             speakers[len(lines)] = found[1]
         lines.append(without_prefixes(_without_host(raw, hosts) if hosts else raw))
-    return Log(lines, speakers)
+    return Log(_with_whole_frames(lines), speakers)
+
+
+_FRAME_BEGUN = re.compile(
+    r'File "[^"\n]{1,400}(?:"(?:, (?:l(?:i(?:n(?:e(?: \d{0,9}(?:,(?: (?:i(?:n)?)?)?)?)?)?)?)?)?)?)?$'
+)
+
+
+def _with_whole_frames(lines: list[str]) -> list[str]:
+    """The same, a traceback's frame that a terminal wrapped as one line, and an empty one before it."""
+    whole = list(lines)
+    for number, line in enumerate(lines[:-1]):
+        if line.startswith('File "') and _FRAME_BEGUN.match(line) and ", in " in line + lines[number + 1]:
+            whole[number], whole[number + 1] = "", line + lines[number + 1]
+    return whole
 
 
 _HOST = re.compile(

@@ -38,6 +38,43 @@ SMALL_STATES, SPREAD_STATES = (
     "an optimizer with smaller states",
     "states over more GPUs (ZeRO, FSDP), or on the host",
 )
+FUSED_ON = re.compile(
+    r"(?:use_liger(?:_kernel|_loss)?|enable_liger_kernel|liger_fused_linear_cross_entropy|use_fused_kernels|use_cce"
+    r"|cut_cross_entropy)[\"']?\s{0,3}[:=]?\s{0,3}[\"']?(?:[Tt]rue|1)\b|liger_kernel/chunked_loss/"
+)  # fmt: skip
+"""What says that such a loss is on."""
+ONE_SEQUENCE = re.compile(
+    r"liger_kernel/chunked_loss/|use_liger_loss[\"']?\s{0,3}[:=]?\s{0,3}[\"']?(?:[Tt]rue|1)\b"
+)
+"""The same of a loss that makes the logits of one sequence, or of one pair, at a time: its ``chunk_size`` is
+1 (linkedin/Liger-Kernel ead96b6, src/liger_kernel/chunked_loss, fused_linear_ppo.py and
+fused_linear_preference.py).
+"""
+FEWER_GRAPHS = Cure(
+    change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured", helps=MAYBE, where="torch.compile(dynamic=True)"
+)  # fmt: skip
+OF_LIBRARIES: tuple[tuple[re.Pattern[str], Cure], ...] = (
+    (re.compile(r"(?i:tensorflow|\bkeras\b|\btf\.(?:config|data)\b)"),
+     Cure(change="TensorFlow in this process without the card, or growing as it needs", helps=MAYBE,
+          where="tf.config.set_visible_devices([], 'GPU') (or TF_FORCE_GPU_ALLOW_GROWTH=true)", why="it takes nearly the whole card at its start")),
+    (re.compile(r"(?i:\bjax\b|\bjaxlib\b|\bflax\b|XLA_PYTHON_CLIENT)"),
+     Cure(change="JAX in this process without its pool", helps=MAYBE,
+          where="XLA_PYTHON_CLIENT_PREALLOCATE=false (or JAX_PLATFORMS=cpu)", why="XLA takes three quarters of the card at its start")),
+    (re.compile(r"(?i:\bfaiss\b)"),
+     Cure(change="the index on the host, in fewer bits, or on another card", helps=MAYBE,
+          where="faiss.GpuIndexFlatConfig().useFloat16 = True, res.setTempMemory(N)", why="an index on the card stands outside PyTorch's allocator")),
+    (re.compile(r"\b(?i:cupy|cudf|cuml|rmm|numba)\b"),
+     Cure(change="the other library's pool emptied, or its limit lowered", helps=MAYBE,
+          where="cupy.get_default_memory_pool().free_all_blocks() (or CUPY_GPU_MEMORY_LIMIT)", why="each library has a pool of its own")),
+    (re.compile(r"(?i:cuda ?graphs?\b|reduce-overhead|max-autotune\b|enforce_eager)"), FEWER_GRAPHS),
+    (re.compile(r"\bNCCL_|(?i:communicators?|process groups?|new_group)\b"),
+     Cure(change="fewer or smaller communicators", helps=MAYBE, where="NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS, NCCL_NVLS_ENABLE=0", why="each communicator has buffers of its own")),
+)  # fmt: skip
+"""What of this process is outside PyTorch's allocator, by what a text names, and what lessens it."""
+FEWER_TRAINED = Cure(
+    change="fewer layers trained from there on, or adapters in them", helps=MAYBE,
+    why="each weight that is trained has a gradient and states, and what reads it keeps its input",
+)  # fmt: skip
 OF_PHASE: dict[str, tuple[Cure, ...]] = {
     "save": (
         Cure(change="a checkpoint that is saved in shards, or gathered on the host", helps=MAYBE,
@@ -197,6 +234,16 @@ KEEP_NUMBERS = Cure(
 )  # fmt: skip
 KEEP_NOTHING = Cure(
     change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
+)  # fmt: skip
+KEEP_ON_HOST = Cure(
+    change="what is kept moved to the host, or only the part that is needed", helps=MAYBE, where=".detach().cpu() before it is put on the list"
+)  # fmt: skip
+KEEP_FEWER = Cure(
+    change="a cache of results kept on the host, or bounded", helps=MAYBE, where="lru_cache(maxsize=N), and .cpu() on what is returned", why="each result that is kept is a tensor of the card",
+)  # fmt: skip
+CACHES = re.compile(r"\blru_cache\b|@(?:functools\.)?cache\b|\bcached_property\b")
+SHORTER_SAMPLES = Cure(
+    change="the longest samples cut, split or left out", helps=MAYBE, where="truncation=True, max_length=N", why="the step is then as those that fitted",
 )  # fmt: skip
 TGI = "text-generation-inference"
 SERVER_SHARE = {

@@ -9,20 +9,28 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cure_tables import (
     BUCKETS,
+    CACHES,
     CHUNKED,
     EIGHT_BITS,
     EVALUATION_BATCH,
     FEWER_ADAPTERS,
+    FEWER_GRAPHS,
+    FEWER_TRAINED,
     FUSED_LOSS,
+    FUSED_ON,
     GATHERS,
+    KEEP_FEWER,
     KEEP_NOTHING,
     KEEP_NUMBERS,
+    KEEP_ON_HOST,
     MORE_CHUNKS,
     OF_COMPONENT,
+    OF_LIBRARIES,
     OF_PHASE,
     OF_PROMPTS,
     OF_TASK,
     ONE_BY_ONE,
+    ONE_SEQUENCE,
     PROFILED,
     RECOMPUTE,
     RUNNERS,
@@ -30,6 +38,7 @@ from memsheet.diagnose.cure_tables import (
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
+    SHORTER_SAMPLES,
     SMALL_STATES,
     SMALLER_BUCKETS,
     SMALLER_UNITS,
@@ -50,12 +59,21 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
-from memsheet.diagnose.rules import are_siblings, is_warm_up, shares_with_host, short_bytes
+from memsheet.diagnose.named_cards import beyond_named_card
+from memsheet.diagnose.rules import (
+    are_siblings,
+    beyond_whole_machine,
+    gap_of_card,
+    is_warm_up,
+    shares_with_host,
+    short_bytes,
+)
 from memsheet.diagnose.signs import (
     ADAPTERS,
     EVALUATION,
     GATHER,
     GATHERED,
+    GENERATION,
     LOADING,
     PICTURES,
     PROMPT_PROBS,
@@ -67,6 +85,9 @@ from memsheet.diagnose.signs import (
 from memsheet.frozen import replace
 
 MOST = 4
+NO_LIMIT = Cure(
+    change="no limit", helps=NO, where="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0", why="the machine has no more memory: it would swap, or stop",
+)  # fmt: skip
 UNTIL_FILLED = "until what grows has filled that too"
 
 
@@ -81,6 +102,9 @@ def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, wh
 
 def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> Iterator[Cure]:
     match cause:
+        case Cause.REAL_NEED if who.startswith("MPS") and beyond_whole_machine(figures, signs):
+            yield NO_LIMIT
+            yield from _for_need(figures, signs, term)
         case Cause.LIMIT_SET if who.startswith("MPS"):
             yield Cure(
                 change="no limit, at the risk of the whole system's memory",
@@ -137,17 +161,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             )
             yield _expandable_by_sum(figures, signs, who)
         case Cause.OUTSIDE_ALLOCATOR:
-            if shares_a_card(signs.text):
-                yield from cures_of_colocated(signs.text, signs.sleep_freed)
-            yield Cure(
-                change="fewer CUDA graphs: shapes marked dynamic, or fewer sizes captured",
-                helps=MAYBE,
-                where="torch.compile(dynamic=True)",
-                saves_bytes=None
-                if shares_a_card(signs.text)
-                else max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST),
-            )
-            yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
+            yield from _against_outside(figures, signs)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.FRAGMENTATION:
             yield from _against_pieces(figures, signs, who)
@@ -166,11 +180,12 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield from _in_server(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.LEAK:
-            yield SUM_NUMBERS if signs.sums_losses else KEEP_NUMBERS if signs.keeps_losses else KEEP_NOTHING
+            yield without_growth(signs)
             pages = _expandable_by_sum(figures, signs, who)
             yield pages if pages.helps == NO else replace(pages, why=f"{pages.why}, {UNTIL_FILLED}")
             yield _no_cache_clearing(who)
         case Cause.REGIME_CHANGE:
+            yield from _of_new_regime(signs)
             yield from _for_need(figures, signs, term)
             yield _expandable_by_sum(figures, signs, who)
         case Cause.REAL_NEED:
@@ -181,6 +196,39 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             return
 
 
+def _against_outside(figures: Figures, signs: Signs) -> Iterator[Cure]:
+    """By what of this process a text names that holds memory outside the allocator."""
+    if shares_a_card(signs.text):
+        yield from cures_of_colocated(signs.text, signs.sleep_freed)
+    named = [cure for sign, cure in OF_LIBRARIES if sign.search(signs.text)]
+    saves = None if shares_a_card(signs.text) else max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST)
+    yield from (replace(cure, saves_bytes=saves if len(named) == 1 else None) for cure in named[:2])
+    if not named:
+        yield replace(FEWER_GRAPHS, saves_bytes=saves)
+        yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
+
+
+def _of_new_regime(signs: Signs) -> Iterator[Cure]:
+    """What makes a step again as those that fitted, by why it is another."""
+    if signs.outsized:
+        yield SHORTER_SAMPLES
+    if signs.resumed:
+        yield from OF_PHASE["restore"]
+    if signs.thaws or (signs.changed_at is not None and signs.changed_at.thaws):
+        yield FEWER_TRAINED
+
+
+def without_growth(signs: Signs) -> Cure:
+    """What lets go of what grows, by what a text shows that it is."""
+    if signs.sums_losses:
+        return SUM_NUMBERS
+    if signs.keeps_losses:
+        return KEEP_NUMBERS
+    if signs.keeps_outputs:
+        return KEEP_ON_HOST
+    return KEEP_FEWER if CACHES.search(signs.text) else KEEP_NOTHING
+
+
 def _without_others(figures: Figures) -> Iterator[Cure]:
     if are_siblings(figures):
         yield Cure(
@@ -188,7 +236,7 @@ def _without_others(figures: Figures) -> Iterator[Cure]:
             where="torch.cuda.set_device(local_rank)", why="a rank that does not makes its context on the first card",
         )  # fmt: skip
         return
-    held = figures.others_total if figures.others else figures.unseen or NOTHING
+    held = figures.others_total if figures.others else figures.unseen or gap_of_card(figures) or NOTHING
     served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
     named = ", ".join(
         figures.process_words(pid)
@@ -251,6 +299,8 @@ def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool |
 def _expandable_by_sum(figures: Figures, signs: Signs, who: str) -> Cure:
     """What merging all that is kept would come to."""
     kept, free = figures.unallocated, figures.free
+    if free is None and (over := beyond_named_card(figures.asked, signs.text)):
+        return expandable_cure(figures, signs, who, covered=False, why=over)
     if kept is None or free is None:
         return expandable_cure(
             figures, signs, who, covered=None, why="what is kept without tensors is not said"
@@ -348,17 +398,52 @@ def _without_training(figures: Figures, signs: Signs, term: Term | None) -> Iter
         yield from _in_server(figures, signs, term)
     else:
         if term is not None and term.path == "attention/scores":
-            yield _without_scores(figures, SCORELESS.get(signs.task, SDPA))
-        for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED]):
+            yield _without_scores(figures, place_of_scoreless(signs))
+        evaluates = signs.phase == "evaluate" and signs.task == GENERATION
+        if evaluates:
+            yield Cure(
+                change="half the batch of the evaluation",
+                helps=MAYBE,
+                where=EVALUATION_BATCH.get(signs.program, ""),
+            )
+            if beams := BEAMS.search(signs.text):
+                yield Cure(
+                    change="fewer beams", helps=MAYBE, where=f"{beams[0]}=1", why="each is a row of the batch"
+                )
+        for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED])[evaluates:]:
             yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
 
 
+BEAMS = re.compile(r"\b(?:generation_)?num_beams\b(?=[\"']?\s{0,3}[:=]\s{0,3}(?!1\b)\d)")
 SDPA = 'attn_implementation="sdpa"'
-SCORELESS = {PICTURES: "AttnProcessor2_0", SERVING: "the server's option for its attention's backend"}
-"""By what runs that is no training: how attention is told to write no scores."""
+OF_PREFERENCES = "use_liger_loss=True (use_liger_kernel=True in later releases)"
+PREFERS = re.compile(r"\btrl/trainer/(?:dpo|grpo|kto)_|\b(?:DPO|GRPO|KTO)(?:Config|Trainer)\b")
+"""TRL's trainers of preferences, whose option it is (huggingface/trl v0.25.0, trl/trainer/dpo_config.py)."""
+SCORELESS_PROGRAMS = {
+    "stable-diffusion-webui": "--opt-sdp-attention (or --xformers)",
+    "ComfyUI": "--use-pytorch-cross-attention",
+    "Megatron-LM": "--use-flash-attn",
+}
+SCORELESS_CODE = (
+    (re.compile(r"\btimm\b|pytorch-image-models"), "TIMM_FUSED_ATTN=1 (and no --no-fused-attn)"),
+    (re.compile(r"\btransformers\b|from_pretrained|attn_implementation"), SDPA),
+)
+OWN_CODE = "torch.nn.functional.scaled_dot_product_attention"
 
 
-def _without_scores(figures: Figures, where: str = SDPA) -> Cure:
+def place_of_scoreless(signs: Signs) -> str:
+    """How attention is told to write no scores, by the program that ran, else by whose code it is."""
+    if signs.task == SERVING:
+        return "the server's option for its attention's backend"
+    if told := SCORELESS_PROGRAMS.get(signs.program):
+        return told
+    if signs.task == PICTURES:
+        return "AttnProcessor2_0"
+    known = (place for sign, place in SCORELESS_CODE if sign.search(signs.text))
+    return next(known, "") or (SDPA if signs.trainer else OWN_CODE)
+
+
+def _without_scores(figures: Figures, where: str) -> Cure:
     return Cure(
         change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.high, where=where,
         why="the tensor asked for is not made then",
@@ -401,10 +486,11 @@ def _place_of_shards(text: str) -> str:
     return ""
 
 
+LESS_OF_ONE = "half the length: the loss takes one sequence at a time"
 HALF, HALF_LENGTH = "half the micro-batch or half the length", "half the length: one row is a micro-batch"
 _ROWS = re.compile(
     r"(?<![a-z])(?:per_device_train_batch_size|micro_(?:train_)?batch_size(?:_per_gpu)?|local_batch_size"
-    r"|instantaneous batch size per device|micro[_ ]?batch(?:[_ ]?size)?|mbs)"
+    r"|instantaneous batch size per device|micro[_ ]?batch(?:[_ ]?size)?|mbs|bs)"
     r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
     re.IGNORECASE,
 )
@@ -447,6 +533,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield replace(SMALLER_BUCKETS, where=BUCKETS.get(signs.trainer, SMALLER_BUCKETS.where))
     lines = TRAINERS.get(signs.trainer, {})
     proportional = _grows_with_batch(term)
+    at_loss = term is not None and term.path == "loss"
     half = figures.asked.times(1, 2)
     free = figures.free if figures.free_is_said else None
     if proportional and term is not None and term.path == "loss/log_probs":
@@ -454,7 +541,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             change="fewer tokens in one pass",
             helps=MAYBE,
             saves_bytes=half.high,
-            where=lines.get("tokens", ""),
+            where=lines.get("tokens", lines.get("batch", "")),
             why="logits are tokens × vocabulary wide",
         )
         if signs.trainer == "verl":
@@ -464,19 +551,37 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
                 where=lines["loss"],
                 why="the tensor asked for is not made then",
             )
-        yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
-    elif proportional and term is not None and term.path == "loss" and CHUNKED in signs.text:
+        if signs.trainer == "TRL" and not FUSED_ON.search(signs.text):
+            yield Cure(
+                change=FUSED_LOSS,
+                helps=MAYBE,
+                where=OF_PREFERENCES,
+                why="the loss then makes the logits of one sequence at a time; what is read without a loss is not made smaller",
+            )  # fmt: skip
+        else:
+            yield Cure(
+                change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins"
+            )
+    elif proportional and at_loss and CHUNKED in signs.text:
         yield MORE_CHUNKS
-    elif proportional and term is not None and term.path == "loss":
+    elif proportional and at_loss and FUSED_ON.search(signs.text):
+        yield Cure(
+            change=FUSED_LOSS,
+            helps=NO,
+            why="it is on already: one sequence's logits are made at a time"
+            if ONE_SEQUENCE.search(signs.text)
+            else "it is on already, and this pass makes them all the same",
+        )
+    elif proportional and at_loss:
         yield Cure(
             change=FUSED_LOSS,
             helps=MAYBE,
             saves_bytes=figures.asked.high,
-            where=lines.get("loss", ""),
+            where=OF_PREFERENCES if PREFERS.search(signs.text) else lines.get("loss", ""),
             why="the tensor asked for is not made then",
         )
     elif term is not None and term.path == "attention/scores":
-        yield _without_scores(figures)
+        yield _without_scores(figures, place_of_scoreless(signs))
     if not (term is not None and term.path == "loss/log_probs"):
         served = (
             free is not None
@@ -485,11 +590,15 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             and (term.exact or term.rows is not None)
             and at_least(free, aligned_bytes(half)) is True
         )
+        single = _trains_single_rows(signs.text)
+        if single and term is not None and term.path == "attention/scores":
+            half = figures.asked.times(1, 4)  # as long as it is wide
+        by_sequence = at_loss and bool(ONE_SEQUENCE.search(signs.text))
         yield Cure(
-            change=HALF_LENGTH if _trains_single_rows(signs.text) else HALF,
+            change=LESS_OF_ONE if by_sequence else HALF_LENGTH if single else HALF,
             helps=YES if served else MAYBE,
-            saves_bytes=half.high if proportional else None,
-            where="" if _trains_single_rows(signs.text) else lines.get("batch", ""),
+            saves_bytes=figures.asked.high - half.low if proportional else None,
+            where="" if by_sequence or single else lines.get("batch", ""),
             why=f"the request is then {size_words(half)}" if proportional else "",
         )
         if not served or term is None or term.component == "saved_activations":

@@ -23,6 +23,7 @@ from memsheet.diagnose.candidates import (
     raises,
     rows_of,
 )
+from memsheet.diagnose.figures import PAGE
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import (
@@ -35,7 +36,7 @@ from memsheet.diagnose.model_tensors import (
 )
 from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes
-from memsheet.diagnose.signs import BACKWARD, LOGITS, SCORES, SERVERS, STEP_SIZES, Frame, Signs
+from memsheet.diagnose.signs import BACKWARD, LOGITS, PREDICTIONS, SCORES, SERVERS, STEP_SIZES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 
@@ -66,22 +67,24 @@ _LENGTH = re.compile(
     r"|max_?num_?batched_?tokens|chunked_prefill_size|max_num_seqs|max_running_requests|num_seqs"
     r"|max_(?:batch_)?(?:prefill|input|total)_(?:tokens|len(?:gth)?)"
     r"|(?:padded|truncated|packed) to"
-    r"|source_?len|frames|"
-    r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}"
+    r"|source_?len|frames|length|"
+    r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}(?:(?:is|of|was)\s(?:only\s)?)?"
     r"(\d[\d,_]{0,9})\b",
     re.IGNORECASE,
 )
 _BATCH = re.compile(
-    r"\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch(?:[_ ]?size)?"
+    r"(?:(?<![\w-])-b(?= \d)|\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch(?:[_ ]?size)?"
     r"|(?:[a-z]{1,10}_){0,3}micro_batch_size_per_(?:gpu|device)"
     r"|(?:train|local|mini|eval)_batch_size|per_(?:gpu|device)_(?:train|eval)_batch_size"
-    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|m?bs|batch(?:es)? of|batch)"
-    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    r"|batch size per device|batch[_ ]?size|max_sentences|bsz|m?bs|batch(?:es)? of|batch))"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(?:(?:is|of|was)\s(?:only\s)?)?(\d{1,5})\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
+_BEAMS = re.compile(r"\b(?:generation_)?num_beams[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,2})\b")
+"""Beams of each sequence, which are rows of a batch (transformers v4.57.1, generation/utils.py)."""
 _COUNTED_LENGTH = re.compile(
-    r"(?<![\w.,])(\d[\d,_]{1,9})[ -](?:tokens?|patches|frames|positions)\b"
-    r"(?!\s?/|\s{1,2}(?:per|a|each|in|of|were|was|have|had|so far|seen|processed)\b|[ -]\w{0,10}/s)",
+    r"(?<![\w.,=])(\d[\d,_]{1,9})[ -](?:tokens?|patches|frames|positions)\b"
+    r"(?!\s?[/=:]|\s{1,2}(?:per|a|each|in|of|were|was|have|had|so far|seen|processed)\b|[ -]\w{0,10}/s)",
     re.IGNORECASE,
 )
 """A length as people write of it; not a rate, nor what a run has seen."""
@@ -167,8 +170,7 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         if known_as is None or each.rank > known_as.rank:
             found[key] = each
         elif each.rank == known_as.rank and each.term.words not in known_as.term.words:
-            both = f"{known_as.term.words}, or {each.term.words}"
-            found[key] = known_as._replace(term=replace(known_as.term, words=both))
+            found[key] = known_as._replace(term=_called_both(known_as.term, each.term))
     founded = max((each.rank[0] for each in found.values()), default=0)
     best = sorted(
         (each for each in found.values() if each.rank[0] == founded), key=lambda each: -each.rank[1]
@@ -188,6 +190,51 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     if len(equals) == 1 and signs.frame in (None, BACKWARD) and has_scans(signs.text):
         return replace(equals[0], exact=False)  # whose loops make tensors of many more sizes
     return _first_of(equals) if len(equals) <= MOST_NAMED else None
+
+
+_COUNTED = re.compile(r"(?<![\w.:/-])(\d{1,3}(?:[,_]\d{3})+|\d{2,12})(?![\w:/]|\.\d)")
+MOST_COUNTED, LEAST_AXIS, LEAST_FLAT = 48, 48, 10**6
+
+
+def product_of_text(asked: Interval, text: str) -> Term | None:
+    """What an exact number of bytes is a product of: one count or two that a text says, or three of which two
+    are alike, and the bytes of an element. A power of two is a product of anything.
+    """
+    size = asked.low
+    if asked.high != size or size < LEAST or size & (size - 1) == 0:
+        return None
+    said = (int(re.sub("[,_]", "", each)) for each in _COUNTED.findall(text))
+    counts = [each for each in dict.fromkeys(said) if LEAST_AXIS <= each < size][:MOST_COUNTED]
+    flat = [(each,) for each in counts if each >= LEAST_FLAT]
+    pairs = [
+        pair for pair in itertools.combinations_with_replacement(counts, 2) if max(pair) >= 2 * LEAST_AXIS
+    ]
+    for axes, width in itertools.product((*flat, *pairs), (4, 2, 8, 1)):
+        if math.prod(axes) * width == size:
+            product = " × ".join(f"{axis:,}" for axis in axes)
+            return Term(
+                component="temporaries", path="tensor", shape=f"[{', '.join(map(str, axes))}] of {width} bytes", exact=True,
+                words=f"{product} × {width} bytes, of numbers that the text says",
+            )  # fmt: skip
+    return None
+
+
+_PRODUCT = re.compile(r"(?P<what>.+?)(?P<its>, or its gradient,)? (?P<count>of [\d,]+ \w+): (?P<product>.+)", re.DOTALL)  # fmt: skip
+
+
+def _called_both(term: Term, other: Term) -> Term:
+    """A tensor with what another is called that is the same product; of the same units their names alone."""
+    one, two = _PRODUCT.fullmatch(term.words), _PRODUCT.fullmatch(other.words)
+    if one is None or two is None or one["product"] != two["product"]:
+        return replace(term, words=f"{term.words}, or {other.words}")
+    if one["what"].count(", or ") >= MOST_CALLED:
+        return term
+    what = two["what"].partition(" ")[2]  # without its dtype
+    return replace(term, words=f"{one['what']}, or {what}{one['its'] or ''} {one['count']}: {one['product']}")
+
+
+MOST_CALLED = 1
+"""More names of one tensor than these tell nobody more."""
 
 
 def _first_of(equals: list[Term]) -> Term:
@@ -273,6 +320,7 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
     batches = (
         *_numbers_in(_BATCH, flags), *_numbers_in(_COUNTED_BATCH, text), *(batch for batch, _ in shapes)
     )  # fmt: skip
+    batches = (*batches, *(beams * batch for beams in _numbers_in(_BEAMS, flags, 2) for batch in batches))
     totals = _numbers_in(_TOTAL, flags)
     counted = (*_numbers_in(_HEADS, flags), *_numbers_in(_COUNTED_HEADS, flags))
     return known._replace(
@@ -340,6 +388,26 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
         )
     if unsaid or frame in (SCORES, BACKWARD):
         yield from _scores_terms(asked, signs, axes)
+    if frame is PREDICTIONS:
+        yield from _predictions_terms(asked, signs, axes)
+
+
+_BAR = re.compile(r"(?<![\d/.])(\d{1,7})/\d{1,7}(?:\s\[|\s*$)", re.MULTILINE)
+"""How far a bar of progress has come."""
+
+
+def _predictions_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
+    """Logits of all samples of an evaluation so far: of the batches that its bar counts, and this one."""
+    counted = [int(each) for each in _BAR.findall(signs.text)][-1:]
+    batches = dict.fromkeys(more for count in counted for more in (count + 1, count) if more)
+    for done, batch, length, rows, (width, dtype) in itertools.product(
+        batches, axes.batches, axes.lengths, axes.vocabularies, WIDTHS
+    ):
+        if fit := fit_of(asked, done * batch * length * rows * width):
+            words = f"{dtype} logits of {done} batches of {batch}, each of {length:,} tokens × {rows:,} words × {width} bytes"  # fmt: skip
+            yield Candidate((BOTH_KNOWN, fit), Term(
+                component=PREDICTIONS.component, path=PREDICTIONS.path, shape=f"[{done * batch}, {length}, {rows}] {dtype}", exact=fit == 2, words=words,
+            ))  # fmt: skip
 
 
 def _padded_vocabularies(axes: Axes, text: str, cut: int) -> Iterator[int]:
@@ -370,14 +438,17 @@ def _logits_terms(
     named = set(axes.vocabularies)
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler", "prompt_logprobs")
     unnamed = [each for each in VOCABULARIES if each not in named]
-    tokens = set(axes.counts)
+    tokens = {signs.outsized[0]} if signs.outsized else set(axes.counts)
     if signs.program in CHUNKS or _CHUNKED.search(signs.text):
         tokens |= {count // 8 for count in axes.counts}
     tokens |= {2 * count for count in tokens} if pairs else set()
     tokens |= set(axes.shifted_counts) if _SHIFTED.search(signs.text) else set()
     if _AS_MADE.search(signs.code) and _ONE_MORE.search(signs.text):
         tokens = set(axes.lengthened_counts)
-    likely = {count for count in tokens if count in axes.likely_counts or count not in axes.counts}
+    likely = {
+        count for count in tokens
+        if signs.outsized or count in axes.likely_counts or count not in axes.counts
+    }  # fmt: skip
     common = set() if not at_loss or fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss:
         likely |= set() if tokens else set(USUAL_TOKENS)
@@ -471,6 +542,9 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
         ]  # fmt: skip
         by_chance = fits_by_chance(asked, 2 * len(axes.batches) * len(heads_of_rank))
         sizes = {**dict.fromkeys([] if by_chance else common, BOTH_KNOWN - 1), **sizes}
+    found = dict.fromkeys(_solved_scores(asked, signs, axes)) if signs.frame is SCORES else {}
+    solved = [each for each in found if each not in sizes]
+    sizes |= dict.fromkeys(solved, BOTH_KNOWN - 1)
     sinks = has_sinks(signs.text)
     for (batch, heads, length), rank in sizes.items():
         for more, (width, dtype) in itertools.product((0, 1) if sinks else (0,), _widths_of_scores(signs)):
@@ -480,9 +554,37 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
                 words = f"{dtype} {what} of {counted} × {length:,}²"
                 words += f" and a sink × {width} bytes" if more else f" × {width} bytes"
                 yield Candidate((rank, fit), Term(
-                    component="saved_activations", path=SCORES.path if heads else "attention/mask", exact=True, words=words,
+                    component="saved_activations", path=SCORES.path if heads else "attention/mask", words=words,
+                    exact=(batch, heads, length) not in solved,
                     shape=f"[{batch}, {max(heads, 1)}, {length}, {length + more}] {dtype}",
                 ))  # fmt: skip
+
+
+HEADS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 25, 28, 32, 36, 40, 48, 52, 56, 64, 71, 80, 96, 112, 128)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
+"""Heads that models have, and rows of a batch."""
+OF_HEADS, OF_ROWS = 5, 3
+"""The most of each between a number and its double."""
+
+
+def _solved_scores(asked: Interval, signs: Signs, axes: Axes) -> Iterator[tuple[int, int, int]]:
+    """Sequences, heads and length where attention scores asked, of which a text says two: the third is what
+    the size leaves, where that is a common number and not so by chance; the same of a picture's latents.
+    """
+    fixed = () if axes.batches else fixed_lengths(signs.text)
+    counted = itertools.product(axes.batches or (1,), axes.lengths) if not axes.heads else ()
+    pairs = dict.fromkeys((*counted, *((1, length) for length in _latents_of_unets(signs))))
+    of_heads = [pair for pair in pairs if pair[1] not in POWERS]  # of which any power of two is a multiple
+    rounded = Interval(max(1, asked.low - PAGE), asked.high)
+    if fits_by_chance(rounded, OF_HEADS * len(of_heads) + OF_ROWS * len(fixed)):
+        return
+    for width, _ in _widths_of_scores(signs):
+        for (batch, length), heads in itertools.product(of_heads, HEADS):
+            if fit_of(asked, batch * heads * length * length * width):
+                yield batch, heads, length
+        for (heads, length), batch in itertools.product(fixed, ROWS):
+            if fit_of(asked, batch * heads * length * length * width):
+                yield batch, heads, length
 
 
 MASK = 0
@@ -496,6 +598,16 @@ def _widths_of_scores(signs: Signs) -> Widths:
     if raises(signs.code):
         return WIDTHS[:1]
     return WIDTHS[1:] if _OF_PRODUCT.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
+
+
+_UNET = re.compile(r"\bldm[/\\]modules|\bunet_\w{0,20}\.py|\bhires\b|\battention_processor\.py")
+
+
+def _latents_of_unets(signs: Signs) -> Iterator[int]:
+    """Tokens of the widest attention of a picture that is made from latents: an eighth of each side."""
+    if _UNET.search(signs.text):
+        for height, width in tuple(dict.fromkeys(_SIDES.findall(signs.text)))[:MOST_PICTURES]:
+            yield (int(height) // LATENT_SIDE) * (int(width) // LATENT_SIDE)
 
 
 def _latents_of_pictures(signs: Signs) -> Iterator[int]:

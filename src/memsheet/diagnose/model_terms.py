@@ -52,7 +52,9 @@ OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_
 """Components of which a single tensor may be a whole weight, or as large as one."""
 FLAT = ("optimizer_states", "master_weights", "gradients", "unsharded_parameters")
 """Components that wrappers keep as one tensor of many weights."""
-FUSED_LOSS = re.compile(r"\bfused_linear_cross_entropy(?:_forward)?\b|LigerFusedLinearCrossEntropy")
+FUSED_LOSS = re.compile(
+    r"\bfused_linear_cross_entropy(?:_forward)?\b|LigerFusedLinear|fused_linear_(?:ppo|(?:unpaired_)?preference)\.py"
+)  # fmt: skip
 GRADIENT = Frame("gradients", "head", "the output projection's gradient, which such a loss makes in forward")
 """linkedin/Liger-Kernel v0.6.2, src/liger_kernel/ops/fused_linear_cross_entropy.py."""
 WEIGHT_GRADIENT = Frame("gradients", "model", "a weight's gradient, made in backward")

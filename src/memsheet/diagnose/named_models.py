@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from memsheet.catalog import find_model
+from memsheet.catalog import find_model, model_names, model_rows
+from memsheet.errors import InputError
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.catalog.names import bundled_match
 
 _HUB_ID = re.compile(
     r"(?<![\w./-])[A-Za-z0-9][\w.-]{1,60}/[A-Za-z0-9][\w.-]{1,90}(?![\w/])"
@@ -27,7 +33,8 @@ _SAID = re.compile(
 )
 """A model's name without its publisher, where one is asked for."""
 _SPOKEN = re.compile(
-    r"(?<![\w/-])(?:lora_|qlora_)?(qwen|llama|gemma|mistral|mixtral|phi|glm|olmo|smollm|granite|falcon)[ -]?(\d(?:[._]\d)?)?[ _/-](\d{1,3}(?:[._]\d)?b)(?![\w/.-]*/)",
+    r"(?<![\w/-])(?:lora_|qlora_)?(qwen|code-?llama|llama|gemma|mistral|mixtral|ministral|phi|glm|olmo|smollm|granite|falcon|starcoder|yi|opt|pythia|bloom|gpt-neox|gpt-j|deepseek-llm)"
+    r"[ -]?(\d(?:[._]\d)?)?(?:[ -](coder|math|vl))?[ _/-]((?:\d{1,2}x)?\d{1,3}(?:[._]\d)?b(?:-a\d{1,2}b)?)(?![\w/.-]*/)",
     re.IGNORECASE,
 )  # fmt: skip
 """A model as people write of it, or as a recipe's path says it: family, version, size."""
@@ -63,8 +70,9 @@ def fixed_lengths(text: str) -> tuple[tuple[int, int], ...]:
     bundled configurations, and of names that say a picture's side and its patches'.
     """
     found = [pair for each in named_entries(text) for pair in _fixed_of(each)]
-    for size, patch, side in _PATCHED.findall(text):
-        found.append((_HEADS_OF_SIZE[size.lower()], (int(side) // int(patch)) ** 2 + 1))
+    for size, patch, side in (*_PATCHED.findall(text), *_VIT.findall(text)):
+        heads = _HEADS_OF_SIZE[_LETTERS.get(size.upper(), size.lower())]
+        found.append((heads, (int(side) // int(patch)) ** 2 + 1))
     return tuple(dict.fromkeys(found))
 
 
@@ -79,9 +87,15 @@ def _fixed_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
 
 _HEAD_COUNTS = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
 _PATCHED = re.compile(
-    r"\b(?:vit|deit|beit)[\w.-]{0,20}?(tiny|small|base|large|huge)[\w.-]{0,30}?patch(\d{1,2})[-_](\d{2,4})\b",
+    r"\b(?:vit|deit|beit)[\w.-]{0,20}?(tiny|small|base|large|huge)[\w.-]{0,30}?patch(\d{1,2})[-_](?:[a-z]\w{0,20}?_)?(\d{2,4})\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_VIT = re.compile(
+    r"\bViT-(Ti|S|B|L|H)/(\d{1,2})\b[^\n]{0,20}?\b(\d{3,4})\s?(?:px|pixels|resolution|x\s?\d{3,4})\b",
     re.IGNORECASE,
 )
+"""A model of pictures as its paper calls it, and a picture's side."""
+_LETTERS = {"TI": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 _HEADS_OF_SIZE = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}
 """Dosovitskiy et al. 2021, arXiv:2010.11929, table 1; tiny and small: Touvron et al. 2021, arXiv:2012.12877,
 table 1. A token for the class stands before the patches.
@@ -131,14 +145,23 @@ def _shapes_of(count: Mapping[str, int], *, fused: bool) -> Iterator[tuple[str, 
 
 
 def _spoken_names(text: str) -> Iterator[str]:
-    for family, *digits in dict.fromkeys(_SPOKEN.findall(text)):
-        version, size = (each.replace("_", ".") for each in digits)
-        either = (
-            (f"{family}{dash}{version}-{size}".lower() for dash in ("-", ""))
-            if version
-            else (f"{family}-{size}".lower(),)
-        )
-        yield from (name for name in either if find_model(name) is not None)
+    for said, *parts in dict.fromkeys(_SPOKEN.findall(text)):
+        version, kind, size = (each.replace("_", ".") for each in parts)
+        family = said.lower().replace("code-llama", "codellama")
+        named = f"-{kind}-{size}" if kind else f"-{size}"
+        either = (f"{family}{dash}{version}{named}".lower() for dash in (("-", "") if version else ("",)))
+        known = [name for name in either if find_model(name) is not None]
+        yield from known or ([] if version else _of_every_version(family, named.lower()))
+
+
+def _of_every_version(family: str, rest: str) -> Iterator[str]:
+    """Models of a family and a size where no version is said: ``llama 70b`` is of any."""
+    versions = re.compile(rf"{re.escape(family)}-?\d(?:\.\d)?{re.escape(rest)}")
+    yield from (name for name in model_names() if versions.fullmatch(name))
+
+
+_ONE_WORD = re.compile(r"(?<![\w./-])gpt-?2(?![\w/-]|\.\d)", re.IGNORECASE)
+"""The smallest of its family, which is called as the family is."""
 
 
 def _names_of_sizes(text: str) -> Iterator[str]:
@@ -146,6 +169,8 @@ def _names_of_sizes(text: str) -> Iterator[str]:
         name = "-".join(part for part in said if part).lower().replace("gpt-2", "gpt2")
         if find_model(name) is not None:
             yield name
+    if _ONE_WORD.search(text) and not _SPOKEN_SIZE.search(text):
+        yield "gpt2"
 
 
 def _bare_names(text: str) -> Iterator[str]:
@@ -170,9 +195,40 @@ def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
     names |= dict.fromkeys((*_names_in_paths(text), *_SAID.findall(text), *_LAST_PARTS.findall(text)))
     return tuple(
         _entries_of(list(names)[:MOST])
+        or _entries_of(list(_names_of_tuned(text)))
         or _entries_of([*_spoken_names(text), *_names_of_sizes(text)])
         or _entries_of(list(_bare_names(text)))
+        or _entries_of(list(_names_of_counts(text)))
     )
+
+
+_COUNTS = re.compile(
+    r"trainable params: (?P<trained>[\d,]{3,18}) \|\| all params: (?P<all>[\d,]{7,18})"
+    r"|\b(?:total|all|number of|model)\s(?:model\s)?param(?:eter)?s?\s{0,2}[:=]\s{0,2}(?P<count>\d[\d,]{6,18})\b"
+    r"|\b(?P<said>\d[\d,]{8,18}) (?:total )?param(?:eter)?s\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""Parameters as trainers print them; those that an adapter adds are all that are trained (peft v0.14.0,
+peft_model.py, print_trainable_parameters).
+"""
+
+
+def _names_of_counts(text: str) -> Iterator[str]:
+    """Bundled models of just as many parameters as a text counts."""
+    counts = set()
+    for found in _COUNTS.finditer(text):
+        said = {name: int(number.replace(",", "")) for name, number in found.groupdict().items() if number}
+        counts.add(said["all"] - said["trained"] if "all" in said else next(iter(said.values())))
+    if counts:
+        yield from (name for name, row in model_rows().items() if row["parameters"] in counts)
+
+
+def _names_of_tuned(text: str) -> Iterator[str]:
+    """Bundled models of which hub ids are others' work, whose weights have the same shapes."""
+    for found in islice(dict.fromkeys(each.group().rstrip(".") for each in _HUB_ID.finditer(text)), MOST):
+        with suppress(InputError):
+            if match := bundled_match(found):
+                yield match.name
 
 
 def _entries_of(names: list[str]) -> list[Mapping[str, Any]]:

@@ -5,9 +5,11 @@ trained, or something else, from a step on.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.survived import goes_on
+from memsheet.frozen import NamedTuple
 
 _STEP_NUMBER = re.compile(
     r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
@@ -22,6 +24,12 @@ _TRAINED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """What a step of a training prints, and no evaluation."""
+_RAN = re.compile(
+    r"\b(?:after|for|ran|runs|trained|trains?|fine)\b[^\n.]{0,30}?\b[1-9][\d,]{0,9}k?\s(?:training\s)?"
+    r"(?:steps|iterations|iters|epochs?|updates)\b",
+    re.IGNORECASE,
+)
+"""How people say that steps ran."""
 _THAWS = re.compile(r"\bun-?freez(?:ing|ed)\b|\bunfroze\b|\bthaw(?:ing|ed)\b", re.IGNORECASE)
 """What a run says that trains more from here on: its own words, no setting's name."""
 _COUNTED = r"(\d[\d,]{0,15}(?:\.\d{1,6})?)\s?([KMB]?)"
@@ -34,12 +42,42 @@ _LATER = re.compile(
     r"\b(?:epoch|step|iter(?:ation)?|stage|phase)s?\b[\s:=\[#]{0,4}(?!0+\b|1\b)\d", re.IGNORECASE
 )
 """An epoch, a step or a stage of a run that is not its first."""
+_CHANGES = (
+    r"freez|froze|thaw|curriculum|switch|stage|phase"
+    r"|(?:disc|adv|gan|ema|swa|qat|quant|distill|teacher)\w{0,30}(?:start|after|begin|from)"
+)
+"""What settings are called by which a run becomes another: more is trained, longer samples come, another
+model or a copy of this one takes part.
+"""
+_CHANGES_NAMED = re.compile(_CHANGES, re.IGNORECASE)
 _CHANGE_AT = re.compile(
-    r"\b((?:freeze|frozen|unfreeze|curriculum|switch|stage)\w*(?:updates|steps|iters|"
-    r"iterations|step|iter))"
-    r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?(\d{1,12})\b",
+    rf"\b(?=[\w-]{{0,60}}(?:{_CHANGES}))(\w[\w-]{{0,60}}?(?:updates?|steps?|iter(?:ation)?s?|epochs?|start))"
+    r"(?:[\"']?\s{0,3}[:=]\s{0,3}[\"']?|(?<=[a-z]) )(\d{1,12})\b",
     re.IGNORECASE,
 )
+_SAID_AT = re.compile(
+    r"\b(?:un-?fr[eo]+z\w{0,4}|thaw\w{0,3})\b(?:[^\n.;]{0,60}?\b(?:at|from|after|in|on|before)\b)?\s(?:the\s)?"
+    r"(?P<unit>epoch|step|iteration)s?\s(?P<number>\d[\d,]{0,11})\b"
+    r"|\b(?:freez\w{0,3}|frozen|froze)\b[^\n.;]{0,60}?\b(?:for|during|until|in)\s(?:the\s)?(?:first\s)?"
+    r"(?P<count>\d[\d,]{0,11})\s(?P<of>epoch|step|iteration)s?\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""The same as people write of it."""
+_EPOCH = re.compile(r"\bepochs?\b[\s:=\[#|]{1,6}(\d{1,6})(\s?/\s?\d{1,6}\b)?", re.IGNORECASE)
+_OF_EPOCH = re.compile(r"(?<![\d/.])(\d{1,9})\s?/\s?\d{1,9}\b(?!\s?/)")
+"""How far a bar of progress has come."""
+
+
+class Change(NamedTuple):
+    """What a run says of when it becomes another, and in which unit."""
+
+    words: str
+    unit: str
+
+    @property
+    def thaws(self) -> bool:
+        """Whether more is trained from there on."""
+        return any(said in self.words.lower() for said in ("freez", "froze", "thaw"))
 
 
 def trained_before(log: Log, line: int, *, saves: bool) -> bool:
@@ -48,7 +86,7 @@ def trained_before(log: Log, line: int, *, saves: bool) -> bool:
     """
     before = "\n".join(log.lines[:line])
     stepped = saves and any(int(number.replace(",", "")) > 0 for number in _STEP_NUMBER.findall(before))
-    return stepped or bool(_TRAINED.search(before))
+    return stepped or bool(_TRAINED.search(before)) or (saves and bool(_RAN.search(log.text)))
 
 
 def thawing_words(log: Log, line: int) -> str:
@@ -64,6 +102,22 @@ def thawing_words(log: Log, line: int) -> str:
     return words if _LATER.search(earlier) or _TRAINED.search(earlier) else ""
 
 
+_FRESH_FITS = re.compile(
+    r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|a checkpoint))\b"
+    r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_RESUMES = re.compile(
+    r"\bresum\w+|\bcontinu\w+ (?:from|the training|training)\b|\bfrom (?:a |the )?checkpoint\b|\breload\w* (?:the )?checkpoint\b",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+def fits_unless_resumed(text: str) -> bool:
+    """Whether people say that a run fits from its beginning, and dies where it goes on from a checkpoint."""
+    return bool(_FRESH_FITS.search(text) and _RESUMES.search(text))
+
+
 def _words_of_line(line: str) -> str:
     if found := _THAWS.search(line):
         return found.group()
@@ -75,14 +129,42 @@ def _counted(number: str, unit: str) -> float:
     return float(number.replace(",", "")) * _TIMES[unit.upper()]
 
 
-def change_at_step(text: str) -> tuple[str, int] | None:
-    """A setting of the text by which the run changes after a step, where a step right behind it is the last
-    that the text names.
+def change_of_run(log: Log, line: int) -> Change | None:
+    """A setting of the text, or a sentence, by which the run changes after a step or from an epoch on, where
+    that step is the last that the text names, or the message stands at that epoch's beginning.
     """
-    steps = [int(number.replace(",", "")) for number in _STEP_NUMBER.findall(text)]
-    if not steps:
-        return None
-    for name, number in _CHANGE_AT.findall(text):
-        if int(number) > 0 and max(steps) - int(number) in (0, 1):
-            return name, int(number)
+    steps = [int(number.replace(",", "")) for number in _STEP_NUMBER.findall(log.text)]
+    epochs = _epochs_of(log, line)
+    for words, unit, number in _changes_said(log.text):
+        if unit == "epoch" and number > 0 and number in epochs:
+            return Change(words, unit)
+        if unit != "epoch" and number > 0 and steps and max(steps) - number in (0, 1):
+            return Change(words, "step")
     return None
+
+
+def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
+    for name, said in _CHANGE_AT.findall(text) if _CHANGES_NAMED.search(text) else ():
+        yield f"{name} is {int(said):,}", "epoch" if "epoch" in name.lower() else "step", int(said)
+    for found in _SAID_AT.finditer(text):
+        unit, said = found["unit"] or found["of"], found["number"] or found["count"]
+        yield f'the text says "{found.group()}"', unit.lower(), int(said.replace(",", ""))
+
+
+def _epochs_of(log: Log, line: int) -> tuple[int, ...]:
+    """The epoch, counted from 0 or from 1, at whose beginning a message stands; none where steps of it, or
+    another epoch's losses, stand between.
+    """
+    places = [*range(line, -1, -1), *range(line + 1, len(log.lines))]
+    place = next((each for each in places if _EPOCH.search(log.lines[each])), None)
+    if place is None:
+        return ()
+    said = list(_EPOCH.finditer(log.lines[place]))[-1]
+    bar = _OF_EPOCH.search(log.lines[place], said.end())
+    first = next(
+        each for each, told in enumerate(log.lines)
+        if any(found[1] == said[1] for found in _EPOCH.finditer(told))
+    )  # fmt: skip
+    if (bar and int(bar[1]) > 1) or goes_on(log.lines[first:line]):
+        return ()
+    return (int(said[1]), int(said[1]) - 1) if said[2] else (int(said[1]),)

@@ -22,6 +22,8 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import Cause, Judgement
 from memsheet.diagnose.messages.colocated import shares_a_card
+from memsheet.diagnose.named_cards import beyond_named_card
+from memsheet.diagnose.regimes import Change
 from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
 from memsheet.frozen import NamedTuple
 from memsheet.units import GIB
@@ -148,7 +150,7 @@ def _kept_covers(of: Figures, _: Signs) -> bool | None:
     )
 
 
-def _gap_of_card(of: Figures) -> Interval | None:
+def gap_of_card(of: Figures) -> Interval | None:
     """What of the card is neither free nor the allocator's, where nobody is named for it."""
     if (
         of.process is not None
@@ -161,12 +163,34 @@ def _gap_of_card(of: Figures) -> Interval | None:
 
 
 def _unnamed_gap(of: Figures, _: Signs) -> bool | None:
-    gap = _gap_of_card(of)
+    gap = gap_of_card(of)
     if gap is None or of.free is None:
         return False
     most = OUTSIDE_LEAST if of.unsized else OUTSIDE_MOST
     usual = Interval(most, most)
     return all_hold(more_than(gap, usual), at_least(of.free + gap, of.asked), _fits_alone(of))
+
+
+_SHARED = re.compile(
+    r"\bshared? (?:(?:gpu|lab|dev|compute) )?(?:server|machine|node|box|cluster|workstation|card|gpu|host)\b"
+    r"|\b(?:server|machine|node|box|workstation|card|gpus?)\b[^\n.]{0,20}\bshared\b|\bshar(?:e|ed|ing) (?:\w{1,10} ){0,3}with\b"
+    r"|\b(?:several|other|many) (?:users|people|students)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that others use the card."""
+
+
+def _shared_gap(of: Figures, signs: Signs) -> bool | None:
+    """What nobody is named for is more than a process has outside its allocator, on a card that is shared."""
+    gap = _unnamed_gap(of, signs)
+    return gap if gap is not False and _SHARED.search(signs.text) and not shares_a_card(signs.text) else False
+
+
+def _says_shared_gap(of: Figures, _: Signs) -> str:
+    return (
+        f"{size_words(gap_of_card(of) or NOTHING)} of the card are neither free nor the allocator's, more than "
+        "a process has outside it, and the card is said to be shared: others hold them"
+    )  # fmt: skip
 
 
 def _small_neighbour(of: Figures, _: Signs) -> bool | None:
@@ -187,6 +211,41 @@ def _too_little(of: Figures, _: Signs) -> bool | None:
         return False
     covered = at_least(of.free + (of.unallocated or NOTHING), of.asked)
     return None if covered is None else not covered
+
+
+def _beyond_named_card(of: Figures, signs: Signs) -> bool | None:
+    """Of a message without the card's total: one request is more than the card has that the text names."""
+    return of.capacity is None and of.free is None and bool(beyond_named_card(of.asked, signs.text))
+
+
+def _says_named_card(of: Figures, signs: Signs) -> str:
+    return f"{size_words(of.asked)} were asked for at once, and {beyond_named_card(of.asked, signs.text)}"
+
+
+_MACHINE = re.compile(
+    r"\b(?:Mac(?:Book)?|iMac|M[1-5](?: (?:Pro|Max|Ultra))?)\b[^\n,;]{0,30}?(?<!\d)(\d{1,3})\s?GB\b(?! (?:free|used|swap))",
+    re.IGNORECASE,
+)  # fmt: skip
+"""A machine's memory, which its GPU shares, as people say it."""
+
+
+def beyond_whole_machine(of: Figures, signs: Signs) -> bool | None:
+    """Whether what is held and asked for is more than all the memory of the machine that a text names, so
+    that no limit is what is short.
+    """
+    machine, held = _MACHINE.search(signs.text), of.reserved or of.allocated
+    whole = int(machine[1]) * GIB if machine else 0
+    if held is None or of.allowed is None or not whole:
+        return False
+    return more_than(held + of.asked, Interval(whole, whole))
+
+
+def _says_whole_machine(of: Figures, signs: Signs) -> str:
+    machine = _MACHINE.search(signs.text)
+    return (
+        f"{size_words(of.reserved or of.allocated or NOTHING)} held + {size_words(of.asked)} asked for is more "
+        f"than the machine has ({machine[1] if machine else ''} GB), whatever the limit"
+    )  # fmt: skip
 
 
 def _says_limit(of: Figures, _: Signs) -> str:
@@ -244,16 +303,13 @@ def _says_phase(of: Figures, signs: Signs) -> str:
 
 
 def _says_changed(of: Figures, signs: Signs) -> str:
-    name, number = signs.changed_at or ("", 0)
-    thaws = "freez" in name.lower() or "frozen" in name.lower()
+    change = signs.changed_at or Change("", "")
     told = (
-        "more is trained, so that more is kept for backward" if thaws
+        "more is trained, so that more is kept for backward" if change.thaws
         else "a step is another one than those that fitted"
     )  # fmt: skip
-    return (
-        f"{name} is {number:,} and the run died in the step behind it: from there on {told}; "
-        f"{size_words(of.asked)} were asked for"
-    )
+    where = "at that epoch's beginning" if change.unit == "epoch" else "in the step behind it"
+    return f"{change.words} and the run died {where}: from there on {told}; {size_words(of.asked)} were asked for"  # fmt: skip
 
 
 def _says_thawed(of: Figures, signs: Signs) -> str:
@@ -337,7 +393,7 @@ def _sum_words(of: Figures) -> str:
 
 def _says_gap(of: Figures, _: Signs) -> str:
     return (
-        f"{size_words(_gap_of_card(of) or NOTHING)} of the card are neither free nor the allocator's, and "
+        f"{size_words(gap_of_card(of) or NOTHING)} of the card are neither free nor the allocator's, and "
         f"the message does not "
         "say whose: another process's, or this one's outside the allocator"
     )
@@ -368,7 +424,7 @@ def _says_lacking(of: Figures, _: Signs) -> str:
 
 def _memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
-    if signs.sums_losses or signs.keeps_losses:
+    if signs.sums_losses or signs.keeps_losses or signs.keeps_outputs:
         return True
     if signs.growth:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
@@ -387,6 +443,11 @@ def _says_leak(of: Figures, signs: Signs) -> str:
         return (
             f"what is {what} only grows from step to step: {grown}, until {size_words(of.asked)} have no room"
         )
+    if signs.keeps_outputs and not signs.sums_losses:
+        return (
+            "what the model makes is put on a list batch by batch and stays on the card: memory grows with each "
+            f"until one request ({size_words(of.asked)}) has no room"
+        )  # fmt: skip
     return (
         f"losses are {'summed' if signs.sums_losses else 'kept'} as tensors, which keeps every step's graph "
         "alive: "
@@ -394,7 +455,33 @@ def _says_leak(of: Figures, signs: Signs) -> str:
     )
 
 
+def _says_outsized(of: Figures, signs: Signs) -> str:
+    tokens, most = signs.outsized or (0, 0)
+    return (
+        f"the step that died has {tokens:,} tokens, and those before it had {most:,} at the most: "
+        f"{size_words(of.asked)} were asked for, more than they needed"
+    )
+
+
+def _says_resumed(of: Figures, _: Signs) -> str:
+    return (
+        "the run fits from its beginning and dies where it goes on from a checkpoint: what was read of it is still "
+        f"held beside the job; {size_words(of.asked)} were asked for"
+    )  # fmt: skip
+
+
+def growth_of_steps(signs: Signs) -> Judgement | None:
+    """A leak, of a message without figures: what is allocated only grew before it, by a tenth or more."""
+    if not signs.growth or (signs.growth[-1] - signs.growth[0]).low * 10 < signs.growth[-1].low:
+        return None
+    grown = " → ".join(size_words(size) for size in signs.growth)
+    return Judgement(
+        causes=(Cause.LEAK,), because=f"what is allocated only grows: {grown}, until a request has no room"
+    )
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(Cause.REAL_NEED, beyond_whole_machine, _says_whole_machine),
     Rule(Cause.LIMIT_SET, _limit_set, _says_limit),
     Rule(Cause.WAKE_UP_RACE, _wakes_up, _says_wake_up),
     Rule(Cause.NOT_GPU_MEMORY, _enough_free_at_its_end, _says_enough_free, (Cause.LIMIT_SET,)),
@@ -403,6 +490,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.LEAK, _memory_grows, _says_leak),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.changed_at is not None, _says_changed),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.thaws), _says_thawed),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.outsized is not None, _says_outsized),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: signs.resumed, _says_resumed),
     Rule(Cause.OTHER_PROCESS, _neighbour_of_server, _says_neighbour),
     Rule(Cause.ENGINE_OVERCOMMIT, _phase_says(Cause.ENGINE_OVERCOMMIT), _says_phase),
     Rule(Cause.REGIME_CHANGE, _phase_says(Cause.REGIME_CHANGE), _says_phase),
@@ -411,8 +500,10 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, _unseen_neighbour, _says_unseen),
     Rule(Cause.OUTSIDE_ALLOCATOR, _much_outside, _says_outside),
     Rule(Cause.FRAGMENTATION, _kept_covers, _says_cached),
+    Rule(Cause.OTHER_PROCESS, _shared_gap, _says_shared_gap),
     Rule(Cause.OTHER_PROCESS, _unnamed_gap, _says_gap, (Cause.OUTSIDE_ALLOCATOR,)),
     Rule(Cause.OTHER_PROCESS, _small_neighbour, _says_neighbour),
+    Rule(Cause.REAL_NEED, _beyond_named_card, _says_named_card),
     Rule(Cause.REAL_NEED, _too_little, _says_lacking),
 )
 

@@ -11,7 +11,13 @@ from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
-from memsheet.diagnose.regimes import change_at_step, thawing_words, trained_before
+from memsheet.diagnose.regimes import (
+    Change,
+    change_of_run,
+    fits_unless_resumed,
+    thawing_words,
+    trained_before,
+)
 from memsheet.frozen import NamedTuple, dataclass, replace
 
 
@@ -42,7 +48,7 @@ _HEAD = Frame("temporaries", "loss", "the logits, tokens × vocabulary wide")
 _GRAPHS = Frame("cuda_graphs", "model", "the capture of CUDA graphs", "graphs")
 _CACHE = Frame("kv_cache", "model", "the KV cache", "cache")
 _STEP = Frame("saved_activations", "model", "a step of the running server", "run")
-_PROFILE = Frame("saved_activations", "model", "the server's trial run before it sizes its cache", "profile")
+PROFILE = Frame("saved_activations", "model", "the server's trial run before it sizes its cache", "profile")
 _WAKE = Frame("parameters", "model", "a sleeping server that takes its memory back", "wake")
 _PROBS = Frame(
     "temporaries", "loss/log_probs", "log-probabilities of every token, logits in full", "log_probs"
@@ -65,7 +71,7 @@ _SENT = Frame(
 _FLATTENED = Frame(
     "unsharded_parameters", "model", "a unit's weights, whole on the card before they are sharded", "shard"
 )
-_PREDICTIONS = Frame("temporaries", "predictions", "the predictions of an evaluation, put together")
+PREDICTIONS = Frame("temporaries", "predictions", "the predictions of an evaluation, put together")
 REDUCED = Frame("gradients", "buckets", "gradients that are summed over the ranks")
 _MASTERS = Frame("master_weights", "optimizer", "weights in fp32, made before the first step", "masters")
 ADAPTERS = Frame("parameters", "adapters", "room for the adapters that a server may hold at once", "load")
@@ -86,10 +92,22 @@ SAVES = ("trainer._save_checkpoint", "model_checkpoint._save_checkpoint")
 """What saves a training behind a step of it (transformers v4.57.1, trainer.py; lightning 2.5,
 pytorch/callbacks/model_checkpoint.py).
 """
+SHARDED_SAVES = (
+    "_full_pre_state_dict_hook", "_full_post_state_dict_hook", "_full_state_dict_hook", "_common_unshard_post_state_dict_hook",
+    "save_fsdp_model", "save_fsdp_optimizer", "full_optim_state_dict", "_optim_state_dict_impl", "_optim_state_dict", "_unflatten_optim_state",
+    "_gather_all_orig_param_state", "_allgather_orig_param_states", "_convert_state_with_orig_params",
+    "_zero3_consolidated_16bit_state_dict", "consolidated_16bit_state_dict", "save_16bit_model",
+    "gather_cpu_state_dict", "get_full_model_state_dict", "get_full_optimizer_state_dict",
+)  # fmt: skip
+"""Functions that gather the shards of a training to save them, which nothing but a training has (torch
+v2.6.0, distributed/fsdp/_state_dict_utils.py and _optim_utils.py; accelerate v1.2.1, utils/fsdp_utils.py;
+microsoft/DeepSpeed 022f223, runtime/engine.py; pytorch/torchtune 67ab86b, training/_distributed.py).
+"""
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "fused_linear_cross_entropy_forward", "calculate_logits_max", "calculate_predicted_logits",
-                     "calculate_cross_entropy_loss", "cross_entropy_loss", "compute_cross_entropy"), LOGITS),
+                     "calculate_cross_entropy_loss", "cross_entropy_loss", "compute_cross_entropy", "accumulate_chunk",
+                     "fused_linear_ppo.forward", "fused_linear_ppo.chunk_forward", "fused_linear_preference.forward"), LOGITS),
     **dict.fromkeys(("_get_per_token_logps", "_get_per_token_logps_and_entropies", "compute_log_probs", "compute_log_prob", "selective_log_softmax",
                      "get_batch_logps", "logprobs_from_logits", "compute_logprobs", "entropy_from_logits", "get_log_probs",
                      "logprobs_from_logits_v2", "log_probs_from_logits", "get_logps", "_get_logps", "_compute_logps", "logprobs_from_logits_flash_attn", "vocab_parallel_log_probs_from_logits"), _PROBS),
@@ -113,14 +131,13 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), _GRAPHS),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), _CACHE),
     **dict.fromkeys((f"{name}.generate_token" for name in _TGI_MODELS), _STEP),
-    **dict.fromkeys((f"{name}.warmup" for name in _TGI_MODELS), _PROFILE),
+    **dict.fromkeys((f"{name}.warmup" for name in _TGI_MODELS), PROFILE),
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), _STEP),
-    **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), _PROFILE),
+    **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), PROFILE),
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
     **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
-    **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "consolidated_16bit_state_dict", "full_state_dict",
-                     "_zero3_consolidated_16bit_state_dict", "save_pretrained", "_full_pre_state_dict_hook", "_full_state_dict_hook", "_unshard_fsdp_state_params",
-                     "save_fsdp_model", *SAVES), _SAVE),
+    **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "full_state_dict", "save_pretrained",
+                     "_unshard_fsdp_state_params", "_maybe_full_or_cpu_state_dict", "accelerator.save_state", *SHARDED_SAVES, *SAVES), _SAVE),
     **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint"), CHECKPOINT),
     **dict.fromkeys(("optimizer.load_state_dict", *RESTORES), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), _EXPERTS),
@@ -131,7 +148,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("_sync_module_states", "_sync_params_and_buffers"), _SENT),
     **dict.fromkeys(("_init_param_handle_from_module", "_init_param_handle_from_params", "_move_states_to_device",
                      "flatten_tensors_into_flat_param"), _FLATTENED),
-    **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), _PREDICTIONS),
+    **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), PREDICTIONS),
     **dict.fromkeys(("_configure_zero_optimizer", "_configure_bf16_optimizer", "_configure_fp16_optimizer", "_create_fp32_partitions",
                      "_build_model_and_main_param_groups", "stage_1_and_2.__init__", "stage3.__init__"), _MASTERS),
     **dict.fromkeys(("foreach_reduce", "setup_buckets", "__reduce_and_partition_ipg_grads", "__avg_scatter_grads", "reduce_scatter_coalesced",
@@ -212,6 +229,8 @@ _MADE = (
     (re.compile(r"\b(?:loss_fct|loss_fn|loss_func|criterion|loss_function)\(\s{0,3}\w{0,20}logits\b"), LOGITS),
     (re.compile(r"\bsoftmax\(\s{0,3}(?:attn|att|(?:attn|attention)_(?:weights?|scores|probs))\b"), SCORES),
     (re.compile(r"\b(?:att|(?:attn|attention)_(?:weights?|scores|probs))\s{0,3}\+?=(?!=).{0,80}(?:\b(?:matmul|bmm|softmax)\(|@ |mask\b)"), SCORES),
+    (re.compile(r"\b(?:attn|att|scores|sim|dots|attention|attn_weights)\s{0,3}=(?!=)\s{0,3}(?:self\.)?(?:attn|att|scores|sim|dots|attention|attn_weights)\.softmax\("), SCORES),
+    (re.compile(r"\b(?:attn|att|scores|sim|dots|attn_weights)\s{0,3}=(?!=)\s{0,3}(?:torch\.)?einsum\("), SCORES),
     (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)|\bintermediate_act_fn\("), _MLP),
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\((?:.{0,40}\btranspose\(|\s*$)", re.MULTILINE), SCORES),
     (re.compile(r"\b\w{0,20}(?:key|value)_cache\s{0,3}=(?!=)\s{0,3}torch\.(?:zeros|empty)\("), _CACHE),
@@ -243,6 +262,21 @@ _KEPT_LOSS = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """A list of losses over steps: of tensors where memory grows with it."""
+_KEPT_OUTPUT = re.compile(
+    r"^[ >]*(?:self\.)?(\w+)\.(?:append|extend)\(\s{0,3}(?:self\.)?(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?"
+    r"|feat(?:ure)?s?|emb(?:edding)?s?|model\([^\n]{0,80}\))(?:\.(?:logits|hidden_states|last_hidden_state|pooler_output|attentions))?"
+    r"(?:\[[^\]\n]{0,20}\])?(?:\.detach\(\))?\s{0,3}\)\s*(?:#[^\n]{0,200})?$",
+    re.MULTILINE,
+)  # fmt: skip
+"""A list of what a model makes, which is not moved off the card."""
+_LATER_BATCH = re.compile(
+    r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
+    r"|\bafter (?:about |around |~)?(?:[2-9]|[1-9]\d{1,6}) (?:batches|iterations|steps|samples|images|files|prompts)\b"
+    r"|\b(?:iteration|step|batch #|batch_idx)[ =:#]{0,3}(?:[2-9]|[1-9]\d{1,6})\b"
+    r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""A batch that is not the first."""
 _DOTTED = re.compile(r"(?<=\w) \.{2,200} (?=\S)")
 """What stands between an argument and its value where Megatron-LM prints all (megatron/training/arguments.py,
 _print_args).
@@ -263,8 +297,8 @@ _HINT = re.compile(r"try\s+setting\s+PYTORCH_\w{1,40}=\S{1,80}\s+to\s+avoid", re
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
     """``frame``: what the innermost known function allocates for; ``phase``: of the run, where one is told;
-    ``program``: whose log it is (``PROGRAMS``); ``changed_at``: a setting and the step after which the run
-    is another one, where it died at just that step.
+    ``program``: whose log it is (``PROGRAMS``); ``changed_at``: by which words the run
+    is another one from a step or an epoch on, where it died at just that.
     """
 
     frame: Frame | None = None
@@ -280,10 +314,16 @@ class Signs:
     expandable: bool = False
     recomputes: bool = False
     """Whether activations are made again in backward already."""
+    outsized: tuple[int, int] | None = None
+    """Tokens of the step that died and the most of those before it, where it is far larger."""
+    keeps_outputs: bool = False
+    """Whether a list of what a model makes is kept on the card from batch to batch, and several ran."""
+    resumed: bool = False
+    """Whether the run is said to fit from its beginning, and to die where it goes on from a checkpoint."""
     sums_losses: bool = False
     keeps_losses: bool = False
     """Whether a list of them is made while memory grows from step to step."""
-    changed_at: tuple[str, int] | None = None
+    changed_at: Change | None = None
     thaws: str = ""
     """By which words the run said right before it died that it trains more from there on."""
     growth: tuple[Interval, ...] = ()
@@ -330,7 +370,15 @@ PROGRAMS = (
             "Load weight begin.",
         ),
     ),
-    ("text-generation-inference", ("text_generation_server", "text_generation_launcher")),
+    (
+        "text-generation-inference",
+        (
+            "text_generation_server",
+            "text_generation_launcher",
+            "text_generation_client",
+            "text-generation-inference",
+        ),
+    ),
     ("verl", ("/verl/", "actor_rollout_ref", "verl.trainer")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
     ("OpenRLHF", ("/openrlhf/", "openrlhf.cli", "OpenRLHF")),
@@ -355,7 +403,14 @@ PROGRAMS = (
     ("ComfyUI", ("ComfyUI", "comfy/ldm", "comfy/samplers")),
     (
         "stable-diffusion-webui",
-        ("stable-diffusion-webui", "webui-forge", "webui-user", "*** Error completing request"),
+        (
+            "stable-diffusion-webui",
+            "webui-forge",
+            "webui-user",
+            "Error completing request",
+            "process_images_inner",
+            "AUTOMATIC1111",
+        ),
     ),
     ("InvokeAI", ("invokeai", "InvokeAI")),
     ("diffusers", ("diffusers/",)),
@@ -379,9 +434,9 @@ def read_signs(log: Log, line: int) -> Signs:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     made = _frame_of_code(own)
-    if made and (named.frame in (None, _STEP, BACKWARD) or (named.frame is _PROFILE and made is SCORES)):
+    if made and (named.frame in (None, _STEP, BACKWARD) or (named.frame is PROFILE and made is SCORES)):
         named = replace(named, frame=made)
-    if named.frame is None and _loads_shards(log, line):
+    if named.frame is None and (_loads_shards(log, line) or (own is window and _says_it_loads(log, line))):
         named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
     text = log.text
     programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
@@ -389,6 +444,8 @@ def read_signs(log: Log, line: int) -> Signs:
         programs = [spoke, *(name for name in programs if name != spoke)]
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
+    if not named.task and named.frame is None and not trains and _says_it_infers(log, line):
+        named = replace(named, task=INFERENCE)
     of_server = _task_of_server(log, line, window, names, named, programs)
     if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
         named = replace(named, phase=phase, frame=named.frame or (_GRAPHS if phase == "graphs" else None))
@@ -399,14 +456,57 @@ def read_signs(log: Log, line: int) -> Signs:
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
         expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
+        outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and _LATER_BATCH.search(text)), resumed=fits_unless_resumed(text),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
-        changed_at=change_at_step(text), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 
 
 _SHARDS_READ = re.compile(r"Loading (?:safetensors |pt )?checkpoint shards:\s{0,3}(\d{1,3})%")
 """transformers v4.57.1, modeling_utils.py; vllm/model_executor/model_loader/weight_utils.py."""
+
+
+_LOADING_SAID = re.compile(
+    r"\b(?:while|when|during|on|just)\s(?:[a-z]{1,10}\s){0,2}(?:loading|load)\b|^\W{0,3}loading\b[^\n]{0,80}:\s*$"
+    r"|\bload(?:s|ing)? (?:the |my |a )?(?:model|weights|checkpoint)\b[^\n]{0,30}\b(?:dies|fails|crash|oom|error)"
+    r"|読み込み|ロード(?:中|時|で)|加载|載入|读取模型|\bLaden\b|\bbeim Laden|\bchargement\b|\bcargar|\bal carg|\bcarregar|загруз",
+    re.IGNORECASE | re.MULTILINE,
+)  # fmt: skip
+"""How people say, in several tongues, that a model is loaded."""
+_STEPS_SAID = re.compile(
+    r"\b(?:step|epoch|iter(?:ation)?|loss|batch|train(?:s|ing|er)?|fine-?tun\w+|backward|generat\w+|inference|seq\w*)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+def _words_around(log: Log, line: int) -> str:
+    before, behind = log.lines[max(0, line - FRAMES_BEFORE) : line], log.lines[line + 1 : line + FRAMES_AFTER]
+    return "\n".join((*before, *behind))
+
+
+def _says_it_loads(log: Log, line: int) -> bool:
+    """Whether people's words around a message without a traceback say that a model was loaded, and nothing of
+    what runs with one.
+    """
+    words = _words_around(log, line)
+    return bool(_LOADING_SAID.search(words)) and not _STEPS_SAID.search(words)
+
+
+_INFERS = re.compile(
+    r"\binference\b|\bno training\b|\bonly (?:infer\w*|generat\w+)\b|\bjust (?:chatt?ing|generat\w+)\b",
+    re.IGNORECASE,
+)
+_TRAINS_SAID = re.compile(
+    r"(?<!no )\btrain(?:s|ed|er)?\b|(?<!no )\btraining\b|\bfine-?tun\w+|\bepochs?\b|\bloss\b|\bbackward\b|\boptimi[sz]er\b|\blora\b|\bgrad\w*",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+def _says_it_infers(log: Log, line: int) -> bool:
+    """Whether words around a message say that a model only reads or writes, and nothing of a training."""
+    words = _words_around(log, line)
+    return bool(_INFERS.search(words)) and not _TRAINS_SAID.search(words)
 
 
 def _loads_shards(log: Log, line: int) -> bool:
@@ -598,6 +698,7 @@ TRAINS = (
     "training_loop",
     "run_train",
     *SAVES,
+    *SHARDED_SAVES,
     *RESTORES,
 )
 """Functions of which a training run is made, in whose midst an evaluation is another regime."""
@@ -615,5 +716,5 @@ OF_SERVERS = ("run", "graphs", "cache")
 SERVERS = ("vLLM", "SGLang", "text-generation-inference")
 DRAWS = ("ComfyUI", "stable-diffusion-webui", "InvokeAI")
 """Programs that make pictures, and train nothing."""
-OF_RUNNING = (WEIGHTS, ADAPTERS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, _PROFILE, _EXPERTS, _MLP)
+OF_RUNNING = (WEIGHTS, ADAPTERS, SERVED, PROMPT_PROBS, _GRAPHS, _CACHE, _STEP, PROFILE, _EXPERTS, _MLP)
 """What a server's functions allocate for."""

@@ -16,9 +16,9 @@ from memsheet.diagnose.contradictions import (
     without_doubtful_process,
 )
 from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
-from memsheet.diagnose.cures import cures_of, shared_term
+from memsheet.diagnose.cures import cures_of, shared_term, without_growth
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
-from memsheet.diagnose.identities import tensor_of
+from memsheet.diagnose.identities import product_of_text, tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
 from memsheet.diagnose.messages import (
@@ -40,8 +40,8 @@ from memsheet.diagnose.messages import (
     vllm,
 )
 from memsheet.diagnose.printed import Printed
-from memsheet.diagnose.rules import judge_figures
-from memsheet.diagnose.signs import SERVING, Signs, read_signs
+from memsheet.diagnose.rules import growth_of_steps, judge_figures
+from memsheet.diagnose.signs import PROFILE, SERVING, Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB
@@ -69,12 +69,15 @@ EMITTERS = (
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
 SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS, *other_servers.OWN_FORMS)
 FORMS = (
-    *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.FORMS,
+    *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.STAND_INS,
+    *other_servers.FORMS,
 )  # fmt: skip
 SAME_FAILURE, SAME_PLACE = 200, 3
 """Lines behind a failed request within which a server's own words are of the same failure; lines within which
 two forms are one message.
 """
+WITHOUT_WORDS = ("driver", "bare")
+"""Kinds of messages that say nothing but that memory ran out."""
 FILLED = "what the process held is memory_summary()'s: the message does not say it"
 GENERAL = (("recompute", RECOMPUTE), ("fused loss", FUSED_LOSS))
 """How accounted changes begin, and the same without a plan."""
@@ -221,18 +224,57 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
     filled = memory_summary.with_summary(first, log) if first.judge is None else None
     figures = read_figures(filled or first) if first.judge is None else None
     if figures is not None:
-        figures = _with_processes_of_table(figures, nvidia_smi.card_table(log))
+        figures = _with_processes_of_table(figures, nvidia_smi.card_table(log), first.words.get("device", ""))
     facts = figure_facts(figures) if figures else _named_facts(first)
-    speaker = own or first
+    speaker = own or _stand_in(first, messages) or first
     if speaker.judge is not None:
-        judged = speaker.judge(speaker, log)
+        judged = (_grown(signs) if speaker.kind in WITHOUT_WORDS else None) or speaker.judge(speaker, log)
+        if judged.term is None and speaker is not own:
+            judged = replace(judged, term=_term_of_judged(judged, speaker, figures, signs, known))
         if own is not None and own is not first:
             facts = {**facts, **_named_facts(own)}
         return _diagnosis_of(judged, {**facts, **judged.facts}, signs, judged.cures)
     if figures is None:
-        return _diagnosis_of(below_torch.judge_bare(first, log), facts, signs, ())
+        judged = _grown(signs) or below_torch.judge_bare(first, log)
+        return _diagnosis_of(judged, facts, signs, judged.cures)
     found = _judged_figures(figures, first, signs, known, facts)
     return replace(found, notes=(*found.notes, FILLED)) if filled else found
+
+
+def _term_of_judged(
+    judged: Judgement, speaker: Message, figures: Figures | None, signs: Signs, known: Axes
+) -> Term | None:
+    """The tensor of a request whose message has its verdict in its own words; on the host, or where nothing
+    of the model is as large, what numbers of the text come to.
+    """
+    asked = figures.asked if figures else speaker.facts.get("asked")
+    if asked is None or (asked.low != asked.high and figures is None):
+        return None
+    trial = replace(signs, frame=signs.frame or PROFILE) if _stands_in(speaker) else signs
+    of_card = Cause.NOT_GPU_MEMORY not in judged.causes
+    return (tensor_of(asked, trial, known) if of_card else None) or product_of_text(asked, signs.text)
+
+
+def _grown(signs: Signs) -> Judgement | None:
+    """What a message without figures died of where what is allocated only grew."""
+    grown = growth_of_steps(signs)
+    return replace(grown, cures=(without_growth(signs),)) if grown else None
+
+
+def _stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
+    """What speaks for a first message without figures: the words of its server behind it, or the same failure
+    told again with its size.
+    """
+    if "free" in first.facts:
+        return None
+    behind = [each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE]
+    named = (each for each in behind if _stands_in(each))
+    sized = (
+        each for each in behind
+        if each.judge is not None and each.judge is first.judge and len(each.facts) > len(first.facts)
+        and each.line - first.line <= SAME_PLACE
+    )  # fmt: skip
+    return next(named, None) or next(sized, None)
 
 
 def _judged_figures(
@@ -267,14 +309,18 @@ def _captured_graphs(figures: Figures, signs: Signs) -> bool:
     return signs.task == SERVING and not signs.phase and pooled and not colocated.shares_a_card(signs.text)
 
 
-def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None) -> Figures:
-    """A message that names no other process, with those of an nvidia-smi table of the same card; where it
-    says its own, those alone that what nobody is named for has room for.
+def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None, device: str) -> Figures:
+    """A message that names no other process, with those of an nvidia-smi table of the same card, of several
+    alike the only one that has any, else the ``device`` of the message; where it says its own, those alone
+    that what nobody is named for has room for.
     """
     if table is None or figures.others or figures.capacity is None or figures.reserved is None:
         return figures
     whole = figures.capacity.middle
     cards = [place for place, (_, total) in enumerate(table.cards) if abs(total.middle - whole) * 20 <= whole]
+    if len(cards) > 1:
+        held_cards = sorted({place for place, *_ in table.processes} & set(cards))
+        cards = held_cards if len(held_cards) == 1 else [place for place in cards if str(place) == device]
     there = [(pid, size) for place, pid, size in table.processes if place in cards]
     if len(cards) != 1 or not there:
         return figures
@@ -307,6 +353,10 @@ def _diagnosis_of(
     )  # fmt: skip
 
 
+def _stands_in(message: Message) -> bool:
+    return any(message.judge is form.judge for form in other_servers.STAND_INS)
+
+
 def _is_servers_own(message: Message) -> bool:
     return any(message.judge is form.judge for form in SERVER_FORMS)
 
@@ -319,7 +369,7 @@ def _context_facts(log: Log) -> dict[str, Interval]:
     """What lines besides the message say of memory."""
     table = nvidia_smi.card_table(log)
     return {
-        **deepspeed.step_facts(log), **vllm.server_facts(log), **sglang.pool_facts(log), **memory_summary.summary_facts(log),
+        **colocated.handed_over_facts(log), **deepspeed.step_facts(log), **vllm.server_facts(log), **sglang.pool_facts(log), **memory_summary.summary_facts(log),
         **(nvidia_smi.table_facts(table) if table else {}),
     }  # fmt: skip
 
@@ -336,6 +386,10 @@ def _without_message(
                 f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
             ),
         )
+    if not failed and (
+        echo := next((words for sign, words in below_torch.ECHOES if sign in log.squeezed), "")
+    ):
+        return replace(nothing, found=True, cause=Cause.FOLLOW_UP_ERROR, because=echo)
     deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
     if deaths and not failed:
         return replace(nothing, notes=deaths)
@@ -366,7 +420,11 @@ def _notes_beside(
 ) -> Iterator[str]:
     firsts = [each.line for each in cards]
     later = sum(
-        each.line > min(firsts) and each.line not in firsts and not _is_servers_own(each) for each in messages
+        each.line > min(firsts)
+        and each.line not in firsts
+        and not _is_servers_own(each)
+        and not _stands_in(each)
+        for each in messages
     )
     if later:
         yield (

@@ -8,6 +8,7 @@ from importlib.resources import files
 import pytest
 
 from memsheet import catalog
+from memsheet.catalog import devices_called
 from memsheet.catalog.instances import CLOUDS
 from memsheet.catalog.spellings import device_key
 from memsheet.errors import InputError
@@ -165,3 +166,21 @@ def test_the_machines_that_a_job_needs_are_counted_in_cards():
 def test_a_machine_that_nobody_rents_names_the_nearest():
     with pytest.raises(InputError, match=r"p5\.48xlarge"):
         catalog.find_gpus("p5.49xlarge")
+
+
+@pytest.mark.parametrize(
+    ("called", "names"),
+    [
+        ("H100", {"H100-80GB"}),
+        ("A100", {"A100-40GB", "A100-80GB"}),
+        ("A100 80GB", {"A100-80GB"}),
+        ("RTX 4090", {"RTX4090"}),
+        ("A100 PCIe", {"A100-80GB-PCIe"}),
+        ("Q9999", set()),
+    ],
+)
+def test_what_a_name_may_mean(called: str, names: set[str]) -> None:
+    found = {each.name for each in devices_called(called)}
+    assert names <= found
+    assert bool(found) is bool(names)
+    assert not any("48GB" in name for name in found)

@@ -7,7 +7,8 @@ import re
 import pytest
 from tests.unit.diagnose.corpus import FULL_CARD, brackets, modern, traced
 
-from memsheet.diagnose.message import MAYBE, NO, Cause
+from memsheet.diagnose.cure_tables import FUSED_LOSS
+from memsheet.diagnose.message import MAYBE, NO, YES, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
 NO_CACHE = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
@@ -254,3 +255,75 @@ def test_saving_within_a_training_is_another_regime_and_gets_no_training_s_cures
         "{'loss': 0.9, 'learning_rate': 1e-05}", traced("evaluation_loop", "forward"), FULL_CARD
     )
     assert within.cause is Cause.REGIME_CHANGE
+
+
+CHUNKS = "site-packages/liger_kernel/chunked_loss/fused_linear_ppo.py"
+
+
+@pytest.mark.parametrize(
+    ("said", "module", "first", "no"),
+    [
+        ("GRPOConfig(use_liger_loss=True)", CHUNKS, "half the length: the loss takes one sequence at a time", True),
+        ("GRPOConfig()", CHUNKS, "half the length: the loss takes one sequence at a time", True),
+        ("enable_liger_kernel: true", "site-packages/torch/nn/functional.py", "half the micro-batch or half the length", True),
+        ("enable_liger_kernel: false", "site-packages/torch/nn/functional.py", "half the micro-batch or half the length", False),
+    ],
+)  # fmt: skip
+def test_a_loss_that_is_on_is_no_cure(said: str, module: str, first: str, no: bool) -> None:
+    trace = traced("compute_loss", "log_softmax", module=module)
+    text = f"{said}\nQwen/Qwen2.5-7B max_length=8192\n{trace}\n" + modern(
+        "4.64 GiB", "79.18 GiB", "2.40 GiB", "76.77 GiB", "75.20 GiB", "512.00 MiB"
+    )
+    found = diagnose_texts({"log": text})
+    assert found.term is not None
+    assert found.term.shape == "[8192, 152064] fp32"
+    assert [cure.change for cure in found.cures if cure.helps == YES] == [first]
+    assert any(cure.change == FUSED_LOSS and cure.helps == NO for cure in found.cures) is no
+
+
+def test_such_a_loss_makes_the_output_projections_gradient() -> None:
+    text = traced("forward", module=CHUNKS) + "\nQwen/Qwen2.5-7B bf16 max_length=8192\n" + modern(
+        "1.02 GiB", "79.18 GiB", "0.10 GiB", "79.07 GiB", "75.20 GiB", "512.00 MiB"
+    )  # fmt: skip
+    term = diagnose_texts({"log": text}).term
+    assert term is not None
+    assert (term.component, term.shape) == ("gradients", "[152064, 3584] bf16")
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ("AUTOMATIC1111 webui", "--opt-sdp-attention (or --xformers)"),
+        ("timm train.py --no-fused-attn", "TIMM_FUSED_ATTN=1 (and no --no-fused-attn)"),
+        ("transformers 4.57", 'attn_implementation="sdpa"'),
+        ("my own model", "torch.nn.functional.scaled_dot_product_attention"),
+    ],
+)
+def test_attention_without_scores_is_told_in_the_words_of_whose_code_it_is(said: str, where: str) -> None:
+    frame = '  File "model.py", line 7, in forward\n    attn = attn.softmax(dim=-1)'
+    found = cures_of_text(
+        said, frame, modern("1.91 GiB", "23.64 GiB", "1.04 GiB", "22.60 GiB", "22.02 GiB", "143.52 MiB")
+    )
+    assert [cure.where for cure in found.cures if "writes no scores" in cure.change] == [where]
+
+
+@pytest.mark.parametrize(
+    ("module", "fused"),
+    [("site-packages/trl/trainer/dpo_trainer.py", True), ("site-packages/other/dpo.py", False)],
+)
+def test_a_trainer_of_preferences_has_a_loss_of_its_own_that_holds_no_logits(
+    module: str, fused: bool
+) -> None:
+    found = cures_of_text(traced("get_batch_logps", module=module), FULL_CARD)
+    assert any("use_liger_loss" in cure.where for cure in found.cures) is fused
+    assert any(cure.change == "a loss in chunks" for cure in found.cures) is not fused
+
+
+@pytest.mark.parametrize(
+    ("shape", "scores"),
+    [("f32[16,12,4096,4096]", True), ("f32[16,2048,128256]", False), ("f32[64,3,224,224]", False)],
+)
+def test_a_program_whose_largest_buffer_is_scores_is_told_to_write_none(shape: str, scores: bool) -> None:
+    asked = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 26521423052 bytes.\npreallocated temp allocation: 24.70GiB\n"  # fmt: skip
+    found = cures_of_text(f"{asked}Peak buffers:\n Buffer 1:\n Size: 12.00GiB\n Shape: {shape}")
+    assert any("writes no scores" in cure.change for cure in found.cures) is scores

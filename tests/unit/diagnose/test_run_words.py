@@ -414,3 +414,134 @@ def test_a_server_that_sleeps_keeps_weights_in_a_pool() -> None:
         "1.45 GiB", "44.39 GiB", "1.02 GiB", "43.36 GiB", "41.51 GiB", "0.35 GiB", pools="30.00 GiB"
     )
     assert found_in("enable_sleep_mode=True", f"(EngineCore_DP0 pid=44) {message}").cause is Cause.REAL_NEED
+
+
+@pytest.mark.parametrize(
+    ("said", "reached", "cause"),
+    [
+        ("unfreeze_backbone_at_epoch=3", "Epoch 3:   0%|   | 0/1250", Cause.REGIME_CHANGE),
+        ("unfreeze_backbone_at_epoch=3", "Epoch 3:  40%|   | 500/1250", Cause.REAL_NEED),
+        ("unfreeze_backbone_at_epoch=3", "Epoch 2:   0%|   | 0/1250", Cause.REAL_NEED),
+        ("freeze_encoder_epochs: 2", "Epoch 3/10", Cause.REGIME_CHANGE),
+        ("--freeze-epochs 3", "Epoch 3: 0/100", Cause.REGIME_CHANGE),
+        ("--freeze-epochs 3", "epoch 3 loss 1.2\nepoch 3 loss 1.1", Cause.REAL_NEED),
+        ("we unfreeze the backbone at epoch 5", "Epoch 5: 0%| 0/100", Cause.REGIME_CHANGE),
+        ("the encoder is frozen for the first 2 epochs", "Epoch 3/5", Cause.REGIME_CHANGE),
+        ("unfrozen from step 1,000 on", "step 1000 loss 1.2", Cause.REGIME_CHANGE),
+        ("unfrozen from step 1,000 on", "step 4000 loss 1.2", Cause.REAL_NEED),
+        ("disc_start: 50001", "global_step=50001", Cause.REGIME_CHANGE),
+        ("epochs: 5", "Epoch 5: 0%| 0/100", Cause.REAL_NEED),
+    ],
+)
+def test_a_run_is_another_from_where_its_settings_say(said: str, reached: str, cause: Cause) -> None:
+    assert found_in(said, reached, traced("backward"), FULL_CARD).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("_full_post_state_dict_hook", Cause.REGIME_CHANGE),
+        ("save_fsdp_optimizer", Cause.REGIME_CHANGE),
+        ("_zero3_consolidated_16bit_state_dict", Cause.REGIME_CHANGE),
+        ("save_pretrained", Cause.REAL_NEED),
+    ],
+)
+def test_shards_gathered_to_be_saved_are_of_a_training(name: str, cause: Cause) -> None:
+    found = found_in(traced(name), FULL_CARD)
+    assert found.cause is cause
+    assert any("in shards" in cure.change for cure in found.cures)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("it trained fine for 500 steps", Cause.REGIME_CHANGE),
+        ("after 2 epochs it saves and dies", Cause.REGIME_CHANGE),
+        ("dies while it saves", Cause.REAL_NEED),
+    ],
+)
+def test_people_say_that_steps_ran_before_a_save(said: str, cause: Cause) -> None:
+    assert found_in(said, traced("save_pretrained"), FULL_CARD).cause is cause
+
+
+def served(unit: str, *sizes: int) -> str:
+    return "\n".join(
+        f"INFO {unit} {n}000 done, torch.cuda.memory_allocated={size} MiB" for n, size in enumerate(sizes, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    "message", ["RuntimeError: CUDA error: out of memory", "RuntimeError: CUDA out of memory"]
+)
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (served("request", 6164, 7628, 9093, 10557, 12021), Cause.LEAK),
+        (served("file", 6164, 7628, 9093, 10557, 12021), Cause.LEAK),
+        (served("request", 6164, 6164, 6164, 6164, 6164), Cause.UNKNOWN),
+        (served("request", 6164, 6165, 6166, 6167, 6168), Cause.UNKNOWN),  # which is next to nothing
+    ],
+)
+def test_growth_speaks_for_a_message_without_figures(said: str, cause: Cause, message: str) -> None:
+    assert found_in(said, message).cause is cause
+
+
+KEPT = "for b in loader:\n    out = model(**b)\n    kept.append({})"
+
+
+@pytest.mark.parametrize(
+    ("kept", "said", "cause"),
+    [
+        ("out.hidden_states", "it dies on the 7th batch", Cause.LEAK),
+        ("logits", "  3%|#  | 7/250 [00:01<00:40]", Cause.LEAK),
+        ("out.logits.detach()", "after 40 images", Cause.LEAK),
+        ("out.logits.cpu()", "it dies on the 7th batch", Cause.REAL_NEED),
+        ("out.hidden_states", "it dies on the 1st batch", Cause.REAL_NEED),
+        ("out.hidden_states", "batch 8 x 2048", Cause.REAL_NEED),
+    ],
+)
+def test_outputs_kept_on_a_list_are_a_leak_where_several_batches_ran(
+    kept: str, said: str, cause: Cause
+) -> None:
+    found = found_in(KEPT.format(kept), said, traced("forward"), FULL_CARD)
+    assert found.cause is cause
+    assert any("cpu()" in cure.where for cure in found.cures) is (cause is Cause.LEAK)
+
+
+@pytest.mark.parametrize(
+    ("last", "cause"), [(29441, Cause.REGIME_CHANGE), (8191, Cause.REAL_NEED), (11000, Cause.REAL_NEED)]
+)
+@pytest.mark.parametrize("mark", ["tokens=", "seq_len: "])
+def test_a_step_far_larger_than_all_before_it_is_another_regime(last: int, mark: str, cause: Cause) -> None:
+    steps = "\n".join(f"step={n} {mark}{size} loss=1.2" for n, size in enumerate((8190, 7712, 8002, last)))
+    found = found_in(steps, traced("backward"), FULL_CARD)
+    assert found.cause is cause
+    assert any("longest samples" in cure.change for cure in found.cures) is (cause is Cause.REGIME_CHANGE)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("Fresh run: fine. Continue from checkpoint: OOM at the first backward", Cause.REGIME_CHANGE),
+        ("it trains from scratch without problems and works, when I resume it dies", Cause.REGIME_CHANGE),
+        ("trained from scratch, dies at step 3", Cause.REAL_NEED),
+        ("I resume and it dies", Cause.REAL_NEED),
+    ],
+)
+def test_a_run_that_dies_only_as_it_is_resumed_holds_its_checkpoint(said: str, cause: Cause) -> None:
+    found = found_in(said, traced("backward"), FULL_CARD)
+    assert found.cause is cause
+    assert any("map_location" in cure.where for cure in found.cures) is (cause is Cause.REGIME_CHANGE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "DistBackendError: NCCL error in: x.cpp:133, remote process exited or there was a network error",
+    ],
+)
+def test_an_end_that_happened_elsewhere_is_an_echo_unless_memory_ran_out_here(line: str) -> None:
+    found = found_in(line)
+    assert (found.cause, found.found, found.cures) == (Cause.FOLLOW_UP_ERROR, True, ())
+    assert found_in(traced("backward"), FULL_CARD, line).cause is Cause.REAL_NEED

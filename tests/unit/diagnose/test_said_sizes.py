@@ -5,7 +5,7 @@ not called exact where another fits as well.
 from __future__ import annotations
 
 import pytest
-from tests.unit.diagnose.corpus import FULL_CARD, traced
+from tests.unit.diagnose.corpus import FULL_CARD, modern, traced
 from tests.unit.diagnose.test_model_tensors import died_of, term_of
 
 from memsheet.diagnose.message import Cause
@@ -132,3 +132,133 @@ def test_a_printed_buffer_as_large_as_the_request_is_its_tensor(asked: int, shap
         "\tBuffer 2:", "\t\tSize: 512.00MiB", "\t\tShape: bf16[64,1024,4096]",
     ).term  # fmt: skip
     assert (term and term.shape) == shape
+
+
+@pytest.mark.parametrize(
+    ("bar", "size", "shape"),
+    [
+        (" 23%|##   | 23/100", "11.72 GiB", "[96, 1024, 32000] fp32"),
+        (" 23%|##   | 24/100 [01:02<01:46,  2.97it/s]", "11.72 GiB", "[96, 1024, 32000] fp32"),
+        (" 23%|##   | 40/100", "11.72 GiB", ""),
+    ],
+)
+def test_predictions_of_an_evaluation_are_of_the_batches_so_far(bar: str, size: str, shape: str) -> None:
+    said = "Llama-2-7b, eval batch size is 4, max_seq_length 1024"
+    trace = traced("evaluate", "torch_pad_and_concatenate")
+    found = diagnose_texts({"log": f"{said}\n{bar}\n{trace}\n" + modern(
+        size, "39.39 GiB", "8.24 GiB", "31.15 GiB", "29.90 GiB", "716.80 MiB"
+    )})  # fmt: skip
+    assert found.term is not None
+    assert found.term.shape == shape
+
+
+def named(said: str, size: str, line: str = "", *names: str) -> tuple[list[str], bool] | None:
+    """The shapes that a request is told to be, and whether the first is certain."""
+    trace = "\n".join(f'  File "model.py", line 7, in {name}' for name in names or ("forward",))
+    message = modern(size, "79.10 GiB", "0.21 GiB", "78.90 GiB", "78.20 GiB", "96.00 MiB")
+    term = diagnose_texts({"log": f"{said}\n{trace}\n    {line}\n{message}"}).term
+    return None if term is None else ([term.shape, *(each.shape for each in term.others)], term.exact)
+
+
+SOFTMAX = "attn = attn.softmax(dim=-1)"
+EAGER = "attn_weights = nn.functional.softmax(attn_weights, dim=-1)"
+
+
+@pytest.mark.parametrize(
+    ("said", "size", "line", "shapes"),
+    [
+        (
+            "batch 5, source length 1400, some model",
+            "600.00 MiB",
+            EAGER,
+            ["[5, 16, 1400, 1400] fp32", "[5, 32, 1400, 1400] bf16"],
+        ),
+        ("whisper large-v3", "1.34 GiB", EAGER, ["[8, 20, 1500, 1500] fp32", "[16, 20, 1500, 1500] bf16"]),
+        (
+            "hires 640x1024",
+            "3.12 GiB",
+            "sim = einsum('b i d, b j d -> b i j', q, k) * self.scale",
+            ["[1, 8, 10240, 10240] fp32", "[1, 16, 10240, 10240] bf16"],
+        ),
+        ("batch 5, source length 1400, some model", "610.00 MiB", EAGER, [""]),
+        ("batch 4, length 2048, some model", "1.00 GiB", EAGER, [""]),  # any power of two would do
+    ],
+)
+def test_scores_are_named_where_one_of_their_axes_is_not_said(
+    said: str, size: str, line: str, shapes: list[str]
+) -> None:
+    assert named(said, size, line) == (shapes, False)
+
+
+@pytest.mark.parametrize(
+    ("said", "size", "shape"),
+    [
+        ("--model vit_large_patch14_clip_336 --amp -b 100", "1018.00 MiB", "[100, 16, 577, 577] bf16"),
+        ("ViT-L/16 512px, batch 16", "1.00 GiB", "[16, 16, 1025, 1025] fp32"),
+        ("ViT-B/16, 384 pixels, batch 32", "488.00 MiB", "[32, 12, 577, 577] fp32"),
+    ],
+)
+def test_positions_of_a_model_of_pictures_are_said_by_its_name(said: str, size: str, shape: str) -> None:
+    assert named(said, size, SOFTMAX) == ([shape], True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "trainable params: 13,631,488 || all params: 7,255,363,584 || trainable%: 0.1878",
+        "total parameters: 7,241,732,096",
+        "a model of 7,241,732,096 parameters",
+    ],
+)
+def test_a_model_is_known_by_its_number_of_parameters(said: str) -> None:
+    assert named(f"{said}, batch 1, length 6000", "2.15 GiB", EAGER) == (["[1, 32, 6000, 6000] bf16"], True)
+    other = said.replace("7,2", "7,3")
+    assert named(f"{other}, batch 1, length 6000", "2.15 GiB", EAGER) == (
+        ["[1, 16, 6000, 6000] fp32", "[1, 32, 6000, 6000] bf16"],
+        False,
+    )
+
+
+def test_beams_are_rows_of_a_batch() -> None:
+    found = named(
+        "whisper-large-v3 num_beams=5, batch size 12", "220.00 MiB", "key_states = key_states.contiguous()"
+    )
+    assert found is not None
+    assert "[90000, 1280] bf16" in found[0]
+
+
+def test_the_smallest_of_a_family_is_called_as_it_is() -> None:
+    assert named("gpt2, bs = 8, block_size = 1000", "1.50 GiB", "", "backward") == (
+        ["[8000, 50257] fp32"],
+        True,
+    )
+    assert named("gpt2-xl, bs = 8, block_size = 1000", "48.83 MiB", EAGER) != named(
+        "gpt2, bs = 8, block_size = 1000", "48.83 MiB", EAGER
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "size", "shape"),
+    [
+        ("emb is (170000, 384) float32", 115600000000, "[170000, 170000] of 4 bytes"),
+        ("7,000,001 parameters with Adam", 28000004, "[7000001] of 4 bytes"),
+        ("1024 rows of 4096", 16777216 * 4, ""),  # a power of two is a product of anything
+        ("emb is (170001, 384) float32", 115600000000, ""),
+    ],
+)
+def test_exact_bytes_are_a_product_of_numbers_that_a_text_says(said: str, size: int, shape: str) -> None:
+    refused = f"RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes."
+    term = diagnose_texts({"log": f"{said}\n{refused}"}).term
+    assert (term.shape if term else "") == shape
+
+
+def test_a_frame_is_read_where_a_terminal_wrapped_it() -> None:
+    lines = (
+        '  File "/x/timm/models/vision_transformer.py", line 9',
+        "8, in forward",
+        f"    {SOFTMAX}",
+    )
+    message = modern("1.91 GiB", "23.64 GiB", "1.04 GiB", "22.60 GiB", "22.02 GiB", "143.52 MiB")
+    found = diagnose_texts({"log": "\n".join((*lines, message))})
+    assert found.term is not None
+    assert found.term.path == "attention/scores"

@@ -135,3 +135,140 @@ def test_signs_with_digits_are_found_amid_a_long_run_of_steps(between: str) -> N
     text = between.join((*steps[:middle], "Process exited with exit code 137", *steps[middle:]))
     assert len(text) > WHOLE
     assert found_in(text).cause is Cause.NOT_GPU_MEMORY
+
+
+def table_of(*held: tuple[int, str]) -> str:
+    return "\n".join(
+        f"|    0   N/A  N/A  {6100 + number:>8}      C   {name}      {mib}MiB |"
+        for number, (mib, name) in enumerate(held)
+    )
+
+
+HANDLE = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+DRIVER = "RuntimeError: CUDA error: out of memory"
+BARE = "RuntimeError: CUDA out of memory"
+BOTH = table_of((71_000, "python a.py"), (9_000, "python b.py"))
+ALONE = table_of((80_600, "python a.py"))
+
+
+@pytest.mark.parametrize("message", [HANDLE, DRIVER, BARE])
+@pytest.mark.parametrize(
+    ("said", "table", "shared"),
+    [
+        ("H100 80GB", BOTH, True),
+        ("H100 80GB", ALONE, False),  # which may be what failed
+        ("", BOTH, False),  # of a card of any size
+        ("H100 80GB", table_of((40_000, "python a.py"), (9_000, "python b.py")), False),
+        ("H100 80GB", table_of((80_200, "python a.py"), (60, "/usr/lib/xorg/Xorg")), False),
+        ("H100 80GB, nvidia-smi after it crashed:", ALONE, True),
+        ("H100 80GB, nvidia-smi before I start it:", ALONE, True),
+        ("H100 80GB, nvidia-smi just before the crash:", ALONE, False),
+        ("H100 80GB, the process is not mine", ALONE, True),
+        ("H100 80GB, my previous run was smaller", ALONE, False),
+        ("H100 80GB, vllm with enable_sleep_mode=True in the trainer", BOTH, False),
+    ],
+)
+def test_a_table_beside_a_message_without_figures_tells_of_another_process(
+    message: str, said: str, table: str, shared: bool
+) -> None:
+    found = found_in(said, message, table)
+    assert (found.cause is Cause.OTHER_PROCESS) is shared
+    assert all(cure.helps != YES for cure in found.cures)
+
+
+def old_full(allocated: str, free: str, kept: str) -> str:
+    return (
+        f"RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB (GPU 0; 31.75 GiB total capacity; "
+        f"{allocated} already allocated; {free} free; {kept} cached)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("a server shared with the lab", Cause.OTHER_PROCESS),
+        ("we share the node with others", Cause.OTHER_PROCESS),
+        ("my own workstation", Cause.UNKNOWN),
+        ("weights are shared between layers", Cause.UNKNOWN),
+    ],
+)
+def test_what_nobody_is_named_for_is_others_on_a_card_that_is_shared(said: str, cause: Cause) -> None:
+    assert found_in(said, old_full("1.82 GiB", "1.02 GiB", "114.32 MiB")).cause is cause
+
+
+CARDS = """| NVIDIA-SMI 550.127 |
+|  80921MiB /  81559MiB |      0%      Default |
+|      4MiB /  81559MiB |      0%      Default |"""
+WITHOUT_PROCESS = (
+    "CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 90.31 MiB is free. "
+    "Of the allocated memory 124.00 MiB is allocated by PyTorch, and 4.00 MiB is reserved by PyTorch but unallocated."
+)  # fmt: skip
+
+
+def test_processes_of_the_only_card_that_has_any_are_those_beside_a_message() -> None:
+    found = found_in(WITHOUT_PROCESS, CARDS, table_of((80_310, "python"), (598, "python")))
+    assert (found.cause, found.cures[0].helps) == (Cause.OTHER_PROCESS, YES)
+    assert "process 6100" in found.because
+    assert "6101" not in found.because
+
+
+POOL_REFUSED = (
+    "cuda_driver.cc:1578] failed to allocate {gib}GiB ({size} bytes) from device: RESOURCE_EXHAUSTED: CUDA_ERROR_OUT_OF_MEMORY: out of memory\n"
+    "cuda_dnn.cc:535] Memory usage: {free} bytes free, 25242894336 bytes total."
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "size", "free", "cause"),
+    [
+        ("", 18931236864, 301465600, Cause.OTHER_PROCESS),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION=.5", 12621447168, 301465600, Cause.OTHER_PROCESS),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION=.5", 18931236864, 301465600, Cause.UNKNOWN),  # no share of the card
+        ("", 18931236864, 17301465600, Cause.UNKNOWN),  # most of it was free
+    ],
+)
+def test_a_pool_refused_at_its_start_is_refused_for_others(
+    said: str, size: int, free: int, cause: Cause
+) -> None:
+    refused = POOL_REFUSED.format(gib=f"{size / 2**30:.2f}", size=size, free=free)
+    assert found_in(said, refused).cause is cause
+
+
+@pytest.mark.parametrize(
+    "who", ["train.py is the one that fails", "mine is train.py", 'File "/x/train.py", line 3, in f']
+)
+@pytest.mark.parametrize("message", [HANDLE, DRIVER])
+def test_the_script_that_failed_is_known_by_what_people_say(who: str, message: str) -> None:
+    table = table_of((70_000, "python3 eval_loop.py"), (610, "python3 train.py"))
+    found = found_in(message, table, who)
+    assert found.cause is Cause.OTHER_PROCESS
+    assert "eval_loop.py" in found.because
+    assert "train.py (" not in found.because
+
+
+WOKEN = "[torch_memory_saver.cpp] CUresult error: 2 (out of memory)  file=csrc/utils.h func=cu_mem_create line=104"  # fmt: skip
+NCCL_REFUSED = "NCCL WARN Cuda failure 2 'out of memory'\nNCCL WARN Failed to CUDA calloc 6291456 bytes"
+
+
+@pytest.mark.parametrize("message", [WOKEN, NCCL_REFUSED])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "after wake_up rollout: {'gpu': '2', 'allocated_GB': 20.18, 'reserved_GB': 99.02}",
+        "After offload, memory allocated (GB): 20.18, memory reserved (GB): 99.02",
+        "MA 20.18 GB  Max_MA 74.9 GB  CA 99.02 GB  Max_CA 100 GB",
+    ],
+)
+def test_what_a_trainer_keeps_without_tensors_is_told_by_its_last_word(said: str, message: str) -> None:
+    found = found_in(
+        "INFO before: MA 1.00 GB  Max_MA 1.0 GB  CA 1.00 GB  Max_CA 1 GB" if said[0] == "M" else "",
+        said,
+        message,
+    )
+    assert found.facts["kept_before_bytes"].low <= int(78.84 * 2**30) <= found.facts["kept_before_bytes"].high
+    assert found.cures[0].where == "torch.cuda.empty_cache()"
+    assert found.cures[0].saves_bytes == found.facts["kept_before_bytes"].high
+
+
+def test_a_group_that_is_refused_beside_no_cache_is_told_of_room_alone() -> None:
+    assert not any("empty_cache" in cure.where for cure in found_in(NCCL_REFUSED).cures)

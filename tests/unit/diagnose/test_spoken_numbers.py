@@ -114,3 +114,44 @@ def test_pieces_of_a_prompt_are_a_server_s_whatever_its_folder() -> None:
     line = "    return torch.nn.functional.log_softmax(last_logits, dim=-1)"
     found = found_in(said, traced("forward"), line, asked("4.64 GiB"))
     assert all("micro-batch" not in cure.change for cure in found.cures if cure.helps == "yes")
+
+
+HEAD_GRADIENT = modern("1.25 GiB", "79.15 GiB", "931.84 MiB", "78.24 GiB", "77.54 GiB", "153.60 MiB")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "mistralai/Mistral-Small-24B-Instruct-2501",
+        "somebody/Mistral-Small-3.1-24B-chat-sft",
+    ],
+)
+def test_a_tuned_models_weights_have_the_shapes_of_what_it_is_tuned_from(named: str) -> None:
+    term = found_in(named, "max_seq_length 4000, batch 1", traced("_engine_run_backward"), HEAD_GRADIENT).term
+    assert term is not None
+    assert (term.component, term.shape) == ("gradients", "[131072, 5120] bf16")
+
+
+@pytest.mark.parametrize("size", ["8B", "70B"])
+def test_a_model_without_its_version_is_any_of_them(size: str) -> None:
+    rows = {"8B": ("1.96 GiB", "[128256, 4096] fp32"), "70B": ("3.91 GiB", "[128256, 8192] fp32")}
+    asked_for, shape = rows[size]
+    term = found_in(f"llama {size} in fp32", traced("load_model"), asked(asked_for)).term
+    assert term is not None
+    assert term.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("said", "loads"),
+    [
+        ("llama-3-8b in fp16, dies while loading on my card", True),
+        ("OOM on load of the weights", True),
+        ("llama-3-8bをfp16で読み込み中に:", True),
+        ("beim Laden von llama-3-8b:", True),
+        ("while loading it was fine, but at step 3:", False),
+        ("llama-3-8b, batch 4", False),
+    ],
+)
+def test_people_say_that_a_model_is_loaded(said: str, loads: bool) -> None:
+    found = found_in(said, asked("1.96 GiB"))
+    assert any("smaller batch" in cure.change and cure.helps == "no" for cure in found.cures) is loads

@@ -302,3 +302,47 @@ def test_a_loss_in_chunks_already_has_more_of_them() -> None:
         found_in("torchtune.modules.loss.CEWithChunkedOutputLoss", asked, FULL_CARD)
     )
     assert "num_output_chunks" not in places(found_in(asked, FULL_CARD))
+
+
+METAL = (
+    "RuntimeError: MPS backend out of memory (MPS allocated: 17.21 GB, other allocations: 412.33 MB, max allowed: 18.13 GB). "
+    "Tried to allocate 1.08 GB on private pool."
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "no_limit"),
+    [
+        ("MacBook Air M2 16GB", Cause.REAL_NEED, "no"),
+        ("Mac Studio with 64 GB", Cause.LIMIT_SET, "maybe"),
+        ("", Cause.LIMIT_SET, "maybe"),
+    ],
+)
+def test_no_limit_is_short_where_the_whole_machine_has_less(said: str, cause: Cause, no_limit: str) -> None:
+    found = diagnose_texts({"log": f"{said}\n{METAL}"})
+    assert found.cause is cause
+    assert [cure.helps for cure in found.cures if cure.change.startswith("no limit")] == [no_limit]
+
+
+@pytest.mark.parametrize(
+    ("said", "infers"),
+    [
+        ("just inference with a long prompt", True),
+        ("No training at all, I only generate", True),
+        ("inference is fine, but training dies", False),
+        ("LoRA on my card", False),
+    ],
+)
+def test_people_say_that_nothing_is_trained(said: str, infers: bool) -> None:
+    found = diagnose_texts({"log": f"{said}\n{FULL_CARD}"})
+    assert any("recompute" in cure.change and cure.helps != "no" for cure in found.cures) is not infers
+
+
+@pytest.mark.parametrize("beams", ["generation_num_beams=5", "num_beams: 4", "num_beams=1", ""])
+def test_an_evaluation_that_writes_is_told_of_its_own_batch_and_beams(beams: str) -> None:
+    trace = traced(
+        "train", "prediction_step", "generate", "_beam_search", module="site-packages/transformers/trainer.py"
+    )
+    found = diagnose_texts({"log": f"{beams}\n{trace}\n{FULL_CARD}"})
+    assert found.cures[0].where == "per_device_eval_batch_size"
+    assert any(cure.change == "fewer beams" for cure in found.cures) is (beams[-1:] in ("5", "4"))

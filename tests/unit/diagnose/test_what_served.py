@@ -225,3 +225,49 @@ def test_a_call_that_fails_in_llama_cpp_is_no_pytorch_s(who: str) -> None:
     assert found.open_between == (Cause.REAL_NEED, Cause.OTHER_PROCESS)
     assert "PyTorch" not in found.because
     assert "-ngl N" in offered(found)
+
+
+WARMUP = (
+    "ERROR warmup{max_prefill_tokens=8192}: text_generation_client: Server error: "
+    "CUDA out of memory. Tried to allocate 344.00 MiB. GPU \n"
+    'Error: Warmup(Generation("Not enough memory to handle 8192 prefill tokens."))'
+)
+
+
+@pytest.mark.parametrize("named", ["codellama 34b", "codellama/CodeLlama-34b-hf"])
+def test_a_server_speaks_for_its_message_that_is_cut(named: str) -> None:
+    found = diagnose_texts({"log": f"{named}\n{WARMUP}"})
+    assert found.cause is Cause.REAL_NEED
+    assert "8,192 tokens" in found.because
+    assert found.term is not None
+    assert "[8192, 22016] bf16" in found.term.shape
+    assert not any("echo" in note for note in found.notes)
+
+
+REFUSED = (
+    "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n): out of memory (tllmBuffers.h:125)"
+)
+
+
+def started(free: str, taken: str) -> str:
+    return (
+        f"[TensorRT-LLM][INFO] Memory usage when calculating max tokens in paged kv cache: total: 79.11 GiB, available: {free} GiB\n"
+        f"[TensorRT-LLM][INFO] [MemUsageChange] Allocated {taken} GiB for max tokens in paged KV cache (64320).\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "words"),
+    [
+        (started("10.02", "9.81"), Cause.ENGINE_OVERCOMMIT, "9.81 GiB of the 10.02 GiB"),
+        (started("62.70", "62.07"), Cause.ENGINE_OVERCOMMIT, "62.07 GiB of the 62.70 GiB"),
+        (started("62.70", "31.00"), Cause.UNKNOWN, "no figures"),
+        ("one A10G\n[TensorRT-LLM][INFO] Loaded engine size: 27698 MiB\n", Cause.REAL_NEED, "27.05 GiB"),
+        ("one A100\n[TensorRT-LLM][INFO] Loaded engine size: 27698 MiB\n", Cause.UNKNOWN, "no figures"),
+    ],
+)
+def test_a_runtimes_account_of_its_start_tells_what_has_no_room(said: str, cause: Cause, words: str) -> None:
+    found = diagnose_texts({"log": said + "free_gpu_memory_fraction: 0.98\n" + REFUSED})
+    assert found.cause is cause
+    assert words in found.because
+    assert not any("larger" in cure.change and cure.helps != "no" for cure in found.cures)

@@ -10,10 +10,17 @@ from memsheet.diagnose.figures import OUTSIDE_LEAST
 from memsheet.diagnose.interval import size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
-from memsheet.diagnose.messages.colocated import place_of_share
+from memsheet.diagnose.messages.colocated import handed_over_facts, place_of_share
+from memsheet.diagnose.messages.deepspeed import step_facts
+from memsheet.diagnose.messages.holders import (
+    judged_by_table,
+    shown_after_end,
+    without_holders,
+)
 from memsheet.diagnose.messages.llama_cpp import refused_call
-from memsheet.diagnose.messages.nvidia_smi import Table, card_table, listed_processes
+from memsheet.diagnose.messages.nvidia_smi import Table, card_table
 from memsheet.diagnose.survived import goes_on, goes_on_behind
+from memsheet.units import GIB
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
@@ -44,11 +51,12 @@ def _wake_up(_: Message, log: Log) -> Judgement:
             because="a server's own allocator was refused memory by the driver, when it woke or when it "
             "was filled",
         )
+    kept = {**handed_over_facts(log), **step_facts(log)}.get("kept_before_bytes")
     cures = (
         Cure(change="return the trainer's cached memory before the server wakes", helps=MAYBE, where="torch.cuda.empty_cache()",
-             why="what the trainer keeps without tensors is what the server lacks"),
+             saves_bytes=kept.high if kept else None, why="what the trainer keeps without tensors is what the server lacks"),
         Cure(change="wake the weights first and the cache after the trainer's are off the card", helps=MAYBE,
-             where='wake_up(tags=["weights"])'),
+             where=f'{"resume_memory_occupation" if "torch_memory_saver" in log.text else "wake_up"}(tags=["weights"])'),
         Cure(change=LOWER_FRACTION, helps=MAYBE, where=place_of_share(log.text, "gpu_memory_utilization (mem_fraction_static)")),
     )  # fmt: skip
     return Judgement(
@@ -57,10 +65,21 @@ def _wake_up(_: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _refused_communication(message: Message, _: Log) -> Judgement:
+def _without_cache(log: Log) -> tuple[Cure, ...]:
+    """Giving back what PyTorch keeps without tensors, where a log says that it is no trifle."""
+    kept = {**handed_over_facts(log), **step_facts(log)}.get("kept_before_bytes")
+    if kept is None or kept.low < GIB:
+        return ()
+    return (
+        Cure(change="what PyTorch keeps without tensors given back before the group is made", helps=MAYBE,
+             saves_bytes=kept.high, where="torch.cuda.empty_cache()", why=f"it kept {size_words(kept)} at its last word"),
+    )  # fmt: skip
+
+
+def _refused_communication(message: Message, log: Log) -> Judgement:
     size = f" {int(message.words['count']):,} bytes" if "count" in message.words else " memory"
     return Judgement(
-        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(ROOM,),
+        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(*_without_cache(log), ROOM),
         because=f"NCCL, the communication library, was refused{size} of its own by the driver: the card is full, and its buffers "
         "stand outside PyTorch's allocator",
     )  # fmt: skip
@@ -73,38 +92,22 @@ _ASSERTED = re.compile(
 """What a kernel prints that ends at an assertion, before the library's next call fails."""
 
 
-def _refused_handle(_: Message, log: Log) -> Judgement:
+def _refused_handle(message: Message, log: Log) -> Judgement:
     if "device-side assert" in log.text or "illegal memory access" in log.text or _ASSERTED.search(log.text):
         return Judgement(
             causes=(Cause.FOLLOW_UP_ERROR,),
             because="an earlier error of a kernel stands in the same log; what comes after it is its echo, "
             "no shortage",
         )
-    if there := _larger_neighbours(log):
-        return Judgement(
-            causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
-            because=f"the matrix library was refused its handle and workspace: the card is full, and most of it is held by {there}",
-        )  # fmt: skip
+    if judged := judged_by_table(
+        message, log, "the matrix library was refused its handle and workspace", GIB
+    ):
+        return judged
     return Judgement(
         causes=(Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR), cures=(ROOM, BLOCKING),
         because="the matrix library was refused its handle and workspace, which stand outside PyTorch's allocator: the "
         "card is full, or an earlier error of a kernel shows only here",
     )  # fmt: skip
-
-
-_SCRIPT = re.compile(r"\bFile \"(?:[^\"\n]{0,200}[\\\\/])?([\w.-]{1,80}\.py)\"")
-
-
-def _larger_neighbours(log: Log) -> str:
-    """Processes of a list that hold more than the one whose script the traceback names; empty where none of
-    them is known for it.
-    """
-    scripts, listed = set(_SCRIPT.findall(log.text)), listed_processes(log)
-    own = {name for name in listed if scripts & {part.rpartition("/")[2] for part in name.split()}}
-    others = {name: size for name, size in listed.items() if name not in own}
-    if not own or sum(size.low for size in others.values()) <= sum(listed[name].high for name in own):
-        return ""
-    return ", ".join(f"{name} ({size_words(size)})" for name, size in others.items())
 
 
 def _torn_collective(_: Message, __: Log) -> Judgement:
@@ -119,8 +122,6 @@ def _torn_collective(_: Message, __: Log) -> Judgement:
 _MAKES_CONTEXT = re.compile(r"_cuda_init\(|in _lazy_init\b|\bcuInit\b|cuCtxCreate|cuDevicePrimaryCtxRetain")
 
 
-_ASKS_FOR_TABLE = re.compile(r"(?:^\$|[\w~)\]/\\][$#%>])\s?nvidia-smi\s{0,3}$")
-"""A shell's prompt, at which a table is asked for."""
 _PINS = re.compile(
     r"\bpin_memory\(|in pin_memory\b|cudaHostAlloc|cudaHostRegister|cudaMallocHost|HostAllocator"
 )
@@ -142,7 +143,7 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
         return refused_call(log)
     if any(_PINS.search(each) for each in around):
         return Judgement(
-            causes=(Cause.NOT_GPU_MEMORY, Cause.OTHER_PROCESS), cures=(*_WITHOUT_PINS, *_without_holders(there)),
+            causes=(Cause.NOT_GPU_MEMORY, Cause.OTHER_PROCESS), cures=(*_WITHOUT_PINS, *without_holders(there)),
             because="page-locked memory of the host was asked for and refused, or the process was refused its place on a card that is full",
         )  # fmt: skip
     near = log.lines[max(0, message.line - 40) : message.line + 1]
@@ -151,30 +152,25 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
         left = (whole - used).positive
         if left.high < OUTSIDE_LEAST:
             return Judgement(
-                causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
+                causes=(Cause.OTHER_PROCESS,), cures=without_holders(there),
                 because=f"the driver refused this process its context, before it held anything; of {size_words(whole)} were "
                 f"{size_words(left)} left beside {there}",
             )  # fmt: skip
-    if table and len(table.cards) == 1 and _shown_after_end(message, log):
+    if table and len(table.cards) == 1 and shown_after_end(message, log):
         whole, held = table.cards[0][1], sum_intervals(size for *_, size in table.processes)
         if held.low * 10 >= whole.high * 9:
             return Judgement(
-                causes=(Cause.OTHER_PROCESS,), cures=_without_holders(there),
+                causes=(Cause.OTHER_PROCESS,), cures=without_holders(there),
                 because=f"the driver refused memory, and once the process had ended {there} still held {size_words(held)} of the "
                 f"card's {size_words(whole)}",
             )  # fmt: skip
+    if judged := judged_by_table(message, log, "the driver refused memory"):
+        return judged
     return Judgement(
-        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=_without_holders(there) or (LOOK, ROOM),
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=without_holders(there) or (LOOK, ROOM),
         because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
         f"({there or 'nvidia-smi shows them'}), or this process fills it",
     )  # fmt: skip
-
-
-def _shown_after_end(message: Message, log: Log) -> bool:
-    """Whether a shell was asked for the table behind a message: the process that failed is no more then."""
-    behind = list(log.lines[message.line + 1 :])
-    shown = next((place for place, each in enumerate(behind) if "NVIDIA-SMI" in each), 0)
-    return any(_ASKS_FOR_TABLE.search(each) for each in behind[:shown])
 
 
 def _holder_words(table: Table) -> str:
@@ -183,17 +179,8 @@ def _holder_words(table: Table) -> str:
     return ", ".join(f"process {pid} ({table.names[pid]}) {size_words(size)}" for _, pid, size in largest)
 
 
-def _without_holders(there: str) -> tuple[Cure, ...]:
-    if not there:
-        return ()
-    return (
-        Cure(change=f"end or move what holds the card: {there}", helps=MAYBE, where="nvidia-smi"),
-        Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
-    )
-
-
-def _refused_by_runtime(_: Message, __: Log) -> Judgement:
-    return Judgement(
+def _refused_by_runtime(message: Message, log: Log) -> Judgement:
+    return judged_by_table(message, log, "the driver refused memory") or Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
         because="an allocator of an old release of PyTorch was refused memory by the driver, and the message has no figures: "
         "others may hold the card (nvidia-smi shows them), or the job needs more than it has",
@@ -208,8 +195,9 @@ def _refused_optimizer(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
-def judge_bare(_: Message, __: Log) -> Judgement:
-    return Judgement(
+def judge_bare(message: Message, log: Log) -> Judgement:
+    """Nothing, unless a table beside it says who holds the card."""
+    return judged_by_table(message, log, "memory of the card was refused") or Judgement(
         causes=(),
         because="the message has no figures, and without them the cause cannot be told: the lines before it "
         "may have them, or nvidia-smi beside it",
@@ -270,6 +258,22 @@ does neither.
 """
 
 
+_ENGINE = (
+    "the server says that its engine had died before: what it died of, memory or not, stands in the engine's own "
+    "traceback, earlier in the log, which is not in this text"
+)  # fmt: skip
+_REMOTE = (
+    "this rank only says that another one is gone, or that the network between them failed: what that one died of, "
+    "memory or not, stands in its own log"
+)  # fmt: skip
+ECHOES = (
+    ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
+    ("EngineCorefailedtostart.Seerootcauseabove", _ENGINE),
+    ("AsyncEngineDeadError", _ENGINE),
+    ("remoteprocessexitedortherewasanetworkerror", _REMOTE),
+    ("ncclRemoteError:", _REMOTE),
+)
+"""What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py; nccl.h, ncclRemoteError)."""
 _ASKS_LESS = re.compile(
     r"failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
 )

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
-from memsheet.diagnose.interval import Interval
-from memsheet.diagnose.message import MAYBE, Cure
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval, printed_bytes
+from memsheet.diagnose.message import MAYBE, NUMBER, Cure
 
 _MARKS = re.compile(
     r"\bactor_rollout_ref\b|\bWorkerDict\b|/verl/workers/|\bvllm_mode[\"']?\s{0,3}[=:]\s{0,3}[\"']?colocate|\bcolocate_all_models\b|Sleep mode freed|CuMemAllocator: sleep"
@@ -23,11 +24,35 @@ PLACES = (
       for mark in ("actor_rollout_ref", "WorkerDict", "/verl/workers/")),
     ("/trl/", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode=True"),
     ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode=True"),
+    ("sglang-mem-fraction-static", "--sglang-mem-fraction-static", "--offload"),
     ("colocate_all_models", "--vllm_gpu_memory_utilization", "--vllm_enable_sleep"),
 )  # fmt: skip
 """By what a trainer's log alone holds: where it is told of the server's share of the card and its sleep."""
 FREED_NOTHING = 8 * 2**20
 """What a server that gave its memory back gave more than."""
+
+
+_TOLD = re.compile(
+    rf"memoryallocated\(GB\):(?P<held>{NUMBER}),memoryreserved\(GB\):(?P<kept>{NUMBER})"
+    rf"|'allocated_GB':(?P<held_too>{NUMBER}),'reserved_GB':(?P<kept_too>{NUMBER})"
+)
+"""What trainers print of their allocator around a hand-over, in 2^30 bytes (verl, utils/debug/performance.py,
+log_gpu_memory_usage; THUDM/slime, slime/utils/memory_utils.py, available_memory).
+"""
+
+
+def handed_over_facts(log: Log) -> dict[str, Interval]:
+    """What the trainer's last such line says, and what it keeps beyond tensors there."""
+    lines = list(_TOLD.finditer(log.squeezed))
+    if not lines:
+        return {}
+    last = lines[-1]
+    held, kept = (printed_bytes(last[name] or last[f"{name}_too"], "GB") for name in ("held", "kept"))
+    if held is None or kept is None:
+        return {}
+    return {
+        "allocated_before_bytes": held, "reserved_before_bytes": kept, "kept_before_bytes": (kept - held).positive,
+    }  # fmt: skip
 
 
 def shares_a_card(text: str) -> bool:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from itertools import islice
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words, sum_intervals
+from memsheet.diagnose.interval import (
+    NOTHING,
+    Interval,
+    at_least,
+    more_than,
+    printed_bytes,
+    size_words,
+    sum_intervals,
+)
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages.holders import judged_by_table
 from memsheet.diagnose.messages.stated import larger_share, stated_share
-from memsheet.frozen import replace
+from memsheet.diagnose.named_cards import NamedCard, beyond_named_card, card_in_text
+from memsheet.frozen import NamedTuple, replace
 
 SIGNS = (
     b"RESOURCE_EXHAUSTED",
@@ -41,9 +52,11 @@ _POOL = {
 _BUFFER = re.compile(r"Shape:((?:bf16|f16|f32|f64|s32|u32|s8|u8|pred|f8\w{0,10})\[[\d,]{1,60}\])")
 
 
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+
+
 def _larger_pool(message: Message, log: Log) -> tuple[Cure, ...]:
-    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-    found = larger_share(name, stated_share(log, message.line, name))
+    found = larger_share(FRACTION, stated_share(log, message.line, FRACTION))
     return tuple(replace(cure, where=cure.where.replace(" ", "=")) for cure in found)
 
 
@@ -63,7 +76,9 @@ MOST_BUFFERS = 64
 
 
 def _term_of_buffers(size: Interval | None, printed: str) -> Term | None:
-    """The one shape among a program's buffers that is as large as what was asked for."""
+    """The one shape among a program's buffers that is as large as what was asked for; where that is all
+    temporaries at once, the largest of them, which XLA prints first.
+    """
     found = dict.fromkeys(each[1] for each in islice(_BUFFER.finditer(printed), MOST_BUFFERS))
     fitting = []
     for shape in found:
@@ -73,18 +88,82 @@ def _term_of_buffers(size: Interval | None, printed: str) -> Term | None:
         if size and width and size.low <= width * math.prod(counts) <= size.high:
             fitting.append((kind, counts, width))
     if len(fitting) != 1:
-        return None
+        return _largest_temporary(size, printed)
     ((kind, counts, width),) = fitting
+    return _term_of_shape(kind, counts, width, "as XLA prints its buffers", exact=True)
+
+
+def _term_of_shape(kind: str, counts: list[int], width: int, how: str, *, exact: bool) -> Term:
     return Term(
-        component="temporaries", path="program", exact=True,
+        component="temporaries", path="program", exact=exact,
         shape=f"[{', '.join(map(str, counts))}] {_WORDS.get(kind, kind)}",
-        words=f"{' × '.join(f'{each:,}' for each in counts)} × {width} bytes, as XLA prints its buffers",
+        words=f"{' × '.join(f'{each:,}' for each in counts)} × {width} bytes, {how}",
     )  # fmt: skip
+
+
+_TEMPORARIES = re.compile(r"preallocatedtempallocation:([\d.]{1,20})([KMGT]iB|B)")
+_PARAMETER = re.compile(r"Operator:op_name=\"[^\"]{0,20}params|EntryParameterSubshape")
+
+
+def _largest_temporary(size: Interval | None, printed: str) -> Term | None:
+    """The first of the buffers that are printed, where what was asked for is all temporaries at once."""
+    total = _TEMPORARIES.search(printed)
+    held = printed_bytes(*total.groups()) if total else None
+    found = _BUFFER.search(printed)
+    if not (size and held and found and held.low <= size.high and size.low <= held.high):
+        return None
+    kind, _, axes = found[1].rstrip("]").partition("[")
+    counts, width = [int(each) for each in axes.split(",") if each], _BYTES.get(kind)
+    if width is None or _PARAMETER.search(printed, 0, found.start()) or width * math.prod(counts) > size.high:
+        return None
+    how = "the largest of the program's temporaries, which were asked for at once"
+    return _term_of_shape(kind, counts, width, how, exact=False)
+
+
+LEAST_LENGTH = 512
+FLASH = Cure(
+    change="attention that writes no scores", helps=MAYBE, where='jax.nn.dot_product_attention(…, implementation="cudnn")',
+    why="the largest buffer is as long as it is wide, as scores are",
+)  # fmt: skip
 
 
 def _asked_of_pool(message: Message, log: Log) -> Judgement:
     printed = log.squeezed[log.place_of(message.line) :]
-    return replace(_judged_request(message, log), term=_term_of_buffers(message.facts.get("asked"), printed))
+    term = _term_of_buffers(message.facts.get("asked"), printed)
+    judged = replace(_judged_request(message, log), term=term)
+    axes = term.shape.partition("]")[0].strip("[").split(", ") if term else []
+    scores = len(axes) > 2 and axes[-1] == axes[-2] and int(axes[-1]) >= LEAST_LENGTH
+    return replace(judged, cures=(FLASH, *judged.cures)) if scores and judged.cures else judged
+
+
+_FROM_DEVICE = re.compile(r"failedtoallocate[\d.]{1,12}[KMGT]iB\((\d{1,16})bytes\)fromdevice:")
+_OF_DEVICE = re.compile(r"Memoryusage:(\d{1,16})bytesfree,(\d{1,16})bytestotal")
+USUAL_SHARE = Decimal("0.75")
+"""Of a card, which XLA takes at its start (xla/pjrt/gpu/gpu_helpers.h, GpuAllocatorConfig)."""
+
+
+def _refused_at_start(message: Message, log: Log) -> Judgement | None:
+    """Somebody else, where what the driver refused is the pool that XLA takes before all else, and next to
+    nothing of the card is free.
+    """
+    asked, device = _FROM_DEVICE.search(log.squeezed), _OF_DEVICE.search(log.squeezed)
+    if asked is None or device is None:
+        return None
+    size, (free, whole) = int(asked[1]), (int(each) for each in device.groups())
+    share = stated_share(log, message.line, FRACTION) or USUAL_SHARE
+    if abs(size - whole * share) * 50 > whole or free * 10 > whole:
+        return None
+    held, left, card = (Interval(each, each) for each in (whole - free, free, whole))
+    there = judged_by_table(message, log, "")
+    return Judgement(
+        causes=(Cause.OTHER_PROCESS,), missing=(Interval(size, size) - left).positive,
+        cures=(
+            *(there.cures[:1] if there else (Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi"),)),
+            Cure(change="a smaller share for each that uses XLA", helps=MAYBE, where=f"{FRACTION}=.45 in each (or XLA_PYTHON_CLIENT_PREALLOCATE=false)"),
+        ),
+        because=f"the driver refused the {size_words(Interval(size, size))} that XLA takes at its start, {share:.0%} of {size_words(card)}: "
+        f"{size_words(left)} were free, and the other {size_words(held)} were held before it",
+    )  # fmt: skip
 
 
 def _judged_request(message: Message, log: Log) -> Judgement:
@@ -101,8 +180,11 @@ def _judged_request(message: Message, log: Log) -> Judgement:
     if "pinned" in lines and "pinned host" in lines:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's page-locked memory")
     if size and "limit" in pool and "in_use" in pool:
-        return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED))
-    held = [size for name in ("maybe_live_out", "preallocatedtemp") if (size := stats.get(name)) is not None]
+        share = stated_share(log, message.line, FRACTION)
+        raised = Cure(change="a larger share of the card for the pool", helps=MAYBE, where=FRACTION)
+        limit = Limit(share is not None, raised, card_in_text(lines), share)
+        return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED), limit)
+    held = [part for name in ("maybe_live_out", "preallocatedtemp") if (part := stats.get(name)) is not None]
     total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
     card = message.facts.get("capacity")
     if total is not None and card is not None and more_than(total, card):
@@ -110,6 +192,19 @@ def _judged_request(message: Message, log: Log) -> Judgement:
             causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), missing=(total - card).positive,
             because=f"{told}; the program needs {size_words(total)} in all, and the card has {size_words(card)}",
         )  # fmt: skip
+    if over := beyond_named_card(total, lines):
+        return Judgement(
+            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED),
+            because=f"{told}; the program needs {size_words(total or NOTHING)} in all, and {over}",
+        )  # fmt: skip
+    if over := beyond_named_card(size, lines):
+        return Judgement(
+            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), because=f"{told}, and {over}"
+        )
+    if refused := _refused_at_start(message, log):
+        return refused
+    if total is None and (judged := judged_by_table(message, log, told)):
+        return judged
     parts = [
         f"{name.replace('atedtemp', 'ated temp')} {size_words(held)}"
         for name, held in stats.items()
@@ -142,11 +237,44 @@ def pool_figures(text: str) -> dict[str, int]:
     return {name: int(found[1]) for name, pattern in _POOL.items() if (found := pattern.search(text))}
 
 
+class Limit(NamedTuple):
+    """Whether a text sets a pool's limit, what raises it, the card that it names, and the share of a card
+    that the limit is, where that is said.
+    """
+
+    is_set: bool
+    raised: Cure
+    card: NamedCard | None = None
+    share: Decimal | None = None
+
+    def card_bytes(self, limit: int) -> int:
+        """What the card has as far as the text says it; 0 where it does not."""
+        if self.card is not None:
+            return self.card.most
+        return int(limit / self.share) if self.share else 0
+
+
+LARGE = (9, 10)
+"""The share of a card that a pool may have beside contexts and libraries."""
+
+
+def _share_for(limit: Limit, needed: int, card: int) -> str:
+    """Where the limit is set, with the least share that has room where it is a share."""
+    if limit.share is None:
+        return limit.raised.where
+    return f"{limit.raised.where}=0.{-(-needed * 100 // card):02d} (or more, while nobody else uses the card)"
+
+
 def judge_pool(
-    size: Interval, pool: dict[str, int], told: str, smaller: tuple[Cure, ...], besides: tuple[Cure, ...]
+    size: Interval,
+    pool: dict[str, int],
+    told: str,
+    smaller: tuple[Cure, ...],
+    besides: tuple[Cure, ...],
+    limit: Limit,
 ) -> Judgement:
     """A request of a BFC pool by what the pool had left. ``smaller``: cures that ask for less;
-    ``besides``: what is said where the pool had too little.
+    ``besides``: what is said where the pool had too little; ``limit``: whose the pool's limit is.
     """
     left = Interval(max(0, pool["limit"] - pool["in_use"]), max(0, pool["limit"] - pool["in_use"]))
     sum_words = (
@@ -161,6 +289,19 @@ def judge_pool(
             because=f"{told}; more is in use of the pool than its limit: its figures contradict one another",
             facts=facts,
         )
+    card = limit.card_bytes(pool["limit"])
+    if more_than(size, left) and limit.is_set and (pool["in_use"] + size.high) * LARGE[1] <= card * LARGE[0]:
+        whole = size_words(Interval(card, card))
+        return Judgement(
+            causes=(Cause.LIMIT_SET,), missing=(size - left).positive, facts=facts,
+            because=f"{sum_words}; that limit is a setting's, and the card has {whole}",
+            cures=(replace(limit.raised, where=_share_for(limit, pool["in_use"] + size.high, card)), *smaller),
+        )  # fmt: skip
+    if more_than(size, left) and limit.is_set and not card:
+        return Judgement(
+            causes=(Cause.LIMIT_SET, Cause.REAL_NEED), missing=(size - left).positive, facts=facts, cures=(limit.raised, *smaller),
+            because=f"{sum_words}; that limit is a setting's, and what the card has is not said",
+        )  # fmt: skip
     if more_than(size, left):
         return Judgement(
             causes=(Cause.REAL_NEED,),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes, sum_intervals
-from memsheet.frozen import dataclass
+from memsheet.frozen import NamedTuple, dataclass
 
 SIGNS = (b"NVIDIA-SMI",)
 _CARD = re.compile(r"(?<!\d)(\d{1,7})\s{0,3}MiB\s{0,3}/\s{0,3}(\d{1,7})\s{0,3}MiB")
@@ -56,6 +56,23 @@ def listed_processes(log: Log) -> dict[str, Interval]:
         if listed and (size := printed_bytes(listed["size"], "MiB")):
             found[listed["name"]] = size
     return found
+
+
+class Holder(NamedTuple):
+    """A process of a table: its card, number, name and arguments, and what it holds."""
+
+    card: int
+    pid: int
+    name: str
+    size: Interval
+
+
+def listed_holders(log: Log) -> tuple[Holder, ...]:
+    """The processes of a table, each once, whether or not its cards stand above it."""
+    found = (match for line in log.lines if (match := _PROCESS.match(line)))
+    sized = ((each, printed_bytes(each["size"], "MiB")) for each in found)
+    held = (Holder(int(each[1]), int(each[2]), each["name"], size) for each, size in sized if size)
+    return tuple({(each.card, each.pid): each for each in held}.values())
 
 
 def _short_name(path: str) -> str:

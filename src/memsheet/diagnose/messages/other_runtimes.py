@@ -15,7 +15,8 @@ import re
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, at_least, more_than, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
-from memsheet.diagnose.messages.jax import judge_pool, pool_figures
+from memsheet.diagnose.messages.jax import Limit, judge_pool, pool_figures
+from memsheet.diagnose.named_cards import beyond_named_card, card_in_text
 from memsheet.frozen import replace
 
 SIGNS = (
@@ -35,7 +36,12 @@ GROWTH = Cure(
 )  # fmt: skip
 
 
-def undecided_need(told: str, *cures: Cure) -> Judgement:
+def undecided_need(
+    told: str, *cures: Cure, asked: Interval | None = None, log: Log | None = None
+) -> Judgement:
+    """What has no figures beside the size: decided where that is more than the card has that a text names."""
+    if log is not None and (over := beyond_named_card(asked, log.text)):
+        return Judgement(causes=(Cause.REAL_NEED,), because=f"{told}, and {over}", cures=cures)
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
         because=f"{told}; what was free, and who else is on the card, is not said",
@@ -64,13 +70,25 @@ def _refused_tensor(message: Message, log: Log) -> Judgement:
     return replace(found, term=term, facts={**found.facts, "asked_bytes": asked})
 
 
+_LIMITED = re.compile(
+    r"\bmemory_limit[\"']?\s{0,3}[:=]\s{0,3}\d|per_process_gpu_memory_fraction[\"']?\s{0,3}[:=]\s{0,3}[\d.]"
+)
+"""How TensorFlow is told of a limit on its pool (tf.config.LogicalDeviceConfiguration, GPUOptions)."""
+
+
 def _of_device(message: Message, log: Log, asked: Interval | None, told: str) -> Judgement:
     if "CPU" in message.words["place"]:
         return Judgement(causes=(Cause.NOT_GPU_MEMORY,), because=f"{told}, of the host's memory")
     pool = pool_figures(log.squeezed)
     if asked is not None and {"limit", "in_use"} <= pool.keys():
-        return judge_pool(asked, pool, told, (SMALLER,), (GROWTH,))
-    return undecided_need(told, SMALLER, GROWTH)
+        raised = Cure(
+            change="raise or remove the limit of the pool",
+            helps=MAYBE,
+            where="memory_limit (or per_process_gpu_memory_fraction)",
+        )
+        limit = Limit(bool(_LIMITED.search(log.text)), raised, card_in_text(log.text))
+        return judge_pool(asked, pool, told, (SMALLER,), (GROWTH,), limit)
+    return undecided_need(told, SMALLER, GROWTH, asked=asked, log=log)
 
 
 def _refused_arena(message: Message, _: Log) -> Judgement:
@@ -86,17 +104,35 @@ def _refused_arena(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _beyond_arena(message: Message, _: Log) -> Judgement:
-    left, asked = message.facts["left"], message.facts["asked"]
+_ARENA = re.compile(r"gpu_mem_limit[\"']?\s{0,3}[:=,]\s{0,3}[\"']?((?:\d{1,15}\s{0,2}\*{0,2}\s{0,2}){1,6})")
+
+
+def _limit_of_arena(log: Log) -> Interval | None:
+    """The arena's limit, of plain numbers and their products, where a text says it."""
+    found = _ARENA.search(log.text)
+    if found is None or "**" in found[1]:
+        return None
+    size = math.prod(int(each) for each in re.findall(r"\d+", found[1]))
+    return Interval(size, size)
+
+
+def _beyond_arena(message: Message, log: Log) -> Judgement:
+    """An arena whose limit nobody sets has none (onnxruntime/core/providers/cuda,
+    cuda_execution_provider_info.h, gpu_mem_limit); one that is set to what the card has is the card's.
+    """
+    left, asked, limit = message.facts["left"], message.facts["asked"], _limit_of_arena(log)
+    card = card_in_text(log.text)
+    whole = limit is not None and card is not None and limit.low * 10 >= card.most * 9
+    of = f"its limit of {size_words(limit)}" if limit else "its limit"
     return Judgement(
-        causes=(Cause.LIMIT_SET, Cause.REAL_NEED), missing=(asked - left).positive,
-        cures=(Cure(change="raise or remove the arena's limit", helps=MAYBE, where="gpu_mem_limit"), SMALLER),
-        because=f"{size_words(asked)} were asked for of an arena that has {size_words(left)} left of its limit, which is a "
-        "setting's or the card's",
+        causes=(Cause.REAL_NEED,) if whole else (Cause.LIMIT_SET,), missing=(asked - left).positive,
+        cures=(Cure(change="raise or remove the arena's limit", helps=NO if whole else MAYBE, where="gpu_mem_limit"), SMALLER),
+        because=f"{size_words(asked)} were asked for of an arena that has {size_words(left)} left of {of}, "
+        + ("which is all that the card has" if whole else "which a setting gives it: no total of the card"),
     )  # fmt: skip
 
 
-def _refused_engine(message: Message, _: Log) -> Judgement:
+def _refused_engine(message: Message, log: Log) -> Judgement:
     asked = message.facts.get("asked")
     told = (
         f"{size_words(asked)} were asked for by TensorRT"
@@ -104,7 +140,8 @@ def _refused_engine(message: Message, _: Log) -> Judgement:
         else "TensorRT was refused memory by the driver"
     )
     return undecided_need(
-        told, Cure(change="a smaller workspace while the engine is built", helps=MAYBE, where="--memPoolSize=workspace:N"), SMALLER
+        told, Cure(change="a smaller workspace while the engine is built", helps=MAYBE, where="--memPoolSize=workspace:N"), SMALLER,
+        asked=asked, log=log,
     )  # fmt: skip
 
 
@@ -119,7 +156,7 @@ def tactic_left_out(log: Log) -> bool:
     return bool(_LEFT_OUT.search(log.squeezed)) and _NONE_LEFT not in log.squeezed
 
 
-def _refused_pool(message: Message, _: Log) -> Judgement:
+def _refused_pool(message: Message, log: Log) -> Judgement:
     asked, held, limit = (message.facts.get(name) for name in ("asked", "allocated", "allowed"))
     told = "memory was asked for" if asked is None else f"{size_words(asked)} were asked for"
     told += f" by a pool that holds {size_words(held)}" if held else ""
@@ -133,7 +170,7 @@ def _refused_pool(message: Message, _: Log) -> Judgement:
             causes=(Cause.LIMIT_SET,), missing=(held + asked - limit).positive, cures=(raised, SMALLER),
             because=f"{told} and may hold {size_words(limit)}",
         )  # fmt: skip
-    return undecided_need(told, SMALLER)
+    return undecided_need(told, SMALLER, asked=asked, log=log)
 
 
 def _refused_place(_: Message, __: Log) -> Judgement:
@@ -166,6 +203,6 @@ FORMS = (
     Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
     Form("accelerate", re.compile(r"ValueError:SomemodulesaredispatchedontheCPUorthedisk"), _refused_place),
     Form("accelerate", re.compile(r"Noexecutablebatchsizefound,reachedzero"), _refused_all_batches),
-    Form("CuPy", re.compile(rf"Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
+    Form("CuPy", re.compile(rf"(?<!RESOURCE_EXHAUSTED:)Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
     Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<asked>{_COMMAS})bytes(?:\(total(?P<allocated>{_COMMAS})bytes)?"), _refused_pool, _BYTES),
 )  # fmt: skip

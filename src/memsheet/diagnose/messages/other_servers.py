@@ -14,9 +14,10 @@ from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
-from memsheet.diagnose.interval import Interval, size_words
+from memsheet.diagnose.interval import Interval, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages.stated import halved, smaller_share, stated_number, stated_share
+from memsheet.diagnose.named_cards import beyond_named_card
 
 SIGNS = (
     b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][",
@@ -32,9 +33,9 @@ PREFILL = "--max-batch-prefill-tokens"
 def _refused_prefill(message: Message, _: Log) -> Judgement:
     count = int(message.words["count"])
     return Judgement(
-        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
-        because=f"the server's trial run of {count:,} tokens has no room beside the weights; what was free, and who else is on the "
-        "card, is not said",
+        causes=(Cause.REAL_NEED,),
+        because=f"the server's trial run of {count:,} tokens has no room beside the weights, as it says; what was free is not said (where "
+        "nvidia-smi shows somebody else on the card, that is missing)",
         cures=(
             Cure(change="fewer tokens in one pass", helps=MAYBE, where=f"{PREFILL} {max(1, count // 2)}", why=f"the trial run is of {count:,} now"),
             Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--num-shard N (or --quantize)"),
@@ -42,8 +43,53 @@ def _refused_prefill(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+_LOADED = re.compile(rf"Loadedenginesize:(?P<size>{NUMBER})MiB")
+_FREE_FOR_CACHE = re.compile(
+    rf"Memoryusagewhencalculatingmaxtokensinpagedkvcache:total:{NUMBER}GiB,available:(?P<size>{NUMBER})GiB"
+)
+_CACHE_TAKEN = re.compile(rf"Allocated(?P<size>{NUMBER})GiBformaxtokensinpagedKVcache")
+"""cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp, calculateMaxNumBlocks, and runtime/tllmRuntime.cpp."""
+
+
+def _last_size(pattern: re.Pattern[str], unit: str, log: Log, line: int) -> Interval | None:
+    """What the last line of its kind before a message says."""
+    found = list(pattern.finditer(log.squeezed, 0, log.place_of(line)))
+    return printed_bytes(found[-1]["size"], unit) if found else None
+
+
+def _refused_beside_cache(message: Message, log: Log) -> tuple[Cause, str] | None:
+    """Cause and reason by what the runtime said of its start: the cache's share of what was free, or an
+    engine that is larger than the card.
+    """
+    free, taken = (_last_size(each, "GiB", log, message.line) for each in (_FREE_FOR_CACHE, _CACHE_TAKEN))
+    if free and taken and (free - taken).high < OUTSIDE_MOST:
+        return Cause.ENGINE_OVERCOMMIT, (
+            f"its KV cache took {size_words(taken)} of the {size_words(free)} that were free, which leaves "
+            f"{size_words((free - taken).positive)} for what a step makes: a call for more was refused"
+        )
+    engine = _last_size(_LOADED, "MiB", log, message.line)
+    if engine and not free and (over := beyond_named_card(engine, log.text)):
+        return Cause.REAL_NEED, f"the engine is {size_words(engine)}, and {over}"
+    return None
+
+
 def _refused_runtime(message: Message, log: Log) -> Judgement:
     batch = halved("--max_batch_size", stated_number(log, message.line, "max_batch_size"))
+    told = _refused_beside_cache(message, log)
+    if told and told[0] is Cause.REAL_NEED:
+        spread = Cure(
+            change="the weights over more GPUs, or in fewer bits",
+            helps=MAYBE,
+            where="--tp_size N (convert_checkpoint.py)",
+        )
+        return Judgement(causes=told[:1], because=told[1], cures=(spread,))
+    if told:
+        share = stated_share(log, message.line, *FRACTIONS)
+        lower = smaller_share("--kv_cache_free_gpu_memory_fraction", share, _OF_FREE)
+        return Judgement(
+            causes=told[:1], because=told[1],
+            cures=(*lower, *((Cure(change="fewer requests at once", helps=MAYBE, where=batch),) if batch else ())),
+        )  # fmt: skip
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT, Cause.REAL_NEED, Cause.OTHER_PROCESS),
         because="a call of the server to the driver was refused memory, and the message has no figures: its KV cache may have taken too "
@@ -152,9 +198,12 @@ OWN_FORMS = (
     Form("component", re.compile(rf"couldnotbecreated:(?P<name>\w{{1,40}}?)(?:\(\S{{1,80}}?\))?TotalGPUmemory\(GiB\):(?P<capacity>{NUMBER})FreeGPUmemorybeforecomponentcreationattempt\(GiB\):(?P<free>\d{{1,4}}\.\d\d)"), _refused_component, {"capacity": "GiB", "free": "GiB"}),
 )  # fmt: skip
 """What says more than the bytes of the request that failed before it."""
+STAND_INS = (
+    Form("prefill", re.compile(r"Notenoughmemorytohandle(?P<count>\d{1,9})prefilltokens"), _refused_prefill),
+)  # fmt: skip
+"""What speaks for a request before it whose message is cut before its figures."""
 FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
-    Form("prefill", re.compile(r"Notenoughmemorytohandle(?P<count>\d{1,9})prefilltokens"), _refused_prefill),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,60}?outofmemory"), _refused_turbomind),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),

@@ -18,26 +18,34 @@ from memsheet.diagnose.message import NUMBER
 SIGNS = (b"GiB(",)
 _RESERVED = re.compile(rf"\bmemory:\s{{0,4}}(?P<size>{NUMBER})GiB\(")
 _ALLOCATED = re.compile(
-    rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b.{{1,200}}?(?<!max )(?<!max_)(?<!peak )(?<!peak_)(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
+    rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))\b.{{1,200}}?(?<!max )(?<!max_)(?<!peak )(?<!peak_)(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
     rf"(?:[ _]mem(?:ory)?)?[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
     re.IGNORECASE,
 )  # fmt: skip
 _COUNTED = re.compile(
-    r"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b.{1,200}?(?<!max_)\bmemory_allocated(?:\([^()]{0,40}\))?[\"']?"
+    r"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))\b.{1,200}?(?<!max_)\bmemory_allocated(?:\([^()]{0,40}\))?[\"']?"
     r"\s{0,3}[:=]\s{0,3}(?P<size>\d{7,15})(?![\d.])",
     re.IGNORECASE,
 )  # fmt: skip
 """Bytes, as torch.cuda.memory_allocated() returns them."""
 _PEAK = re.compile(
-    rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?[\"']?"
+    rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))\b.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?[\"']?"
     rf"\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
     re.IGNORECASE,
 )  # fmt: skip
 _USED = re.compile(
-    rf"(?:(?<![A-Za-z])(?:step|iter|iteration|epoch|batch)\b|\d/\d).{{0,200}}?(?<![A-Za-z])(?<!max )(?<!max_)(?<!peak )(?<!peak_)"
+    rf"(?:(?<![A-Za-z])(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))\b|\d/\d).{{0,200}}?(?<![A-Za-z])(?<!max )(?<!max_)(?<!peak )(?<!peak_)"
     rf"(?:vram|(?:gpu|cuda)[ _]?(?:mem(?:ory)?|ram))[ _](?:used|usage|in[ _]use)[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
     re.IGNORECASE,
 )  # fmt: skip
+_TOKENS = re.compile(
+    r"(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,200}?"
+    r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[ _]?len(?:gth)?|len(?:gth)?)[\"']?\s{0,3}[:=]\s{0,3}(\d[\d,]{1,9})(?![\d/])",
+    re.IGNORECASE,
+)  # fmt: skip
+"""Tokens, or the length, of a step, as its line says it."""
+FEWEST, BEYOND = 3, (3, 2)
+"""Steps that make a custom, and how far beyond their largest one is another."""
 ENOUGH = 4
 """Steps of growth that are no accident."""
 
@@ -87,3 +95,13 @@ def reserved_growth(log: Log) -> tuple[Interval, ...]:
     """What was reserved from step to step, where it only grew: tensors', unless it is kept without them."""
     found = (_RESERVED.search(line) for line in log.lines if "memory:" in line)
     return steady_growth([size for said in found if said and (size := printed_bytes(said["size"], "GiB"))])
+
+
+def outsized_step(log: Log, line: int) -> tuple[int, int] | None:
+    """Tokens of the last step that a log names before a message, and the most of those before it, where that
+    one is far larger than all of them.
+    """
+    found = (_TOKENS.search(each) for each in log.lines[: line + 1] if "=" in each or ":" in each)
+    sizes = [int(said[1].replace(",", "")) for said in found if said]
+    most = max(sizes[:-1], default=0)
+    return (sizes[-1], most) if len(sizes) > FEWEST and sizes[-1] * BEYOND[1] >= most * BEYOND[0] else None

@@ -33,7 +33,9 @@ _MODERN = {
     "allowed": re.compile(f"{_SIZE}allowed;"),
     "allocated": re.compile(f"Oftheallocatedmemory{_SIZE}isallocated"),
     "private_pools": re.compile(f"with{_SIZE}allocatedinprivatepools"),
-    "unallocated": re.compile(f"{_SIZE}isreservedbyPyTorchbutunallocated"),
+    "unallocated": re.compile(
+        rf"{_SIZE}isreservedbyPyTorchbutunallocated|allocatedbyPyTorch,(?:with\S{{1,80}}?\),)?and{_SIZE}is"
+    ),
 }
 _BRACKETS = {
     "asked": re.compile(f"Triedtoallocate{_SIZE}"),
@@ -93,7 +95,7 @@ def _read_message(text: str, log: Log, found: re.Match[str]) -> Message:
     facts: dict[str, Interval] = {}
     for name, pattern in fields.items():
         said = pattern.search(text)
-        if said and (size := printed_bytes(said[1], said[2])) is not None:
+        if said and (size := printed_bytes(*[each for each in said.groups() if each][:2])) is not None:
             facts[name] = size
     processes = tuple(
         (int(pid), size)

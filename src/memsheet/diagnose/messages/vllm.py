@@ -94,7 +94,7 @@ def _no_blocks(message: Message, log: Log) -> Judgement:
         *larger_share(UTILIZATION, _stated_share(message, log)),
         Cure(change="fewer tokens in one pass", helps=MAYBE, where=passed or "", why="the trial run before the cache is sized needs less"),
         Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tensor-parallel-size", parallel)),
-        Cure(change="--max-num-seqs or a shorter --max-model-len alone", helps=MAYBE),
+        Cure(change="fewer requests at once, or a shorter context", helps=MAYBE, where="--max-num-seqs N, --max-model-len N"),
     )  # fmt: skip
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
@@ -166,6 +166,7 @@ def _old_length(message: Message, log: Log) -> Judgement:
     stored = int(message.words["stored"])
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
+        term=Term(component="kv_cache", path="model", shape=f"[{message.words['length']}] tokens", exact=False, words="the KV cache of one request"),
         because=f"one request of {int(message.words['length']):,} tokens is longer than the {stored:,} tokens that the cache holds",
         cures=(
             Cure(change=f"a context of {stored:,} tokens at the most", helps=YES if stored else NO, where=f"--max-model-len {stored}"),

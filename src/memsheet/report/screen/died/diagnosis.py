@@ -32,7 +32,7 @@ TITLES = {
     Cause.ENGINE_OVERCOMMIT: "a server whose share of the card is too large",
     Cause.ENGINE_UNDERPROVISION: "a server whose share is too small",
     Cause.WAKE_UP_RACE: "a wake-up while somebody else holds the card",
-    Cause.FOLLOW_UP_ERROR: "an earlier error: this is its echo, no shortage",
+    Cause.FOLLOW_UP_ERROR: "an earlier error, of which this is the echo",
 }
 HELPS = {YES: "would have helped", "maybe": "may help"}
 

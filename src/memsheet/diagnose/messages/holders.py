@@ -1,0 +1,106 @@
+"""A table of processes beside a message: who holds the card, and which of them failed."""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.interval import Interval, size_words, sum_intervals
+from memsheet.diagnose.message import MAYBE, Cause, Cure, Judgement, Message
+from memsheet.diagnose.messages.colocated import shares_a_card
+from memsheet.diagnose.messages.nvidia_smi import card_table, listed_holders, listed_processes
+from memsheet.diagnose.named_cards import card_in_text
+
+FULL = (9, 10)
+"""The share of a card that is held where it counts as full."""
+_OF_OTHERS = re.compile(
+    r"nvidia-smi\b[^\n]{0,60}\b(?:before\s(?:(?:I|we|it|my|the|our|this)\s)?(?:\w{1,12}\s)?(?:start|launch|run|load|begin)"
+    r"|after(?:wards|\s(?:(?:it|the|this|my|that)\s)?(?:\w{1,12}\s)?(?:crash|die|fail|exit|end|oom|error|death|kill))"
+    r"|(?:while|with|when) nothing)"
+    r"|\b(?:not|n't) mine\b|\bnothing of mine\b"
+    r"|\b(?:some(?:one|body) else|(?:an)?other (?:user|person|team|container)|colleague|co-?worker|lab-?mate)\b"
+    r"|\b(?:zombie|defunct|orphan(?:ed)?|left-?over|stale|(?:old|previous|earlier) (?:process(?:es)?|notebook|kernel))\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that what a table shows is not what failed."""
+
+
+def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Judgement | None:
+    """Another process, where a table shows a card that is full: two hold it or more, of which one at the most
+    is what failed; or what failed had ended, or not begun, when the table was taken. ``told``: what was
+    refused; ``least``: what all but the largest have to hold, a tenth of the card where it is not given. None
+    where the table decides nothing.
+    """
+    if larger := larger_neighbours(log):
+        return Judgement(
+            causes=(Cause.OTHER_PROCESS,), cures=without_holders(larger),
+            because=f"{told}: the card is full, and most of it is held by {larger}",
+        )  # fmt: skip
+    table, holders = card_table(log), listed_holders(log)
+    others = bool(_OF_OTHERS.search(log.text)) or shown_after_end(message, log)
+    named = card_in_text(log.text)
+    for card in dict.fromkeys(each.card for each in holders):
+        there = [each for each in holders if each.card == card]
+        known = table is not None and card < len(table.cards)
+        whole = table.cards[card][1].high if table is not None and known else named.most if named else 0
+        held = sum_intervals(each.size for each in there)
+        besides = held.low - max(each.size.high for each in there)
+        shared = besides >= (least or whole // 10) and not shares_a_card(log.text)
+        if not whole or held.low * FULL[1] < whole * FULL[0] or not (shared or others):
+            continue
+        words = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in there[:3])
+        who = (
+            f"{words} hold {size_words(held)} of the {size_words(Interval(whole, whole))} of card {card}"
+            if len(there) > 1
+            else f"{words} holds card {card} of {size_words(Interval(whole, whole))}"
+        )
+        which = "" if others else ": whichever of them failed, the rest hold what it lacks"
+        alone = (
+            Cure(change="one of them at a time, or each on a card of its own", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
+        )  # fmt: skip
+        return Judgement(
+            causes=(Cause.OTHER_PROCESS,), cures=without_holders(words) if others else alone, because=f"{told}, and {who}{which}",
+        )  # fmt: skip
+    return None
+
+
+_ASKS_FOR_TABLE = re.compile(r"(?:^\$|[\w~)\]/\\][$#%>])\s?nvidia-smi\s{0,3}$")
+"""A shell's prompt, at which a table is asked for."""
+
+
+def shown_after_end(message: Message, log: Log) -> bool:
+    """Whether a shell was asked for the table behind a message: the process that failed is no more then."""
+    behind = list(log.lines[message.line + 1 :])
+    shown = next((place for place, each in enumerate(behind) if "NVIDIA-SMI" in each), 0)
+    return any(_ASKS_FOR_TABLE.search(each) for each in behind[:shown])
+
+
+_SCRIPT = re.compile(
+    r"\bFile \"(?:[^\"\n]{0,200}[\\/])?([\w.-]{1,80}\.py)\""
+    r"|\b([\w.-]{1,80}\.py)\b (?:is (?:mine|the one (?:that|which) )|(?:fails|failed|dies|died|crashes|crashed|ooms|oomed)\b)"
+    r"|\b(?:my|mine is|I (?:start|run|launch)(?:ed)?) (?:python3? )?([\w.-]{1,80}\.py)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""The script that failed: a traceback's, or the one that people say."""
+
+
+def larger_neighbours(log: Log) -> str:
+    """Processes of a list that hold more than the one whose script the traceback names; empty where none of
+    them is known for it.
+    """
+    said = (part for found in _SCRIPT.findall(log.text) for part in found)
+    scripts, listed = {part for part in said if part}, listed_processes(log)
+    own = {name for name in listed if scripts & {part.rpartition("/")[2] for part in name.split()}}
+    others = {name: size for name, size in listed.items() if name not in own}
+    if not own or sum(size.low for size in others.values()) <= sum(listed[name].high for name in own):
+        return ""
+    return ", ".join(f"{name} ({size_words(size)})" for name, size in others.items())
+
+
+def without_holders(there: str) -> tuple[Cure, ...]:
+    if not there:
+        return ()
+    return (
+        Cure(change=f"end or move what holds the card: {there}", helps=MAYBE, where="nvidia-smi"),
+        Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
+    )
