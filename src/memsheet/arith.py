@@ -272,9 +272,32 @@ def agreed(condition: Any) -> bool:
     """
     if isinstance(condition, bool):
         return condition
-    if bool(condition.any()) != bool(condition.all()):
-        not_alike()
-    return bool(condition.all())
+    holds = bool(condition.all())
+    if not holds and condition.any():
+        raise NotAlike(condition)
+    return holds
+
+
+class NotAlike(ValueError):
+    """Plans of one stratum differ in ``condition``, an array of whether it holds for each."""
+
+    def __init__(self, condition: Any) -> None:
+        super().__init__("plans of one stratum differ in a choice")
+        self.condition = condition
+
+
+def laid_together(sizes: Sequence[Any], rows: Sequence[Any]) -> Any:
+    """Counts, or truths, of parts of a stratum as those of all its plans: ``rows`` are the places of each
+    part's, which a number stands for all of. A number where it is the same everywhere.
+    """
+    first = sizes[0]
+    if not is_array(first) and all(type(size) is type(first) and size == first for size in sizes[1:]):
+        return first
+    kind = first.dtype if is_array(first) else bool if isinstance(first, bool) else "int64"
+    found = _array_namespace(*rows).empty(sum(map(len, rows)), dtype=kind)
+    for size, places in zip(sizes, rows, strict=True):
+        found[places] = size
+    return found
 
 
 def not_alike() -> NoReturn:

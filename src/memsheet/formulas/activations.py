@@ -6,15 +6,16 @@ chooses what a plan runs of them and gives their axes values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import agreed, at_least
 from memsheet.errors import Problem, raise_if_problems
+from memsheet.formulas.alike_rows import by_alike_rows
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, stored_as
 from memsheet.formulas.recordings import record_block, record_embeddings, record_head, record_loss
 from memsheet.formulas.states.params import stack_prefix
-from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, evaluate_tape, select_part
+from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, evaluate_tape, parts_laid_together, select_part
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.formulas.whole_products import WHOLE
 from memsheet.frozen import dataclass, replace
@@ -103,6 +104,16 @@ def block_part(
 
     ``input_grad``: whether what it is handed needs a gradient.
     """
+    return by_alike_rows(
+        plan,
+        lambda own: _alike_block_part(block, prefix, own, engine, release=release, input_grad=input_grad),
+        lambda found, rows: tuple(parts_laid_together(parts, rows) for parts in zip(*found, strict=True)),  # type: ignore[arg-type,return-value]
+    )
+
+
+def _alike_block_part(
+    block: Block, prefix: str, plan: Plan, engine: Engine, *, release: Release, input_grad: bool
+) -> tuple[Part, Part]:
     shape = plan.training.shape
     how = model_code(engine.layers).block_numerics(block, plan, shape, run_config_of(plan, engine))
     how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
@@ -144,6 +155,19 @@ class Ends:
 
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
+    return by_alike_rows(
+        plan, lambda own: _alike_end_parts(spec, own, engine, release=release), _ends_laid_together
+    )
+
+
+def _ends_laid_together(found: list[Ends], rows: list[Any]) -> Ends:
+    parts = {name: [getattr(ends, name) for ends in found] for name in ("embeddings", "head", "loss")}
+    return Ends(
+        **{name: parts_laid_together(own, rows) if own[0] else None for name, own in parts.items()}
+    )
+
+
+def _alike_end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     if spec.recording is not None:
         return _recorded_end_parts(spec.recording, plan, engine, release=release)
     code, stack = model_code(engine.layers), spec.stacks[-1]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from operator import or_
-from typing import Any
+from typing import Any, TypeVar
 
-from memsheet.arith import Count, is_array, is_symbol, maximum, where
-from memsheet.frozen import dataclass
+from memsheet.arith import Count, is_array, is_symbol, laid_together, maximum, where
+from memsheet.frozen import dataclass, fields
 from memsheet.sheet import Component
 
 Key = tuple[Component, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,3 +211,31 @@ def _largest_bytes_by_key(moments: Sequence[Moment], which: Winners) -> dict[Key
 def _select_count(condition: Any, a: Count, b: Count) -> Count:
     """As ``where``; what both have stays itself, so that it can be told from what differs."""
     return a if a is b else where(condition, a, b)
+
+
+def bags_laid_together(bags: Sequence[BytesByPath], rows: Sequence[Any]) -> BytesByPath:
+    """Bags of parts of a stratum, ``rows`` of its plans each, as one of all of them."""
+    if all(bag is bags[0] for bag in bags):
+        return bags[0]
+    total = laid_together([bag.total for bag in bags], rows)
+    return Later(partial(_parts_laid_together, bags, rows), partial(_part_laid_together, bags, rows), total)
+
+
+def fields_laid_together(found: Sequence[T], rows: Sequence[Any]) -> T:
+    """Objects whose fields are bags, laid together field by field."""
+    first: Any = found[0]
+    return first.__class__(  # type: ignore[no-any-return]
+        **{
+            f.name: bags_laid_together([getattr(one, f.name) for one in found], rows) for f in fields(first)
+        }
+    )
+
+
+def _parts_laid_together(bags: Sequence[BytesByPath], rows: Sequence[Any]) -> dict[Key, Count]:
+    keys = dict.fromkeys(key for bag in bags for key in bag.held)
+    return {key: laid_together([bag.held.get(key, 0) for bag in bags], rows) for key in keys}
+
+
+def _part_laid_together(bags: Sequence[BytesByPath], rows: Sequence[Any], key: Key) -> tuple[Count, Any]:
+    sizes, there = zip(*(bag.part(key) for bag in bags), strict=True)
+    return laid_together(sizes, rows), laid_together(there, rows)

@@ -5,11 +5,11 @@ holds most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from memsheet.arith import Count, where
+from memsheet.arith import Count, laid_together, not_alike, where
 from memsheet.formulas.tapes.bytes_by_path import (
     EMPTY,
     WHOLE,
@@ -18,6 +18,7 @@ from memsheet.formulas.tapes.bytes_by_path import (
     Later,
     Moment,
     _sum_counts,
+    bags_laid_together,
     largest_moment_rows,
     merge_moment,
 )
@@ -134,6 +135,30 @@ def select_part(condition: Any, a: Part, b: Part) -> Part:
         behind=bag(a.behind, b.behind),
         hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)),
         lingers=bag(a.lingers, b.lingers),
+    )
+
+
+def parts_laid_together(parts: Sequence[Part], rows: Sequence[Any]) -> Part:
+    """A part as plans of a stratum have it that run it in different ways: ``rows`` are the plans of each.
+
+    Raises ValueError where some save what they were handed and others do not.
+    """
+    first = parts[0]
+    if any(
+        part.keeps_input != first.keeps_input or len(part.hosted) != len(first.hosted) for part in parts[1:]
+    ):
+        not_alike()
+    bags = {
+        name: bags_laid_together([getattr(part, name) for part in parts], rows)
+        for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "lingers")
+    }  # fmt: skip
+    return Part(
+        **bags,
+        output=laid_together([part.output for part in parts], rows),
+        keeps_input=first.keeps_input,
+        hosted=tuple(
+            laid_together(sizes, rows) for sizes in zip(*(part.hosted for part in parts), strict=True)
+        ),
     )
 
 

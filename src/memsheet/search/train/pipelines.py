@@ -81,9 +81,7 @@ def placed_in(model: ModelSpec, plan: Plan) -> tuple[Placed, ...]:
 
 
 def stratum_choice_key(stratum: Stratum) -> Hashable:
-    """What plans share that can be accounted together: every choice, and what follows from their counts and
-    is no number.
-    """
+    """What plans share that can be accounted together: every choice."""
     neutral = replace(
         stratum.plan,
         mesh=Mesh(),
@@ -91,7 +89,7 @@ def stratum_choice_key(stratum: Stratum) -> Hashable:
         vocab_multiple=1,
         layers_per_stage=None,
     )
-    return neutral, stratum.traits
+    return neutral
 
 
 Members = Sequence[tuple[int, Placed]]
