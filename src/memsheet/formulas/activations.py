@@ -15,7 +15,14 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, stored_as
 from memsheet.formulas.recordings import record_block, record_embeddings, record_head, record_loss
 from memsheet.formulas.states.params import stack_prefix
-from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, evaluate_tape, parts_laid_together, select_part
+from memsheet.formulas.tapes.evaluate import (
+    Part,
+    Release,
+    Stepped,
+    evaluate_tape,
+    parts_laid_together,
+    select_part,
+)
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.formulas.whole_products import WHOLE
 from memsheet.frozen import dataclass, replace
@@ -162,9 +169,7 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
 
 def _ends_laid_together(found: list[Ends], rows: list[Any]) -> Ends:
     parts = {name: [getattr(ends, name) for ends in found] for name in ("embeddings", "head", "loss")}
-    return Ends(
-        **{name: parts_laid_together(own, rows) if own[0] else None for name, own in parts.items()}
-    )
+    return Ends(**{name: parts_laid_together(own, rows) if own[0] else None for name, own in parts.items()})
 
 
 def _alike_end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:

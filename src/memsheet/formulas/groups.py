@@ -183,7 +183,13 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
             own[-1] = _bridge_between_stacks(own[-1], let_go, counted=not release)
         elif (
             own
-            and (gone := by_alike_rows(plan, lambda own: code.made_again(spec, own, run_config_of(own, engine)), bags_laid_together))
+            and (
+                gone := by_alike_rows(
+                    plan,
+                    lambda own: code.made_again(spec, own, run_config_of(own, engine)),
+                    bags_laid_together,
+                )
+            )
             is not EMPTY
         ):
             own[0] = _made_again(own[0], gone)

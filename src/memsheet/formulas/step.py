@@ -90,7 +90,7 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     Where tokens choose their experts freely, three routings are accounted: balanced, as expected of even
     choices, and all on this rank.
     """
-    check_modelled(rank.whole, plan, engine)
+    by_alike_rows(plan, lambda own: check_modelled(rank.whole, own, engine), lambda *_: None)
     plan = model_code(engine.layers).of_rank(plan)
     bags, kept = _last_smaller(rank, plan, engine)
     if plan.routing is None or not depends_on_routing(plan):

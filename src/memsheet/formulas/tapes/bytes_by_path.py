@@ -225,9 +225,7 @@ def fields_laid_together(found: Sequence[T], rows: Sequence[Any]) -> T:
     """Objects whose fields are bags, laid together field by field."""
     first: Any = found[0]
     return first.__class__(  # type: ignore[no-any-return]
-        **{
-            f.name: bags_laid_together([getattr(one, f.name) for one in found], rows) for f in fields(first)
-        }
+        **{f.name: bags_laid_together([getattr(one, f.name) for one in found], rows) for f in fields(first)}
     )
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from memsheet.account import Totals, check_accounted, rank_of, step_totals, totals_of
+from memsheet.arith import NotAlike
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, field, replace
-from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute
+from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute, depends_on_routing
 from memsheet.search.train.lattice import Array, Tally, refuse_rows, select_rows
 from memsheet.search.train.pipelines import (
     Placed,
@@ -98,14 +99,8 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
     for stratum in legal_plan_strata(spaces, tallies) if spaces else ():
         alone = alone_bytes(spaces[0], one_plan(stratum, 0)) if alone is None else alone
         check_largest(stratum, alone)
-        try:
-            check_accounted(places.of(stratum)[0].rank, stratum.plan)
-        except InputError as error:
-            refuse_rows(tallies, stratum.rows, reason_of(error))
-        except ValueError:  # they do not agree in a choice: told when they are accounted, and taken apart
-            pieces += _stratum_pieces(stratum)
-        else:
-            pieces += _stratum_pieces(stratum)
+        for part in _accounted_parts(stratum, places, tallies):
+            pieces += _stratum_pieces(part)
     graded: dict[int, list[Graded]] = {}
     for batch in _accounting_batches(pieces):
         graded.update(
@@ -120,6 +115,24 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
         )
         for space in spaces
     ]
+
+
+def _accounted_parts(stratum: Stratum, places: _Places, tallies: Mapping[int, Tally]) -> Iterator[Stratum]:
+    """The plans of a stratum that are modelled; the others are refused. Those that a rule tells apart are
+    parts of it.
+    """
+    try:
+        check_accounted(places.of(stratum)[0].rank, stratum.plan)
+    except InputError as error:
+        refuse_rows(tallies, stratum.rows, reason_of(error))
+    except NotAlike as differ:
+        for which in (~differ.condition, differ.condition):
+            part = _stratum_of_rows(stratum, np.flatnonzero(which))
+            yield from _accounted_parts(part, places, tallies)
+    except ValueError:  # they do not agree in a choice: told when they are accounted, and taken apart
+        yield stratum
+    else:
+        yield stratum
 
 
 def _graded_at_batch(graded: Sequence[Graded], space: Space) -> Iterator[Graded]:
@@ -155,15 +168,22 @@ def _spans_pipelines(stratum: Stratum) -> bool:
     return stratum.space.engine.arrays.pipelines and not _deals_whole_matrices(stratum)
 
 
+def _accounting_key(stratum: Stratum, number: int) -> Hashable:
+    """What is the same of strata that are accounted together."""
+    if stratum.space.engine.arrays.one_by_one or _deals_whole_matrices(stratum):
+        return number
+    mesh, accumulates = stratum.plan.mesh, stratum.plan.accumulation > 1
+    pipeline = None if _spans_pipelines(stratum) else (mesh.pp, mesh.vpp, stratum.plan.layers_per_stage)
+    added = None if stratum.space.engine.arrays.adds_to_buffer else bool(np.all(accumulates))
+    return stratum_choice_key(stratum), pipeline, added, depends_on_routing(stratum.plan)
+
+
 def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
     """The numbers of pieces that are accounted together: those that are alike but for their pipeline."""
     kin: dict[Hashable, list[int]] = {}
     for number, piece in enumerate(pieces):
         stratum = _stratum_of_piece(piece)
-        kin.setdefault(
-            (type(piece), stratum_choice_key(stratum)) if _spans_pipelines(stratum) else number,
-            [],
-        ).append(number)
+        kin.setdefault((type(piece), _accounting_key(stratum, number)), []).append(number)
     for numbers in kin.values():
         batch, rows = list[int](), 0
         for number in numbers:
