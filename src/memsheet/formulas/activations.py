@@ -6,6 +6,7 @@ chooses what a plan runs of them and gives their axes values.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import agreed, at_least
@@ -35,16 +36,19 @@ if TYPE_CHECKING:
     from memsheet.recording import Recording
 
 
-_last: tuple[Plan, Engine, RunConfig] | None = None
+_recent = deque[tuple[Plan, Engine, RunConfig]](maxlen=32)
 
 
 def run_config_of(plan: Plan, engine: Engine) -> RunConfig:
-    """How the blocks of a plan run, whatever their shapes; a plan is asked about again and again."""
-    global _last  # noqa: PLW0603 - one value, replaced as a whole
-    last = _last
-    if last is None or last[0] is not plan or last[1] is not engine:
-        _last = last = (plan, engine, _make_run_config(plan, engine))
-    return last[2]
+    """How the blocks of a plan run, whatever their shapes; a plan, or each of the parts of a stratum, is asked
+    about again and again.
+    """
+    for known, by, how in _recent:
+        if known is plan and by is engine:
+            return how
+    how = _make_run_config(plan, engine)
+    _recent.appendleft((plan, engine, how))
+    return how
 
 
 def _make_run_config(plan: Plan, engine: Engine) -> RunConfig:

@@ -14,26 +14,35 @@ from memsheet.plan.plan import Plan
 T = TypeVar("T")
 
 
+Alike = list[tuple[Any, Plan]]
+"""Plans of a stratum that run alike, and the places that they have in it; None where that is all of them."""
+_last: tuple[Plan, Alike] | None = None
+
+
+def _alike_parts(plan: Plan) -> Alike:
+    """The parts that a plan has been found to have so far: it is asked about again and again."""
+    global _last  # noqa: PLW0603 - one value, replaced as a whole
+    if _last is None or _last[0] is not plan:
+        _last = plan, [(None, plan)]
+    return _last[1]
+
+
 def by_alike_rows(plan: Plan, make: Callable[[Plan], T], join: Callable[[list[T], list[Any]], T]) -> T:
     """What ``make`` makes of a plan. Of a stratum whose plans a formula tells apart (``agreed``) it is made
     of those that are alike, part by part; ``join`` lays the parts together, given the places of each one's
     plans. Raises ValueError where they cannot be laid together.
     """
-    rows, found = _made_of_alike(plan, make)
-    return found[0] if len(found) == 1 else join(found, rows)
-
-
-def _made_of_alike(plan: Plan, make: Callable[[Plan], T]) -> tuple[list[Any], list[T]]:
-    try:
-        return [], [make(plan)]
-    except NotAlike as differ:
-        condition = differ.condition
-    rows, found = list[Any](), list[T]()
-    for which in (condition.nonzero()[0], (~condition).nonzero()[0]):
-        inner, made = _made_of_alike(plan_of_rows(plan, which), make)
-        rows += [which[places] for places in inner] or [which]
-        found += made
-    return rows, found
+    parts, found = _alike_parts(plan), list[T]()
+    while len(found) < len(parts):
+        places, own = parts[len(found)]
+        try:
+            found.append(make(own))
+        except NotAlike as differ:
+            parts[len(found) : len(found) + 1] = [
+                (which if places is None else places[which], plan_of_rows(own, which))
+                for which in (differ.condition.nonzero()[0], (~differ.condition).nonzero()[0])
+            ]
+    return found[0] if len(found) == 1 else join(found, [places for places, _ in parts])
 
 
 def plan_of_rows(plan: Plan, which: Any) -> Plan:
