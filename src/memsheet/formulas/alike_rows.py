@@ -4,6 +4,7 @@ worked out by itself, and what comes of it laid together again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,15 +17,16 @@ T = TypeVar("T")
 
 Alike = list[tuple[Any, Plan]]
 """Plans of a stratum that run alike, and the places that they have in it; None where that is all of them."""
-_last: tuple[Plan, Alike] | None = None
+_recent = deque[tuple[Plan, Alike]](maxlen=4)
 
 
 def _alike_parts(plan: Plan) -> Alike:
     """The parts that a plan has been found to have so far: it is asked about again and again."""
-    global _last  # noqa: PLW0603 - one value, replaced as a whole
-    if _last is None or _last[0] is not plan:
-        _last = plan, [(None, plan)]
-    return _last[1]
+    found = next((parts for known, parts in _recent if known is plan), None)
+    if found is None:
+        found = [(None, plan)]
+        _recent.appendleft((plan, found))
+    return found
 
 
 def by_alike_rows(plan: Plan, make: Callable[[Plan], T], join: Callable[[list[T], list[Any]], T]) -> T:

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from memsheet.arith import Count, agreed, is_array, not_alike
 from memsheet.formulas.activations import Ends, block_part, end_parts, run_config_of
 from memsheet.formulas.alike_rows import by_alike_rows
+from memsheet.formulas.layers_of_plan import LayersOfPlan, layers_of_plan
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.states.held import Held, module_of, tensors_on_rank
@@ -134,27 +135,22 @@ def _worth_it(count: Count, stops: set[int]) -> list[Count]:
 FEW = 4
 """Repetitions of which first, second, last but one and last are different ones."""
 
-Made = dict[tuple[str, Block, bool, Release], Group]
-_last: tuple[Plan, Engine, Made] | None = None
-
-
-def _layer_group_cache(plan: Plan, engine: Engine) -> Made:
-    """The layers made for a plan so far, kept until another one is asked about: its stages and their chunks
-    have most of them in common.
-    """
-    global _last  # noqa: PLW0603 - one value, replaced as a whole
-    last = _last
-    if last is None or last[0] is not plan or last[1] is not engine:
-        _last = last = (plan, engine, {})
-    return last[2]
-
 
 def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> StageLayers:
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they
     are made.
     """
+    known = layers_of_plan(plan, engine)
+    walk = next((walk for of, gone, walk in known.walks if of is spec and gone == release), None)
+    if walk is None:
+        walk = _make_walk(spec, known, engine, release=release)
+        known.walks.append((spec, release, walk))
+    return walk
+
+
+def _make_walk(spec: ModelSpec, known: LayersOfPlan, engine: Engine, *, release: Release) -> StageLayers:
+    plan, made = known.plan, known.groups
     ends = end_parts(spec, plan, engine, release=release)
-    made = _layer_group_cache(plan, engine)
     layers, entry = list[Layers](), 0
     frozen = (
         ends.embeddings is not None

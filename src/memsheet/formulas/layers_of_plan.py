@@ -1,0 +1,84 @@
+"""What layers know of a plan, and what was made of that: plans that differ in their states alone have the same
+layers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from memsheet.arith import is_array
+from memsheet.frozen import dataclass, field, fields, replace
+from memsheet.plan.engine import Engine
+from memsheet.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from memsheet.formulas.groups import Group, StageLayers
+    from memsheet.formulas.tapes.evaluate import Release
+    from memsheet.plan.model import Block, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayersOfPlan:
+    """A plan without what its layers do not know, and what they have been made into so far: ``groups``, each
+    of a block of a stack, and ``walks``, each of a stage. ``source``: the plan last asked about.
+    """
+
+    plan: Plan
+    engine: Engine
+    groups: dict[tuple[str, Block, bool, Release], Group] = field(default_factory=dict)
+    walks: list[tuple[ModelSpec, Release, StageLayers]] = field(default_factory=list)
+
+
+_recent = deque[LayersOfPlan]()
+MOST_PLACES = 1 << 14
+"""Places of arrays in plans of which layers are kept; the last one's are whatever they have."""
+MOST_PLANS = 48
+
+
+def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
+    """Layers made for a plan that knows the same of them, kept for those asked about one after another:
+    stages and their chunks, choices of a search that divide or keep states in another way.
+    """
+    own = replace(plan, zero=0, optimizer=None, offload=replace(plan.offload, optimizer=0, parameters=0))
+    for known in _recent:
+        if known.engine is engine and _equal_plans(known.plan, own):
+            return known
+    found = LayersOfPlan(own, engine)
+    _recent.appendleft(found)
+    while len(_recent) > 1 and (
+        len(_recent) > MOST_PLANS or sum(_number_of_plans(known.plan) for known in _recent) > MOST_PLACES
+    ):
+        _recent.pop()
+    return found
+
+
+VARIED = ("recompute", "loss", "offload", "mesh", "workload")
+"""Fields in which plans mostly differ, which are compared first."""
+
+
+def _equal_plans(one: Plan, other: Plan) -> bool:
+    return all(_equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
+        _equal_counts(getattr(one, f.name), getattr(other, f.name))
+        for f in fields(one)
+        if f.name not in VARIED
+    )
+
+
+def _equal_counts(one: Any, other: Any) -> bool:
+    """Whether two values are equal, arrays in them place by place."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if is_array(one):
+        return one.shape == other.shape and bool((one == other).all())
+    if hasattr(one, "__own_fields__"):
+        return all(_equal_counts(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return bool(one == other)
+
+
+def _number_of_plans(plan: Plan) -> int:
+    """Of how many plans a plan's counts are arrays."""
+    counts = [getattr(held, f.name) for held in (plan.mesh, plan.workload) for f in fields(held)]
+    return max((len(count) for count in counts if is_array(count)), default=1)
