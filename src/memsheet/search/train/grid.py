@@ -100,7 +100,8 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
         alone = alone_bytes(spaces[0], one_plan(stratum, 0)) if alone is None else alone
         check_largest(stratum, alone)
         for part in _accounted_parts(stratum, places, tallies):
-            pieces += _stratum_pieces(part)
+            for alike in _parts_by_accumulation(part):
+                pieces += _stratum_pieces(alike)
     graded: dict[int, list[Graded]] = {}
     for batch in _accounting_batches(pieces):
         graded.update(
@@ -133,6 +134,16 @@ def _accounted_parts(stratum: Stratum, places: _Places, tallies: Mapping[int, Ta
         yield stratum
     else:
         yield stratum
+
+
+def _parts_by_accumulation(stratum: Stratum) -> Iterator[Stratum]:
+    """The plans of a stratum that accumulate gradients, and those that do not, where that is another step."""
+    several = np.broadcast_to(stratum.plan.accumulation > 1, (len(stratum),))
+    if stratum.space.engine.arrays.adds_to_buffer or several.all() or not several.any():
+        yield stratum
+        return
+    for which in (~several, several):
+        yield _stratum_of_rows(stratum, np.flatnonzero(which))
 
 
 def _graded_at_batch(graded: Sequence[Graded], space: Space) -> Iterator[Graded]:
@@ -172,9 +183,9 @@ def _accounting_key(stratum: Stratum, number: int) -> Hashable:
     """What is the same of strata that are accounted together."""
     if stratum.space.engine.arrays.one_by_one or _deals_whole_matrices(stratum):
         return number
-    mesh, accumulates = stratum.plan.mesh, stratum.plan.accumulation > 1
+    mesh = stratum.plan.mesh
     pipeline = None if _spans_pipelines(stratum) else (mesh.pp, mesh.vpp, stratum.plan.layers_per_stage)
-    added = None if stratum.space.engine.arrays.adds_to_buffer else bool(np.all(accumulates))
+    added = not stratum.space.engine.arrays.adds_to_buffer and bool(np.all(stratum.plan.accumulation > 1))
     return stratum_choice_key(stratum), pipeline, added, depends_on_routing(stratum.plan)
 
 

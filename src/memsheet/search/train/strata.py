@@ -75,7 +75,7 @@ def legal_plan_strata(spaces: Sequence[Space], tallies: Mapping[int, Tally]) -> 
         if reason := _cuts_no_layers(space, pipeline):
             refuse_rows(tallies, rows, reason, len(space.choices))
             continue
-        groups = tuple(_rows_by_traits(space, rows))
+        groups = tuple(_rows_by_traits(rows))
         for choice in space.choices:
             for group in groups:
                 kept = (
@@ -171,22 +171,18 @@ def _common_count(column: Any) -> Any:
     return int(column[0]) if np.ndim(column) and (column == column[0]).all() else column
 
 
-def _rows_by_traits(space: Space, rows: Rows) -> Iterator[Rows]:
-    """Rows by what choices follow from their counts, a bit for each: whether an axis is split at all, and
-    whether gradients accumulate.
-    """
+def _rows_by_traits(rows: Rows) -> Iterator[Rows]:
+    """Rows by what choices follow from their counts, a bit for each: whether an axis is split at all."""
     if not len(rows["microbatch"]):
         return
     traits: Array = sum(
-        np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_row_traits(space, rows))
+        np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_row_traits(rows))
     )
     order = np.argsort(traits, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(traits[order])) + 1):
         yield select_rows(rows, part)
 
 
-def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
-    for axis in ("dp_replicate", "tp", "cp", "ep", "etp"):
+def _row_traits(rows: Rows) -> Iterator[Array]:
+    for axis in ("tp", "cp", "ep", "etp"):
         yield rows[axis] > 1
-    if not space.engine.arrays.adds_to_buffer:
-        yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < rows["global_batch"]
