@@ -286,18 +286,20 @@ class NotAlike(ValueError):
         self.condition = condition
 
 
-def laid_together(sizes: Sequence[Any], rows: Sequence[Any]) -> Any:
-    """Counts, or truths, of parts of a stratum as those of all its plans: ``rows`` are the places of each
-    part's, which a number stands for all of. A number where it is the same everywhere.
+WORD_BITS = 62
+
+
+def row_codes(columns: Sequence[Any]) -> Any:
+    """A number for each row of some arrays of non-negative counts, the same for rows that are alike: their
+    bits side by side, those before numbered anew where they fill a word.
     """
-    first = sizes[0]
-    if not is_array(first) and all(type(size) is type(first) and size == first for size in sizes[1:]):
-        return first
-    kind = first.dtype if is_array(first) else bool if isinstance(first, bool) else "int64"
-    found = _array_namespace(*rows).empty(sum(map(len, rows)), dtype=kind)
-    for size, places in zip(sizes, rows, strict=True):
-        found[places] = size
-    return found
+    space, code, filled = _array_namespace(*columns), 0, 0
+    for column in columns:
+        bits = int(column.max()).bit_length()
+        if filled + bits > WORD_BITS:
+            code, filled = space.unique_inverse(code)[1], len(column).bit_length()
+        code, filled = (code << bits) | column, filled + bits
+    return code
 
 
 def not_alike() -> NoReturn:

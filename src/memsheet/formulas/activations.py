@@ -7,11 +7,11 @@ chooses what a plan runs of them and gives their axes values.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memsheet.arith import agreed, at_least
 from memsheet.errors import Problem, raise_if_problems
-from memsheet.formulas.alike_rows import by_alike_rows
+from memsheet.formulas.alike_rows import AlikeParts, by_alike_rows
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, stored_as
 from memsheet.formulas.recordings import record_block, record_embeddings, record_head, record_loss
@@ -118,8 +118,15 @@ def block_part(
     return by_alike_rows(
         plan,
         lambda own: _alike_block_part(block, prefix, own, engine, release=release, input_grad=input_grad),
-        lambda found, rows: tuple(parts_laid_together(parts, rows) for parts in zip(*found, strict=True)),  # type: ignore[arg-type,return-value]
+        _block_laid_together,
     )
+
+
+def _block_laid_together(found: list[tuple[Part, Part]], parts: AlikeParts) -> tuple[Part, Part]:
+    run = parts_laid_together([one for one, _ in found], parts)
+    if all(one is plain for one, plain in found):
+        return run, run
+    return run, parts_laid_together([plain for _, plain in found], parts)
 
 
 def _alike_block_part(
@@ -171,9 +178,9 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
     )
 
 
-def _ends_laid_together(found: list[Ends], rows: list[Any]) -> Ends:
-    parts = {name: [getattr(ends, name) for ends in found] for name in ("embeddings", "head", "loss")}
-    return Ends(**{name: parts_laid_together(own, rows) if own[0] else None for name, own in parts.items()})
+def _ends_laid_together(found: list[Ends], parts: AlikeParts) -> Ends:
+    own = {name: [getattr(ends, name) for ends in found] for name in ("embeddings", "head", "loss")}
+    return Ends(**{name: parts_laid_together(ends, parts) if ends[0] else None for name, ends in own.items()})
 
 
 def _alike_end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:

@@ -11,6 +11,7 @@ from memsheet.arith import is_array
 from memsheet.frozen import dataclass, field, fields, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Training
 
 if TYPE_CHECKING:
     from memsheet.formulas.groups import Group, StageLayers
@@ -40,7 +41,7 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     """Layers made for a plan that knows the same of them, kept for those asked about one after another:
     stages and their chunks, choices of a search that divide or keep states in another way.
     """
-    own = replace(plan, zero=0, optimizer=None, offload=replace(plan.offload, optimizer=0, parameters=0))
+    own = _plan_of_layers(plan)
     for known in _recent:
         if known.engine is engine and _equal_plans(known.plan, own):
             return known
@@ -51,6 +52,24 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     ):
         _recent.pop()
     return found
+
+
+def _plan_of_layers(plan: Plan) -> Plan:
+    """A plan without what its layers do not know: how states are kept and divided, and how many micro-batches
+    and stages there are.
+    """
+    return replace(
+        plan,
+        zero=0,
+        optimizer=None,
+        offload=replace(plan.offload, optimizer=0, parameters=0),
+        mesh=replace(plan.mesh, dp_replicate=1, dp_shard=1, pp=1, vpp=1),
+        workload=replace(plan.training, global_batch=None)
+        if isinstance(plan.workload, Training)
+        else plan.workload,
+        schedule=None,
+        layers_per_stage=None,
+    )
 
 
 VARIED = ("recompute", "loss", "offload", "mesh", "workload")

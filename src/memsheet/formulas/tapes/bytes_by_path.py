@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from operator import or_
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from memsheet.arith import Count, is_array, is_symbol, laid_together, maximum, where
+from memsheet.arith import Count, is_array, is_symbol, maximum, where
 from memsheet.frozen import dataclass, fields
 from memsheet.sheet import Component
 
@@ -213,27 +213,33 @@ def _select_count(condition: Any, a: Count, b: Count) -> Count:
     return a if a is b else where(condition, a, b)
 
 
-def bags_laid_together(bags: Sequence[BytesByPath], rows: Sequence[Any]) -> BytesByPath:
-    """Bags of parts of a stratum, ``rows`` of its plans each, as one of all of them."""
-    if all(bag is bags[0] for bag in bags):
-        return bags[0]
-    total = laid_together([bag.total for bag in bags], rows)
-    return Later(partial(_parts_laid_together, bags, rows), partial(_part_laid_together, bags, rows), total)
+class Together(Protocol):
+    """How parts of a stratum are laid together: a count of each as one of all plans."""
+
+    def together(self, sizes: Sequence[Any]) -> Any: ...
 
 
-def fields_laid_together(found: Sequence[T], rows: Sequence[Any]) -> T:
+def bags_laid_together(bags: Sequence[BytesByPath], parts: Together) -> BytesByPath:
+    """Bags of parts of a stratum as one of all of its plans."""
+    if all(bag is EMPTY for bag in bags):
+        return EMPTY
+    total = parts.together([bag.total for bag in bags])
+    return Later(partial(_keys_laid_together, bags, parts), partial(_key_laid_together, bags, parts), total)
+
+
+def fields_laid_together(found: Sequence[T], parts: Together) -> T:
     """Objects whose fields are bags, laid together field by field."""
     first: Any = found[0]
     return first.__class__(  # type: ignore[no-any-return]
-        **{f.name: bags_laid_together([getattr(one, f.name) for one in found], rows) for f in fields(first)}
+        **{f.name: bags_laid_together([getattr(one, f.name) for one in found], parts) for f in fields(first)}
     )
 
 
-def _parts_laid_together(bags: Sequence[BytesByPath], rows: Sequence[Any]) -> dict[Key, Count]:
+def _keys_laid_together(bags: Sequence[BytesByPath], parts: Together) -> dict[Key, Count]:
     keys = dict.fromkeys(key for bag in bags for key in bag.held)
-    return {key: laid_together([bag.held.get(key, 0) for bag in bags], rows) for key in keys}
+    return {key: parts.together([bag.held.get(key, 0) for bag in bags]) for key in keys}
 
 
-def _part_laid_together(bags: Sequence[BytesByPath], rows: Sequence[Any], key: Key) -> tuple[Count, Any]:
+def _key_laid_together(bags: Sequence[BytesByPath], parts: Together, key: Key) -> tuple[Count, Any]:
     sizes, there = zip(*(bag.part(key) for bag in bags), strict=True)
-    return laid_together(sizes, rows), laid_together(there, rows)
+    return parts.together(sizes), parts.together(there)

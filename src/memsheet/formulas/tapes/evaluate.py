@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from memsheet.arith import Count, laid_together, not_alike, where
+from memsheet.arith import Count, not_alike, where
 from memsheet.formulas.tapes.bytes_by_path import (
     EMPTY,
     WHOLE,
@@ -17,6 +17,7 @@ from memsheet.formulas.tapes.bytes_by_path import (
     Key,
     Later,
     Moment,
+    Together,
     _sum_counts,
     bags_laid_together,
     largest_moment_rows,
@@ -138,27 +139,23 @@ def select_part(condition: Any, a: Part, b: Part) -> Part:
     )
 
 
-def parts_laid_together(parts: Sequence[Part], rows: Sequence[Any]) -> Part:
-    """A part as plans of a stratum have it that run it in different ways: ``rows`` are the plans of each.
+def parts_laid_together(found: Sequence[Part], parts: Together) -> Part:
+    """A part as plans of a stratum have it that run it in different ways.
 
     Raises ValueError where some save what they were handed and others do not.
     """
-    first = parts[0]
-    if any(
-        part.keeps_input != first.keeps_input or len(part.hosted) != len(first.hosted) for part in parts[1:]
-    ):
+    first = found[0]
+    if any(one.keeps_input != first.keeps_input or len(one.hosted) != len(first.hosted) for one in found[1:]):
         not_alike()
     bags = {
-        name: bags_laid_together([getattr(part, name) for part in parts], rows)
+        name: bags_laid_together([getattr(one, name) for one in found], parts)
         for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "lingers")
     }  # fmt: skip
     return Part(
         **bags,
-        output=laid_together([part.output for part in parts], rows),
+        output=parts.together([one.output for one in found]),
         keeps_input=first.keeps_input,
-        hosted=tuple(
-            laid_together(sizes, rows) for sizes in zip(*(part.hosted for part in parts), strict=True)
-        ),
+        hosted=tuple(parts.together(sizes) for sizes in zip(*(one.hosted for one in found), strict=True)),
     )
 
 
