@@ -274,11 +274,11 @@ def agreed(condition: Any) -> bool:
         return condition
     holds = bool(condition.all())
     if not holds and condition.any():
-        raise NotAlike(condition)
+        raise NotAlikeError(condition)
     return holds
 
 
-class NotAlike(ValueError):
+class NotAlikeError(ValueError):
     """Plans of one stratum differ in ``condition``, an array of whether it holds for each."""
 
     def __init__(self, condition: Any) -> None:

@@ -40,8 +40,8 @@ _recent = deque[tuple[Plan, Engine, RunConfig]](maxlen=32)
 
 
 def run_config_of(plan: Plan, engine: Engine) -> RunConfig:
-    """How the blocks of a plan run, whatever their shapes; a plan, or each of the parts of a stratum, is asked
-    about again and again.
+    """How the blocks of a plan run, whatever their shapes; a plan, or each part of a stratum, is asked about
+    again and again.
     """
     for known, by, how in _recent:
         if known is plan and by is engine:

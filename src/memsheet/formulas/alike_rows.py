@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from memsheet.arith import NotAlike, is_array, row_codes
+from memsheet.arith import NotAlikeError, is_array, row_codes
 from memsheet.frozen import dataclass, fields, replace
 from memsheet.plan.plan import Plan
 
@@ -85,7 +85,7 @@ def by_alike_rows(plan: Plan, make: Callable[[Plan], T], join: Callable[[list[T]
     while len(found) < len(parts.plans):
         try:
             found.append(make(parts.plans[len(found)]))
-        except NotAlike as differ:
+        except NotAlikeError as differ:
             parts = parts.split(len(found), differ.condition)
     if parts is not before:
         _recent.appendleft((plan, parts))
@@ -106,7 +106,8 @@ def _columns(held: Any) -> dict[str, Any]:
 def plan_of_rows(plan: Plan, which: Any) -> Plan:
     """Some plans of a stratum; a count that all of them share is a plain number."""
     inner = {name: _counts_of_rows(held, which) for name, held in _counted_fields(plan).items()}
-    return _counts_of_rows(replace(plan, **inner), which)
+    found: Plan = _counts_of_rows(replace(plan, **inner), which)
+    return found
 
 
 def _counts_of_rows(held: Any, which: Any) -> Any:

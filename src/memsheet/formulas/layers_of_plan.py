@@ -1,5 +1,5 @@
-"""What layers know of a plan, and what was made of that: plans that differ in their states alone have the same
-layers.
+"""What layers know of a plan, and what was made of that: plans that differ in their states alone have the
+same layers.
 """
 
 from __future__ import annotations

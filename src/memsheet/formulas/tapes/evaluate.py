@@ -147,7 +147,7 @@ def parts_laid_together(found: Sequence[Part], parts: Together) -> Part:
     first = found[0]
     if any(one.keeps_input != first.keeps_input or len(one.hosted) != len(first.hosted) for one in found[1:]):
         not_alike()
-    bags = {
+    bags: dict[str, Any] = {
         name: bags_laid_together([getattr(one, name) for one in found], parts)
         for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "lingers")
     }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from memsheet.account import Totals, check_accounted, rank_of, step_totals, totals_of
-from memsheet.arith import NotAlike
+from memsheet.arith import NotAlikeError
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, field, replace
@@ -126,7 +126,7 @@ def _accounted_parts(stratum: Stratum, places: _Places, tallies: Mapping[int, Ta
         check_accounted(places.of(stratum)[0].rank, stratum.plan)
     except InputError as error:
         refuse_rows(tallies, stratum.rows, reason_of(error))
-    except NotAlike as differ:
+    except NotAlikeError as differ:
         for which in (~differ.condition, differ.condition):
             part = _stratum_of_rows(stratum, np.flatnonzero(which))
             yield from _accounted_parts(part, places, tallies)
