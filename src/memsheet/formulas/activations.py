@@ -6,7 +6,6 @@ chooses what a plan runs of them and gives their axes values.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from memsheet.arith import agreed, at_least
@@ -36,18 +35,21 @@ if TYPE_CHECKING:
     from memsheet.recording import Recording
 
 
-_recent = deque[tuple[Plan, Engine, RunConfig]](maxlen=32)
+_recent: tuple[tuple[Plan, Engine, RunConfig], ...] = ()
+MOST_KEPT = 32
+"""Plans of which it is kept how their blocks run: the parts of a stratum are asked about in turn."""
 
 
 def run_config_of(plan: Plan, engine: Engine) -> RunConfig:
     """How the blocks of a plan run, whatever their shapes; a plan, or each part of a stratum, is asked about
     again and again.
     """
+    global _recent  # noqa: PLW0603 - one value, replaced as a whole
     for known, by, how in _recent:
         if known is plan and by is engine:
             return how
     how = _make_run_config(plan, engine)
-    _recent.appendleft((plan, engine, how))
+    _recent = ((plan, engine, how), *_recent[: MOST_KEPT - 1])
     return how
 
 

@@ -4,7 +4,6 @@ worked out by itself, once for plans that have the same counts, and what comes o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -56,8 +55,8 @@ class AlikeParts:
 
 FEW_PLANS = 64
 """Plans of a stratum for which it takes longer to find those that have the same counts."""
-_recent = deque[tuple[Plan, AlikeParts]](maxlen=4)
-"""The parts that plans have been found to have: one is asked about again and again."""
+_recent: tuple[tuple[Plan, AlikeParts], ...] = ()
+"""The parts that the last plans have been found to have: one is asked about again and again."""
 
 
 def _distinct_plans(plan: Plan) -> AlikeParts:
@@ -80,6 +79,7 @@ def by_alike_rows(plan: Plan, make: Callable[[Plan], T], join: Callable[[list[T]
     of those that are alike, part by part; ``join`` lays the parts together. Raises ValueError where they
     cannot be laid together.
     """
+    global _recent  # noqa: PLW0603 - one value, replaced as a whole
     before = next((parts for known, parts in _recent if known is plan), None)
     parts, found = before or _distinct_plans(plan), list[T]()
     while len(found) < len(parts.plans):
@@ -88,7 +88,7 @@ def by_alike_rows(plan: Plan, make: Callable[[Plan], T], join: Callable[[list[T]
         except NotAlikeError as differ:
             parts = parts.split(len(found), differ.condition)
     if parts is not before:
-        _recent.appendleft((plan, parts))
+        _recent = ((plan, parts), *_recent[:3])
     return found[0] if parts.order is None else join(found, parts)
 
 

@@ -141,7 +141,9 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
     are made.
     """
     known = layers_of_plan(plan, engine)
-    walk = next((walk for of, gone, walk in known.walks if of is spec and gone == release), None)
+    walk: StageLayers | None = next(
+        (walk for of, gone, walk in known.walks if of is spec and gone == release), None
+    )
     if walk is None:
         walk = _make_walk(spec, known, engine, release=release)
         known.walks.append((spec, release, walk))

@@ -4,34 +4,29 @@ same layers.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import Any
 
-from memsheet.arith import is_array
+from memsheet.arith import is_array, is_symbol
 from memsheet.frozen import dataclass, field, fields, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Training
 
-if TYPE_CHECKING:
-    from memsheet.formulas.groups import Group, StageLayers
-    from memsheet.formulas.tapes.evaluate import Release
-    from memsheet.plan.model import Block, ModelSpec
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayersOfPlan:
     """A plan without what its layers do not know, and what they have been made into so far: ``groups``, each
-    of a block of a stack, and ``walks``, each of a stage. ``source``: the plan last asked about.
+    of a block of a stack, and ``walks``, each of a stage (``groups.py``).
     """
 
     plan: Plan
     engine: Engine
-    groups: dict[tuple[str, Block, bool, Release], Group] = field(default_factory=dict)
-    walks: list[tuple[ModelSpec, Release, StageLayers]] = field(default_factory=list)
+    groups: dict[Hashable, Any] = field(default_factory=dict)
+    walks: list[tuple[Any, ...]] = field(default_factory=list)
 
 
-_recent = deque[LayersOfPlan]()
+_recent: tuple[LayersOfPlan, ...] = ()
 MOST_PLACES = 1 << 14
 """Places of arrays in plans of which layers are kept; the last one's are whatever they have."""
 MOST_PLANS = 48
@@ -41,16 +36,19 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     """Layers made for a plan that knows the same of them, kept for those asked about one after another:
     stages and their chunks, choices of a search that divide or keep states in another way.
     """
+    global _recent  # noqa: PLW0603 - one value, replaced as a whole
     own = _plan_of_layers(plan)
     for known in _recent:
         if known.engine is engine and _equal_plans(known.plan, own):
             return known
     found = LayersOfPlan(own, engine)
-    _recent.appendleft(found)
-    while len(_recent) > 1 and (
-        len(_recent) > MOST_PLANS or sum(_number_of_plans(known.plan) for known in _recent) > MOST_PLACES
-    ):
-        _recent.pop()
+    kept, places = [found], _number_of_plans(own)
+    for known in _recent[: MOST_PLANS - 1]:
+        places += _number_of_plans(known.plan)
+        if places > MOST_PLACES:
+            break
+        kept.append(known)
+    _recent = tuple(kept)
     return found
 
 
@@ -92,6 +90,8 @@ def _equal_counts(one: Any, other: Any) -> bool:
         return False
     if is_array(one):
         return one.shape == other.shape and bool((one == other).all())
+    if is_symbol(one):
+        return str(one) == str(other)
     if hasattr(one, "__own_fields__"):
         return all(_equal_counts(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
     return bool(one == other)
