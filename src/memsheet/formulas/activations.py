@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memsheet.arith import agreed, at_least
+from memsheet.arith import agreed, at_least, is_symbol
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.formulas.alike_rows import AlikeParts, by_alike_rows
 from memsheet.formulas.model_code import model_code
@@ -139,14 +139,14 @@ def _alike_block_part(
     how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
     if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH) and not how.by_sequences:
         return _block_parts(block, prefix, plan, how, release=release)
-    if isinstance(shape.sequences, int):
-        return _block_parts(block, prefix, plan, replace(how, several=shape.sequences > 1), release=release)
+    several = at_least(shape.sequences, 2)
+    if not is_symbol(several):
+        return _block_parts(block, prefix, plan, replace(how, several=agreed(several)), release=release)
     one, many = (
-        _block_parts(block, prefix, plan, replace(how, several=several), release=release)
-        for several in (False, True)
+        _block_parts(block, prefix, plan, replace(how, several=size), release=release)
+        for size in (False, True)
     )
-    condition = at_least(shape.sequences, 2)
-    return select_part(condition, many[0], one[0]), select_part(condition, many[1], one[1])
+    return select_part(several, many[0], one[0]), select_part(several, many[1], one[1])
 
 
 def _block_parts(

@@ -22,6 +22,7 @@ class LayersOfPlan:
 
     plan: Plan
     engine: Engine
+    places: int  # plans that its counts are of
     groups: dict[Hashable, Any] = field(default_factory=dict)
     walks: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -41,10 +42,10 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     for known in _recent:
         if known.engine is engine and _equal_plans(known.plan, own):
             return known
-    found = LayersOfPlan(own, engine)
-    kept, places = [found], _number_of_plans(own)
+    found = LayersOfPlan(own, engine, _number_of_plans(own))
+    kept, places = [found], found.places
     for known in _recent[: MOST_PLANS - 1]:
-        places += _number_of_plans(known.plan)
+        places += known.places
         if places > MOST_PLACES:
             break
         kept.append(known)
