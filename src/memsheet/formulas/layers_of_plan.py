@@ -60,6 +60,8 @@ def _plan_of_layers(plan: Plan) -> Plan:
     return replace(
         plan,
         zero=0,
+        reshard_after_forward=False,
+        secondary_shard=1,
         optimizer=None,
         offload=replace(plan.offload, optimizer=0, parameters=0),
         mesh=replace(plan.mesh, dp_replicate=1, dp_shard=1, pp=1, vpp=1),
