@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from memsheet.arith import is_array, is_symbol
+from memsheet.formulas.model_code import model_code
 from memsheet.frozen import dataclass, field, fields, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.plan import Plan
@@ -38,7 +39,7 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     stages and their chunks, choices of a search that divide or keep states in another way.
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
-    own = _plan_of_layers(plan)
+    own = plan if model_code(engine.layers).knows_shards else plan_of_layers(plan)
     for known in _recent:
         if known.engine is engine and _equal_plans(known.plan, own):
             return known
@@ -53,7 +54,7 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     return found
 
 
-def _plan_of_layers(plan: Plan) -> Plan:
+def plan_of_layers(plan: Plan) -> Plan:
     """A plan without what its layers do not know: how states are kept and divided, and how many micro-batches
     and stages there are.
     """
