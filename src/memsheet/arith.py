@@ -272,9 +272,34 @@ def agreed(condition: Any) -> bool:
     """
     if isinstance(condition, bool):
         return condition
-    if bool(condition.any()) != bool(condition.all()):
-        not_alike()
-    return bool(condition.all())
+    holds = bool(condition.all())
+    if not holds and condition.any():
+        raise NotAlikeError(condition)
+    return holds
+
+
+class NotAlikeError(ValueError):
+    """Plans of one stratum differ in ``condition``, an array of whether it holds for each."""
+
+    def __init__(self, condition: Any) -> None:
+        super().__init__("plans of one stratum differ in a choice")
+        self.condition = condition
+
+
+WORD_BITS = 62
+
+
+def row_codes(columns: Sequence[Any]) -> Any:
+    """A number for each row of some arrays of non-negative counts, the same for rows that are alike: their
+    bits side by side, those before numbered anew where they fill a word.
+    """
+    space, code, filled = _array_namespace(*columns), 0, 0
+    for column in columns:
+        bits = int(column.max()).bit_length()
+        if filled + bits > WORD_BITS:
+            code, filled = space.unique_inverse(code)[1], len(column).bit_length()
+        code, filled = (code << bits) | column, filled + bits
+    return code
 
 
 def not_alike() -> NoReturn:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memsheet.arith import agreed, at_least
+from memsheet.arith import agreed, at_least, is_symbol
 from memsheet.errors import Problem, raise_if_problems
+from memsheet.formulas.alike_rows import AlikeParts, by_alike_rows
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, stored_as
 from memsheet.formulas.recordings import record_block, record_embeddings, record_head, record_loss
 from memsheet.formulas.states.params import stack_prefix
-from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, evaluate_tape, select_part
+from memsheet.formulas.tapes.evaluate import (
+    Part,
+    Release,
+    Stepped,
+    evaluate_tape,
+    parts_laid_together,
+    select_part,
+)
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.formulas.whole_products import WHOLE
 from memsheet.frozen import dataclass, replace
@@ -27,16 +35,22 @@ if TYPE_CHECKING:
     from memsheet.recording import Recording
 
 
-_last: tuple[Plan, Engine, RunConfig] | None = None
+_recent: tuple[tuple[Plan, Engine, RunConfig], ...] = ()
+MOST_KEPT = 32
+"""Plans of which it is kept how their blocks run: the parts of a stratum are asked about in turn."""
 
 
 def run_config_of(plan: Plan, engine: Engine) -> RunConfig:
-    """How the blocks of a plan run, whatever their shapes; a plan is asked about again and again."""
-    global _last  # noqa: PLW0603 - one value, replaced as a whole
-    last = _last
-    if last is None or last[0] is not plan or last[1] is not engine:
-        _last = last = (plan, engine, _make_run_config(plan, engine))
-    return last[2]
+    """How the blocks of a plan run, whatever their shapes; a plan, or each part of a stratum, is asked about
+    again and again.
+    """
+    global _recent  # noqa: PLW0603 - one value, replaced as a whole
+    for known, by, how in _recent:
+        if known is plan and by is engine:
+            return how
+    how = _make_run_config(plan, engine)
+    _recent = ((plan, engine, how), *_recent[: MOST_KEPT - 1])
+    return how
 
 
 def _make_run_config(plan: Plan, engine: Engine) -> RunConfig:
@@ -103,19 +117,36 @@ def block_part(
 
     ``input_grad``: whether what it is handed needs a gradient.
     """
+    return by_alike_rows(
+        plan,
+        lambda own: _alike_block_part(block, prefix, own, engine, release=release, input_grad=input_grad),
+        _block_laid_together,
+    )
+
+
+def _block_laid_together(found: list[tuple[Part, Part]], parts: AlikeParts) -> tuple[Part, Part]:
+    run = parts_laid_together([one for one, _ in found], parts)
+    if all(one is plain for one, plain in found):
+        return run, run
+    return run, parts_laid_together([plain for _, plain in found], parts)
+
+
+def _alike_block_part(
+    block: Block, prefix: str, plan: Plan, engine: Engine, *, release: Release, input_grad: bool
+) -> tuple[Part, Part]:
     shape = plan.training.shape
     how = model_code(engine.layers).block_numerics(block, plan, shape, run_config_of(plan, engine))
     how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
     if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH) and not how.by_sequences:
         return _block_parts(block, prefix, plan, how, release=release)
-    if isinstance(shape.sequences, int):
-        return _block_parts(block, prefix, plan, replace(how, several=shape.sequences > 1), release=release)
+    several = at_least(shape.sequences, 2)
+    if not is_symbol(several):
+        return _block_parts(block, prefix, plan, replace(how, several=agreed(several)), release=release)
     one, many = (
-        _block_parts(block, prefix, plan, replace(how, several=several), release=release)
-        for several in (False, True)
+        _block_parts(block, prefix, plan, replace(how, several=size), release=release)
+        for size in (False, True)
     )
-    condition = at_least(shape.sequences, 2)
-    return select_part(condition, many[0], one[0]), select_part(condition, many[1], one[1])
+    return select_part(several, many[0], one[0]), select_part(several, many[1], one[1])
 
 
 def _block_parts(
@@ -144,6 +175,17 @@ class Ends:
 
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
+    return by_alike_rows(
+        plan, lambda own: _alike_end_parts(spec, own, engine, release=release), _ends_laid_together
+    )
+
+
+def _ends_laid_together(found: list[Ends], parts: AlikeParts) -> Ends:
+    own = {name: [getattr(ends, name) for ends in found] for name in ("embeddings", "head", "loss")}
+    return Ends(**{name: parts_laid_together(ends, parts) if ends[0] else None for name, ends in own.items()})
+
+
+def _alike_end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     if spec.recording is not None:
         return _recorded_end_parts(spec.recording, plan, engine, release=release)
     code, stack = model_code(engine.layers), spec.stacks[-1]

@@ -9,11 +9,19 @@ from functools import cached_property, partial
 
 from memsheet.arith import Count, agreed, is_array, not_alike
 from memsheet.formulas.activations import Ends, block_part, end_parts, run_config_of
+from memsheet.formulas.alike_rows import by_alike_rows
+from memsheet.formulas.layers_of_plan import LayersOfPlan, layers_of_plan
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.states.held import Held, module_of, tensors_on_rank
 from memsheet.formulas.states.params import JOIN, START, fold_path_indices, stack_prefix
-from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import (
+    EMPTY,
+    BytesByPath,
+    bags_laid_together,
+    fields_laid_together,
+    merge_moment,
+)
 from memsheet.formulas.tapes.evaluate import Part, Release
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
@@ -127,34 +135,34 @@ def _worth_it(count: Count, stops: set[int]) -> list[Count]:
 FEW = 4
 """Repetitions of which first, second, last but one and last are different ones."""
 
-Made = dict[tuple[str, Block, bool, Release], Group]
-_last: tuple[Plan, Engine, Made] | None = None
-
-
-def _layer_group_cache(plan: Plan, engine: Engine) -> Made:
-    """The layers made for a plan so far, kept until another one is asked about: its stages and their chunks
-    have most of them in common.
-    """
-    global _last  # noqa: PLW0603 - one value, replaced as a whole
-    last = _last
-    if last is None or last[0] is not plan or last[1] is not engine:
-        _last = last = (plan, engine, {})
-    return last[2]
-
 
 def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> StageLayers:
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they
     are made.
     """
+    known = layers_of_plan(plan, engine)
+    walk: StageLayers | None = next(
+        (walk for of, gone, walk in known.walks if of is spec and gone == release), None
+    )
+    if walk is None:
+        walk = _make_walk(spec, known, engine, release=release)
+        known.walks.append((spec, release, walk))
+    return walk
+
+
+def _make_walk(spec: ModelSpec, known: LayersOfPlan, engine: Engine, *, release: Release) -> StageLayers:
+    plan, made = known.plan, known.groups
     ends = end_parts(spec, plan, engine, release=release)
-    made = _layer_group_cache(plan, engine)
     layers, entry = list[Layers](), 0
     frozen = (
         ends.embeddings is not None
         and enters_frozen(spec, plan)
         and plan.recompute.mode is RecomputeMode.NONE
     )
-    let_go = model_code(engine.layers).let_go(spec, plan, run_config_of(plan, engine))
+    code = model_code(engine.layers)
+    let_go = by_alike_rows(
+        plan, lambda own: code.let_go(spec, own, run_config_of(own, engine)), fields_laid_together
+    )
     for each in spec.stacks:
         own, seen = list[Layers](), entry == 0 and any(stack.role == JOIN for stack in spec.stacks)
         for pattern, count in _cut_at_recompute(each, plan):
@@ -173,7 +181,13 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
             own[-1] = _bridge_between_stacks(own[-1], let_go, counted=not release)
         elif (
             own
-            and (gone := model_code(engine.layers).made_again(spec, plan, run_config_of(plan, engine)))
+            and (
+                gone := by_alike_rows(
+                    plan,
+                    lambda own: code.made_again(spec, own, run_config_of(own, engine)),
+                    bags_laid_together,
+                )
+            )
             is not EMPTY
         ):
             own[0] = _made_again(own[0], gone)

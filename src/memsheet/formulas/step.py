@@ -10,6 +10,7 @@ from itertools import islice
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
 from memsheet.formulas.activations import check_modelled, run_config_of
+from memsheet.formulas.alike_rows import by_alike_rows
 from memsheet.formulas.captured_graphs import pooled_at_step, with_graphs
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8_outliers import with_outliers
@@ -31,6 +32,7 @@ from memsheet.formulas.tapes.bytes_by_path import (
     BytesByPath,
     Moment,
     bundle_moment,
+    fields_laid_together,
     largest_moment_rows,
     merge_moment,
 )
@@ -88,7 +90,7 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     Where tokens choose their experts freely, three routings are accounted: balanced, as expected of even
     choices, and all on this rank.
     """
-    check_modelled(rank.whole, plan, engine)
+    by_alike_rows(plan, lambda own: check_modelled(rank.whole, own, engine), lambda *_: None)
     plan = model_code(engine.layers).of_rank(plan)
     bags, kept = _last_smaller(rank, plan, engine)
     if plan.routing is None or not depends_on_routing(plan):
@@ -231,10 +233,12 @@ def _other_chunks_in_flight(
 def _chunk_step(
     rank: Rank, number: int, chunk: StageLayers, kept: ResidentState, plan: Plan, engine: Engine
 ) -> Step:
-    how, code, model = run_config_of(plan, engine), model_code(engine.layers), rank.chunks[number]
-    shared = code.shared(model, plan, plan.training.shape, how)
+    code, model = model_code(engine.layers), rank.chunks[number]
+    found = by_alike_rows(plan, lambda own: _besides_layers(model, own, engine), fields_laid_together)
     buffers, tables = (
-        BytesByPath.of(pair for pair in shared.held.items() if (pair[0][0] is Component.BUFFERS) is stays)
+        BytesByPath.of(
+            pair for pair in found.shared.held.items() if (pair[0][0] is Component.BUFFERS) is stays
+        )
         for stays in (True, False)
     )
     return Step(
@@ -243,15 +247,34 @@ def _chunk_step(
         states=merge_moment([(1, kept.states), (1, buffers)]) if buffers.held else kept.states,
         resident_gradients=kept.resident,
         shared=tables,
-        masks=code.masks(model, plan, plan.training.shape, how),
-        until_loss=code.until_loss(model, plan, plan.training.shape, how),
-        named=code.named(model, plan, plan.training.shape, how),
-        beside=code.beside(model, plan, how),
+        masks=found.masks,
+        until_loss=found.until_loss,
+        named=found.named,
+        beside=by_alike_rows(
+            plan, lambda own: code.beside(model, own, run_config_of(own, engine)), fields_laid_together
+        ),
         plan=plan,
         stretches=recompute_segments(chunk, plan),
         keeps_masks=code.keeps_masks(model, plan),
         masks_inside=code.masks_inside,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Besides:
+    """What a chunk's model code has besides its layers: tables that these share, masks, what is there until
+    the loss, and what the loop names from there on.
+    """
+
+    shared: BytesByPath
+    masks: BytesByPath
+    until_loss: BytesByPath
+    named: BytesByPath
+
+
+def _besides_layers(model: ModelSpec, plan: Plan, engine: Engine) -> _Besides:
+    code, asked = model_code(engine.layers), (model, plan, plan.training.shape, run_config_of(plan, engine))
+    return _Besides(code.shared(*asked), code.masks(*asked), code.until_loss(*asked), code.named(*asked))
 
 
 def _chunk_walks_and_states(

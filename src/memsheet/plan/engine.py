@@ -94,15 +94,12 @@ class Runner(Enum):
 class PlanArrays:
     """How far an engine's formulas account many plans as one whose counts are arrays (``search``).
     ``pipelines``: numbers of layers and stages, too, as nothing is gathered for a layer. ``one_by_one``: not
-    at all, whole parameters being dealt to ranks. ``asks_beyond``: counts of which formulas ask whether they
-    are more than a number. ``shares_key_heads``: ranks may share a head of keys, which other engines refuse.
+    at all, whole parameters being dealt to ranks.
     ``adds_to_buffer``: gradients are added to a buffer that is there anyway, accumulating or not.
     """
 
     pipelines: bool = False
     one_by_one: bool = False
-    asks_beyond: Mapping[str, int] = field(default_factory=dict)
-    shares_key_heads: bool = False
     adds_to_buffer: bool = False
 
 

@@ -5,7 +5,7 @@ commit).
 from __future__ import annotations
 
 from memsheet.plan.defaults import NAMED_PRECISIONS
-from memsheet.plan.engine import Engine, PlanArrays, Runner, Sharding
+from memsheet.plan.engine import Engine, Runner, Sharding
 from memsheet.plan.plan import PAGED, ContextParallel, Implementation, OptimizerName
 from memsheet.plan.server_limits import ServerLimits
 from memsheet.references import TRANSFORMERS
@@ -65,7 +65,6 @@ ENGINE = Engine(
     offloads_parameters_at=3,  # zero/config.py: offload_param is valid with stage 3 alone
     runner=Runner.OWN_ENGINE,
     searched=2,
-    arrays=PlanArrays(asks_beyond={"dp_replicate": 1}),  # replicas of shards
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "parameters": _deepspeed_source("zero/stage_1_and_2.py", 439),

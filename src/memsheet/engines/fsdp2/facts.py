@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS
-from memsheet.plan.engine import Engine, PlanArrays, Runner, Sharding
+from memsheet.plan.engine import Engine, Runner, Sharding
 from memsheet.plan.plan import ContextParallel, Implementation, OptimizerName, Schedule
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
@@ -16,7 +16,6 @@ ENGINE = Engine(
     real_axes=("pp", "vpp", "ep"),
     real_schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     context_parallel=(ContextParallel.ALL_GATHER,),  # accelerate 1.15, utils/dataclasses.py:2245
-    arrays=PlanArrays(asks_beyond={"cp": 2}),  # from where on a ring's ranks wait for a piece
     zero=(2, 3),
     default_zero=3,
     models=frozenset({"gradient_sync"}),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
 from memsheet.frozen import replace
-from memsheet.plan.engine import Engine, FlatWrapping, PlanArrays, Sharding, UnitWrapping
+from memsheet.plan.engine import Engine, FlatWrapping, Sharding, UnitWrapping
 from memsheet.plan.plan import (
     AdapterKind,
     AttentionKind,
@@ -60,7 +60,6 @@ _SINGLE = Engine(
     usual_targets=("q_proj", "v_proj"),  # finetune/lora.py:46-52
     targets=frozenset({"q_proj", "k_proj", "v_proj", "o_proj"}),
     adapter_dtype="bf16",
-    arrays=PlanArrays(asks_beyond={"microbatch": 1}),
     evidence={
         "activations": Cited(LITGPT, "operation by operation"),
         "linear layers in four bits": FromCode(

@@ -80,8 +80,6 @@ ENGINE = Engine(
     searched=0,
     arrays=PlanArrays(
         pipelines=True,
-        asks_beyond={"microbatch": 1},
-        shares_key_heads=True,  # transformer/attention.py: fewer groups than ranks are repeated
         adds_to_buffer=True,  # distributed/param_and_grad_buffer.py: main_grad
     ),
     never_offloads={  # training/arguments.py of 23e00ed; d98e8a6 has both

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from memsheet.engines.shared.whole_tensors import SHARDED_TENSORS, WHOLE_TENSORS
 from memsheet.frozen import replace
-from memsheet.plan.engine import Engine, PlanArrays, Sharding, UnitWrapping
+from memsheet.plan.engine import Engine, Sharding, UnitWrapping
 from memsheet.plan.plan import AttentionKind, GradientSync, Implementation, Loss, OptimizerName
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TORCHTUNE_MODEL
 from memsheet.sheet import Cited, FromCode
@@ -46,7 +46,6 @@ _DISTRIBUTED = Engine(
     # the whole model is built in the recipe's dtype (recipes/lora_finetune_single_device.py:400)
     adapter_dtype="bf16",
     offload=("optimizer", "parameters", "activations"),
-    arrays=PlanArrays(asks_beyond={"microbatch": 1}),
     evidence={
         "activations": Cited(TORCHTUNE_MODEL, "modules, operation by operation"),
         "saved_activations": _torchtune_source("torchtune/modules/transformer.py", 75),

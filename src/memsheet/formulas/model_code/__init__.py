@@ -74,6 +74,7 @@ class ModelCode:
     tensors those of a unit inside it that the library never splits either. ``notes``: what a reader
     should know of the model's kernels. ``captured``: what the CUDA graphs of a rank's layers hold, of a
     pipeline's stage. ``any_kernel``: attention is modelled with every kernel that torch may choose.
+    ``knows_shards``: layers or ends hold what is gathered of other ranks' shards; others know of none.
     """
 
     forward: Callable[[Recorder, Tensor, Block, RunConfig], Tensor]
@@ -106,6 +107,7 @@ class ModelCode:
     stream: Shape = ("b", "s", "h")
     captured: Callable[[ModelCode, ModelSpec, Plan, Count], Captured | None] = _nothing_captured
     any_kernel: bool = False
+    knows_shards: bool = False
 
 
 RECORDED = "recorded"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from operator import or_
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from memsheet.arith import Count, is_array, is_symbol, maximum, where
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, fields
 from memsheet.sheet import Component
 
 Key = tuple[Component, str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,3 +211,35 @@ def _largest_bytes_by_key(moments: Sequence[Moment], which: Winners) -> dict[Key
 def _select_count(condition: Any, a: Count, b: Count) -> Count:
     """As ``where``; what both have stays itself, so that it can be told from what differs."""
     return a if a is b else where(condition, a, b)
+
+
+class Together(Protocol):
+    """How parts of a stratum are laid together: a count of each as one of all plans."""
+
+    def together(self, sizes: Sequence[Any]) -> Any: ...
+
+
+def bags_laid_together(bags: Sequence[BytesByPath], parts: Together) -> BytesByPath:
+    """Bags of parts of a stratum as one of all of its plans."""
+    if all(bag is EMPTY for bag in bags):
+        return EMPTY
+    total = parts.together([bag.total for bag in bags])
+    return Later(partial(_keys_laid_together, bags, parts), partial(_key_laid_together, bags, parts), total)
+
+
+def fields_laid_together(found: Sequence[T], parts: Together) -> T:
+    """Objects whose fields are bags, laid together field by field."""
+    first: Any = found[0]
+    return first.__class__(  # type: ignore[no-any-return]
+        **{f.name: bags_laid_together([getattr(one, f.name) for one in found], parts) for f in fields(first)}
+    )
+
+
+def _keys_laid_together(bags: Sequence[BytesByPath], parts: Together) -> dict[Key, Count]:
+    keys = dict.fromkeys(key for bag in bags for key in bag.held)
+    return {key: parts.together([bag.held.get(key, 0) for bag in bags]) for key in keys}
+
+
+def _key_laid_together(bags: Sequence[BytesByPath], parts: Together, key: Key) -> tuple[Count, Any]:
+    sizes, there = zip(*(bag.part(key) for bag in bags), strict=True)
+    return parts.together(sizes), parts.together(there)

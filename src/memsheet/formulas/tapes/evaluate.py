@@ -5,11 +5,11 @@ holds most.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from memsheet.arith import Count, where
+from memsheet.arith import Count, not_alike, where
 from memsheet.formulas.tapes.bytes_by_path import (
     EMPTY,
     WHOLE,
@@ -17,7 +17,9 @@ from memsheet.formulas.tapes.bytes_by_path import (
     Key,
     Later,
     Moment,
+    Together,
     _sum_counts,
+    bags_laid_together,
     largest_moment_rows,
     merge_moment,
 )
@@ -134,6 +136,26 @@ def select_part(condition: Any, a: Part, b: Part) -> Part:
         behind=bag(a.behind, b.behind),
         hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)),
         lingers=bag(a.lingers, b.lingers),
+    )
+
+
+def parts_laid_together(found: Sequence[Part], parts: Together) -> Part:
+    """A part as plans of a stratum have it that run it in different ways.
+
+    Raises ValueError where some save what they were handed and others do not.
+    """
+    first = found[0]
+    if any(one.keeps_input != first.keeps_input or len(one.hosted) != len(first.hosted) for one in found[1:]):
+        not_alike()
+    bags: dict[str, Any] = {
+        name: bags_laid_together([getattr(one, name) for one in found], parts)
+        for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "lingers")
+    }  # fmt: skip
+    return Part(
+        **bags,
+        output=parts.together([one.output for one in found]),
+        keeps_input=first.keeps_input,
+        hosted=tuple(parts.together(sizes) for sizes in zip(*(one.hosted for one in found), strict=True)),
     )
 
 

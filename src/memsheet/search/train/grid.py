@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from memsheet.account import Totals, check_accounted, rank_of, step_totals, totals_of
+from memsheet.arith import NotAlikeError
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, field, replace
-from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute
+from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute, depends_on_routing
 from memsheet.search.train.lattice import Array, Tally, refuse_rows, select_rows
 from memsheet.search.train.pipelines import (
     Placed,
@@ -98,14 +99,9 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
     for stratum in legal_plan_strata(spaces, tallies) if spaces else ():
         alone = alone_bytes(spaces[0], one_plan(stratum, 0)) if alone is None else alone
         check_largest(stratum, alone)
-        try:
-            check_accounted(places.of(stratum)[0].rank, stratum.plan)
-        except InputError as error:
-            refuse_rows(tallies, stratum.rows, reason_of(error))
-        except ValueError:  # they do not agree in a choice: told when they are accounted, and taken apart
-            pieces += _stratum_pieces(stratum)
-        else:
-            pieces += _stratum_pieces(stratum)
+        for part in _accounted_parts(stratum, places, tallies):
+            for alike in _parts_by_accumulation(part):
+                pieces += _stratum_pieces(alike)
     graded: dict[int, list[Graded]] = {}
     for batch in _accounting_batches(pieces):
         graded.update(
@@ -120,6 +116,34 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
         )
         for space in spaces
     ]
+
+
+def _accounted_parts(stratum: Stratum, places: _Places, tallies: Mapping[int, Tally]) -> Iterator[Stratum]:
+    """The plans of a stratum that are modelled; the others are refused. Those that a rule tells apart are
+    parts of it.
+    """
+    try:
+        check_accounted(places.of(stratum)[0].rank, stratum.plan)
+    except InputError as error:
+        refuse_rows(tallies, stratum.rows, reason_of(error))
+    except NotAlikeError as differ:
+        for which in (~differ.condition, differ.condition):
+            part = _stratum_of_rows(stratum, np.flatnonzero(which))
+            yield from _accounted_parts(part, places, tallies)
+    except ValueError:  # they do not agree in a choice: told when they are accounted, and taken apart
+        yield stratum
+    else:
+        yield stratum
+
+
+def _parts_by_accumulation(stratum: Stratum) -> Iterator[Stratum]:
+    """The plans of a stratum that accumulate gradients, and those that do not, where that is another step."""
+    several = np.broadcast_to(stratum.plan.accumulation > 1, (len(stratum),))
+    if stratum.space.engine.arrays.adds_to_buffer or several.all() or not several.any():
+        yield stratum
+        return
+    for which in (~several, several):
+        yield _stratum_of_rows(stratum, np.flatnonzero(which))
 
 
 def _graded_at_batch(graded: Sequence[Graded], space: Space) -> Iterator[Graded]:
@@ -155,15 +179,22 @@ def _spans_pipelines(stratum: Stratum) -> bool:
     return stratum.space.engine.arrays.pipelines and not _deals_whole_matrices(stratum)
 
 
+def _accounting_key(stratum: Stratum, number: int) -> Hashable:
+    """What is the same of strata that are accounted together."""
+    if stratum.space.engine.arrays.one_by_one or _deals_whole_matrices(stratum):
+        return number
+    mesh = stratum.plan.mesh
+    pipeline = None if _spans_pipelines(stratum) else (mesh.pp, mesh.vpp, stratum.plan.layers_per_stage)
+    added = not stratum.space.engine.arrays.adds_to_buffer and bool(np.all(stratum.plan.accumulation > 1))
+    return stratum_choice_key(stratum), pipeline, added, depends_on_routing(stratum.plan)
+
+
 def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
     """The numbers of pieces that are accounted together: those that are alike but for their pipeline."""
     kin: dict[Hashable, list[int]] = {}
     for number, piece in enumerate(pieces):
         stratum = _stratum_of_piece(piece)
-        kin.setdefault(
-            (type(piece), stratum_choice_key(stratum)) if _spans_pipelines(stratum) else number,
-            [],
-        ).append(number)
+        kin.setdefault((type(piece), _accounting_key(stratum, number)), []).append(number)
     for numbers in kin.values():
         batch, rows = list[int](), 0
         for number in numbers:

@@ -81,17 +81,14 @@ def placed_in(model: ModelSpec, plan: Plan) -> tuple[Placed, ...]:
 
 
 def stratum_choice_key(stratum: Stratum) -> Hashable:
-    """What plans share that can be accounted together: every choice, and what follows from their counts and
-    is no number.
-    """
-    neutral = replace(
+    """What plans share that can be accounted together: every choice."""
+    return replace(
         stratum.plan,
         mesh=Mesh(),
         workload=replace(stratum.plan.training, microbatch=1, global_batch=None),
         vocab_multiple=1,
         layers_per_stage=None,
     )
-    return neutral, stratum.traits
 
 
 Members = Sequence[tuple[int, Placed]]

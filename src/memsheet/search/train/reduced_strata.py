@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from memsheet.account import Sums, divided_states
+from memsheet.arith import row_codes
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.plan import Schedule
 from memsheet.search.train.lattice import Array, Rows, sequences_at_once
@@ -88,30 +89,12 @@ def kept_microbatches(stratum: Stratum) -> Array:
 
 def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:
     """The distinct rows."""
-    _, first, which = np.unique(_row_codes(rows, len(stratum)), return_index=True, return_inverse=True)
+    differ = [column for column in rows.values() if (column != column[0]).any()] or [rows["tp"]]
+    _, first, which = np.unique(row_codes(differ), return_index=True, return_inverse=True)
     few = {name: column[first] for name, column in rows.items()}
     return ReducedStratum(
         few=replace(stratum, rows=few, plan=with_counts(stratum.space, stratum.plan, few)), which=which
     )
-
-
-WORD_BITS = 62
-
-
-def _row_codes(rows: Rows, size: int) -> Array:
-    """A number for each row, the same for rows that are alike: their counts' bits side by side, those before
-    numbered anew where they fill a word.
-    """
-    code, filled = np.zeros(size, dtype=np.int64), 0
-    for column in rows.values():
-        if (column == column[0]).all():
-            continue
-        bits = int(column.max()).bit_length()
-        if filled + bits > WORD_BITS:
-            code = np.unique(code, return_inverse=True)[1]
-            filled = size.bit_length()
-        code, filled = (code << bits) | column, filled + bits
-    return code
 
 
 def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from memsheet.arith import ceil_div
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.hardware import unsupported_choices
-from memsheet.plan.model import Attention, ModelSpec
-from memsheet.plan.plan import ContextParallel, Plan
+from memsheet.plan.plan import Plan
 from memsheet.resolve import resolve_request
 from memsheet.search.train.lattice import (
     Array,
@@ -33,15 +31,12 @@ CHUNK = 1 << 13
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stratum:
-    """Plans that share ``request``'s choices. ``plan`` has their counts as arrays; ``traits`` are what
-    follows from these and is no number.
-    """
+    """Plans that share ``request``'s choices. ``plan`` has their counts as arrays."""
 
     space: Space
     request: Request
     rows: Rows
     plan: Plan
-    traits: int = 0
 
     def __len__(self) -> int:
         return len(self.rows["microbatch"])
@@ -80,16 +75,16 @@ def legal_plan_strata(spaces: Sequence[Space], tallies: Mapping[int, Tally]) -> 
         if reason := _cuts_no_layers(space, pipeline):
             refuse_rows(tallies, rows, reason, len(space.choices))
             continue
-        groups = list(_rows_by_traits(space, rows))
+        groups = tuple(_rows_by_traits(rows))
         for choice in space.choices:
-            for traits, group in groups:
+            for group in groups:
                 kept = (
                     None
                     if _choice_is_redundant(space, pipeline, choice)
                     else _rows_with_choice(space, choice, group)
                 )
                 if kept is not None:
-                    yield from _resolve_stratum(space, {**pipeline, **kept[0]}, kept[1], traits, tallies)
+                    yield from _resolve_stratum(space, {**pipeline, **kept[0]}, kept[1], tallies)
 
 
 def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
@@ -139,7 +134,7 @@ def _rows_with_choice(space: Space, choice: Request, rows: Rows) -> tuple[Reques
 
 
 def _resolve_stratum(
-    space: Space, request: Request, rows: Rows, traits: int, tallies: Mapping[int, Tally]
+    space: Space, request: Request, rows: Rows, tallies: Mapping[int, Tally]
 ) -> Iterator[Stratum]:
     """The stratum of some rows, its first plan resolved for what all of them share."""
     counts = {name: int(column[0]) for name, column in rows.items()}
@@ -152,7 +147,7 @@ def _resolve_stratum(
     if problems:
         refuse_rows(tallies, rows, f"{problems[0].field} {problems[0].reason}")
         return
-    yield Stratum(space=space, request=request, rows=rows, plan=with_counts(space, plan, rows), traits=traits)
+    yield Stratum(space=space, request=request, rows=rows, plan=with_counts(space, plan, rows))
 
 
 def reason_of(error: InputError) -> str:
@@ -176,48 +171,18 @@ def _common_count(column: Any) -> Any:
     return int(column[0]) if np.ndim(column) and (column == column[0]).all() else column
 
 
-def _rows_by_traits(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
-    """Rows by what follows from their counts and is no number, a bit for each: whether an axis is split at
-    all, whether gradients accumulate, and what else the engine's formulas ask.
-    """
+def _rows_by_traits(rows: Rows) -> Iterator[Rows]:
+    """Rows by what choices follow from their counts, a bit for each: whether an axis is split at all."""
     if not len(rows["microbatch"]):
         return
     traits: Array = sum(
-        np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_row_traits(space, rows))
+        np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_row_traits(rows))
     )
     order = np.argsort(traits, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(traits[order])) + 1):
-        yield int(traits[part[0]]), select_rows(rows, part)
+        yield select_rows(rows, part)
 
 
-def _row_traits(space: Space, rows: Rows) -> Iterator[Array]:
+def _row_traits(rows: Rows) -> Iterator[Array]:
     for axis in ("tp", "cp", "ep", "etp"):
         yield rows[axis] > 1
-    yield from (rows[name] > most for name, most in space.engine.arrays.asks_beyond.items())
-    exchanged = ContextParallel.ALL_TO_ALL in space.engine.context_parallel
-    always = exchanged and len(space.engine.context_parallel) == 1  # and what that refuses is of no other's
-    if always:
-        yield int(space.request["seq_len"]) % rows["cp"] != 0
-        for heads in _heads_of_queries(space.model):
-            yield heads % rows["cp"] != 0
-            yield rows["cp"] >= heads
-    for kv in _groups_of_keys(space.model):
-        yield np.minimum(1, ceil_div(kv, rows["tp"]) - 1)
-        if exchanged:
-            yield rows["cp"] > kv
-            yield rows["cp"] >= kv
-        if always:
-            yield (kv % rows["cp"]) * (rows["cp"] % kv) != 0
-        if not space.engine.arrays.shares_key_heads:
-            yield kv % rows["tp"] != 0
-    if not space.engine.arrays.adds_to_buffer:
-        yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < rows["global_batch"]
-
-
-def _heads_of_queries(model: ModelSpec) -> tuple[int, ...]:
-    return tuple(sorted({m.heads for m in model.mixers() if isinstance(m, Attention)}))
-
-
-def _groups_of_keys(model: ModelSpec) -> tuple[int, ...]:
-    mixers = model.mixers()
-    return tuple(sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}))

@@ -168,4 +168,5 @@ def named_logits_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, _: RunConf
 CODE = ModelCode(
     forward=litgpt_block_forward, embed=input_embeddings, head=lm_head_hidden_states, loss=chunked_loss, loss_input=loss_input, problems=litgpt_problems, built=litgpt_spec,
     plan_numerics=plan_numerics, block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, shared=rotary_table_buffers, named=named_logits_bytes,
+    knows_shards=True,
 )  # fmt: skip

@@ -159,4 +159,5 @@ def spec_with_rope_cache(spec: ModelSpec, _: Plan) -> ModelSpec:
 CODE = ModelCode(
     forward=decoder_layer_forward, embed=torchtune_embeddings, head=hidden_states_for_loss, loss=lm_head_cross_entropy, loss_input=loss_input, problems=torchtune_problems, block_numerics=block_numerics,
     axes=whole_axes, end_axes=end_axes, normalise=torchtune_rms_norm, built=spec_with_rope_cache, plan_numerics=plan_numerics,
+    knows_shards=True,
 )  # fmt: skip

@@ -1,0 +1,107 @@
+"""What layers know of a plan, and what was made of that: plans that differ in their states alone have the
+same layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from memsheet.arith import is_array, is_symbol
+from memsheet.formulas.model_code import model_code
+from memsheet.frozen import dataclass, field, fields, replace
+from memsheet.plan.engine import Engine
+from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Training
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayersOfPlan:
+    """A plan without what its layers do not know, and what they have been made into so far: ``groups``, each
+    of a block of a stack, and ``walks``, each of a stage (``groups.py``).
+    """
+
+    plan: Plan
+    engine: Engine
+    places: int  # plans that its counts are of
+    groups: dict[Hashable, Any] = field(default_factory=dict)
+    walks: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+_recent: tuple[LayersOfPlan, ...] = ()
+MOST_PLACES = 1 << 14
+"""Places of arrays in plans of which layers are kept; the last one's are whatever they have."""
+MOST_PLANS = 48
+
+
+def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
+    """Layers made for a plan that knows the same of them, kept for those asked about one after another:
+    stages and their chunks, choices of a search that divide or keep states in another way.
+    """
+    global _recent  # noqa: PLW0603 - one value, replaced as a whole
+    own = plan if model_code(engine.layers).knows_shards else plan_of_layers(plan)
+    for known in _recent:
+        if known.engine is engine and _equal_plans(known.plan, own):
+            return known
+    found = LayersOfPlan(own, engine, _number_of_plans(own))
+    kept, places = [found], found.places
+    for known in _recent[: MOST_PLANS - 1]:
+        places += known.places
+        if places > MOST_PLACES:
+            break
+        kept.append(known)
+    _recent = tuple(kept)
+    return found
+
+
+def plan_of_layers(plan: Plan) -> Plan:
+    """A plan without what its layers do not know: how states are kept and divided, and how many micro-batches
+    and stages there are.
+    """
+    return replace(
+        plan,
+        zero=0,
+        reshard_after_forward=False,
+        secondary_shard=1,
+        optimizer=None,
+        offload=replace(plan.offload, optimizer=0, parameters=0),
+        mesh=replace(plan.mesh, dp_replicate=1, dp_shard=1, pp=1, vpp=1),
+        workload=replace(plan.training, global_batch=None)
+        if isinstance(plan.workload, Training)
+        else plan.workload,
+        schedule=None,
+        layers_per_stage=None,
+    )
+
+
+VARIED = ("recompute", "loss", "offload", "mesh", "workload")
+"""Fields in which plans mostly differ, which are compared first."""
+
+
+def _equal_plans(one: Plan, other: Plan) -> bool:
+    return all(_equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
+        _equal_counts(getattr(one, f.name), getattr(other, f.name))
+        for f in fields(one)
+        if f.name not in VARIED
+    )
+
+
+def _equal_counts(one: Any, other: Any) -> bool:
+    """Whether two values are equal, arrays in them place by place."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if is_array(one):
+        return one.shape == other.shape and bool((one == other).all())
+    if is_symbol(one):
+        return str(one) == str(other)
+    if hasattr(one, "__own_fields__"):
+        return all(_equal_counts(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return bool(one == other)
+
+
+def _number_of_plans(plan: Plan) -> int:
+    """Of how many plans a plan's counts are arrays."""
+    counts = [getattr(held, f.name) for held in (plan.mesh, plan.workload) for f in fields(held)]
+    return max((len(count) for count in counts if is_array(count)), default=1)
