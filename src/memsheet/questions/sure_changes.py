@@ -1,5 +1,5 @@
-"""Changes of a job that its files leave in doubt: sought with what is open on top of the sheet, and told as sure
-where the files so changed are judged to fit.
+"""Changes of a job that its files leave in doubt: sought with what is open on top of the sheet, and told as
+sure where the files so changed are judged to fit.
 """
 
 from __future__ import annotations
