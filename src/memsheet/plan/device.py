@@ -193,6 +193,16 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
     return int(digits), name
 
 
+def with_less_room(cluster: Cluster, spare: int) -> Cluster:
+    """The cluster where ``spare`` bytes of each card are somebody else's."""
+    card = cluster.device
+    less = {
+        name: getattr(card, name) - spare
+        for name in ("framework_bytes", "framework_low_bytes", "framework_high_bytes")
+    }
+    return replace(cluster, device=replace(card, **less))
+
+
 def resize_cluster(node: Cluster, count: int) -> Cluster:
     """A part of a node, or several of it. Raises InputError for a count that fills no whole nodes."""
     if count > node.per_node and count % node.per_node:

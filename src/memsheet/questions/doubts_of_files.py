@@ -147,50 +147,6 @@ def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> An
     return replace(answer, serving={at: held for at, held in answer.serving.items() if at != "start_up"})
 
 
-def with_sure_changes(answer: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:
-    """The answer with those changes alone that make the job fit with what its files hold beside the sheet,
-    which is in the range of what is left then, too.
-    """
-    more = sum(one.high_bytes for one in moved)
-    if answer is None or answer.verdict is None or answer.cluster is None or more <= 0:
-        return answer
-    room, fix = answer.cluster.device.framework_low_bytes, answer.verdict.cheapest_fix
-    fits = fix is not None and int(fix.device.high) + more <= room
-    kept = replace(fix, device=_with_more(fix.device, more)) if fix is not None and fits else None
-    ways = tuple(
-        way if "gpus" in way.changes else replace(way, device=_with_more(way.device, more))
-        for way in answer.ways_to_fit
-        if "gpus" in way.changes or int(way.device.high) + more <= room
-    )
-    return replace(answer, verdict=replace(answer.verdict, cheapest_fix=kept), ways_to_fit=ways)
-
-
-def with_open_changes(
-    answer: Answer | None,
-    reads: Mapping[str, Read],
-    moved: tuple[Moved, ...],
-    given: Mapping[str, Any],
-    case: Case,
-    left: Doubt,
-) -> Answer | None:
-    """The answer with its changes as what fits by what is known alone, where the files are in doubt after
-    them, too. ``left``: doubts that no change of the plan takes away.
-    """
-    fix = answer.verdict.cheapest_fix if answer and answer.verdict else None
-    if answer is None or answer.verdict is None or fix is None:
-        return answer
-    made = {
-        key: after
-        for change in fix.changes
-        for key, _, after in ((change.key, change.before, change.after), *change.also, *change.implied)
-    }
-    other = case.ask(made)
-    doubt = doubt_of(reads, other, moved, {**given, **made}, replace(case, answer=other))
-    if not left.words and not doubt.words:
-        return answer
-    return replace(answer, verdict=replace(answer.verdict, cheapest_fix=replace(fix, open_ended=True)))
-
-
 def with_changes_in_host_memory(
     answer: Answer | None, reads: Mapping[str, Read], ask: Callable[[int], Answer | None]
 ) -> Answer | None:
@@ -210,10 +166,6 @@ def with_changes_in_host_memory(
         found = replace(fix, host_short_bytes=short)
     ways = within.ways_to_fit if within else ()
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=found), ways_to_fit=ways)
-
-
-def _with_more(device: Bytes, more: int) -> Bytes:
-    return replace(device, high=device.high + more)
 
 
 def with_moved_range(answer: Answer | None, whole: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:

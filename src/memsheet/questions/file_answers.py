@@ -21,14 +21,17 @@ from memsheet.exchange.verdict_doubts import (
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+from memsheet.plan.device import with_less_room
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.plan import Mesh
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
+from memsheet.questions.accounted import answer_for_model
 from memsheet.questions.named_models import (
     model_of,
     strange_draft,
 )
+from memsheet.questions.question_parts import parse_question, read_named_model
 from memsheet.questions.sized_models import in_place_of_model
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.questions.without_unmodelled import Left, answer_without
@@ -259,6 +262,21 @@ def answer_in_host_memory(ask: Mapping[str, Any], request: Mapping[str, Any], si
         return None
 
 
+def answer_with_less_room(ask: Mapping[str, Any], request: Mapping[str, Any], spare: int) -> Answer | None:
+    """The answer, with changes, where ``spare`` bytes of each card are not there; None where nothing is named
+    that has room, or not even that much.
+    """
+    task, named, options = _question_of_request({**ask, "fix": True}, request)
+    try:
+        model, parsed, cluster, _ = parse_question(task, named, options)
+        if cluster is None or cluster.device.framework_low_bytes <= spare or model is None:
+            return None
+        spec = read_named_model(model, task, parsed.get("engine"))
+        return answer_for_model(spec, parsed, with_less_room(cluster, spare))
+    except InputError:
+        return None
+
+
 def length_taken(answer: Answer | None) -> dict[str, int]:
     """The length that the sheet took of several where nobody said one: what a change frees is told at the
     same.
@@ -286,6 +304,14 @@ def memoize_answers(
 
 
 def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any]) -> Answer:
+    task, named, options = _question_of_request(ask, request)
+    return (accounted.infer if task == "infer" else accounted.train)(named, **options)
+
+
+def _question_of_request(
+    ask: Mapping[str, Any], request: Mapping[str, Any]
+) -> tuple[str, Any, dict[str, Any]]:
+    """The task, the model and the options of a request and what is asked beside it."""
     document: dict[str, Any] = {}
     named = request.get("model") or ask["model"]
     for key, value in request.items():
@@ -300,5 +326,6 @@ def _answer_from_request(ask: Mapping[str, Any], request: Mapping[str, Any]) -> 
                 document[group] = value
     serves = document.get("task") == "infer"
     demanded = request.get("serving.max_sequences") if serves and ask["sequences"] else None
-    asks = accounted.infer if serves else accounted.train
-    return asks(**{**ask, "model": named, "sequences": demanded}, plan=document)
+    options = {**ask, "sequences": demanded, "plan": document}
+    options.pop("model", None)
+    return "infer" if serves else "train", named, options

@@ -26,8 +26,6 @@ from memsheet.questions.doubts_of_files import (
     moved_bytes,
     with_changes_in_host_memory,
     with_moved_range,
-    with_open_changes,
-    with_sure_changes,
     without_guessed_stops,
     without_stand_in_log,
 )
@@ -37,6 +35,7 @@ from memsheet.questions.file_answers import (
     AccountedJob,
     answer_in_host_memory,
     answer_with_changes,
+    answer_with_less_room,
     length_taken,
     memoize_answers,
 )
@@ -45,7 +44,8 @@ from memsheet.questions.named_models import (
     bundled_name,
     model_of,
 )
-from memsheet.questions.preference_jobs import preference_doubt, reference_beside
+from memsheet.questions.preference_jobs import preference_doubt
+from memsheet.questions.sure_changes import with_judged_changes
 from memsheet.report.shared.checked import Checked
 
 if TYPE_CHECKING:
@@ -97,17 +97,26 @@ def judge_job(
     changed = with_changes_in_host_memory(
         answer, reads, lambda size: answer_in_host_memory(job.ask, at_length, size)
     )
-    told = with_moved_range(
-        with_sure_changes(
-            without_stand_in_log(widen_verdict(changed, doubt), reads),
-            (*moved, *reference_beside(reads, answer)),
-        ),
-        answer,
-        moved,
-    )
-    told = with_open_changes(told, reads, moved, flags, case, lasting) if doubt.words else told
+    told = with_moved_range(without_stand_in_log(widen_verdict(changed, doubt), reads), answer, moved)
+    if job.ask.get("fix", True):
+        told = with_judged_changes(
+            told,
+            answer,
+            lambda changes: _judged_answer(files, job, {**at_length, **changes}, {**flags, **changes}),
+            lambda beyond: None if lasting.words else answer_with_less_room(job.ask, at_length, beyond),
+        )
     claimed = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
     return _checked_job(files, job, reads, told, claimed, moved, doubt)
+
+
+def _judged_answer(
+    files: JobFiles, job: AccountedJob, request: Mapping[str, Any], flags: Mapping[str, Any]
+) -> Answer | None:
+    """The answer about the same files with another request, judged as they are."""
+    ask = {**job.ask, "fix": False}
+    answer = answer_with_changes(ask, request, {})
+    changed = replace(job, ask=ask, whole=replace(job.whole, request=request), answer=answer)
+    return judge_job(files, changed, flags, verdict_alone=True).answer
 
 
 def _checked_job(

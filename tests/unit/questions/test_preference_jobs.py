@@ -152,7 +152,7 @@ def test_what_is_beside_a_sheet_that_fits_is_in_its_range(tmp_path: Path) -> Non
         "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
         f'model = AutoModelForCausalLM.from_pretrained("{MODEL}", load_in_8bit=True)\n'
         "model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=8))\n"
-        'args = TrainingArguments("o", per_device_train_batch_size=1, fp16=True)\n'
+        'args = TrainingArguments("o", per_device_train_batch_size=1)\n'
         "Trainer(model=model, args=args, train_dataset=d).train()\n"
     )
     found = memsheet.check(tmp_path / "train.py", gpus="1xH100-80GB", seq_len=512)

@@ -24,8 +24,8 @@ def prepared_precision(word: str, values: Values) -> dict[str, str]:
 
 
 def prepared_bytes(asked: Values) -> int:
-    """Bytes, at most, that preparing adds to a base in sixteen bits: both tables by two bytes an element and a
-    copy in sixteen bits of the head for autocast, and what norms keep; of layers that run again one at a time,
+    """Bytes, at most, that preparing adds to a base in sixteen bits: both tables by two bytes an element, a
+    copy in sixteen bits of the head for autocast, and what norms keep; of layers that run again, one,
     and the input of each.
     """
     tables = asked["@vocab"] * asked["@hidden"] * (2 + 2 + 2)

@@ -18,9 +18,10 @@ from memsheet.sheet import Component
 @formula(cites=TORCH_DDP, at="initialize_buckets: flat buffers of one gradient copy, made in the constructor")
 def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """Bytes of DistributedDataParallel's buckets, besides the gradients themselves (gradient_as_bucket_view
-    is off by default).
+    is off by default): of all that ask for a gradient, those too that no step comes to.
     """
-    return sum(h.times * gradient_dtype(h, plan).nbytes(h.elements) for h in parameters if h.trains)
+    asking = (h for h in parameters if h.trains or h.unreached)
+    return sum(h.times * gradient_dtype(h, plan).nbytes(h.elements) for h in asking)
 
 
 def ddp_overhead(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:

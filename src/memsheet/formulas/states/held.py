@@ -49,7 +49,9 @@ WHOLE = Mesh()
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A parameter tensor as one rank holds it: its module path, shape, storage and whether it trains."""
+    """A parameter tensor as one rank holds it: its module path, shape, storage and whether it trains.
+    ``unreached``: it would, and no step comes to it.
+    """
 
     path: str
     shape: tuple[Count, ...]
@@ -57,6 +59,7 @@ class Held:
     trains: bool
     role: Role
     times: int
+    unreached: bool = False
 
     @property
     def elements(self) -> Count:
@@ -86,7 +89,7 @@ def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = NOTHING_WHOLE) 
     for path, weight, times in parameter_tensors(spec):
         uncut = weight.role in keeping.roles or module_of(weight.path) in whole
         found = tensors_on_rank(path, weight, times, plan, uncut=uncut)
-        yield from (replace(one, trains=False) for one in found) if path in idle else found
+        yield from (_unreached(one, plan) for one in found) if path in idle else found
 
 
 def tensors_on_rank(
@@ -94,7 +97,16 @@ def tensors_on_rank(
 ) -> Iterator[Held]:
     """One tensor as a rank holds it, and the adapter matrices beside it."""
     found = _tensor_and_adapters(path, weight, times, plan, uncut=uncut)
-    return (replace(one, trains=False) for one in found) if gets_no_gradient(weight, plan) else found
+    if not gets_no_gradient(weight, plan):
+        return found
+    if weight.graded is Graded.IDLE:
+        return (_unreached(one, plan) for one in found)
+    return (replace(one, trains=False) for one in found)
+
+
+def _unreached(held: Held, plan: Plan) -> Held:
+    """A tensor that no gradient comes to, of a model that asks for it unless its base is frozen."""
+    return replace(held, trains=False, unreached=held.trains and plan.adapter is None)
 
 
 def gets_no_gradient(weight: Weight, plan: Plan) -> bool:

@@ -13,6 +13,7 @@ from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster
+from memsheet.plan.dtypes import FP32, INT8
 from memsheet.plan.engine_registry import SEVERAL_GPUS, find_engine
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.library_defaults import implied_library_keys
@@ -203,6 +204,26 @@ def _lora_edit(asked: _Tried) -> Edits | None:
     return None if asked.plan.adapter else {"adapter.rank": 16, **_named_precision_edit(asked, "bf16-pure")}
 
 
+def _sixteen_bit_base(asked: _Tried) -> Edits | None:
+    """A frozen base that is loaded in fp32, in sixteen bits."""
+    plan = asked.plan
+    wide = plan.precision.parameters is FP32 and plan.quantization is None
+    return {"precision.name": "bf16-pure"} if plan.adapter and wide else None
+
+
+def _sixteen_bit_states(asked: _Tried) -> Edits | None:
+    plan = asked.plan
+    wide = plan.precision.parameters is FP32 or plan.precision.master_weights is not None
+    return {"precision.name": "bf16-pure"} if wide and not plan.adapter else None
+
+
+def _four_bit_base(asked: _Tried) -> Edits | None:
+    """A base that bitsandbytes holds in eight bits, in four."""
+    quantized = asked.plan.quantization
+    eight = asked.plan.adapter is not None and quantized is not None and quantized.weights is INT8
+    return {"quantization.weights": "nf4"} if eight else None
+
+
 def _qlora_edit(asked: _Tried) -> Edits | None:
     return (
         {**(_lora_edit(asked) or {}), "quantization.weights": "nf4"}
@@ -236,6 +257,7 @@ CANDIDATES = (
         "more communication",
         "shard more states (zero {before} to {after})",
     ),
+    Candidate(1, "frozen base in bf16", _sixteen_bit_base, "the base rounded to bf16"),
     Candidate(2, "8-bit AdamW", _eight_bit, "another optimizer"),
     Candidate(2, "offload states to host memory", _state_offload_edit, "host memory and a much slower step"),
     Candidate(
@@ -244,6 +266,10 @@ CANDIDATES = (
         _more_tensor_parallel,
         "fewer replicas of the model, more communication in every layer",
         "tensor parallelism {before} to {after}",
+    ),
+    Candidate(3, "nf4 base in place of int8", _four_bit_base, "the base rounded to four bits"),
+    Candidate(
+        4, "weights and states in bf16", _sixteen_bit_states, "no fp32 copy that small updates add up in"
     ),
     Candidate(4, "twice the GPUs", _more_gpus, "more GPUs", "from {before} to {after}"),
     Candidate(5, "LoRA, rank 16", _lora_edit, "trains adapters only"),

@@ -223,7 +223,7 @@ def test_doubled_twice_is_told_once() -> None:
     assert fix is not None
     more = [change for change in fix.changes if change.key == "gpus"]
     assert len(more) == 1
-    assert more[0].words == "from 16xH100-80GB to 128xH100-80GB"
+    assert more[0].words == "from 16xH100-80GB to 64xH100-80GB"
 
 
 def test_what_fits_looks_as_if_it_did() -> None:

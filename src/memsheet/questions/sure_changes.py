@@ -1,0 +1,65 @@
+"""Changes of a job that its files leave in doubt: sought with what is open on top of the sheet, and told as
+sure where the files so changed are judged to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memsheet.budget import Answer, Fix, Result, WayToFit
+from memsheet.frozen import replace
+from memsheet.plan.workload import Training
+
+Judge = Callable[[Mapping[str, Any]], Answer | None]
+"""The answer about the files with some keys changed, judged as the files themselves are."""
+Seek = Callable[[int], Answer | None]
+"""The same question where so many bytes of each card are not there."""
+ELSEWHERE = frozenset({"gpus", "nodes", "model", "engine"})
+"""Changes to another job, which its files do not say."""
+
+
+def with_judged_changes(told: Answer | None, sheet: Answer | None, judge: Judge, seek: Seek) -> Answer | None:
+    """The answer with changes that the files in their doubt fit with. ``told``: the answer with its doubt,
+    ``sheet``: before it was doubted.
+    """
+    if told is None or told.verdict is None or sheet is None or sheet.verdict is None:
+        return told
+    verdict = told.verdict
+    if verdict.result is Result.FITS or not isinstance(told.plan.workload, Training):
+        return told
+    beyond, first = int(verdict.device.high) - int(sheet.verdict.device.high), verdict.cheapest_fix
+    if (fix := _judged_fix(first, judge)) is None and beyond > 0 and not verdict.no_most:
+        further = seek(beyond)
+        if further is not None and further.verdict is not None:
+            fix = _judged_fix(further.verdict.cheapest_fix, judge)
+            told = replace(told, ways_to_fit=further.ways_to_fit or told.ways_to_fit)
+    kept = fix or (replace(first, open_ended=True) if first is not None else None)
+    ways = tuple(judged for way in told.ways_to_fit if (judged := _judged_way(way, judge, told, beyond)))
+    return replace(told, verdict=replace(verdict, cheapest_fix=kept), ways_to_fit=() if fix else ways)
+
+
+def _judged_fix(fix: Fix | None, judge: Judge) -> Fix | None:
+    """The list of changes where the files fit with it, with what they need then."""
+    after = judge(changed_values(fix)) if fix is not None else None
+    fits = after is not None and after.verdict is not None and after.verdict.result is Result.FITS
+    return replace(fix, device=after.verdict.device) if fix and after and after.verdict and fits else None
+
+
+def _judged_way(way: WayToFit, judge: Judge, told: Answer, beyond: int) -> WayToFit | None:
+    if ELSEWHERE.isdisjoint(way.changes):
+        after = judge(way.changes)
+        fits = after is not None and after.verdict is not None and after.verdict.result is Result.FITS
+        return replace(way, device=after.verdict.device) if after and after.verdict and fits else None
+    room = told.cluster.device.framework_low_bytes if told.cluster else 0
+    more = replace(way, device=replace(way.device, high=way.device.high + max(0, beyond)))
+    return more if "gpus" in way.changes or more.device.high <= room else None
+
+
+def changed_values(fix: Fix) -> dict[str, Any]:
+    """Keys of the plan as all changes of a list leave them."""
+    return {
+        key: after
+        for change in fix.changes
+        for key, _, after in ((change.key, change.before, change.after), *change.also, *change.implied)
+    }
