@@ -56,9 +56,9 @@ LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
 FED, SEQUENCE = "rows_of_engine", "sequence"
 """Where DeepSpeed makes the loader, its rows are the configuration's (deepspeed/__init__.py, initialize)."""
 STEPS = late_pattern(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
-HANDS_OVER = late_pattern(r"optimizer\w*\s*=[^=](?s:.*)DataLoader\(|DataLoader\((?s:.*)optimizer\w*\s*=[^=]")
+STEPPER = late_pattern(r"\boptimizer\w*\s*=[^=]")
 RUNS_OVER = late_pattern(r"\.(?:fit|train|train_model|run|start)\((?!\s*\))")
-"""A script that makes an optimizer and rows, and gives them to a loop that another file has."""
+"""Calls that run something with what they are given: a loop of another file, where this one has none."""
 OTHER_LOOP = "the loop that it hands its optimizer and rows to, which another file has"
 GENERATES = late_pattern(r"\.generate\(")
 OTHER_MODELS = late_pattern(
@@ -86,9 +86,9 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     """A script's own loop, with ``script.*`` for how the model is loaded; nothing of a script without one.
     ``given``: the flags that a command starts it with. Raises ValueError for no Python.
     """
-    own = STEPS.search(text) or DRIVES.search(text)
-    handed = not own and HANDS_OVER.search(text) and (RUNS_OVER.search(text) or "rainer(" in text)
-    steps = own or handed
+    stepped = STEPS.search(text) or DRIVES.search(text)
+    handed = not stepped and _hands_over(text)
+    steps = stepped or handed
     if (
         not any(one in text for one in ("from_pretrained", "transformers"))
         or not (steps or GENERATES.search(text) or makes_pipeline(text))
@@ -148,6 +148,12 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     how = "loaded" if WHOLE in load else "built" if built else "wrapped"
     own = {"reads": f"the {kind} of a model {how} on line {load[LINE]}", **made}
     return {LOOP: own, SCRIPT: said, **({DEEPSPEED: inline} if inline else {})}
+
+
+def _hands_over(text: str) -> bool:
+    """Whether a script makes an optimizer and rows, and gives them to something that runs them."""
+    made = "DataLoader(" in text and STEPPER.search(text) is not None
+    return made and ("rainer(" in text or RUNS_OVER.search(text) is not None)
 
 
 def _local_calls(module: Module, *names: str) -> list[Tree]:
