@@ -335,3 +335,65 @@ def test_adapters_have_the_dtype_that_deepspeed_casts_all_to(tmp_path: Path, wid
     assert found.answer is not None, found.why_not
     assert found.answer.plan.adapter is not None
     assert found.answer.plan.adapter.dtype.name == width
+
+
+LOADED = """
+import torch
+from transformers import AutoModelForCausalLM
+from peft import LoraConfig, get_peft_model
+from ours import bits_config, more
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", torch_dtype=torch.bfloat16, {given})
+model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj"]))
+{ends}
+"""
+ENDS = {
+    "arguments": """from transformers import Trainer, TrainingArguments
+args = TrainingArguments('o', bf16=True, per_device_train_batch_size=1, gradient_checkpointing=True)
+Trainer(model=model, args=args).train()
+""",
+    "loop": """model.gradient_checkpointing_enable()
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in torch.utils.data.DataLoader(rows, batch_size=1):
+    model(**batch).loss.backward()
+""",
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize(
+    ("given", "open_"),
+    [
+        ("quantization_config=bits_config()", True),
+        ("quantization_config=bits_config(4)", True),
+        ("**more", True),
+        ("quantization_config=None", False),
+        ("use_cache=False", False),
+    ],
+)
+def test_bits_that_another_file_tells_are_open(tmp_path: Path, ends: str, given: str, open_: bool) -> None:
+    """A base in few bits would fit where sixteen do not."""
+    (tmp_path / "train.py").write_text(LOADED.format(given=given, ends=ENDS[ends]))
+    found = memsheet.check(tmp_path / "train.py", gpus="1xT4", seq_len=512)
+    assert found.result is (Result.UNCERTAIN if open_ else Result.DOES_NOT_FIT)
+
+
+HANDED = """
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+from ours import Trainer, Rows
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B", torch_dtype=torch.bfloat16)
+rows = DataLoader(Rows("train.json", max_length=512), batch_size=4)
+optimizer = torch.optim.AdamW(model.parameters())
+trainer = Trainer(model=model, rows=rows, optimizer=optimizer)
+trainer.fit(epoch=3)
+"""
+
+
+def test_a_loop_that_another_file_has_is_a_training_in_doubt(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HANDED)
+    found = memsheet.check(tmp_path / "train.py", gpus="1xH100-80GB", seq_len=512)
+    assert found.answer is not None, found.no_model
+    assert found.answer.plan.training.microbatch == 4
+    assert found.result is Result.UNCERTAIN
+    assert "another file has" in str(found.doubt)

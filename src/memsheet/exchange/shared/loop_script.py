@@ -8,7 +8,7 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.built_models import built_model_keys
+from memsheet.exchange.shared.built_models import OWN_CODE, built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.further_models import frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES
@@ -47,6 +47,7 @@ from memsheet.exchange.shared.trainer_script import (
     UNSAID,
     bitsandbytes_keys,
     from_pretrained_keys,
+    open_bits_key,
     unmade_key,
 )
 from memsheet.patterns import late_pattern
@@ -55,6 +56,10 @@ LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
 FED, SEQUENCE = "rows_of_engine", "sequence"
 """Where DeepSpeed makes the loader, its rows are the configuration's (deepspeed/__init__.py, initialize)."""
 STEPS = late_pattern(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
+STEPPER = late_pattern(r"\boptimizer\w*\s*=[^=]")
+RUNS_OVER = late_pattern(r"\.(?:fit|train|train_model|run|start)\((?!\s*\))")
+"""Calls that run something with what they are given: a loop of another file, where this one has none."""
+OTHER_LOOP = "the loop that it hands its optimizer and rows to, which another file has"
 GENERATES = late_pattern(r"\.generate\(")
 OTHER_MODELS = late_pattern(
     r"(?:Peft|Reward|Value|Critic|Ref\w*|Teacher|Vision|CLIP|Embedding)Model\.from_pretrained$"
@@ -81,7 +86,9 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     """A script's own loop, with ``script.*`` for how the model is loaded; nothing of a script without one.
     ``given``: the flags that a command starts it with. Raises ValueError for no Python.
     """
-    steps = STEPS.search(text) or DRIVES.search(text)
+    stepped = STEPS.search(text) or DRIVES.search(text)
+    handed = not stepped and _hands_over(text)
+    steps = stepped or handed
     if (
         not any(one in text for one in ("from_pretrained", "transformers"))
         or not (steps or GENERATES.search(text) or makes_pipeline(text))
@@ -110,6 +117,8 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     said |= frozen_key(module) if steps and not ADAPTED & said.keys() else {}
     if any(named_calls(module, ASKS_BF16)):
         said[ASKS_CARD] = True
+    if handed:
+        said[OWN_CODE] = OTHER_LOOP
     made = {
         **_row_sizes(module, told),
         **_precision_keys(module, told),
@@ -139,6 +148,12 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     how = "loaded" if WHOLE in load else "built" if built else "wrapped"
     own = {"reads": f"the {kind} of a model {how} on line {load[LINE]}", **made}
     return {LOOP: own, SCRIPT: said, **({DEEPSPEED: inline} if inline else {})}
+
+
+def _hands_over(text: str) -> bool:
+    """Whether a script makes an optimizer and rows, and gives them to something that runs them."""
+    made = "DataLoader(" in text and STEPPER.search(text) is not None
+    return made and ("rainer(" in text or RUNS_OVER.search(text) is not None)
 
 
 def _local_calls(module: Module, *names: str) -> list[Tree]:
@@ -177,6 +192,7 @@ def _loading_keys(module: Module, load: Tree, told: Callable[[str], Told | None]
         "dtype": UNSAID,
         **({"model": name} if name else {}),
         **own_class_key(module, load),
+        **open_bits_key(module, load),
         **({"fused": True} if fused else {}),
         **keys,
     }

@@ -13,7 +13,7 @@ from typing import Any
 
 from memsheet.exchange.shared.built_models import BUILT, built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
-from memsheet.exchange.shared.file_format import UNSET, Format, is_key
+from memsheet.exchange.shared.file_format import KEYWORDS, UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.model_casts import model_casts
 from memsheet.exchange.shared.own_classes import own_class_key
@@ -39,7 +39,7 @@ from memsheet.exchange.shared.python_config import (
     read_module,
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
-from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
+from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
 from memsheet.exchange.shared.role_names import constant_values, flag_values, given_texts, role_value
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
@@ -360,6 +360,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
             "dtype": UNSAID,
             **_labels_key(found[WHOLE]),
             **own_class_key(module, found),
+            **open_bits_key(module, found),
             **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
             **from_pretrained_keys(found),
         }
@@ -527,6 +528,17 @@ def from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
         **({"dtype": str(dtype).removeprefix("torch.")} if dtype is not None else {}), **({"attention": attention} if attention is not None else {}),
         **_bits_of_keywords(held), **({SPREADS: at} if (at := held.get(SPREADS)) in MAPS else {}),
     }  # fmt: skip
+
+
+def open_bits_key(module: Module, held: Mapping[str, Any]) -> dict[str, Any]:
+    """That a loading call is given a quantization, or arguments, that the text does not tell."""
+    told = held.get("quantization_config")
+    elsewhere = told == UNSET or (
+        isinstance(told, dict) and BASE in told
+    )  # what another file's function returns
+    if elsewhere and not any(named_calls(module, (BITS,))):
+        return {BITS: "quantization_config, which the text does not tell"}
+    return {BITS: "further arguments, which the text does not tell"} if held.get(KEYWORDS) == UNSET else {}
 
 
 def bit_keywords(held: Mapping[str, Any]) -> list[str]:
