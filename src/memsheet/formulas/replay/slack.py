@@ -39,6 +39,11 @@ FLUSHES = (
 )
 
 
+FILLS = (
+    "at the most the allocator gives cached blocks back to the device to stay inside it: the range ends there",
+)
+
+
 def items_with_replayed_slack(
     items: list[Item],
     model: ModelSpec,
@@ -69,7 +74,7 @@ def items_with_replayed_slack(
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
         *([_block_rests(rests, allocated)] if rests > 0 else []),
         row,
-    ], FLUSHES if found.flushes else ()
+    ], FLUSHES if found.flushes else FILLS if found.fills else ()
 
 
 def _slack_evidence(plan: Plan, engine: Engine) -> Evidence:
@@ -168,7 +173,7 @@ def _equal_steps_reserved(
     if found is None:
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)
-    return Reserved(Bytes(*(int(end) - int(workspaces.value) for end in ends)), found.flushes, found.rests)
+    return replace(found, bytes=Bytes(*(int(end) - int(workspaces.value) for end in ends)))
 
 
 def _parameters_beside(

@@ -44,12 +44,14 @@ REPLAYED_SHARES = Derived(
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """What the allocator reserves, and whether cached blocks had to go back to the device for that, which
-    takes time. ``rests``: of blocks in use, beyond what was asked for.
+    takes time. ``rests``: of blocks in use, beyond what was asked for; ``fills``: they had to in what is
+    reserved at the most alone, which would be more on a larger device.
     """
 
     bytes: Bytes
     flushes: bool
     rests: int = 0
+    fills: bool = False
 
 
 class Replayed(NamedTuple):
@@ -179,10 +181,11 @@ def steady_reserved_bytes(
         other = recorded.of_lifetimes(lifetimes) if recorded else None
         return other or script_of_steps(walk, plan, lifetimes, told, sharding)[0]
 
-    low, high = (
-        replay_within_room(of_lifetimes(lifetimes), start, settings, left).most
+    least, most_kept = (
+        replay_within_room(of_lifetimes(lifetimes), start, settings, left)
         for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
     )
+    low, high = least.most, most_kept.most
     for other in _run_of(plan, sharding).others(plan, told):
         made = run.other_script(other, start)
         if made is None:
@@ -197,7 +200,8 @@ def steady_reserved_bytes(
     ):  # what stays within the least room does so whatever it could have cached in more
         low, value = min(low, int(room.low)), min(value, int(room.low))
     rests = in_blocks - live
-    return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes, rests)
+    ends = Bytes(min(low, value, high), value, max(low, value, high))
+    return Reserved(ends, flushes, rests, most_kept.flushes and not flushes)
 
 
 APART = 0.005

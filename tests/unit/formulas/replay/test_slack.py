@@ -35,3 +35,20 @@ def test_gradients_of_earlier_micro_batches_are_there_before_lengths_vary(
     gradients = sheet.of(Component.GRADIENTS, instant=Instant.FORWARD).value
     assert gradients > 0
     assert given[0] == loaded + gradients
+
+
+@pytest.mark.parametrize(("card", "ends"), [("RTX4090", True), ("H100-80GB", False)])
+def test_a_range_that_ends_at_the_card_is_told_as_that(card: str, ends: bool) -> None:
+    found = train(
+        "llama-3.1-8b",
+        gpus=f"1x{card}",
+        seq_len=4096,
+        microbatch=2,
+        quantize="nf4",
+        lora_rank=16,
+        recompute="full",
+    )
+    assert found.verdict is not None
+    assert found.cluster is not None
+    assert any("the range ends there" in note for note in found.sheets[0].notes) is ends
+    assert (found.verdict.device.high == found.cluster.device.framework_bytes) is ends
