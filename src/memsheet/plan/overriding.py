@@ -16,6 +16,9 @@ def without_overridden(document: Mapping[str, Any], given: Mapping[str, Any]) ->
     mode = recompute_said(given)
     if mode is not None and recompute_said(document) not in (None, mode):
         gone += ("recompute.",)
+    optimizer = given.get("optimizer.name")
+    if optimizer is not None and document.get("optimizer.name", optimizer) != optimizer:
+        gone += ("optimizer.implementation",)  # one of the other optimizer's
     return {key: value for key, value in document.items() if not key.startswith(gone or ("\0",))}
 
 

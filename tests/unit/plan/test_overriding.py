@@ -11,6 +11,7 @@ import pytest
 
 import memsheet
 from memsheet.exchange.joined_files import join_files
+from memsheet.plan.overriding import without_overridden
 
 SAID: tuple[dict[str, Any], ...] = (
     {"mode": "none"}, {"mode": "full"}, {"mode": "full", "layers": 2}, {"mode": "full", "every": 2}, {"mode": "selective"},
@@ -52,3 +53,13 @@ def test_named_modules_beside_full_are_taken_and_said() -> None:
     )
     assert (both.plan.recompute, both.sheets[0].device) == sizes(recompute="full")
     assert any("recompute.modules" in line and "core_attn" in line for line in both.assumed)
+
+
+def test_another_optimizer_leaves_the_implementation_of_the_first_behind() -> None:
+    said = {"optimizer.name": "adamw", "optimizer.implementation": "fused", "zero": 1}
+    assert without_overridden(said, {"optimizer.name": "adamw_8bit"}) == {
+        "optimizer.name": "adamw",
+        "zero": 1,
+    }
+    assert without_overridden(said, {"optimizer.name": "adamw"}) == said
+    assert without_overridden(said, {"zero": 2}) == said
