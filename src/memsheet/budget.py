@@ -73,7 +73,7 @@ class Change:
 class Fix:
     """The changes that make a job fit, with the device bytes after all of them. ``host_short_bytes``: what a
     node needs besides of host memory that a batch script does not ask for. ``open_ended``: files leave open
-    what may need more beside it.
+    what may need more beside it. ``in_files``: of each file its name, and the changes in its own keys.
     """
 
     changes: tuple[Change, ...]
@@ -81,6 +81,7 @@ class Fix:
     host_bytes: int = 0
     host_short_bytes: int = 0
     open_ended: bool = False
+    in_files: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from memsheet.exchange.verdict_doubts import (
     widen_verdict,
 )
 from memsheet.frozen import replace
+from memsheet.questions.cards_of_job import join_on_cards
+from memsheet.questions.cures_in_files import cure_in_files
 from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
@@ -45,12 +47,13 @@ from memsheet.questions.named_models import (
     model_of,
 )
 from memsheet.questions.preference_jobs import preference_doubt
-from memsheet.questions.sure_changes import with_judged_changes
+from memsheet.questions.sure_changes import changed_values, with_judged_changes
 from memsheet.report.shared.checked import Checked
 
 if TYPE_CHECKING:
     from memsheet.questions.job_of_files import JobOfFiles
 
+MACHINES = ("nodes", "per_node", "host_memory", "cluster")
 OF_PHASES = ("whole-logits",)
 """Rules about what phases of a job say themselves, with their framework's own cures."""
 UNDER_A_SERVER = ("fragmentation",)
@@ -105,8 +108,29 @@ def judge_job(
             lambda changes: _judged_answer(files, job, {**at_length, **changes}, {**flags, **changes}),
             lambda beyond: None if lasting.words else answer_with_less_room(job.ask, at_length, beyond),
         )
+        told = _in_words_of_files(told, files, job, case, flags) if not files.document else told
     claimed = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
     return _checked_job(files, job, reads, told, claimed, moved, doubt)
+
+
+def _in_words_of_files(
+    told: Answer | None, files: JobFiles, job: AccountedJob, case: Case, flags: Mapping[str, Any]
+) -> Answer | None:
+    """The answer with its list of changes in the files' own keys, too, where they can say it."""
+    verdict = told.verdict if told else None
+    if told is None or verdict is None or verdict.cheapest_fix is None or job.answer is None:
+        return told
+    fix, where = verdict.cheapest_fix, {key: job.ask[key] for key in MACHINES}
+    after = case.ask(changed_values(fix))
+
+    def account(reads: Mapping[str, Read]) -> Answer | None:
+        whole, gpus = join_on_cards(reads, {}, flags, job.ask["gpus"], where)
+        return answer_with_changes(
+            {**job.ask, "gpus": gpus}, {**whole.request, **length_taken(job.answer)}, {}
+        )
+
+    keys = cure_in_files(files.reads, job.answer, after, account) if after else ()
+    return replace(told, verdict=replace(verdict, cheapest_fix=replace(fix, in_files=keys))) if keys else told
 
 
 def _judged_answer(

@@ -137,13 +137,18 @@ def _changed_keys(fix: budget.Fix) -> Iterator[budget.Change]:
 
 
 class Fix(Document):
-    """``open_ended``: files leave open what may need more beside it."""
+    """``open_ended``: files leave open what may need more beside it. ``in_files``: the changes in the keys of
+    each file.
+    """
 
     changes: list[Change] = read_from(_changed_keys)
     device: ByteRange
     host_bytes: Natural
     host_short_bytes: Natural = optional_key(lambda fix: fix.host_short_bytes or None)
     open_ended: bool = optional_key(lambda fix: fix.open_ended or None)
+    in_files: dict[str, list[str]] = optional_key(
+        lambda fix: {name: list(keys) for name, keys in fix.in_files} or None
+    )
 
 
 class Verdict(Document):

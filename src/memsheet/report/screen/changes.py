@@ -121,7 +121,12 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
         table,
         Text(memory_after_fix(fix, answer, look)),
         Text(change_line(changed_keys(fix), look, answer.plan.task)),
+        *(Text(f"in {printable_line(name)}  {_joined(keys)}") for name, keys in fix.in_files),
     )
+
+
+def _joined(keys: tuple[str, ...]) -> str:
+    return ", ".join(map(printable_line, keys))
 
 
 def memory_after_fix(fix: Fix, answer: Answer, look: Look) -> str:

@@ -402,6 +402,6 @@ KEYS = (
     ),
     Key(at="load_in_4bit", out=_load_in_4bit, back=_read_load_in_4bit, source=f"{S}/peft.py:37"),
     Key(at="quantize_moe_experts", out=lambda a: True if a.get("quantization.experts") else None, back=_read_quantized_experts, source=f"{C}:923"),
-    Key(at="load_in_8bit", out=lambda _: None, back=_read_load_in_8bit, source=f"{S}/peft.py:31"),
+    Key(at="load_in_8bit", out=lambda a: True if a.get("quantization.weights") == "int8" and a.get("adapter.kind") == "lora" else None, back=_read_load_in_8bit, source=f"{S}/peft.py:31"),
     *inside_rows(DEEPSPEED),
 )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Changes of a job whose files leave something open, and in the files' own keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import memsheet
+from memsheet.budget import Fix, Result
+from memsheet.questions.sure_changes import changed_values
+
+SCRIPT = """from trl import SFTConfig, SFTTrainer
+args = SFTConfig(output_dir="x", per_device_train_batch_size=1, max_length=2048, model_init_kwargs={"dtype": "bfloat16"})
+SFTTrainer(model="Qwen/Qwen3-4B", args=args, train_dataset=data).train()
+"""
+AXOLOTL = """base_model: meta-llama/Llama-3.1-8B
+load_in_8bit: true
+adapter: lora
+lora_r: 32
+lora_target_linear: true
+sequence_len: 8192
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+bf16: true
+flash_attention: true
+optimizer: adamw_torch
+datasets: [{path: d, type: alpaca}]
+"""
+FILES = {"train.py": (SCRIPT, "1xA100-40GB"), "axo.yml": (AXOLOTL, "1xRTX3090")}
+
+
+def fix_of(path: Path, gpus: str, **more: object) -> Fix | None:
+    found = memsheet.check(path, gpus=gpus, **more)  # type: ignore[arg-type]
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    return found.answer.verdict.cheapest_fix
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_change_that_is_sure_fits_when_it_is_asked(name: str, tmp_path: Path) -> None:
+    text, gpus = FILES[name]
+    (tmp_path / name).write_text(text)
+    fix = fix_of(tmp_path / name, gpus)
+    assert fix is not None
+    plan = {key: value for key, value in changed_values(fix).items() if value is not None}
+    nested: dict[str, dict[str, object] | object] = {}
+    for key, value in plan.items():
+        group, dot, inner = key.partition(".")
+        if dot:
+            nested.setdefault(group, {})[inner] = value  # type: ignore[index]
+        else:
+            nested[group] = value
+    changed = memsheet.check(tmp_path / name, gpus=gpus, **_options(plan))
+    assert changed.answer is not None
+    assert changed.answer.verdict is not None
+    assert (changed.result is Result.FITS) is not fix.open_ended
+    assert changed.answer.verdict.device.value == fix.device.value
+
+
+def _options(plan: dict[str, object]) -> dict[str, object]:
+    names = {
+        "optimizer.name": "optimizer", "optimizer.implementation": "optimizer_implementation", "quantization.weights": "quantize", "loss": "loss",
+        "microbatch": "microbatch", "global_batch": "global_batch",
+    }  # fmt: skip
+    return {names[key]: value for key, value in plan.items() if key in names}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_change_in_the_files_own_keys_is_what_it_says(name: str, tmp_path: Path) -> None:
+    text, gpus = FILES[name]
+    (tmp_path / name).write_text(text)
+    fix = fix_of(tmp_path / name, gpus)
+    assert fix is not None
+    ((file, keys),) = fix.in_files
+    assert file == name
+    if name.endswith(".py"):
+        text = text.replace('output_dir="x"', f'output_dir="x", {", ".join(keys)}')
+    else:
+        said = {line.partition(":")[0].removeprefix("without ") for line in keys}
+        assert "load_in_8bit" in said  # beside the other bits the library refuses it
+        kept = [line for line in text.splitlines() if line.partition(":")[0] not in said]
+        added = [line for line in keys if not line.startswith("without ")]
+        text = "\n".join([*kept, *added]) + "\n"
+    (tmp_path / name).write_text(text)
+    changed = memsheet.check(tmp_path / name, gpus=gpus)
+    assert changed.answer is not None
+    assert changed.answer.verdict is not None
+    assert changed.answer.verdict.device.value == fix.device.value
