@@ -40,7 +40,10 @@ FLUSHES = (
 
 
 FILLS = (
-    "at the most the allocator gives cached blocks back to the device to stay inside it: the range ends there",
+    (
+        "at the most the allocator gives cached blocks back to the device to stay inside it: the range ends "
+        "there"
+    ),
 )
 
 
