@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from memsheet.patterns import late_pattern
 
 PASSING = late_pattern(
-    r"kernel|fuse|flash|attn|attention|liger|cross_entropy|loss|compile|graph|nois|smoothing|round_robin|contiguous|bucket|find_unused"
+    r"kernel|fuse|flash|attn|attention|liger|cross_entropy|loss|compile|graph|nois|smoothing|round_robin|contiguous|bucket|find_unused|dispatcher"
     r"|recompute|activation|checkpointing|converters|fp8$|empty_cache|gc_steps|tiled|chunk|stage$|block_size$|batch|seq|len|tokens|cache|kv|packing",
     re.IGNORECASE,
 )  # fmt: skip
