@@ -53,8 +53,8 @@ from memsheet.jobs.templates.trl_values import (
 )
 from memsheet.jobs.templates.verl import (
     has_shorter_rows,
-    has_unsaid_longest,
     open_words,
+    unsaid_longest,
     verl_document,
     with_machines_of,
 )
@@ -157,10 +157,14 @@ def _of_rows(item: Item, when: Instant) -> bool:
 
 
 def _longer_words(
-    document: Mapping[str, Any], where: Mapping[str, Any], whole: Answer, known: Mapping[str, ModelSpec]
+    key: str,
+    document: Mapping[str, Any],
+    where: Mapping[str, Any],
+    whole: Answer,
+    known: Mapping[str, ModelSpec],
 ) -> tuple[str, ...]:
     """What is told of a server that starts with the rows that it is asked for, and would not with sequences
-    as long as its model was made for, where nobody says which it takes.
+    as long as its model was made for, where nobody says which it takes. ``key``: what would say it.
     """
     changed = deepcopy(dict(document))
     for role in changed["roles"].values():
@@ -170,11 +174,29 @@ def _longer_words(
     stops = longer is not None and longer[0].verdict and longer[0].verdict.result is Result.DOES_NOT_FIT
     if not stops or (whole.verdict and whole.verdict.result is Result.DOES_NOT_FIT):
         return ()
-    return (UNSAID_LONGEST,)
+    return (UNSAID_LONGEST.format(key=key),)
+
+
+def _tuned_length_words(document: Mapping[str, Any], whole: Answer) -> tuple[str, ...]:
+    """What is told of a server that takes its model's own length, where that is one nobody says of a tuned
+    model, and its pool is too small for one such sequence.
+    """
+    own = asked_as(whole.model)
+    takes = any(
+        role["plan"].get("task") == "infer"
+        and role["model"] == own
+        and not role["plan"].get("serving", {}).get("max_model_len")
+        for role in document["roles"].values()
+    )
+    stops = whole.verdict is not None and whole.verdict.result is Result.DOES_NOT_FIT
+    if not (takes and stops and whole.model.source.positions_open):
+        return ()
+    told = f"{whole.model.max_positions or 0:,} tokens of its base"
+    return (f"what length {whole.model.name} was made for is not known: its server is counted with the {told}",)
 
 
 UNSAID_LONGEST = (
-    "max_model_len is not said: counted as a prompt and an answer, as older releases take it, and newer ones "
+    "{key} is not said: counted as a prompt and an answer, as older releases take it, and newer ones "
     "take as many tokens as the model was made for, for one sequence of which the server's pool is too small"
 )
 
@@ -209,7 +231,9 @@ def job_of_files(
     if where["gpus"] != ask.get("gpus"):
         told = f"gpus = {where['gpus']}: as many as its models have places on"
         known = replace(known, assumed=(*known.assumed, told))
-    longer = _longer_words(document, where, whole, known_models) if made.unsaid_longest else ()
+    unsaid = made.unsaid_longest
+    longer = _longer_words(unsaid, document, where, whole, known_models) if unsaid else ()
+    longer = longer or _tuned_length_words(document, whole)
     words = (*made.open_words, *longer, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
     return JobOfFiles(
         whole,
@@ -343,7 +367,7 @@ def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made |
     found = verl_document(values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
     if found is None:
         return None
-    own = has_unsaid_longest(values)
+    own = unsaid_longest(values)
     return Made(found, open_words(values), has_shorter_rows(values), unsaid_longest=own)
 
 
