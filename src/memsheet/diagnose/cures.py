@@ -411,13 +411,13 @@ _ROWS = re.compile(
 """Rows of a micro-batch, as trainers call them."""
 
 
-def _trains_single_rows(text: str) -> bool:
-    """Whether every micro-batch that a text says is of one row."""
-    return set(_ROWS.findall(text.replace("-", "_"))) == {"1"}
+def _trains_single_rows(signs: Signs) -> bool:
+    """Whether every micro-batch that a text says is of one row, or the plan's is."""
+    return signs.single_rows or set(_ROWS.findall(signs.text.replace("-", "_"))) == {"1"}
 
 
 def _unless_in_eight_bits(cure: Cure, signs: Signs) -> Cure:
-    if cure.change != SMALL_STATES or not EIGHT_BITS.search(signs.text):
+    if cure.change != SMALL_STATES or not (signs.eight_bits or EIGHT_BITS.search(signs.text)):
         return cure
     return replace(cure, helps=NO, where="", why="they are in eight bits already")
 
@@ -486,10 +486,10 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             and at_least(free, aligned_bytes(half)) is True
         )
         yield Cure(
-            change=HALF_LENGTH if _trains_single_rows(signs.text) else HALF,
+            change=HALF_LENGTH if _trains_single_rows(signs) else HALF,
             helps=YES if served else MAYBE,
             saves_bytes=half.high if proportional else None,
-            where="" if _trains_single_rows(signs.text) else lines.get("batch", ""),
+            where="" if _trains_single_rows(signs) else lines.get("batch", ""),
             why=f"the request is then {size_words(half)}" if proportional else "",
         )
         if not served or term is None or term.component == "saved_activations":

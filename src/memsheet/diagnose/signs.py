@@ -280,6 +280,10 @@ class Signs:
     expandable: bool = False
     recomputes: bool = False
     """Whether activations are made again in backward already."""
+    eight_bits: bool = False
+    """Whether the optimizer's states are in few bits already."""
+    single_rows: bool = False
+    """Whether a micro-batch has one row."""
     sums_losses: bool = False
     keeps_losses: bool = False
     """Whether a list of them is made while memory grows from step to step."""
