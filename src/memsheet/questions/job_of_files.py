@@ -89,6 +89,8 @@ class JobOfFiles(NamedTuple):
     elsewhere: tuple[str, ...] = ()
     known: Mapping[str, ModelSpec] = MappingProxyType({})
     """By their names, models as they stand in for those that nobody knows."""
+    file: str = ""
+    """Which of the files says the job's settings."""
 
     @property
     def least_bytes(self) -> int:
@@ -192,7 +194,9 @@ def _tuned_length_words(document: Mapping[str, Any], whole: Answer) -> tuple[str
     if not (takes and stops and whole.model.source.positions_open):
         return ()
     told = f"{whole.model.max_positions or 0:,} tokens of its base"
-    return (f"what length {whole.model.name} was made for is not known: its server is counted with the {told}",)
+    return (
+        f"what length {whole.model.name} was made for is not known: its server is counted with the {told}",
+    )
 
 
 UNSAID_LONGEST = (
@@ -244,6 +248,7 @@ def job_of_files(
         made.over_words,
         made.elsewhere,
         known_models,
+        name,
     )
 
 
