@@ -62,6 +62,7 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
+from memsheet.questions.doubts_of_files import of_rows
 from memsheet.questions.job import WITH_OUTPUT, answer_job
 from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
 from memsheet.questions.plainer_models import plainer_model
@@ -106,7 +107,7 @@ class JobOfFiles(NamedTuple):
                     item.at[when].low
                     for item in sheet.items
                     if when in item.at
-                    and not (_of_rows(item, when) or _is_cache_of(own, item) or item.path.startswith(away))
+                    and not (of_rows(item, when) or _is_cache_of(own, item) or item.path.startswith(away))
                 )
             )
             for sheet in self.answer.sheets
@@ -143,19 +144,6 @@ def _is_expected(found: JobOfFiles, document: Mapping[str, Any], halves: int) ->
         return False
     needs = max(int(sheet.device.value) for sheet in answer.sheets)
     return answer.cluster is not None and needs <= answer.cluster.device.framework_low_bytes
-
-
-OF_ROWS = (
-    Component.SAVED_ACTIVATIONS, Component.TEMPORARIES, Component.AUTOGRAD_DETAIL, Component.INPUTS, Component.ALLOCATOR_SLACK,
-)  # fmt: skip
-
-
-def _of_rows(item: Item, when: Instant) -> bool:
-    """Whether its size follows the tokens that a pass has: in an optimizer's step what the allocator keeps of
-    them.
-    """
-    kept = item.component is Component.ALLOCATOR_SLACK
-    return item.component in OF_ROWS and (kept or when.step is not Instant.OPTIMIZER_STEP)
 
 
 def _longer_words(
