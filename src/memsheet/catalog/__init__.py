@@ -121,14 +121,9 @@ def as_released_under(model: Mapping[str, Any], name: str) -> dict[str, Any]:
     known which length is in its file), with that name as ``released``.
     """
     own = canonical_name(name.rpartition("/")[2])
-    released, differing = next(
-        (
-            (other, row)
-            for other, row in model.get("released_configs", {}).items()
-            if canonical_name(other.rpartition("/")[2]) == own
-        ),
-        ("", {}),
-    )
+    rows: Mapping[str, Mapping[str, Any]] = model.get("released_configs", {})
+    released = next((other for other in rows if canonical_name(other.rpartition("/")[2]) == own), "")
+    differing = rows.get(released, {})
     same = {key: held for key, held in differing.items() if key == "positions_open"}
     under = {"released": released} if released else {}
     return {**model, **same, **under, "config": {**model["config"], **differing.get("config", {})}}

@@ -232,15 +232,16 @@ IN_PIECES = "chunked"
 
 
 MIXED = "?precision.parameters"
-"""What a switch for sixteen bits says beside the dtype that is computed in, and a model that is loaded so does
-not.
+"""What a switch for sixteen bits says beside the dtype that is computed in; a model that is loaded in them
+does not.
 """
 
 
 def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
-    """What a script's file says, less what the launcher's makes of it: sharding with mixed precision, whichever
-    of them says it, raises what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and DeepSpeed has its own dtypes, of
-    adapters too. A loss in pieces is not modelled under sharding: Liger's stands for it.
+    """What a script's file says, less what the launcher's makes of it: sharding with mixed precision,
+    whichever of them says it, raises what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and
+    DeepSpeed has its own dtypes, of adapters too. A loss in pieces is not modelled under sharding:
+    Liger's stands for it.
     """
     others = [
         other

@@ -92,7 +92,9 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
     name = str(document.get("name"))
     words = {**PLAIN, **words_of_cures(name)}
     phase = fullest_instant(worst).phase
-    plan = next((one["plan"] for one in document["roles"].values() if one.get("trained", True)), {})
+    plan: Mapping[str, Any] = next(
+        (one["plan"] for one in document["roles"].values() if one.get("trained", True)), {}
+    )
     fused = fused_loss(name, plan, Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden))
     moved, raised = offloaded_by(name), raises_to_fp32(name)
     for cure in job_cures(document, phase, moved=moved, raised=raised, fused=fused):

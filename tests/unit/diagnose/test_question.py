@@ -260,10 +260,10 @@ def test_nothing_is_offered_that_the_plan_beside_has_already(
 ) -> None:
     """Said as flags, as in Python, of what the text leaves open."""
     text = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has a total capacity of "
-        "23.64 GiB of which 3.10 GiB is free. Including non-PyTorch memory, this process has 20.52 GiB memory in "
-        "use. Of the allocated memory 19.50 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but "
-        "unallocated.\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has a total capacity "
+        "of 23.64 GiB of which 3.10 GiB is free. Including non-PyTorch memory, this process has 20.52 GiB "
+        "memory in use. Of the allocated memory 19.50 GiB is allocated by PyTorch, and 512.00 MiB is "
+        "reserved by PyTorch but unallocated.\n"
     )
     (tmp_path / "train.log").write_text(text)
     job = ["--model", "llama-3.1-8b", "--gpus", "1xRTX4090", "--seq-len", "2048", "--lora-rank", "16"]

@@ -87,8 +87,8 @@ CASES: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 STARTED = {"dpo.yaml": "trl/scripts/dpo.py --config", "lf.yaml": "src/train.py"}
 SMALL = 2e-2
-"""Part of the need by which it may differ: a change of a plan leaves the bytes of a logit, and its allocations are
-played anew.
+"""Part of the need by which it may differ: a change of a plan leaves the bytes of a logit, and its
+allocations are played anew.
 """
 
 

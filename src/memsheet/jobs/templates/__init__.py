@@ -127,8 +127,8 @@ def words_in_file(words: str, file: str, text: str) -> str:
 
 
 def raises_to_fp32(name: str) -> bool:
-    """Whether sharding with mixed precision keeps in fp32 what learns: accelerate's does, and axolotl's own in
-    its place not (axolotl-ai-cloud/axolotl 067b021 src/axolotl/monkeypatch/accelerate/fsdp2.py).
+    """Whether sharding with mixed precision keeps in fp32 what learns: accelerate's does, and axolotl's own,
+    in its place, does not (axolotl-ai-cloud/axolotl 067b021 src/axolotl/monkeypatch/accelerate/fsdp2.py).
     """
     return not name.startswith("axolotl-")
 

@@ -33,8 +33,8 @@ class Held(NamedTuple):
 class Made(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
     long as the longest, which shorter ones may be, what else is counted that may not be there, further keys
-    of the file that it accounts, roles that may be on other cards, and the key that would say a server's longest
-    sequence, where it is counted as a prompt and an answer and may be as long as its model takes.
+    of the file that it accounts, roles that may be on other cards, and the key that would say a server's
+    longest sequence, where it is counted as a prompt and an answer and may be as long as its model takes.
     """
 
     document: dict[str, Any]

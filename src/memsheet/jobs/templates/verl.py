@@ -454,7 +454,8 @@ def with_machines_of(values: Values, each: int, nodes: int) -> Values:
 
 
 def unsaid_longest(values: Values) -> str:
-    """The key of the server's longest sequence, where nobody says it: that of a prompt and an answer in older releases
+    """The key of the server's longest sequence, where nobody says it: a prompt and an answer in older
+    releases
     (their copy in PRIME-RL/TTRL 3e2cc93 verl/verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py:108), as
     long as the model was made for since (workers/rollout/vllm_rollout/vllm_async_server.py:993-996).
     """
