@@ -18,6 +18,8 @@ from memsheet.sheet import Component
 
 CACHE = Component.KV_CACHE.value
 SLEEP, OFFLOAD, LOGITS, SHARE, BATCH, SHARD = "sleep", "offload", "logits", "share", "batch", "shard"
+OF_PPO, VALUES = "-ppo", "values"
+"""The end of names of jobs whose trainer divides its reward model, too; and the head of one."""
 READ = Work.FORWARD.value
 NO_LOGITS = FusedLoss([])
 SIXTEEN = ("bf16", "fp16")
@@ -128,7 +130,10 @@ def _with_divided_states(document: Mapping[str, Any], *, raised: bool) -> dict[s
     if any(is_own_generation(role) for role in document["roles"].values()):
         return None
     changed, any_divided = deepcopy(dict(document)), False
+    whole = "" if str(document.get("name")).endswith(OF_PPO) else VALUES
     for role in changed["roles"].values():
+        if whole and role.get("head") == whole and not role.get("trained", True):
+            continue  # accelerate leaves a model that rewards alone (``templates.planned.planned_reward``)
         plan, mesh = role["plan"], role["plan"].get("mesh") or {}
         engine = find_engine(str(plan.get("engine")))
         partner = sharding_counterpart(engine) if engine else None

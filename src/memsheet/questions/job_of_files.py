@@ -530,6 +530,7 @@ def _widened_bytes(answer: Answer) -> int:
 
 
 GROUP_OF_TRL, GROUP_OF_VLLM = "trl.", "vllm."
+OF_AXOLOTL = "axolotl-grpo"
 OF_VLLM = {
     "gpu_memory_utilization": "vllm_gpu_memory_utilization", "tensor_parallel_size": "vllm_tensor_parallel_size", "max_model_len": "vllm_max_model_length",
 }  # fmt: skip
@@ -556,7 +557,8 @@ def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
         }
         plan = plan_document(answer.plan)
         elements, sizes = _token_elements(answer), _sizes_of(answer)
-        return generating_document("GRPO", own, plan, asked_as(answer.model), elements, sizes)
+        made = generating_document("GRPO", own, plan, asked_as(answer.model), elements, sizes)
+        return made and made._replace(document={**made.document, "name": OF_AXOLOTL})
     return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import memsheet
 from memsheet.exchange.mistakes import Found
@@ -61,6 +61,8 @@ OPENRLHF = (
     "--vllm.gpu_memory_utilization 0.6 --train.micro_batch_size 2 --rollout.micro_batch_size 4 "
     "--data.max_len 1024 --actor.gradient_checkpointing_enable --train.colocate_all"
 )
+EXAMPLES = "accelerate launch --num_processes 2 examples/scripts"
+SMALLER, REWARDS = PAIRS.replace("7B", "1.5B"), MODEL.replace("7B", "1.5B")
 CASES: dict[str, tuple[str, str, str]] = {
     "a command of pairs": ("run.sh", f"trl dpo {PAIRS}", "2xA100-80GB"),
     "one card of pairs": ("run.sh", f"trl dpo {PAIRS.replace('7B', '0.5B')}", "1xRTX4090"),
@@ -72,6 +74,14 @@ CASES: dict[str, tuple[str, str, str]] = {
     "its own reference": ("run.sh", f"trl grpo {PAIRS.replace('batch_size 6', 'batch_size 16').replace('7B', '1.5B')} {SERVED} --beta 0.1", "8xRTX4090"),
     "marked and long": ("run.sh", f"trl kto {PAIRS.replace('batch_size 6', 'batch_size 16').replace('7B', '1.5B')}", "1xRTX4090"),
     "a student": ("run.sh", f"python examples/scripts/gkd.py {PAIRS.replace('7B', '1.5B')} --teacher_model_name_or_path {MODEL}", "2xRTX4090"),
+    **{script: ("run.sh", f"{EXAMPLES}/{script}.py {SMALLER} --reward_model_path {REWARDS} --max_new_tokens 256", "2xRTX4090") for script in ("dpo_online", "xpo", "nash_md")},
+    **{script: ("run.sh", f"{EXAMPLES}/{script}.py {SMALLER}", "2xRTX4090") for script in ("tpo", "bco", "cpo")},
+    "two students": ("run.sh", f"{EXAMPLES}/gold.py {SMALLER} --teacher_model_name_or_path {MODEL} --use_vllm true --vllm_mode colocate", "2xA100-40GB"),
+    "leave one out": ("run.sh", f"trl rloo {PAIRS.replace('batch_size 6', 'batch_size 8')} {SERVED} --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.3", "8xA100-80GB"),
+    "axolotl with a server": ("axo.yml", AXOLOTL.replace("METHOD", "grpo") + "trl: {use_vllm: true, vllm_mode: colocate, num_generations: 8, max_completion_length: 1024}\nvllm: {gpu_memory_utilization: 0.3}\n", "4xA100-80GB"),
+    "a critic": ("lf.yaml", FACTORY.replace("stage: dpo", "stage: ppo").replace("pref_loss: METHOD", f"reward_model: {MODEL}"), "4xA100-80GB"),
+    "a reward model": ("lf.yaml", FACTORY.replace("stage: dpo", "stage: rm").replace("pref_loss: METHOD\n", ""), "4xA100-80GB"),
+    "swift over Megatron": ("run.sh", f"NPROC_PER_NODE=2 megatron rlhf --rlhf_type dpo --model {MODEL} --dataset x --micro_batch_size 4 --global_batch_size 16 --max_length 4096 --tensor_model_parallel_size 2 --tuner_type full", "2xA100-80GB"),
     "a script of pairs": ("train.py", DPO, "4xA100-80GB"),
     "a script with a server": ("train.py", GRPO, "8xA100-80GB"),
     "a recipe": ("dpo.yaml", f"model_name_or_path: {MODEL}\ndataset_name: x/y\nbeta: 0.1\nbf16: true\nmax_length: 2048\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 8\n", "8xA100-80GB"),
@@ -93,28 +103,24 @@ allocations are played anew.
 
 
 def pairs_of(words: str) -> list[tuple[str, str]]:
-    """Keys and values of words as any of the forms has them."""
+    """Keys and values of words as flags, or as arguments and overrides."""
     if words.startswith("--"):
-        return [
-            (one[0], one[1] if len(one) > 1 else "true")
-            for part in words[2:].split(" --")
-            if (one := part.split())
-        ]
-    if ": " in words:
-        text = re.sub(r"(\w+)(?=: )", r'"\1"', re.sub(r": ([A-Z_]+)\b", r': "\1"', words))
-        return [(key, json.dumps(held)) for key, held in json.loads(f"{{{text}}}").items()]
-    return [tuple(one.strip(",").split("=", 1)) for one in words.split() if "=" in one]  # type: ignore[misc]
+        flags = (part.split() for part in words[2:].split(" --"))
+        return [(key, " ".join(held) or "true") for key, *held in flags]
+    return [(key, held) for key, _, held in (one.strip(",").partition("=") for one in words.split())]
 
 
 def changed_text(file: str, text: str, words: str) -> str:
     """The file with the words written where its own say otherwise, else behind them."""
+    if file.endswith((".yaml", ".yml")):
+        held = yaml.safe_load(text)
+        for key, value in yaml.safe_load(f"{{{words}}}").items():
+            held[key] = {**held.get(key, {}), **value} if isinstance(value, dict) else value
+        return str(yaml.safe_dump(held))
     for key, value in pairs_of(words):
         if file.endswith(".py"):
             text, times = re.subn(rf"\b{key}=[^,)\s]+", f"{key}={value}", text)
             text = text if times else text.replace("Config(", f"Config({key}={value}, ", 1)
-        elif file.endswith((".yaml", ".yml")):
-            text, times = re.subn(rf"(?m)^{key}:.*$", f"{key}: {value}", text)
-            text = text if times else f"{text.rstrip()}\n{key}: {value}\n"
         else:
             flag = f"--{key} {value}" if words.startswith("--") else f"{key}={value}"
             text, times = re.subn(rf"(?<!\S)(--)?{re.escape(key)}[= ][^\s\\-]\S*", flag, text)

@@ -43,6 +43,10 @@ OF_SWIFT = {
     "batch": FLAGS_OF_TRAINER,
     "shard": "--fsdp fsdp2",
 }
+BESIDE_TRL = {
+    "sleep": "vllm_enable_sleep_mode: true", "share": "vllm_gpu_memory_utilization: {share:g}", "batch": OF_TRAINER, "shard": DIVIDED, "offload": "",
+}  # fmt: skip
+"""Of those of TRL's trainers that may have a server beside them."""
 WORDS: Mapping[str, Mapping[str, str]] = {
     "verl": {
         "sleep": "actor_rollout_ref.rollout.free_cache_engine=True",
@@ -64,10 +68,16 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "prime-rl": {"share": "inference.vllm.gpu_memory_utilization = {share:g}", "logits": "trainer.model.fused_lm_head_token_chunk_size = 8192", "batch": "", "shard": "", "offload": "", "sleep": ""},
     "areal": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "actor.offload: true, enable_offload: true", "sleep": ""},
     "roll": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "", "sleep": ""},
-    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd", "gold", "distillation")},
+    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd")},
+    **{f"trl-{method}": {**BESIDE_TRL, "logits": "use_liger_kernel: true"} for method in ("gold", "distillation")},
+    **{f"trl-{method}": {**BESIDE_TRL, "logits": ""} for method in ("online", "xpo", "nash", "minillm", "sdpo", "sdft", "ssd", "a2po")},
+    "axolotl-grpo": {
+        "sleep": "trl: {{vllm_enable_sleep_mode: true}}", "share": "vllm: {{gpu_memory_utilization: {share:g}}}", "logits": "",
+        "batch": OF_AXOLOTL, "shard": OF_AXOLOTLS_FSDP, "offload": "",
+    },
     "trl-async": {"logits": "", "batch": "", "shard": DIVIDED},
     **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true", "batch": OF_AXOLOTL, "shard": OF_AXOLOTLS_FSDP} for method in ("dpo", "ipo")},
-    **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "tpo", "online", "xpo", "nash", "ppo")},
+    **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "tpo", "ppo")},
     **{f"axolotl-{method}": {"logits": "", "batch": OF_AXOLOTL, "shard": OF_AXOLOTLS_FSDP} for method in ("orpo", "simpo", "kto")},
     **{f"swift-{method}": {**OF_SWIFT, "offload": ""} for method in ("grpo-zero", "gkd-zero")}, "swift-grpo": OF_SWIFT, "swift-gkd": OF_SWIFT,
     **{f"swift-{method}": {"logits": "", "batch": FLAGS_OF_TRAINER, "shard": "--fsdp fsdp2"} for method in ("dpo", "kto", "orpo", "cpo", "simpo")},

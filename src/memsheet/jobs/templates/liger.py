@@ -52,7 +52,7 @@ def student_chunk_items(sizes: Sizes, tokens: int, *, between: bool) -> list[dic
     return [extra_item("temporaries", "liger", (0, narrow * each, wide * each), why)]
 
 
-OF_POLICIES = ("trl-recipe", "trl-grpo", "swift-grpo")
+OF_POLICIES = ("trl-recipe", "trl-grpo", "swift-grpo", "axolotl-grpo")
 OF_STUDENTS = ("trl-gkd", "trl-gold", "trl-distillation", "swift-gkd")
 """Jobs, by their names, that this module says of what a loss makes in place of whole logits."""
 OF_MARKED = "kto"

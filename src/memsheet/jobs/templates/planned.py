@@ -77,6 +77,8 @@ def planned_reward(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
         kept = ("task", "precision", "attention", "microbatch", "seq_len", "loss", "dropout")
         plan = {at: plan[at] for at in kept if at in plan}
         plan |= {"engine": "transformers", "mesh": {"dp_replicate": ranks}}
+        if isinstance(precision := plan.get("precision"), Mapping):  # nothing of it is reduced
+            plan["precision"] = {at: held for at, held in precision.items() if at != "reduce"}
     return {**still, "plan": plan, "head": "values"}
 
 
