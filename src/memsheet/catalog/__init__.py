@@ -118,19 +118,15 @@ def find_model(name: str) -> dict[str, Any] | None:
 def as_released_under(model: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A bundled model as it was released under one of its names, where its config.json says something else
     under that one (``released_configs``: a name → the keys that differ; ``positions_open`` where it is not
-    known which length is in its file).
+    known which length is in its file), with that name as ``released``.
     """
     own = canonical_name(name.rpartition("/")[2])
-    differing: Mapping[str, Any] = next(
-        (
-            row
-            for other, row in model.get("released_configs", {}).items()
-            if canonical_name(other.rpartition("/")[2]) == own
-        ),
-        {},
-    )
+    rows: Mapping[str, Mapping[str, Any]] = model.get("released_configs", {})
+    released = next((other for other in rows if canonical_name(other.rpartition("/")[2]) == own), "")
+    differing = rows.get(released, {})
     same = {key: held for key, held in differing.items() if key == "positions_open"}
-    return {**model, **same, "config": {**model["config"], **differing.get("config", {})}}
+    under = {"released": released} if released else {}
+    return {**model, **same, **under, "config": {**model["config"], **differing.get("config", {})}}
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

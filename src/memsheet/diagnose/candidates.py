@@ -36,7 +36,10 @@ def raises(code: str) -> bool:
 
 
 class Axes(NamedTuple):
-    """What is known of a job's sizes; ``sheet``: tensors of its plan by component, path and bytes."""
+    """What is known of a job's sizes; ``sheet``: tensors of its plan by component, path and bytes;
+    ``recomputes``, ``eight_bits``, ``single_rows``: whether its plan computes every layer again, keeps states
+    of few bits, and was said to have one row in a micro-batch.
+    """
 
     vocabularies: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
@@ -44,6 +47,9 @@ class Axes(NamedTuple):
     batches: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     sheet: tuple[tuple[str, str, int], ...] = ()
+    recomputes: bool = False
+    eight_bits: bool = False
+    single_rows: bool = False
 
     @property
     def counts(self) -> tuple[int, ...]:

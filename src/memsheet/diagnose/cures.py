@@ -497,13 +497,13 @@ _ROWS = re.compile(
 """Rows of a micro-batch, as trainers call them."""
 
 
-def _trains_single_rows(text: str) -> bool:
-    """Whether every micro-batch that a text says is of one row."""
-    return set(_ROWS.findall(text.replace("-", "_"))) == {"1"}
+def _trains_single_rows(signs: Signs) -> bool:
+    """Whether every micro-batch that a text says is of one row, or the plan's is."""
+    return signs.single_rows or set(_ROWS.findall(signs.text.replace("-", "_"))) == {"1"}
 
 
 def _unless_in_eight_bits(cure: Cure, signs: Signs) -> Cure:
-    if cure.change != SMALL_STATES or not EIGHT_BITS.search(signs.text):
+    if cure.change != SMALL_STATES or not (signs.eight_bits or EIGHT_BITS.search(signs.text)):
         return cure
     return replace(cure, helps=NO, where="", why="they are in eight bits already")
 
@@ -590,7 +590,7 @@ def _for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
             and (term.exact or term.rows is not None)
             and at_least(free, aligned_bytes(half)) is True
         )
-        single = _trains_single_rows(signs.text)
+        single = _trains_single_rows(signs)
         if single and term is not None and term.path == "attention/scores":
             half = figures.asked.times(1, 4)  # as long as it is wide
         by_sequence = at_loss and bool(ONE_SEQUENCE.search(signs.text))

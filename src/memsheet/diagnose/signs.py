@@ -320,6 +320,10 @@ class Signs:
     """Whether a list of what a model makes is kept on the card from batch to batch, and several ran."""
     resumed: bool = False
     """Whether the run is said to fit from its beginning, and to die where it goes on from a checkpoint."""
+    eight_bits: bool = False
+    """Whether the optimizer's states are in few bits already."""
+    single_rows: bool = False
+    """Whether a micro-batch has one row."""
     sums_losses: bool = False
     keeps_losses: bool = False
     """Whether a list of them is made while memory grows from step to step."""

@@ -220,7 +220,7 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         (each for each in messages if _is_servers_own(each) and 0 <= each.line - first.line <= SAME_FAILURE),
         None,
     )
-    signs = read_signs(log, first.line)
+    signs = _signs_with_plan(read_signs(log, first.line), known)
     filled = memory_summary.with_summary(first, log) if first.judge is None else None
     figures = read_figures(filled or first) if first.judge is None else None
     if figures is not None:
@@ -275,6 +275,16 @@ def _stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
         and each.line - first.line <= SAME_PLACE
     )  # fmt: skip
     return next(named, None) or next(sized, None)
+
+
+def _signs_with_plan(signs: Signs, known: Axes) -> Signs:
+    """What is on already by the text or by the plan beside it."""
+    return replace(
+        signs,
+        recomputes=signs.recomputes or known.recomputes,
+        eight_bits=signs.eight_bits or known.eight_bits,
+        single_rows=signs.single_rows or known.single_rows,
+    )
 
 
 def _judged_figures(

@@ -231,10 +231,17 @@ EACH_BATCH = "sync_each_batch"
 IN_PIECES = "chunked"
 
 
+MIXED = "?precision.parameters"
+"""What a switch for sixteen bits says beside the dtype that is computed in; a model that is loaded in them
+does not.
+"""
+
+
 def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
-    """What a script's file says, less what the launcher's makes of it: sharding with mixed precision raises
-    what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and DeepSpeed has its own dtypes, of
-    adapters too. A loss in pieces is not modelled under sharding: Liger's stands for it.
+    """What a script's file says, less what the launcher's makes of it: sharding with mixed precision,
+    whichever of them says it, raises what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and
+    DeepSpeed has its own dtypes, of adapters too. A loss in pieces is not modelled under sharding:
+    Liger's stands for it.
     """
     others = [
         other
@@ -243,16 +250,19 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
     ]
     if not own.form.stored or not others:
         return own.request
+    mixed = own.request.get("precision.compute") if MIXED in own.request else None
+    launchers = [other for other in others if other is not own]  # which has it in its own rows
     raised = any(
-        other.request["engine"] == "deepspeed" or other.request.get("precision.compute")
-        for other in others
-        if other is not own  # which has it in its own rows
+        other.request["engine"] == "deepspeed" or other.request.get("precision.compute") or mixed
+        for other in launchers
     )
     left: tuple[str, ...] = LOADED if raised and not _trains_adapters(own.request) else ()
     cast = any(other.request["engine"] == "deepspeed" for other in others)
     left += ADAPTERS if cast else ()
     said = {key: held for key, held in own.request.items() if key not in left}
     said |= _sixteen_bits_of_deepspeed(said, others)
+    if mixed and any(other.request["engine"] in UNITED for other in launchers):
+        said["precision.reduce"] = mixed  # accelerate 1.15.0 state.py:1015, which the Trainer's bf16 sets
     return {**said, "loss": "fused"} if said.get("loss") == IN_PIECES else said
 
 

@@ -10,12 +10,19 @@ from typing import Any
 
 from memsheet.frozen import dataclass
 from memsheet.jobs.shorter import with_smaller_batches
+from memsheet.jobs.templates.generation import is_own_generation
+from memsheet.jobs.templates.liger import FusedLoss
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
-from memsheet.plan.job import Residency
+from memsheet.plan.job import Residency, Work
 from memsheet.sheet import Component
 
 CACHE = Component.KV_CACHE.value
 SLEEP, OFFLOAD, LOGITS, SHARE, BATCH, SHARD = "sleep", "offload", "logits", "share", "batch", "shard"
+OF_PPO, VALUES = "-ppo", "values"
+"""The end of names of jobs whose trainer divides its reward model, too; and the head of one."""
+READ = Work.FORWARD.value
+NO_LOGITS = FusedLoss([])
+SIXTEEN = ("bf16", "fp16")
 PLAIN: Mapping[str, str] = {
     SLEEP: "the server asleep while others work (residents: asleep-2)", OFFLOAD: "what trains on the host while the server works (residents: offloaded)",
     LOGITS: "no whole logits (a fused loss)", SHARE: "a share of {share:g} for the server",
@@ -33,14 +40,20 @@ class Cure:
     kind: str
     says: str
     document: Mapping[str, Any]
-    numbers: tuple[tuple[str, int], ...] = ()
+    numbers: tuple[tuple[str, int | str], ...] = ()
 
 
 def job_cures(
-    document: Mapping[str, Any], phase: str, *, moved: Residency = Residency.OFFLOADED
+    document: Mapping[str, Any],
+    phase: str,
+    *,
+    moved: Residency = Residency.OFFLOADED,
+    raised: bool = True,
+    fused: FusedLoss = NO_LOGITS,
 ) -> Iterator[Cure]:
     """What may help a job whose fullest phase is ``phase``, one change a cure. ``moved``: how what trains is
-    after the framework's own offloading.
+    after the framework's own offloading; ``raised``: whether its sharding keeps what learns in fp32;
+    ``fused``: what its fused loss makes in place of logits.
     """
     found = next((one for one in document["phases"] if one["name"] == phase), None)
     if found is None:
@@ -60,29 +73,35 @@ def job_cures(
             what = "states" if moved is Residency.PARAMETERS else "parameters and states"
             says = f"{name}'s {what} stay on the card while {active} generates"
             yield Cure(kind=OFFLOAD, says=says, document=_put_away(document, name, moved))
-    divided = _with_divided_states(document) if active not in servers else None
+    divided = _with_divided_states(document, raised=raised) if active not in servers else None
     if divided is not None:
         says = f"every card has all of {active or 'what trains'}'s parameters and states"
-        yield Cure(kind=SHARD, says=says, document=divided)
-    if "logits" in found:
+        width = _mixed_width(document)
+        mixed = f" --mixed_precision {width}" if width else ""
+        yield Cure(kind=SHARD, says=says, document=divided, numbers=(("mixed", mixed),))
+    if "logits" in found and not (fused.reads and found.get("work") == READ):
         says = f"whole logits stand in {phase}"
-        yield Cure(kind=LOGITS, says=says, document=_without_logits(document))
+        yield Cure(kind=LOGITS, says=says, document=_without_logits(document, fused))
 
 
-def smaller_batches(document: Mapping[str, Any], phase: str, *, ranks: int, rounds: int) -> Iterator[Cure]:
+def smaller_batches(
+    document: Mapping[str, Any], phase: str, *, ranks: int, rounds: int, together: int = 1
+) -> Iterator[Cure]:
     """The same rows in smaller micro-batches, the largest first, where the fullest ``phase`` is one of what
-    trains. ``ranks``: that share a batch; ``rounds``: micro-batches of a step as it is.
+    trains. ``ranks``: that share a batch; ``rounds``: micro-batches of a step as it is; ``together``:
+    sequences of an example, which stay in one micro-batch and are one of its rows by the framework's words.
     """
     roles = document["roles"]
     active = next((one.get("active") for one in document["phases"] if one["name"] == phase), None)
     rows = roles[active]["plan"].get("microbatch") if active in roles else None
     if not isinstance(rows, int) or roles[active]["plan"].get("task") != "train":
         return
-    for times in (2**power for power in range(1, rows.bit_length())):
-        if rows % times == 0:
+    examples, left = divmod(rows, together)
+    for times in range(2, 1 if left else examples + 1):
+        if examples % times == 0:
             says = f"{rows} rows at once stand in {phase}"
             changed = with_smaller_batches(document, times, ranks)
-            numbers = (("rows", rows // times), ("rounds", rounds * times))
+            numbers = (("rows", examples // times), ("rounds", rounds * times))
             yield Cure(kind=BATCH, says=says, document=changed, numbers=numbers)
 
 
@@ -103,12 +122,18 @@ def _put_away(document: Mapping[str, Any], name: str, how: Residency) -> dict[st
     return changed
 
 
-def _with_divided_states(document: Mapping[str, Any]) -> dict[str, Any] | None:
+def _with_divided_states(document: Mapping[str, Any], *, raised: bool) -> dict[str, Any] | None:
     """The document with what every rank has whole divided over all of them, under the engine that divides
-    the same model code; None where nothing is whole on several ranks, or nobody divides it.
+    the same model code; None where nothing is whole on several ranks, or nobody divides it, or where what
+    trains generates by itself, which is not accounted with layers that are gathered one by one.
     """
+    if any(is_own_generation(role) for role in document["roles"].values()):
+        return None
     changed, any_divided = deepcopy(dict(document)), False
+    whole = "" if str(document.get("name")).endswith(OF_PPO) else VALUES
     for role in changed["roles"].values():
+        if whole and role.get("head") == whole and not role.get("trained", True):
+            continue  # accelerate leaves a model that rewards alone (``templates.planned.planned_reward``)
         plan, mesh = role["plan"], role["plan"].get("mesh") or {}
         engine = find_engine(str(plan.get("engine")))
         partner = sharding_counterpart(engine) if engine else None
@@ -116,11 +141,8 @@ def _with_divided_states(document: Mapping[str, Any]) -> dict[str, Any] | None:
         if plan.get("task") != "train" or plan.get("zero") or partner is None or ranks == 1:
             continue
         any_divided = True
-        precision = plan.get("precision") or {}
-        if precision.get(
-            "compute"
-        ):  # huggingface/accelerate v1.15.0 utils/dataclasses.py: set_mixed_precision
-            plan["precision"] = {**precision, "reduce": precision["compute"]}
+        if isinstance(plan.get("precision"), Mapping):
+            plan["precision"] = _mixed_precision(plan["precision"], raised=raised and not plan.get("adapter"))
         plan.pop("engine_version", None)
         if (plan.get("global_batch") or 0) > (plan.get("microbatch") or 1) * ranks:
             plan["gradient_sync"] = "last"  # accelerate: gradients are whole until a step's last micro-batch
@@ -130,8 +152,34 @@ def _with_divided_states(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return changed if any_divided else None
 
 
-def _without_logits(document: Mapping[str, Any]) -> dict[str, Any]:
+def _mixed_width(document: Mapping[str, Any]) -> str:
+    """Sixteen bits that what trains computes in, by the word of mixed precision; empty where it is fp32."""
+    computed = (
+        str(role["plan"]["precision"].get("compute"))
+        for role in document["roles"].values()
+        if role["plan"].get("task") == "train" and isinstance(role["plan"].get("precision"), Mapping)
+    )
+    return next((width for width in computed if width in SIXTEEN), "")
+
+
+def _mixed_precision(precision: Mapping[str, Any], *, raised: bool) -> dict[str, Any]:
+    """Precision under sharding with mixed precision: reduced as it computes, and whatever learns in
+    fp32 (huggingface/accelerate v1.15.0 utils/dataclasses.py:2137, utils/fsdp_utils.py:814-820).
+    """
+    if precision.get("compute") not in SIXTEEN:
+        return dict(precision)
+    learnt = ("parameters", "gradients", "moments") if raised else ()
+    return {**precision, **dict.fromkeys(learnt, "fp32"), "reduce": precision["compute"]}
+
+
+def _without_logits(document: Mapping[str, Any], fused: FusedLoss) -> dict[str, Any]:
     changed = deepcopy(dict(document))
     for phase in changed["phases"]:
-        phase.pop("logits", None)
+        if "logits" not in phase or (fused.reads and phase.get("work") == READ):
+            continue
+        del phase["logits"]
+        if fused.logits:
+            phase["logits"] = fused.logits
+        if fused.items:
+            phase["items"] = [*phase.get("items", ()), *fused.items]
     return changed

@@ -28,12 +28,12 @@ PLAN_SCHEMA = "memsheet/plan/1"
 
 
 def asked_as(model: ModelSpec) -> str:
-    """What a plan names its model by, so that reading it back finds the same one: the file or the hub's name
-    it was read from, else its name.
+    """What a plan names its model by, so that reading it back finds the same one: the file, the hub's name or
+    the name of a release that it was read from, else its name.
     """
     return (
         model.source.path
-        if model.source.kind in ("file", "safetensors", "gguf", "hub") and model.source.path
+        if model.source.kind in ("bundled", "file", "safetensors", "gguf", "hub") and model.source.path
         else model.name
     )
 

@@ -4,16 +4,24 @@ share that its server may have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError
 from memsheet.exchange.mistakes import Case, Found, Rule
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.jobs.cures import BATCH, PLAIN, SHARE, Cure, job_cures, smaller_batches
 from memsheet.jobs.document import fraction_of_plan
-from memsheet.jobs.templates import offloaded_by, words_of_cures
+from memsheet.jobs.templates import (
+    offloaded_by,
+    raises_to_fp32,
+    rows_of_example,
+    words_in_file,
+    words_of_cures,
+)
+from memsheet.jobs.templates.liger import fused_loss
+from memsheet.jobs.templates.planned import Sizes
 from memsheet.questions.job import answer_job
 from memsheet.questions.solve_job import largest_share
 from memsheet.report.shared.jobs.phases import fullest_instant
@@ -40,17 +48,21 @@ class Helps:
     saves_bytes: int
 
 
-def what_helps(answer: Answer, where: Mapping[str, Any]) -> tuple[Helps, ...]:
-    """Changes that free a part worth telling, or with which it fits, the most first; none of what fits."""
+def what_helps(
+    answer: Answer, where: Mapping[str, Any], *, write: Callable[[str], str] = str
+) -> tuple[Helps, ...]:
+    """Changes that free a part worth telling, or with which it fits, the most first; none of what fits.
+    ``write``: a change's words as they are typed where the job is started.
+    """
     if answer.job is None or answer.verdict is None or answer.verdict.result is Result.FITS:
         return ()
     alone = [*_accounted_cures(answer, where), *_smaller_share(answer, where)]
     found = sorted(alone, key=lambda one: (not _fits(one), -one.saves_bytes))
-    together = () if any(map(_fits, found)) else tuple(_all_together(answer, where))
-    return (*together, *found)
+    together = () if any(map(_fits, found)) else tuple(_all_together(answer, where, write))
+    return (*together, *(replace(one, words=write(one.words)) for one in found))
 
 
-def _all_together(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
+def _all_together(answer: Answer, where: Mapping[str, Any], write: Callable[[str], str]) -> Iterator[Helps]:
     """One change after another, each the best of those that are left, where they make it fit."""
     taken: list[Helps] = []
     now = answer
@@ -62,8 +74,8 @@ def _all_together(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         best = max(left, key=lambda one: (_fits(one), one.saves_bytes))
         taken, now = [*taken, best], best.answer
         if _fits(best):
-            flags = all(one.words.startswith("--") for one in taken)
-            words = (" " if flags else ", ").join(one.words for one in taken)
+            said = [write(one.words) for one in taken]
+            words = (" " if all(one.startswith("--") for one in said) else ", ").join(said)
             frees = sum(one.saves_bytes for one in taken)
             yield Helps(kind=TOGETHER, says="all of them at once", words=words, answer=now, saves_bytes=frees)
             return
@@ -80,13 +92,19 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
     name = str(document.get("name"))
     words = {**PLAIN, **words_of_cures(name)}
     phase = fullest_instant(worst).phase
-    for cure in job_cures(document, phase, moved=offloaded_by(name)):
+    plan: Mapping[str, Any] = next(
+        (one["plan"] for one in document["roles"].values() if one.get("trained", True)), {}
+    )
+    fused = fused_loss(name, plan, Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden))
+    moved, raised = offloaded_by(name), raises_to_fp32(name)
+    for cure in job_cures(document, phase, moved=moved, raised=raised, fused=fused):
         one = _accounted_cure(cure, words.get(cure.kind), before, where)
         if one is not None and (one.saves_bytes * WORTH_TELLING > before or _fits(one)):
             yield one
     smaller: Helps | None = None
     ranks, rounds = int(answer.plan.mesh.data_parallel), int(answer.plan.accumulation)
-    batches = smaller_batches(document, phase, ranks=ranks, rounds=rounds)
+    together = rows_of_example(name)
+    batches = smaller_batches(document, phase, ranks=ranks, rounds=rounds, together=together)
     for cure in batches if words.get(BATCH) else ():
         smaller = _accounted_cure(cure, words.get(BATCH), before, where) or smaller
         if smaller is not None and _fits(smaller):
@@ -126,14 +144,17 @@ def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         yield Helps(kind=SHARE, says=says, words=words.format(share=found.largest), answer=found.answer, saves_bytes=frees)  # fmt: skip
 
 
-def mistakes_of_job(answer: Answer, where: Mapping[str, Any], file: str) -> tuple[tuple[Rule, Found], ...]:
-    """What helps, as findings about the file that starts the job."""
+def mistakes_of_job(
+    answer: Answer, where: Mapping[str, Any], file: str, text: str
+) -> tuple[tuple[Rule, Found], ...]:
+    """What helps, as findings about the ``file`` that starts the job, and is of that ``text``."""
+    own = file.partition(":")[0]
     return tuple(
         (
             Rule(id=f"job-{one.kind}", source=SOURCES[one.kind], looks=_found_elsewhere),
             Found(where=f"{file}: {fullest_instant(answer.sheets[0]).phase}", says=one.says + (", and with the cure every phase that is counted fits" if _fits(one) else ""), cure=one.words, saves_bytes=one.saves_bytes),
         )
-        for one in what_helps(answer, where)
+        for one in what_helps(answer, where, write=lambda words: words_in_file(words, own, text))
     )  # fmt: skip
 
 

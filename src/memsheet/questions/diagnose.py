@@ -25,7 +25,7 @@ from memsheet.guard import read_bytes, read_stdin
 from memsheet.guard.pickled import read_pickle
 from memsheet.guard.spending import of_one_command
 from memsheet.plan.options import InferOptions, Model
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.report.answer import public_answer
@@ -124,7 +124,7 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
         return first
     answer = _answer_of_configurations(said, model, given)
     answer = answer or _answer_of_job(model, given, served=first.program in SERVERS)
-    found = _joined_diagnosis(said, every, _axes_of_answer(answer))
+    found = _joined_diagnosis(said, every, _axes_of_answer(answer, given))
     beside = tuple(printed_beside(found.facts, answer))
     notes = (*found.notes, *recompute_notes(found.held, answer))
     cured = cured_first(found, _accounted_cures(found, answer))
@@ -185,8 +185,10 @@ def _answer_of_job(model: Any, options: dict[str, Any], *, served: bool) -> Answ
     return accounted.infer(model, **options) if serves else accounted.train(model, **options)
 
 
-def _axes_of_answer(answer: Answer) -> Axes:
-    """What the plan's own tensors come to: words and lengths as a rank has them, and its sheet."""
+def _axes_of_answer(answer: Answer, given: Mapping[str, Any]) -> Axes:
+    """What the plan's own tensors come to: words and lengths as a rank has them, its sheet, and what of it is
+    on already. ``given``: what was said of the plan.
+    """
     plan, model = answer.plan, answer.model
     vocabularies = tuple(dict.fromkeys((model.vocab, -(-model.vocab // max(1, plan.mesh.tp)))))
     work = plan.workload
@@ -195,7 +197,9 @@ def _axes_of_answer(answer: Answer) -> Axes:
     heads = tuple(dict.fromkeys(held for mixer in model.mixers() if (held := getattr(mixer, "heads", 0))))
     return Axes(
         vocabularies=vocabularies, tokens=tuple(_rank_tokens(plan, lengths, batches)), lengths=lengths, batches=batches,
-        heads=heads, sheet=tuple(_sheet_sizes(answer)),
+        heads=heads, sheet=tuple(_sheet_sizes(answer)), recomputes=plan.recompute.mode is RecomputeMode.FULL,
+        eight_bits=plan.optimizer is not None and plan.optimizer.name.value.endswith("bit"),
+        single_rows="microbatch" in given and batches == (1,),
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ from memsheet.questions.named_models import (
 from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.sized_models import BY_SIZE, sized_model
 from memsheet.resolve.length import derived_max_length
-from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
+from memsheet.sheet import STATES, Bytes, Component, Instant, Item, Sheet
 
 TOWER = late_pattern(r"visual|vision|audio|projector", re.IGNORECASE)
 """In the path of what belongs to a tower, in the library's classes of models that see or hear."""
@@ -441,9 +441,13 @@ def length_doubt(answer: Answer | None) -> Doubt:
     if answer is None or answer.verdict is None or all(one.result is Result.FITS for one in steps):
         return Doubt("")
     fitting = [one.seq_len for one in steps if one.result is Result.FITS]
-    told = f"it fits up to {max(fitting):,}" if fitting else f"at {steps[0].seq_len:,} it is not sure to fit"
+    first = steps[0]
+    if first.result is Result.DOES_NOT_FIT:
+        told = f"at {first.seq_len:,} it does not fit"
+    else:
+        told = f"it fits up to {max(fitting):,}" if fitting else f"at {first.seq_len:,} it is not sure to fit"
     words = f"nothing says how many tokens a sequence has, and {told}: --seq-len says it"
-    return Doubt(words, resting_states(answer))
+    return Doubt(words, least_of_any_length(answer))
 
 
 def limit_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any]) -> Doubt:
@@ -462,8 +466,28 @@ def limit_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any]) -> 
         if shorter is not None and shorter.verdict is not None and shorter.verdict.result is Result.FITS:
             most = f"rows are counted with the {counted:,} tokens that they may have at the most"
             words = f"{most}, and it fits with {counted >> halves:,}: --seq-len says it"
-            return Doubt(words, resting_states(answer))
+            return Doubt(words, least_of_any_length(answer))
     return Doubt("")
+
+
+OF_TOKENS = (
+    Component.SAVED_ACTIVATIONS, Component.AUTOGRAD_DETAIL, Component.INPUTS, Component.ALLOCATOR_SLACK,
+)  # fmt: skip
+
+
+def of_rows(item: Item, when: Instant) -> bool:
+    """Whether its size follows the tokens that a pass has: of temporaries all but an optimizer's own."""
+    passing = item.component is Component.TEMPORARIES and when.step is not Instant.OPTIMIZER_STEP
+    return passing or item.component in OF_TOKENS
+
+
+def least_of_any_length(answer: Answer) -> int:
+    """What the fullest GPU holds at the least however short its sequences are: the model at rest, or all that
+    the optimizer's step has but what is left of passes.
+    """
+    sheet, when = worst_sheet(answer.sheets), Instant.OPTIMIZER_STEP
+    step = sum(int(one.at[when].low) for one in sheet.items if when in one.at and not of_rows(one, when))
+    return max(resting_states(answer), step)
 
 
 def resting_states(answer: Answer) -> int:

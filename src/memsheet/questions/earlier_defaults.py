@@ -15,6 +15,7 @@ from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.trainer_script import METHODS, RELEASE_DEFAULTS, SCRIPT, keys_left_to_release
 from memsheet.exchange.verdict_doubts import Doubt
 from memsheet.frozen import NamedTuple
+from memsheet.plan.job import Work
 
 
 class Earlier(NamedTuple):
@@ -41,18 +42,24 @@ EARLIER = (
 """huggingface/trl trl/trainer/sft_config.py at v1.6.0 and v1.7.0 (loss_type), at v0.21.0 and v0.22.0
 (gradient_checkpointing, which is every method's).
 """
-TRL = "trl"
+TRL, GENERATION = "trl", "gen"
 IN_FP32 = "transformers before 5 loads weights in fp32 unless dtype says otherwise"
 """huggingface/transformers v4.57 and v5.0 modeling_utils.py, from_pretrained (dtype)."""
 
 
 def earlier_defaults_doubt(
-    reads: Mapping[str, Read], answer: Answer | None, case: Case, flags: Mapping[str, Any]
+    reads: Mapping[str, Read],
+    answer: Answer | None,
+    case: Case,
+    flags: Mapping[str, Any],
+    *,
+    alone: Answer | None = None,
 ) -> Doubt:
-    """Why a job that fits by its libraries' newest defaults may not: nothing says their releases, and earlier
-    ones need more than a GPU has.
+    """Why a job that may fit by its libraries' newest defaults may not: nothing says their releases, and
+    earlier ones need more than a GPU has. ``alone``: of what trains, where the answer is of several models,
+    whose need grows by as much as its does.
     """
-    if answer is None or answer.verdict is None or answer.verdict.result is not Result.FITS:
+    if answer is None or answer.verdict is None or answer.verdict.result is Result.DOES_NOT_FIT:
         return Doubt("")
     said = next((read.release for read in reads.values() if read.form.name == TRL and read.release), "")
     release = _release_numbers(str(flags.get("engine_version") or said))
@@ -69,12 +76,36 @@ def earlier_defaults_doubt(
         widths |= {at: held for at, held in in_earlier_dtype(read).items() if at in case.request}
     changes = {**widths, **{one.at: one.value for one in older}}
     earlier = case.ask(changes) if changes else None
-    if earlier is None or earlier.verdict is None or earlier.verdict.result is Result.FITS:
+    if earlier is None or earlier.verdict is None:
+        return Doubt("")
+    most = int(earlier.verdict.device.high)
+    if alone is not None and alone.verdict is not None:
+        more = max(0, most - int(alone.verdict.device.high))
+        most = max(int(answer.verdict.device.high), _most_of_updates(answer) + more)
+    fits = earlier.verdict.result is Result.FITS
+    if alone is not None and answer.cluster is not None:
+        fits = most <= answer.cluster.device.framework_low_bytes
+    if fits:
         return Doubt("")
     told = [f"TRL {one.told}" for one in older] + [IN_FP32] * bool(widths)
     words = f"nothing says which releases run (--engine-version): {', and '.join(told)}"
     least = int(answer.verdict.device.low)
-    return Doubt(words, least, int(earlier.verdict.device.high))
+    return Doubt(words, least, most)
+
+
+def _most_of_updates(answer: Answer) -> int:
+    """What a card has at the most while a model of a job trains."""
+    phases = (answer.job or {}).get("phases", ())
+    updates = {one["name"] for one in phases if one.get("work") != Work.FORWARD.value and "active" in one}
+    return max(
+        (
+            int(sheet.at(when, without=()).high)
+            for sheet in answer.sheets
+            for when in sheet.instants
+            if when.phase in updates - {GENERATION}
+        ),
+        default=0,
+    )
 
 
 def _plan_word(answer: Answer, one: Earlier) -> str:

@@ -53,8 +53,8 @@ from memsheet.jobs.templates.trl_values import (
 )
 from memsheet.jobs.templates.verl import (
     has_shorter_rows,
-    has_unsaid_longest,
     open_words,
+    unsaid_longest,
     verl_document,
     with_machines_of,
 )
@@ -62,6 +62,7 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as, plan_document
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
+from memsheet.questions.doubts_of_files import of_rows
 from memsheet.questions.job import WITH_OUTPUT, answer_job
 from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
 from memsheet.questions.plainer_models import plainer_model
@@ -89,6 +90,8 @@ class JobOfFiles(NamedTuple):
     elsewhere: tuple[str, ...] = ()
     known: Mapping[str, ModelSpec] = MappingProxyType({})
     """By their names, models as they stand in for those that nobody knows."""
+    file: str = ""
+    """Which of the files says the job's settings."""
 
     @property
     def least_bytes(self) -> int:
@@ -104,7 +107,7 @@ class JobOfFiles(NamedTuple):
                     item.at[when].low
                     for item in sheet.items
                     if when in item.at
-                    and not (_of_rows(item, when) or _is_cache_of(own, item) or item.path.startswith(away))
+                    and not (of_rows(item, when) or _is_cache_of(own, item) or item.path.startswith(away))
                 )
             )
             for sheet in self.answer.sheets
@@ -143,24 +146,15 @@ def _is_expected(found: JobOfFiles, document: Mapping[str, Any], halves: int) ->
     return answer.cluster is not None and needs <= answer.cluster.device.framework_low_bytes
 
 
-OF_ROWS = (
-    Component.SAVED_ACTIVATIONS, Component.TEMPORARIES, Component.AUTOGRAD_DETAIL, Component.INPUTS, Component.ALLOCATOR_SLACK,
-)  # fmt: skip
-
-
-def _of_rows(item: Item, when: Instant) -> bool:
-    """Whether its size follows the tokens that a pass has: in an optimizer's step what the allocator keeps of
-    them.
-    """
-    kept = item.component is Component.ALLOCATOR_SLACK
-    return item.component in OF_ROWS and (kept or when.step is not Instant.OPTIMIZER_STEP)
-
-
 def _longer_words(
-    document: Mapping[str, Any], where: Mapping[str, Any], whole: Answer, known: Mapping[str, ModelSpec]
+    key: str,
+    document: Mapping[str, Any],
+    where: Mapping[str, Any],
+    whole: Answer,
+    known: Mapping[str, ModelSpec],
 ) -> tuple[str, ...]:
     """What is told of a server that starts with the rows that it is asked for, and would not with sequences
-    as long as its model was made for, where nobody says which it takes.
+    as long as its model was made for, where nobody says which it takes. ``key``: what would say it.
     """
     changed = deepcopy(dict(document))
     for role in changed["roles"].values():
@@ -170,11 +164,31 @@ def _longer_words(
     stops = longer is not None and longer[0].verdict and longer[0].verdict.result is Result.DOES_NOT_FIT
     if not stops or (whole.verdict and whole.verdict.result is Result.DOES_NOT_FIT):
         return ()
-    return (UNSAID_LONGEST,)
+    return (UNSAID_LONGEST.format(key=key),)
+
+
+def _tuned_length_words(document: Mapping[str, Any], whole: Answer) -> tuple[str, ...]:
+    """What is told of a server that takes its model's own length, where that is one nobody says of a tuned
+    model, and its pool is too small for one such sequence.
+    """
+    own = asked_as(whole.model)
+    takes = any(
+        role["plan"].get("task") == "infer"
+        and role["model"] == own
+        and not role["plan"].get("serving", {}).get("max_model_len")
+        for role in document["roles"].values()
+    )
+    stops = whole.verdict is not None and whole.verdict.result is Result.DOES_NOT_FIT
+    if not (takes and stops and whole.model.source.positions_open):
+        return ()
+    told = f"{whole.model.max_positions or 0:,} tokens of its base"
+    return (
+        f"what length {whole.model.name} was made for is not known: its server is counted with the {told}",
+    )
 
 
 UNSAID_LONGEST = (
-    "max_model_len is not said: counted as a prompt and an answer, as older releases take it, and newer ones "
+    "{key} is not said: counted as a prompt and an answer, as older releases take it, and newer ones "
     "take as many tokens as the model was made for, for one sequence of which the server's pool is too small"
 )
 
@@ -209,7 +223,9 @@ def job_of_files(
     if where["gpus"] != ask.get("gpus"):
         told = f"gpus = {where['gpus']}: as many as its models have places on"
         known = replace(known, assumed=(*known.assumed, told))
-    longer = _longer_words(document, where, whole, known_models) if made.unsaid_longest else ()
+    unsaid = made.unsaid_longest
+    longer = _longer_words(unsaid, document, where, whole, known_models) if unsaid else ()
+    longer = longer or _tuned_length_words(document, whole)
     words = (*made.open_words, *longer, *taken, *left, *(note for note in whole.notes if WITH_OUTPUT in note))
     return JobOfFiles(
         whole,
@@ -220,6 +236,7 @@ def job_of_files(
         made.over_words,
         made.elsewhere,
         known_models,
+        name,
     )
 
 
@@ -343,7 +360,7 @@ def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made |
     found = verl_document(values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
     if found is None:
         return None
-    own = has_unsaid_longest(values)
+    own = unsaid_longest(values)
     return Made(found, open_words(values), has_shorter_rows(values), unsaid_longest=own)
 
 
@@ -513,6 +530,7 @@ def _widened_bytes(answer: Answer) -> int:
 
 
 GROUP_OF_TRL, GROUP_OF_VLLM = "trl.", "vllm."
+OF_AXOLOTL = "axolotl-grpo"
 OF_VLLM = {
     "gpu_memory_utilization": "vllm_gpu_memory_utilization", "tensor_parallel_size": "vllm_tensor_parallel_size", "max_model_len": "vllm_max_model_length",
 }  # fmt: skip
@@ -539,7 +557,8 @@ def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
         }
         plan = plan_document(answer.plan)
         elements, sizes = _token_elements(answer), _sizes_of(answer)
-        return generating_document("GRPO", own, plan, asked_as(answer.model), elements, sizes)
+        made = generating_document("GRPO", own, plan, asked_as(answer.model), elements, sizes)
+        return made and made._replace(document={**made.document, "name": OF_AXOLOTL})
     return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
 
 

@@ -55,7 +55,9 @@ if TYPE_CHECKING:
 
 MACHINES = ("nodes", "per_node", "host_memory", "cluster")
 OF_PHASES = ("whole-logits",)
-"""Rules about what phases of a job say themselves, with their framework's own cures."""
+"""Rules about what phases of a job say themselves, with their framework's own cures: a loss that makes no
+whole logits is none of the model's own plan.
+"""
 UNDER_A_SERVER = ("fragmentation",)
 """Rules whose cure a server that sleeps cannot have: its pools do not go with expandable segments (vLLM
 010c211 device_allocator/cumem.py), and verl switches them itself.
@@ -194,15 +196,16 @@ def _judge_several(
     if job.answer and (unsaid := job.whole.script):
         doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
     doubt = both_doubts(doubt, _shorter_rows_doubt(found))
-    doubt = both_doubts(doubt, earlier_defaults_doubt(found.reads, found.answer, case, flags))
-    if any(phase.get("logits") for phase in (found.answer.job or {}).get("phases", ())):
-        mistakes = tuple(one for one in mistakes if one[0].id not in OF_PHASES)
+    earlier = earlier_defaults_doubt(found.reads, found.answer, case, flags, alone=job.answer)
+    doubt = both_doubts(doubt, earlier)
+    mistakes = tuple(one for one in mistakes if one[0].id not in OF_PHASES)
     if found.serves:
         mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
     # what a change frees of one model's plan is not what it frees of the job
     mistakes = tuple((rule, replace(one, saves_bytes=None)) for rule, one in mistakes)
     if job.ask.get("fix"):
-        mistakes = (*mistakes, *mistakes_of_job(found.answer, found.where, next(iter(found.reads))))
+        text = files.texts.get(found.file.partition(":")[0], "")
+        mistakes = (*mistakes, *mistakes_of_job(found.answer, found.where, found.file, text))
     claimed = tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes)
     told = with_moved_range(widen_verdict(found.answer, doubt), found.answer, moved)
     return _checked_job(files, job, found.reads, told, claimed, moved, doubt)

@@ -135,7 +135,7 @@ def _from_entry(entry: Mapping[str, Any], text: str) -> Config:
     name = str(entry.get("name") or text)
     source = Source(
         kind="bundled",
-        path=name,
+        path=str(entry.get("released") or name) if entry.get("copy_of", name) == name else name,
         assumed=tuple(entry.get("assumed", ())),
         base=str(entry.get("copy_of", "")),
         attention_open=bool(entry.get("attention_open")),

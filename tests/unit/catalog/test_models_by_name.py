@@ -28,6 +28,7 @@ from memsheet.catalog.pipelines import generator_kind
 from memsheet.catalog.stated_bases import STATED_BASES
 from memsheet.catalog.stored_names import GGUF_TYPES
 from memsheet.errors import InputError
+from memsheet.plan.document import asked_as
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
 from slow_cases import first_quick
@@ -83,6 +84,16 @@ def test_what_is_not_stored_otherwise_is_read_as_bundled(name: str) -> None:
         assert bundled_entry(alias)["config"] == catalog.find_model(alias)["config"]
         if alias not in entry.get("released_configs", {}):
             assert catalog.find_model(alias)["config"] == entry["config"]
+
+
+@pytest.mark.parametrize("name", [one for one in NAMES if catalog.find_model(one).get("released_configs")])
+def test_a_release_is_read_back_by_what_a_plan_names_it(name: str) -> None:
+    """Whose config.json says something else than the model that it is of."""
+    for released in catalog.find_model(name)["released_configs"]:
+        spec = read_model(released, catalog=bundled_entry)
+        again = read_model(asked_as(spec), catalog=bundled_entry)
+        assert again == spec
+        assert again != read_model(name, catalog=bundled_entry)
 
 
 def test_random_names_are_none() -> None:

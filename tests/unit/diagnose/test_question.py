@@ -246,3 +246,33 @@ def test_a_configuration_among_the_files_is_the_plan_that_ran(tmp_path: Path) ->
     config.write_text("nothing: known\n")
     with pytest.raises(InputError):
         memsheet.diagnose(log, config, gpus="1xA100-80GB")
+
+
+@pytest.mark.parametrize(
+    ("flags", "offered", "words"),
+    [
+        (["--recompute", "full"], "recompute", "it is on already"),
+        (["--microbatch", "1"], "half the micro-batch or half the length", "one row is a micro-batch"),
+    ],
+)
+def test_nothing_is_offered_that_the_plan_beside_has_already(
+    flags: list[str], offered: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said as flags, as in Python, of what the text leaves open."""
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has a total capacity "
+        "of 23.64 GiB of which 3.10 GiB is free. Including non-PyTorch memory, this process has 20.52 GiB "
+        "memory in use. Of the allocated memory 19.50 GiB is allocated by PyTorch, and 512.00 MiB is "
+        "reserved by PyTorch but unallocated.\n"
+    )
+    (tmp_path / "train.log").write_text(text)
+    job = ["--model", "llama-3.1-8b", "--gpus", "1xRTX4090", "--seq-len", "2048", "--lora-rank", "16"]
+    told = []
+    for more in ([], flags):
+        assert main(["diagnose", str(tmp_path / "train.log"), *job, *more]) == 0
+        told.append(" ".join(capsys.readouterr().out.split()))
+    plain, beside = told
+    assert offered in plain.partition("No use")[0]
+    assert words not in plain
+    assert offered not in beside.partition("No use")[0]
+    assert words in beside

@@ -28,7 +28,7 @@ def test_what_fits_needs_no_help() -> None:
 
 
 def test_each_change_frees_what_it_says() -> None:
-    answer = grpo(max_completion_length=1024)
+    answer = grpo(max_completion_length=2048)
     helps = {one.kind: one for one in what_helps(answer, {"gpus": CARD})}
     assert {"sleep", "logits"} <= set(helps)
     assert helps["sleep"].words == "--vllm-enable-sleep-mode"
@@ -37,7 +37,7 @@ def test_each_change_frees_what_it_says() -> None:
         again = answer_job(one.answer.job, {"gpus": CARD})
         assert again.sheets[0].device == one.answer.sheets[0].device
         assert one.saves_bytes == answer.sheets[0].device.value - again.sheets[0].device.value
-    slept = grpo(max_completion_length=1024, vllm_enable_sleep_mode=True).sheets[0]
+    slept = grpo(max_completion_length=2048, vllm_enable_sleep_mode=True).sheets[0]
     instant = memsheet.Instant("update_actor/backward")
     assert helps["sleep"].answer.sheets[0].at(instant) == slept.at(instant)
 

@@ -139,3 +139,35 @@ def test_a_training_beside_a_server_is_no_one_job(tmp_path: Path) -> None:
     assert launch_files((str(tmp_path),)) == []
     (tmp_path / "serve.sh").write_text("vllm serve Qwen/Qwen2.5-0.5B\n")
     assert sorted(path.name for path in launch_files((str(tmp_path),))) == ["serve.sh", "train.py"]
+
+
+SHARDED = "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
+
+
+@pytest.mark.parametrize("dtype", ["", "torch_dtype: bfloat16"])
+def test_sharding_is_mixed_whoever_says_so(tmp_path: Path, dtype: str) -> None:
+    """The trainer's own switch makes of a launcher's sharding what the launcher's flag does: gradients are
+    reduced in sixteen bits, and what was loaded in them is raised.
+    """
+    recipe = (
+        f"model_name_or_path: Qwen/Qwen2.5-7B\ndataset_name: x/y\nbf16: true\nmax_length: 2048\n{dtype}\n"
+    )
+    (tmp_path / "sft.yaml").write_text(recipe)
+    plans = []
+    for mixed in ("", "--mixed_precision bf16"):
+        (tmp_path / "run.sh").write_text(f"{SHARDED} {mixed} trl/scripts/sft.py --config sft.yaml\n")
+        found = memsheet.check(tmp_path / "run.sh", tmp_path / "sft.yaml", gpus="8xA100-80GB")
+        assert found.answer is not None
+        plans.append(found.answer.plan.precision)
+    assert plans[0] == plans[1]
+    assert (plans[0].reduce.name, plans[0].parameters.name) == ("bf16", "fp32")
+
+
+def test_what_is_loaded_in_sixteen_bits_and_not_mixed_stays_so_under_sharding(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-7B\ndataset_name: x/y\nbf16: false\ntorch_dtype: bfloat16\n"
+    )
+    (tmp_path / "run.sh").write_text(f"{SHARDED} trl/scripts/sft.py --config sft.yaml\n")
+    found = memsheet.check(tmp_path / "run.sh", tmp_path / "sft.yaml", gpus="8xA100-80GB")
+    assert found.answer is not None
+    assert found.answer.plan.precision.parameters.name == "bf16"

@@ -53,3 +53,45 @@ def test_a_length_that_the_engine_finds_is_one_that_fits(tmp_path: Path) -> None
     assert found.answer is not None
     assert (found.answer.serving or {})["short_bytes"].value <= 0
     assert 0 < int(found.answer.plan.serving.max_model_len or 0) < 131072
+
+
+REPLICAS = """import os, torch
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM
+torch.distributed.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-v0.1", torch_dtype=torch.bfloat16).cuda()
+model.gradient_checkpointing_enable()
+model = DistributedDataParallel(model, device_ids=[rank])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+for batch in loader:
+    model(**batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sure"), [("8xA100-80GB", True), ("2xRTX4090", True), ("1xRTX4090", True), ("8xH200", False)]
+)
+def test_no_length_fits_where_the_states_and_their_step_do_not(tmp_path: Path, gpus: str, sure: bool) -> None:
+    """A card that is too small for the optimizer's step is, whatever a sequence has; of the shortest it is
+    told so, too.
+    """
+    (tmp_path / "train.py").write_text(REPLICAS)
+    unsaid, shortest = (
+        memsheet.check(tmp_path / "train.py", gpus=gpus, **said) for said in ({}, {"seq_len": 1})
+    )
+    for found in (unsaid, shortest):
+        assert found.answer is not None
+        assert found.answer.verdict is not None
+        assert (found.answer.verdict.result is memsheet.Result.DOES_NOT_FIT) is sure, found.doubt
+    assert unsaid.answer is not None
+    assert shortest.answer is not None
+    assert unsaid.answer.verdict is not None
+    assert shortest.answer.verdict is not None
+    if sure:
+        slack = shortest.answer.sheets[0].of(
+            memsheet.Component.ALLOCATOR_SLACK, instant=memsheet.Instant.OPTIMIZER_STEP
+        )
+        assert unsaid.answer.verdict.device.low <= shortest.answer.verdict.device.low + slack.high

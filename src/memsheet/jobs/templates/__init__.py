@@ -11,12 +11,27 @@ from typing import TYPE_CHECKING, Any
 from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.jobs.templates.option import Option, Template
 from memsheet.jobs.templates.trl import TEMPLATES as OF_TRL
+from memsheet.patterns import late_pattern
 
 if TYPE_CHECKING:
     from memsheet.plan.job import Residency
 
 OF_TRAINER = "per_device_train_batch_size: {rows}, gradient_accumulation_steps: {rounds}"
-DIVIDED = "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward true"
+LAUNCH = "accelerate launch"
+DIVIDED = (
+    f"{LAUNCH} --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+    "--fsdp_reshard_after_forward true{mixed}"
+)
+"""Flags alone wrap nothing, and the whole model is one unit (huggingface/accelerate v1.15.0
+utils/dataclasses.py:1910).
+"""
+DIVIDED_BY_NAME = "--accelerate_config fsdp2"
+"""The same of ``trl``'s own command (huggingface/trl f2cd577 trl/cli/accelerate_config.py,
+trl/accelerate_configs/fsdp2.yaml).
+"""
+OF_AXOLOTLS_FSDP = (
+    "fsdp_version: 2, fsdp_config: {{auto_wrap_policy: TRANSFORMER_BASED_WRAP, reshard_after_forward: true}}"
+)
 OF_AXOLOTL = "micro_batch_size: {rows}, gradient_accumulation_steps: {rounds}"
 FLAGS_OF_TRAINER = "--per_device_train_batch_size {rows} --gradient_accumulation_steps {rounds}"
 OF_SWIFT_SERVER = {
@@ -26,8 +41,12 @@ OF_SWIFT = {
     **OF_SWIFT_SERVER,
     "logits": "--use_liger_kernel true",
     "batch": FLAGS_OF_TRAINER,
-    "shard": "--deepspeed zero3",
+    "shard": "--fsdp fsdp2",
 }
+BESIDE_TRL = {
+    "sleep": "vllm_enable_sleep_mode: true", "share": "vllm_gpu_memory_utilization: {share:g}", "batch": OF_TRAINER, "shard": DIVIDED, "offload": "",
+}  # fmt: skip
+"""Of those of TRL's trainers that may have a server beside them."""
 WORDS: Mapping[str, Mapping[str, str]] = {
     "verl": {
         "sleep": "actor_rollout_ref.rollout.free_cache_engine=True",
@@ -49,17 +68,32 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "prime-rl": {"share": "inference.vllm.gpu_memory_utilization = {share:g}", "logits": "trainer.model.fused_lm_head_token_chunk_size = 8192", "batch": "", "shard": "", "offload": "", "sleep": ""},
     "areal": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "actor.offload: true, enable_offload: true", "sleep": ""},
     "roll": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "", "sleep": ""},
-    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd", "gold", "distillation")},
+    **{f"trl-{method}": {"logits": "use_liger_kernel: true", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "gkd")},
+    **{f"trl-{method}": {**BESIDE_TRL, "logits": "use_liger_kernel: true"} for method in ("gold", "distillation")},
+    **{f"trl-{method}": {**BESIDE_TRL, "logits": ""} for method in ("online", "xpo", "nash", "minillm", "sdpo", "sdft", "ssd", "a2po")},
+    "axolotl-grpo": {
+        "sleep": "trl: {{vllm_enable_sleep_mode: true}}", "share": "vllm: {{gpu_memory_utilization: {share:g}}}", "logits": "",
+        "batch": OF_AXOLOTL, "shard": OF_AXOLOTLS_FSDP, "offload": "",
+    },
     "trl-async": {"logits": "", "batch": "", "shard": DIVIDED},
-    **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("dpo", "ipo")},
-    **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "tpo", "online", "xpo", "nash", "ppo")},
-    **{f"axolotl-{method}": {"logits": "", "batch": OF_AXOLOTL, "shard": "fsdp_version: 2, fsdp_config: {{reshard_after_forward: true}}"} for method in ("orpo", "simpo", "kto")},
+    **{f"axolotl-{method}": {"logits": "dpo_use_liger_kernel: true", "batch": OF_AXOLOTL, "shard": OF_AXOLOTLS_FSDP} for method in ("dpo", "ipo")},
+    **{f"trl-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("orpo", "cpo", "bco", "simpo", "tpo", "ppo")},
+    **{f"axolotl-{method}": {"logits": "", "batch": OF_AXOLOTL, "shard": OF_AXOLOTLS_FSDP} for method in ("orpo", "simpo", "kto")},
     **{f"swift-{method}": {**OF_SWIFT, "offload": ""} for method in ("grpo-zero", "gkd-zero")}, "swift-grpo": OF_SWIFT, "swift-gkd": OF_SWIFT,
-    **{f"swift-{method}": {"logits": "", "batch": FLAGS_OF_TRAINER, "shard": "--deepspeed zero3"} for method in ("dpo", "kto", "orpo", "cpo", "simpo")},
+    **{f"swift-{method}": {"logits": "", "batch": FLAGS_OF_TRAINER, "shard": "--fsdp fsdp2"} for method in ("dpo", "kto", "orpo", "cpo", "simpo")},
     **{f"swift-megatron-{method}": {**OF_SWIFT_SERVER, "logits": "", "batch": "--micro_batch_size {rows}", "shard": ""} for method in ("dpo", "kto", "grpo", "gkd")},
     **{f"llamafactory-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model", "ppo")},
 }  # fmt: skip
 """What to write for a kind of cure; empty where the framework has no such option."""
+KEYS = late_pattern(r"\w+: [\w.]+(?:, \w+: [\w.]+)*")
+"""Words of a cure that are keys of a configuration."""
+BY_TRL = late_pattern(r"(?:^|[\s;&|])trl\s+[a-z]")
+"""A command of TRL's own, and not a launcher's of its scripts."""
+SCRIPT, SETTINGS = (".py", ".ipynb"), (".yaml", ".yml", ".json", ".toml")
+PAIRED = ("dpo", "ipo", "orpo", "cpo", "simpo", "model", "online", "xpo", "minillm")
+"""Ends of names of jobs that learn from two sequences of an example (``preferences``, ``trl_values.ONLINE``,
+``trl_students``).
+"""
 STATES_ALONE = frozenset({"openrlhf"})
 """Whose offloading leaves the parameters on the card: OpenRLHF 3c3be62
 utils/deepspeed/deepspeed_utils.py:133-180.
@@ -72,6 +106,41 @@ def words_of_cures(name: str) -> Mapping[str, str]:
     program does not have.
     """
     return WORDS.get(name, {})
+
+
+def rows_of_example(name: str) -> int:
+    """Sequences of an example that are learnt from at once, of a job by its name: what a framework's own
+    micro-batch counts is so many fewer.
+    """
+    method = name.rpartition("-")[2]
+    return 3 if method == "tpo" else 2 if method in PAIRED else 1
+
+
+def words_in_file(words: str, file: str, text: str) -> str:
+    """A cure's words as they are typed where ``file`` starts the job: keys as a configuration has them, as a
+    script's arguments or as a command's flags, and a launcher with the script, or by the name that the
+    command in ``text`` takes.
+    """
+    launches = words.startswith(LAUNCH)
+    if launches and file.endswith(SCRIPT[0]):
+        return f"{words} {file}"
+    if file.endswith(SETTINGS):
+        return words
+    if launches:
+        return DIVIDED_BY_NAME if BY_TRL.search(text) else words
+    if not KEYS.fullmatch(words):
+        return words
+    pairs = [pair.split(": ") for pair in words.split(", ")]
+    if file.endswith(SCRIPT):
+        return ", ".join(f"{key}={value.title() if value.isalpha() else value}" for key, value in pairs)
+    return " ".join(f"--{key} {value}" for key, value in pairs)
+
+
+def raises_to_fp32(name: str) -> bool:
+    """Whether sharding with mixed precision keeps in fp32 what learns: accelerate's does, and axolotl's own,
+    in its place, does not (axolotl-ai-cloud/axolotl 067b021 src/axolotl/monkeypatch/accelerate/fsdp2.py).
+    """
+    return not name.startswith("axolotl-")
 
 
 def offloaded_by(name: str) -> Residency:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates.planned import Sizes, extra_item
+from memsheet.jobs.templates.preferences import READ_OF_KTO
 
 PART = 2048 * 4096 * 11
 """Bytes of the logits that are made at once: of 2,048 tokens and 4,096 words (fused_linear_ppo.py:7-8)."""
@@ -18,16 +20,26 @@ of one end, and between both (jsd_loss.py:23-58, fused_linear_distillation.py).
 """
 STUDENT_TOKENS = 1024
 BYTES = {"fp32": 4}
+IN_FP32 = ("fp32", "bf16-autocast", "fp16-autocast", "fsdp2-mixed")
+"""Names of precisions whose weights are fp32 (``plan.defaults``)."""
 
 
 def head_gradient_items(sizes: Sizes, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Of ``LigerFusedLinearGRPOLoss``: gradients of the output matrix, those of all rows and of the row at
     hand, whether it learns or not (fused_linear_ppo.py:185, 246-250, 264).
     """
-    width = BYTES.get(str((plan.get("precision") or {}).get("parameters")), 2)
+    width = BYTES.get(_width_of(plan), 2)
     matrix = sizes.vocab * sizes.hidden * width
     why = "two gradients of the output matrix, and logits of a part (Liger's fused_linear_ppo.py)"
     return [extra_item("temporaries", "liger", (matrix, 2 * matrix + PART, 2 * matrix + PART), why)]
+
+
+def _width_of(plan: Mapping[str, Any]) -> str:
+    """The dtype of what learns, of a plan that says each or names all at once."""
+    precision = plan.get("precision") or {}
+    if isinstance(precision, str):
+        return "fp32" if precision in IN_FP32 else "bf16"
+    return str(precision.get("parameters"))
 
 
 def student_chunk_items(sizes: Sizes, tokens: int, *, between: bool) -> list[dict[str, Any]]:
@@ -38,3 +50,31 @@ def student_chunk_items(sizes: Sizes, tokens: int, *, between: bool) -> list[dic
     each = min(tokens, STUDENT_TOKENS) * sizes.vocab
     why = "logits of 1,024 tokens of both models and their divergence (Liger's jsd_loss.py)"
     return [extra_item("temporaries", "liger", (0, narrow * each, wide * each), why)]
+
+
+OF_POLICIES = ("trl-recipe", "trl-grpo", "swift-grpo", "axolotl-grpo")
+OF_STUDENTS = ("trl-gkd", "trl-gold", "trl-distillation", "swift-gkd")
+"""Jobs, by their names, that this module says of what a loss makes in place of whole logits."""
+OF_MARKED = "kto"
+
+
+class FusedLoss(NamedTuple):
+    """What stands in place of whole logits that are learnt from: items, logits that are left, and whether
+    passes that only read make theirs all the same.
+    """
+
+    items: list[dict[str, Any]]
+    logits: dict[str, Any] | None = None
+    reads: bool = False
+
+
+def fused_loss(name: str, plan: Mapping[str, Any], sizes: Sizes) -> FusedLoss:
+    """The fused loss of a job by its name. ``plan``: of what trains."""
+    if name in OF_POLICIES:
+        return FusedLoss(head_gradient_items(sizes, plan), reads=True)
+    if name in OF_STUDENTS:
+        tokens = int(plan.get("microbatch") or 1) * int(plan.get("seq_len") or 0)
+        return FusedLoss(student_chunk_items(sizes, tokens, between=True), reads=True)
+    if name.rpartition("-")[2] == OF_MARKED:
+        return FusedLoss([], {"bytes": list(READ_OF_KTO), "why": "of the mismatched answers, read only"})
+    return FusedLoss([])

@@ -33,8 +33,8 @@ class Held(NamedTuple):
 class Made(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
     long as the longest, which shorter ones may be, what else is counted that may not be there, further keys
-    of the file that it accounts, roles that may be on other cards, and whether a server may take sequences
-    as long as its model does.
+    of the file that it accounts, roles that may be on other cards, and the key that would say a server's
+    longest sequence, where it is counted as a prompt and an answer and may be as long as its model takes.
     """
 
     document: dict[str, Any]
@@ -43,7 +43,7 @@ class Made(NamedTuple):
     over_words: tuple[str, ...] = ()
     accounted: frozenset[str] = frozenset()
     elsewhere: tuple[str, ...] = ()
-    unsaid_longest: bool = False
+    unsaid_longest: str = ""
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -77,6 +77,8 @@ def planned_reward(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
         kept = ("task", "precision", "attention", "microbatch", "seq_len", "loss", "dropout")
         plan = {at: plan[at] for at in kept if at in plan}
         plan |= {"engine": "transformers", "mesh": {"dp_replicate": ranks}}
+        if isinstance(precision := plan.get("precision"), Mapping):  # nothing of it is reduced
+            plan["precision"] = {at: held for at, held in precision.items() if at != "reduce"}
     return {**still, "plan": plan, "head": "values"}
 
 

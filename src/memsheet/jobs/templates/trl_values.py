@@ -46,6 +46,12 @@ SHORT = {**GRPO, "max_completion_length": GRPO["max_completion_length"]._replace
 experimental/sdft/sdft_config.py:224, experimental/ssd/ssd_config.py:131).
 """
 OF_METHODS = {"GRPO": GRPO, "RLOO": RLOO, "MiniLLM": GRPO, **dict.fromkeys(("SDPO", "SDFT", "SSD"), SHORT)}
+LONGEST = "vllm_max_model_length"
+EARLIER_LENGTH = ("GRPO", "RLOO", "MiniLLM")
+"""Trainers whose server takes a prompt and an answer in releases of 0.19 to 0.25 (v0.25.0
+trainer/grpo_trainer.py:594), and since as many tokens as the model was made for (v0.26.0
+trainer/grpo_trainer.py:667).
+"""
 OTHER_GENERATION = ("use_transformers_paged", "use_transformers_continuous_batching")
 """With a cache in blocks, which nobody accounts (trainer/grpo_config.py:171)."""
 OWN_ENGINES = ("transformers", "deepspeed")
@@ -98,6 +104,11 @@ def generating_document(
     said = values.get("max_prompt_length") is not None or _rows_are_said(values, actor, options)
     if not _rows_are_said(values, actor, options):
         actor["seq_len"] = options["max_prompt_length"] + options["max_completion_length"]
+    unsaid = LONGEST if method in EARLIER_LENGTH and options[LONGEST] is None else ""
+    if unsaid:
+        options[LONGEST] = max(
+            int(actor["seq_len"]), options["max_prompt_length"] + options["max_completion_length"]
+        )
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     if has_reference(options):
         roles["reference"] = planned_reference(actor, model)
@@ -139,7 +150,14 @@ def generating_document(
     }
     words = (*_open_words(values, served=served, said=said), *_width_words(rewards, actor))
     over = (OF_REWARDS,) if rewards else ()
-    return Made(document, words, shorter_rows=True, over_words=over, elsewhere=may_be_elsewhere(words))
+    return Made(
+        document,
+        words,
+        shorter_rows=True,
+        over_words=over,
+        elsewhere=may_be_elsewhere(words),
+        unsaid_longest=unsaid if "rollout" in roles and not own else "",
+    )
 
 
 def _reads_first(method: str, values: Values) -> bool:

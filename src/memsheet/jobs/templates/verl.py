@@ -52,6 +52,7 @@ update_weights_bucket_megabytes).
 """
 UNSAID_ROWS = 1
 """Of a pass whose rows nobody says, the least that it can take."""
+LONGEST = f"{ROLLOUT}.max_model_len"
 ROLLOUTS = ("vllm", "sglang")
 ROLLOUT_DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
 
@@ -452,12 +453,13 @@ def with_machines_of(values: Values, each: int, nodes: int) -> Values:
     return {**values, "trainer.nnodes": nodes, "trainer.n_gpus_per_node": each}
 
 
-def has_unsaid_longest(values: Values) -> bool:
-    """Whether nobody says the server's longest sequence: that of a prompt and an answer in older releases
+def unsaid_longest(values: Values) -> str:
+    """The key of the server's longest sequence, where nobody says it: a prompt and an answer in older
+    releases
     (their copy in PRIME-RL/TTRL 3e2cc93 verl/verl/workers/rollout/vllm_rollout/vllm_rollout_spmd.py:108), as
     long as the model was made for since (workers/rollout/vllm_rollout/vllm_async_server.py:993-996).
     """
-    return held_value(values, f"{ROLLOUT}.max_model_len", None) is None
+    return "" if held_value(values, LONGEST, None) is not None else LONGEST
 
 
 def has_shorter_rows(values: Values) -> bool:

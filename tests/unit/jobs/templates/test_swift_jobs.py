@@ -197,3 +197,20 @@ def test_a_script_that_starts_its_own_server_is_read_as_its_training(tmp_path: P
     found = memsheet.check(file, gpus="4xH100-80GB")
     assert set(roles_of(found)) == {"actor"}
     assert any("swift rollout" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("model", "result"),
+    [("Qwen/Qwen2.5-7B", "DOES_NOT_FIT"), (MODEL, "FITS"), ("nvidia/OpenReasoning-Nemotron-7B", "UNCERTAIN")],
+)
+def test_a_server_takes_its_models_own_length_as_far_as_it_is_known(
+    tmp_path: Path, model: str, result: str
+) -> None:
+    """Of one shape: the base of 131,072 tokens, a release of 32,768, and a tuned one of which nobody says."""
+    said = f"{GRPO} {LORA} --sleep_level 2".replace(MODEL, model)
+    said = said.replace("--vllm_max_model_len 4096", "").replace("utilization 0.4", "utilization 0.25")
+    found = swift(tmp_path, said)
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result.name == result, found.doubt
+    assert (f"what length {model} was made for" in found.doubt) is (result == "UNCERTAIN")

@@ -232,3 +232,45 @@ def test_a_trainer_that_is_grpo_s_but_for_its_loss_is_as_it(tmp_path: Path) -> N
         assert found.answer.job is not None
         needs.append(int(found.answer.sheets[0].device.value))
     assert needs[0] == needs[1]
+
+
+BESIDE = """from datasets import load_dataset
+from peft import LoraConfig
+from trl import METHODConfig, METHODTrainer
+args = METHODConfig(output_dir="q", num_generations=8, max_completion_length=512, max_prompt_length=256, SAID
+   per_device_train_batch_size=8, use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.25, beta=0.0,
+   vllm_enable_sleep_mode=True, bf16=True, gradient_checkpointing=True)
+trainer = METHODTrainer(model="MODEL", reward_funcs=lambda completions, **_: [0.0 for _ in completions], args=args,
+   train_dataset=load_dataset("trl-lib/tldr", split="train"), peft_config=LoraConfig(r=16))
+trainer.train()
+"""
+
+
+def verdicts_of_lengths(folder: Path, method: str, model: str, lengths: list[int]) -> list[tuple[str, bool]]:
+    """By the length that its server is told, none first: the verdict, and whether it is said to be unsaid."""
+    told = []
+    for said in ("", *(f"vllm_max_model_length={one}," for one in lengths)):
+        text = BESIDE.replace("METHOD", method).replace("MODEL", model).replace("SAID", said)
+        found = checked(folder, text, name="train.py")
+        assert found.answer is not None
+        assert found.answer.verdict is not None
+        told.append((found.answer.verdict.result.name, "vllm_max_model_length is not said" in found.doubt))
+    return told
+
+
+@pytest.mark.parametrize("method", ["GRPO", "RLOO"])
+def test_a_server_beside_takes_the_length_of_the_release_that_is_named(tmp_path: Path, method: str) -> None:
+    """And not that of the model that it was tuned from: under one name a model is served alike alone and in a
+    job.
+    """
+    model = "Qwen/Qwen2.5-7B-Instruct"
+    alone = memsheet.infer(model, gpus="1xA100-80GB", engine="vllm").plan.serving.max_model_len
+    assert alone < 131072
+    told = verdicts_of_lengths(tmp_path, method, model, [768, alone])
+    assert [one for one, _ in told] == ["FITS", "FITS", "FITS"]
+
+
+def test_a_server_whose_longest_nobody_says_stops_no_trainer(tmp_path: Path) -> None:
+    """Releases took a prompt and an answer, and take what the model was made for."""
+    told = verdicts_of_lengths(tmp_path, "GRPO", "meta-llama/Llama-3.1-8B-Instruct", [768, 131072])
+    assert told == [("UNCERTAIN", True), ("FITS", False), ("DOES_NOT_FIT", False)]
