@@ -122,6 +122,9 @@ class ServingFacts:
     model; ``captures_compiled``, compiled decoding replays a graph; ``stages_at_once``, pipeline stages
     work at the same time; ``own_all_reduce``, ranks of a node sum by a kernel of the engine's own.
 
+    Of bitsandbytes' formats: ``few_bit_experts``, the release since which experts are stored in them, too, and
+    scales of scales are made whole as they are loaded; () where none does.
+
     Of what is offered: ``planned``, `memsheet plan infer` weighs its cuts; ``fewer_bits``, formats of
     weights that it makes itself or that files are published in, the mildest first.
     """
@@ -159,4 +162,5 @@ class ServingFacts:
     stages_at_once: bool = False
     own_all_reduce: bool = False
     planned: bool = False
+    few_bit_experts: tuple[int, ...] = ()
     fewer_bits: tuple[str, ...] = ()
