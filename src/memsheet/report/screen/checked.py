@@ -197,7 +197,10 @@ def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
             "\nNo known mistake found." if whole else "\nNothing was accounted; no known mistake in its keys."
         )
         return
-    yield f"\nMistakes ({len(checked.mistakes)}){_by_which_end(checked)}"
+    yield ""
+    yield from _wrap_with_indent(
+        f"Mistakes ({len(checked.mistakes)}){_by_which_end(checked)}", look.width, "  "
+    )
     for rule, found in checked.mistakes[:MOST_SHOWN]:
         frees = "".join(f" · {words}" for words in cure_effects(found, look))
         yield from _wrap_with_indent(

@@ -192,11 +192,11 @@ def test_experts_in_bitsandbytes_four_bits_by_release_of_the_server() -> None:
     def weights_of(version: str, quantize: str | None = "nf4") -> tuple[float, float]:
         options = {"quantize": quantize, "max_model_len": 2048, "engine_version": version}
         sheet = memsheet.infer("qwen3-30b-a3b", engine="vllm", **options).sheets[0]
-        widest = next(item for item in sheet.items if item.path == "widest_layer")
-        return sheet.of(Component.PARAMETERS).value, widest.largest.value
+        held, more = (sheet.of(one) for one in (Component.PARAMETERS, Component.TEMPORARIES))
+        return held.value, more.value
 
     whole, older, newer = weights_of("0.33.0", None), weights_of("0.9.2"), weights_of("0.33.0")
     assert older[0] > 0.9 * whole[0]  # 128 experts a layer stay as they are
     assert newer[0] < 0.32 * whole[0]  # four and a half bits of sixteen, beside tables
     one_layer = 128 * 3 * 2048 * 768 * 2  # all experts of a layer in bf16, while it runs
-    assert newer[1] - whole[1] == pytest.approx(one_layer, rel=0.05)
+    assert whole[1] < one_layer < newer[1]
