@@ -126,7 +126,8 @@ class ServingFacts:
     scales of scales are made whole as they are loaded; () where none does.
 
     Of what is offered: ``planned``, `memsheet plan infer` weighs its cuts; ``fewer_bits``, formats of
-    weights that it makes itself or that files are published in, the mildest first.
+    weights that it makes itself or that files are published in, the mildest first; ``fewer_bit_caches``, types
+    of a cache of full attention that are offered.
     """
 
     pools_cache: bool = False
@@ -164,3 +165,4 @@ class ServingFacts:
     planned: bool = False
     few_bit_experts: tuple[int, ...] = ()
     fewer_bits: tuple[str, ...] = ()
+    fewer_bit_caches: tuple[str, ...] = ()
