@@ -184,3 +184,11 @@ def test_adapters_are_planned_for_engines_that_have_them() -> None:
     assert {one.plan.engine for one in found.ranking.plans}.isdisjoint({"megatron"})
     assert any("Megatron-Bridge" in note for note in found.ranking.notes)
     assert memsheet.plan("qwen2.5-7b", **asked, engine="megatron").ranking.plans[0].plan.engine == "megatron"
+
+
+def test_an_engine_whose_sharding_divides_nothing_is_no_better_than_none() -> None:
+    asked: dict[str, Any] = {"gpus": "1xRTX3090", "seq_len": 2048, "global_batch": 16, "method": "qlora"}
+    best = memsheet.plan("llama-3.1-8b", **asked).ranking.plans[0]
+    assert best.plan.engine == "transformers"
+    assert best.plan.optimizer is not None
+    assert best.plan.optimizer.name.value == "adamw"
