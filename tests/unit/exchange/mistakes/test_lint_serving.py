@@ -359,3 +359,16 @@ def test_a_flag_of_no_release_stops_where_the_release_is_said(tmp_path: Path) ->
     (tmp_path / "serve.sh").write_text("vllm serve Qwen/Qwen3-0.6B --foo-bar 3\n")
     found = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB", engine_version="0.33.0")
     assert found.stops
+
+
+def test_a_cure_that_makes_a_verdict_worse_says_so(tmp_path: Path) -> None:
+    command = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8"
+
+    def checked(more: str) -> Checked:
+        (tmp_path / "serve.sh").write_text(f"{command} {more}\n")
+        return memsheet.check(tmp_path / "serve.sh", gpus="8xH200")
+
+    found, cured = checked(""), checked("--attn-dp-size 8")
+    (cure,) = (one.cure for rule, one in found.mistakes if rule.id == "copied-cache")
+    assert (found.result, cured.result) == (Result.FITS, Result.UNCERTAIN)
+    assert "then whether it fits is uncertain" in cure
