@@ -58,8 +58,7 @@ _VARIABLES: dict[str, tuple[Any, ...]] = {
     "OLLAMA_NUM_PARALLEL": (1,), "OLLAMA_KV_CACHE_TYPE": ("f16",), "OLLAMA_FLASH_ATTENTION": (1,), "OLLAMA_GPU_OVERHEAD": (0,),
     "OLLAMA_NEW_ENGINE": (), "OLLAMA_LLM_LIBRARY": (),
 }  # fmt: skip
-"""Of the server's environment, what changes bytes, with the values that the sheet is of (envconfig/config.go).
-"""
+"""Of the server's environment, what changes bytes, with the values of the sheet (envconfig/config.go)."""
 
 
 def _parse_run_command(text: str) -> Mapping[str, Any]:

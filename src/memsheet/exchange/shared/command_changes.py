@@ -33,20 +33,20 @@ def command_changes(read: Read, changes: Changes) -> CommandChanges:
     """
     named = {FILE_KEYS.get(key, key): key for key in changes}
     changes = {key: changes[own] for key, own in named.items()}
-    told = {key: value for key, value in changes.items() if _is_said(read, changes, key)}
+    told = {key: value for key, value in changes.items() if _says_change(read, changes, key)}
     after = _changed_values(read, told)
     if after is None:
         return CommandChanges((), (), {named[key]: value for key, value in changes.items()})
     differ = [at for at in {**read.values, **after} if read.values.get(at) != after.get(at)]
     shown = list(dict.fromkeys(_whole_place(read, at) for at in differ))
     return CommandChanges(
-        old=tuple(_typed_flag(at, read.values) for at in shown if _stands(read.values, at)),
-        new=tuple(_typed_flag(at, after) for at in shown if _stands(after, at)),
+        old=tuple(_typed_flag(at, read.values) for at in shown if _place_stands(read.values, at)),
+        new=tuple(_typed_flag(at, after) for at in shown if _place_stands(after, at)),
         left={named[key]: value for key, value in changes.items() if key not in told},
     )
 
 
-def _is_said(read: Read, changes: Changes, key: str) -> bool:
+def _says_change(read: Read, changes: Changes, key: str) -> bool:
     """Whether the file says a change by itself, or together with the others."""
     value = changes[key]
     if value is None and key not in read.request:
@@ -103,11 +103,11 @@ def _whole_place(read: Read, at: str) -> str:
     return at.partition(".")[0] if read.form.kind == "shell" and at.startswith("-") else at
 
 
-def _stands(values: Values, at: str) -> bool:
-    return any(True for _ in _parts(values, at))
+def _place_stands(values: Values, at: str) -> bool:
+    return any(True for _ in _place_parts(values, at))
 
 
-def _parts(values: Values, at: str) -> Iterator[tuple[str, Any]]:
+def _place_parts(values: Values, at: str) -> Iterator[tuple[str, Any]]:
     """A place's value, or those of its parts."""
     for place, value in values.items():
         if place == at or place.startswith(f"{at}."):
@@ -116,7 +116,7 @@ def _parts(values: Values, at: str) -> Iterator[tuple[str, Any]]:
 
 def _typed_flag(at: str, values: Values) -> str:
     """A flag as it is typed: bare where it is a switch; of a file that is no script, ``key: value``."""
-    parts = dict(_parts(values, at))
+    parts = dict(_place_parts(values, at))
     value = parts.get("", parts)
     if isinstance(value, dict):
         import json

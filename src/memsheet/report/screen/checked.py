@@ -32,7 +32,7 @@ def render_checked(checked: Checked, look: Look) -> str:
     """What the job needs first, then the mistakes, then what was read of each file: every key of it only
     where all is asked for.
     """
-    look = replace(look, program=_stood_in_for(checked), server=_server_read(checked), model_flag=True)
+    look = replace(look, program=_stood_in_for(checked), server=_sole_server_read(checked), model_flag=True)
     parts = [
         *_check_verdict_lines(checked, look),
         *_mistake_lines(checked, look),
@@ -47,7 +47,7 @@ def _stood_in_for(checked: Checked) -> str:
     return next((one_line(str(name)) for name in named if name), "")
 
 
-def _server_read(checked: Checked) -> Read | None:
+def _sole_server_read(checked: Checked) -> Read | None:
     """The server's command or file, where there is one and nothing beside it."""
     reads = list(checked.reads.values())
     return reads[0] if len(reads) == 1 and reads[0].form.said.get("task") == "infer" else None

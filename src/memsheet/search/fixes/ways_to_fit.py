@@ -160,8 +160,8 @@ def _shorter_ways(
 def _longest_way(
     spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, kept: Edits, beside: str
 ) -> WayToFit | None:
-    """The longest sequences with some changes, whole where those suffice: first what is sure to fit, then what
-    is expected to.
+    """The longest sequences with some changes, whole where those suffice: first what is sure to fit, then
+    what is expected to.
     """
 
     def tried(tokens: int | None, *, likely: bool) -> WayToFit | None:
@@ -390,8 +390,8 @@ def _way_with_edits(
 def _surely_fitting_sheets(
     spec: ModelSpec, plan: Plan, cluster: Cluster, *, likely: bool = False
 ) -> tuple[Sheet, ...] | None:
-    """The sheets of a job that is sure to fit, its steps replayed where that could decide, or that is expected
-    to, where that is enough (``likely``); None of others.
+    """The sheets of a job that is sure to fit, its steps replayed where that could decide, or that is
+    expected to, where that is enough (``likely``); None of others.
     """
     sheets: tuple[Sheet, ...] = ()
     for replays in (False, True):

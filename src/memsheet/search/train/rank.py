@@ -387,8 +387,8 @@ def plan_offloads(choice: Request) -> bool:
 
 def plan_effort_key(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
     """What a plan asks of whoever runs it, the worst first: memory of the host, other optimizer states, ranks
-    that share a layer, an engine whose sharding divides nothing, recompute, a loss from another library, chunks
-    of a stage, states in parts.
+    that share a layer, an engine whose sharding divides nothing, recompute, a loss from another library,
+    chunks of a stage, states in parts.
     """
     idle = _divides_nothing(choice)
     shared = sum(counts[axis] > 1 for axis in ("tp", "cp", "ep")) + (choice.get("mesh.pp", 1) > 1)
