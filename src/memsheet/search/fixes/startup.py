@@ -54,9 +54,9 @@ def makes_room(
 ) -> Mapping[str, Any]:
     """Facts about a server that may not start. ``makes_room``: changes that bring it nearer, those that
     suffice first, each as {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that
-    suffice where none does alone on these GPUs; ``longest_that_fits``: tokens of the longest sequence, shorter
-    than is asked, with which it is sure to start, ``longest_expected``: with which it is expected to, more than is
-    asked too (None where no length is).
+    suffice where none does alone on these GPUs; ``longest_that_fits``: tokens of the longest sequence,
+    shorter than is asked, with which it is sure to start, ``longest_expected``: with which it is expected to,
+    more than is asked too (None where no length is).
     """
     before = _startup_trial(model, request, cluster, {})
     if before is None:
