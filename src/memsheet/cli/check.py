@@ -42,7 +42,11 @@ def check(asked: Given, as_run: Callable[[str], str] | None = None) -> int:
 def _check_files(asked: Given, as_run: Callable[[str], str] | None, root: Path | None) -> int:
     """``root``: where the files lie that a text names which lies nowhere."""
     form = asked.output or ("json" if asked.json else None)
-    look = screen.terminal_look(decimal=screen.wants_decimal_units(asked.units), full=asked.full)
+    look = screen.terminal_look(
+        decimal=screen.wants_decimal_units(asked.units),
+        full=asked.full,
+        typed=() if form else jobs.options_beside_files(asked),
+    )
     if asked.against is not None:
         return _check_against(asked, form, look)
     if asked.each and asked.files:

@@ -11,7 +11,7 @@ from memsheet.cli import screen
 from memsheet.cli.flags import plan_flag_values
 from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
-from memsheet.errors import Problem, input_error, raise_if_problems
+from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json, read_stdin
 from memsheet.plan.values import parse_whole_number
 from memsheet.plan.words import in_our_words
@@ -48,6 +48,18 @@ def typed_options(asked: Given, task: str) -> tuple[tuple[str, Any, Mapping[str,
         plan_flag_values(asked), task, read_plan(asked.plan) if asked.plan not in (None, "-") else None
     ).options
     return tuple(sorted((*options, *machines), key=lambda option: option[0] != "model"))
+
+
+def options_beside_files(asked: Given) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
+    """The same of a line beside files, whose words are of either task, whichever knows them all; the machines
+    alone where neither does.
+    """
+    for task in ("infer", "train"):
+        try:
+            return typed_options(asked, task)
+        except InputError:
+            continue
+    return ()
 
 
 def print_answer(

@@ -191,6 +191,7 @@ class Engine:
     precisions: tuple[str, ...]
     adapter_precisions: tuple[str, ...] = ()  # and those it may beside an adapter
     copies_adapters: bool = False  # its optimizer keeps copies of adapters in higher precision, too
+    adapters_apart: str = ""  # who else adds adapters, where it has none of its own: no search takes it then
     takes_remainder: bool = False  # a step's last micro-batch may be smaller than the others
     steps_in_backward: bool = False  # its optimizers can step a parameter when its gradient arrives
     autocast: (

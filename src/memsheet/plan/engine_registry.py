@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memsheet.plan.engine import Engine, EngineRules
@@ -98,6 +99,18 @@ def searched_engines() -> tuple[str, ...]:
     """What a search for plans tries where nobody names an engine."""
     placed = [(engine.searched, engine.name) for engine in modelled_engines() if engine.searched is not None]
     return tuple(name for _, name in sorted(placed))
+
+
+def with_own_adapters(names: Iterable[str], request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of several engines that nobody named those that somebody can run as they are where a question asks for
+    adapters; all where it does not.
+    """
+    adapted = any(request.get(key) for key in ("adapter.rank", "adapter.kind"))
+    return tuple(
+        name
+        for name in names
+        if not adapted or (engine := find_engine(name)) is None or not engine.adapters_apart
+    )
 
 
 def pool_servers() -> tuple[str, ...]:

@@ -122,8 +122,12 @@ class ServingFacts:
     model; ``captures_compiled``, compiled decoding replays a graph; ``stages_at_once``, pipeline stages
     work at the same time; ``own_all_reduce``, ranks of a node sum by a kernel of the engine's own.
 
+    Of bitsandbytes' formats: ``few_bit_experts``, the release since which experts are stored in them, too,
+    and scales of scales are made whole as they are loaded; () where none does.
+
     Of what is offered: ``planned``, `memsheet plan infer` weighs its cuts; ``fewer_bits``, formats of
-    weights that it makes itself or that files are published in, the mildest first.
+    weights that it makes itself or that files are published in, the mildest first;
+    ``fewer_bit_caches``, types of a cache of full attention that are offered.
     """
 
     pools_cache: bool = False
@@ -159,4 +163,6 @@ class ServingFacts:
     stages_at_once: bool = False
     own_all_reduce: bool = False
     planned: bool = False
+    few_bit_experts: tuple[int, ...] = ()
     fewer_bits: tuple[str, ...] = ()
+    fewer_bit_caches: tuple[str, ...] = ()

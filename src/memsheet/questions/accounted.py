@@ -38,6 +38,7 @@ from memsheet.questions.question_parts import (
     read_named_model,
     read_written_model,
 )
+from memsheet.report.shared.uncertain_fit import types_notes
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.resolve.version import version_notes
 from memsheet.sheet import Sheet
@@ -189,6 +190,8 @@ def answer_for_model(
         *(() if serving is None else _serving_notes(resolved.plan, spec)),
         *version_notes(resolved.plan),
     )
+    if engine_of(resolved.plan).stores_gguf and resolved.plan.quantization is not None:
+        notes += types_notes(verdict, sheets)
     notes += _hardware_cautions(resolved.plan, cluster, spec)
     others = _other_engines(spec, request, cluster, resolved.plan) if fix else ()
     ways: tuple[WayToFit, ...] = ()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from memsheet.errors import Problem, input_error, missing_package, raise_if_problems
 from memsheet.frozen import replace
-from memsheet.plan.engine_registry import searched_engines
+from memsheet.plan.engine_registry import find_engine, searched_engines, with_own_adapters
 from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.options import InferOptions, Method, Model, Seconds, TrainOptions
 from memsheet.plan.values import option_problems
@@ -71,7 +71,8 @@ def plan(
     if name is None:
         raise input_error("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     wanted, device = request.pop("engine", None), cluster.device.name
-    engines = searched_engines() if wanted in (None, "any") else (str(wanted),)
+    every = searched_engines() if wanted in (None, "any") else (str(wanted),)
+    engines = with_own_adapters(every, {**request, **METHODS[method or "full"]}) if len(every) > 1 else every
     spec = read_named_model(name, "train")
     request, said = with_length(spec, request)
     asks = training_advice if request.get("global_batch") is not None else advise_on_batches
@@ -85,6 +86,8 @@ def plan(
         scaled=lambda engine: efficiency_of(device, engine),
     )
     said += (*where["assumed"], *cluster.device.assumed)
+    apart = (find_engine(one) for one in every if one not in engines)
+    said += tuple(f"{one.adapters_apart}: --engine {one.name} plans for them" for one in apart if one)
     if (library := library_use(where["library"])) is not None:
         found = doubted_advice(found, library)
     return (

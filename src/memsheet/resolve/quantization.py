@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memsheet.frozen import replace
 from memsheet.plan import dtypes
 from memsheet.plan.defaults import (
     DEQUANTIZED,
@@ -19,6 +20,7 @@ from memsheet.plan.dtypes import DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import GGUF_SERVER, pool_servers, rules_of
 from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.hardware import version_of
 from memsheet.plan.layers import has_experts
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.plan.plan import Adapter, AdapterKind, Plan, Quantization
@@ -93,6 +95,7 @@ def quantization_of(
         skip=_unquantized_modules(gaps, model),
         experts=_quantizes_experts(gaps, engine, task),
     )
+    found = _as_unpacked(found, gaps, engine, task)
     return None if name.startswith("gguf:") and _unpacks_gguf(gaps, engine, task) else found
 
 
@@ -241,6 +244,18 @@ def _dtype_with_scales(
     return dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
 
 
+ONE_SCALE = {dtypes.NF4: dtypes.NF4_SINGLE, dtypes.FP4_BNB_DOUBLE: dtypes.FP4_BNB}
+
+
+def _as_unpacked(found: Quantization, gaps: RequestResolver, engine: Engine, task: str) -> Quantization:
+    """Bitsandbytes' four bits as a server keeps them that has experts in them, too: with whole scales."""
+    since = engine.serving.few_bit_experts
+    own = found.weights in (*ONE_SCALE, *ONE_SCALE.values())
+    if task != "infer" or not since or not own or version_of(gaps.request.get("engine_version")) < since:
+        return found
+    return replace(found, weights=ONE_SCALE.get(found.weights, found.weights), experts=True)
+
+
 def _quantizes_experts(gaps: RequestResolver, engine: Engine, task: str) -> bool:
     """Whether stacked experts are quantized by bitsandbytes as they are loaded, which is training's."""
     asked = bool(gaps.request.get("quantization.experts"))
@@ -309,4 +324,5 @@ def _stored_quantization(
         return None
     whence = "by its name" if model.source.assumed else "as released"
     gaps.assumed.append(f"quantization.weights = {stored.weights} ({whence})")
-    return Quantization(weights=weights, skip=stored.skip)
+    kept = Quantization(weights=weights, skip=stored.skip)
+    return _as_unpacked(kept, gaps, engine, str(gaps.request.get("task")))

@@ -12,7 +12,7 @@ from memsheet.errors import InputError
 from memsheet.formulas.step_time import Exchanged, data_parallel_traffic
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import MAX_DEVICES, Cluster
-from memsheet.plan.engine_registry import find_engine, sharding_counterpart
+from memsheet.plan.engine_registry import find_engine, sharding_counterpart, with_own_adapters
 from memsheet.plan.model import ModelSpec
 from memsheet.search.fixes.savings_story import Step, story_steps
 from memsheet.search.train.rank import (
@@ -234,8 +234,9 @@ def _best_ranked_plan(
     model: ModelSpec, cluster: Cluster, request: Request, engines: tuple[str, ...], scaled: Scaled
 ) -> tuple[Planned | None, str]:
     """The best plan, and where there is none why."""
+    own = with_own_adapters(engines, request) or engines
     try:
-        searched = search_engines(model, cluster, request, engines, scaled)
+        searched = search_engines(model, cluster, request, own, scaled)
         found, result, notes = fastest_fitting_plan(searched, cluster)
     except InputError as error:
         return None, str(error.problems[0].reason)

@@ -102,6 +102,7 @@ ENGINE = server_engine(
         whole_drafts=True,  # layers are dealt to devices, none is cut
         joins_projections=True,
         fewer_bits=("gguf:Q8_0", "gguf:Q4_K_M"),
+        fewer_bit_caches=("gguf:Q8_0",),  # common/arg.cpp, kv_cache_types
     ),
     models=frozenset(
         {*(f"serving.{key}" for key in OWN), "offload.parameters", *SERVED_ADAPTERS}

@@ -73,6 +73,8 @@ ENGINE = Engine(
     },
     own_kernel_steps=True,  # FusedAdam
     copies_adapters=True,
+    # megatron/training/arguments.py has no flag of adapters; NVIDIA-NeMo/Megatron-Bridge peft/lora.py
+    adapters_apart="Megatron-LM has no adapters of its own; Megatron-Bridge and Megatron-SWIFT add them",
     vocab_multiple=128,
     scatters_for_experts=True,  # moe/moe_layer.py:315-320 raises otherwise
     selective=("core_attn",),

@@ -238,6 +238,9 @@ SERVING = ServingFacts(
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue
     own_all_reduce=True,  # v0.11.0 device_communicators/custom_all_reduce.py
     planned=True,
+    # 01f5395 layers/quantization/bitsandbytes.py:381 BitsAndBytesMoEMethod; bitsandbytes_loader.py
+    # _dequantize_dq; in v0.10.0, not in v0.8.4
+    few_bit_experts=(0, 10),
 )
 
 ENGINE = server_engine(

@@ -274,6 +274,6 @@ FORMAT = Format(
     name="llama.cpp", file="llama-server.sh", kind="shell", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"--model"}),
     beside=serving.BESIDE | OF_THE_FILE, differs={"@model": "a file of that model, in the plan's types"}, known=frozenset(f"--{name}" for name in _KNOWN.split()),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}},
-    strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), taken=serving.variable_default_remarks, problems=_llama_plan_problems,
+    strict=("",), opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), taken=serving.variable_default_remarks, problems=_llama_plan_problems,
     weighed=OF_DRAFT, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
 )  # fmt: skip

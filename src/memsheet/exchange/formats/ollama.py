@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import BESIDE, parse_human_number
+from memsheet.exchange.shared.serve_script import script_lines, split_line_commands
 from memsheet.patterns import late_pattern
 from memsheet.units import GIB
 
@@ -50,6 +51,31 @@ def _parse_modelfile(text: str) -> Mapping[str, Any]:
         elif word in ("FROM", "ADAPTER") and len(rest.split()) == 1:  # of code, "from x import y"
             found.setdefault(word, rest.strip('"'))
     return {LENGTH: NO_LENGTH, **found} if "FROM" in found and words & _MARKS else {}
+
+
+RUN, LENGTH_VARIABLE = ("ollama", "run"), "OLLAMA_CONTEXT_LENGTH"
+_VARIABLES: dict[str, tuple[Any, ...]] = {
+    "OLLAMA_NUM_PARALLEL": (1,), "OLLAMA_KV_CACHE_TYPE": ("f16",), "OLLAMA_FLASH_ATTENTION": (1,), "OLLAMA_GPU_OVERHEAD": (0,),
+    "OLLAMA_NEW_ENGINE": (), "OLLAMA_LLM_LIBRARY": (),
+}  # fmt: skip
+"""Of the server's environment, what changes bytes, with the values of the sheet (envconfig/config.go)."""
+
+
+def _parse_run_command(text: str) -> Mapping[str, Any]:
+    """``ollama run NAME`` in a script or a line, the first of them, with what the environment says before it
+    (cmd/cmd.go, RunHandler); its further words are a prompt.
+    """
+    said: dict[str, Any] = {}
+    for words in (part for line in script_lines(text) for part in split_line_commands(line)):
+        for word in words:
+            name, _, value = word.partition("=")
+            if value and name in (LENGTH_VARIABLE, *_VARIABLES):
+                said[LENGTH if name == LENGTH_VARIABLE else name] = parse_human_number(value)
+        at = next((n for n in range(len(words)) if tuple(words[n : n + 2]) == RUN), None)
+        model = next((word for word in words[(at or 0) + 2 :] if not word.startswith("-")), None)
+        if at is not None and model is not None:
+            return {"FROM": model, LENGTH: NO_LENGTH, **said}
+    return {}
 
 
 def _outside_quotes(text: str) -> Iterable[str]:
@@ -98,6 +124,6 @@ mirostat_tau num_thread num_keep tfs_z penalize_newline numa use_mmap use_mlock 
 
 FORMAT = Format(
     name="ollama", file="Modelfile", kind="text", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"FROM"}), beside=BESIDE | OF_THE_FILE | {"serving.logical_batch"}, differs={"@model": "a file of that model, in the plan's types"},
-    known=frozenset(_KNOWN.split()), unmodelled={"ADAPTER": (), "main_gpu": (0,), "draft_num_predict": (0,)},
-    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_layers_left_to_host, by_cards=_length_by_cards, compose=_compose_modelfile, parse=_parse_modelfile,
+    known=frozenset(_KNOWN.split()), unmodelled={"ADAPTER": (), "main_gpu": (0,), "draft_num_predict": (0,), **_VARIABLES},
+    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_layers_left_to_host, by_cards=_length_by_cards, compose=_compose_modelfile, parse=_parse_modelfile, also=_parse_run_command,
 )  # fmt: skip

@@ -64,6 +64,6 @@ otlp-service-name prometheus-port cors-allow-origin
 FORMAT: Format = Format(
     name="tei", file="tei.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"--model-id"}), needs={beside.ACCOUNTING: NAME},
     known=frozenset({"version", beside.WHOLE_TEXTS, *(f"--{name}" for name in _KNOWN.split())}), unmodelled={**serving.OPEN_PLACES}, taken=serving.variable_default_remarks,
-    said={"task": "infer", "engine": "vllm", "serving.cuda_graphs": False},  # backends/candle records none
+    said={"task": "infer", "engine": "vllm", "mesh.tp": 1, "mesh.pp": 1, "serving.cuda_graphs": False},  # backends/candle records none
     parse=_parse_router,
 )  # fmt: skip

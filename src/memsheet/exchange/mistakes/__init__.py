@@ -9,11 +9,13 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
+from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
 from memsheet.exchange.mistakes.serving_pool import cache_bytes
 from memsheet.exchange.shared.file_format import KEYWORDS, MORE
 from memsheet.exchange.shared.script_defaults import absent_files
 from memsheet.frozen import replace
+from memsheet.units import format_bytes
 
 TRAINING = (
     "files", "batch_scripts", "values", "plans", "zero", "megatron", "trainer", "shape", "scripts", "loops",
@@ -71,9 +73,23 @@ def _with_saved_bytes(case: Case, found: Found) -> Found:
     cured = case.ask(found.changes)
     if cured is None:
         return found
+    found = _with_worse_verdict(case.answer, cured, found)
     if case.request.get("task") == "infer":
         return replace(found, gains_bytes=cache_bytes(cured) - cache_bytes(case.answer))
     return replace(found, saves_bytes=device_bytes(case.answer) - device_bytes(cured))
+
+
+SURE_FIRST = (Result.FITS, Result.UNCERTAIN, Result.DOES_NOT_FIT)
+
+
+def _with_worse_verdict(answer: Answer, cured: Answer, found: Found) -> Found:
+    """With what a cure makes of the verdict, where that is worse than without it."""
+    before, after = answer.verdict, cured.verdict
+    if before is None or after is None or SURE_FIRST.index(after.result) <= SURE_FIRST.index(before.result):
+        return found
+    worse = "it does not fit" if after.result is Result.DOES_NOT_FIT else "whether it fits is uncertain"
+    most = format_bytes(int(after.device.high))
+    return replace(found, cure=f"{found.cure} (then {worse}: up to {most} a GPU)")
 
 
 def _saves_enough(case: Case, found: Found) -> bool:

@@ -85,9 +85,9 @@ def _not_taken(read: Read, *, strict: bool, wrong: bool) -> str:
         return f"is not a key of {read.form.tested}; the program that reads the file may know it"
     if not strict:
         return f"is no key; {read.form.tested} ignores it silently"
-    return f"is no key; {read.form.tested} refuses to start with it" + (
-        "" if wrong else "; another release may know it"
-    )
+    if wrong:
+        return f"is no key; {read.form.tested} refuses to start with it"
+    return f"is no key of {read.form.tested}, which would refuse it; another release may know it"
 
 
 def _left_out(*, wrong: bool, strict: bool) -> str:

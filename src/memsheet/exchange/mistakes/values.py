@@ -79,7 +79,7 @@ def _refused_value(where: str, read: Read, row: Taken, value: str, why: str) -> 
         told = f"; {read.form.tested} refuses to start with it"
     else:
         other = "release" if known else "program"
-        told = f"; {read.form.tested} refuses to start with it; another {other} may know it"
+        told = f"; {read.form.tested} would refuse it; another {other} may know it"
     return Found(
         where=where, says=why + told, cure=f"{near}?" if near else _fitting(row), stops=known and sure
     )

@@ -254,6 +254,13 @@ def _is_flag(word: str) -> bool:
     return word in ("$@", *ENDS) or (word.startswith("-") and not _WHOLE.fullmatch(word))
 
 
+def is_open_flag(at: str) -> bool:
+    """Whether a place that nobody knows is a flag: the server stops at it, or is of another release, whose
+    flag may change what a GPU holds.
+    """
+    return at.startswith("-")
+
+
 WORKER_FLAGS = "flags of the worker around it"
 """The place of what Dynamo's worker takes beside its engine's flags: of names, routes and transfers."""
 

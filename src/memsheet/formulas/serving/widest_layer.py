@@ -5,6 +5,7 @@ the residual and its own input.
 from __future__ import annotations
 
 from functools import reduce
+from math import prod
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
 from memsheet.formulas.serving.dp_attention import SENT, gathered_groups
@@ -19,11 +20,12 @@ from memsheet.plan.model import (
     ModelSpec,
     Moe,
     Recurrent,
+    Role,
     StateSpace,
 )
 from memsheet.plan.plan import Mesh, Plan
 from memsheet.references import DEEPEP_BUFFERS, PAGED_SERVER_CODE, formula
-from memsheet.sheet import Bytes
+from memsheet.sheet import NOTHING, Bytes
 
 with late_functions(__name__):
     from memsheet.formulas.operators.blocks import activation_elements, channels
@@ -126,7 +128,26 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
         above.append(dtype.nbytes(at_once * _feed_forward_width(block.feed_forward, plan)) + gathered)
     if block.streams > 1:
         above.append(dtype.nbytes(tokens * block.streams * hidden))
-    return [beside_residual(size, block, plan, tokens) for size in above]
+    unpacked = unpacked_expert_bytes(block.feed_forward, plan)
+    return [beside_residual(size, block, plan, tokens) + unpacked for size in above]
+
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at=(
+        "01f5395 layers/quantization/bitsandbytes.py:599 BitsAndBytesMoEMethod._apply_4bit_dequnt: both "
+        "matrices of all experts of a layer are whole while it runs"
+    ),
+)
+def unpacked_expert_bytes(layer: Dense | Moe | None, plan: Plan) -> Bytes:
+    """Bytes of a layer's experts in the dtype of activations, where they are kept in bitsandbytes' few
+    bits.
+    """
+    if not isinstance(layer, Moe) or plan.quantization is None or not plan.quantization.experts:
+        return NOTHING
+    elements = sum(prod(w.shape) for w in layer.weights if w.role is Role.EXPERT)
+    own = plan.precision.compute.nbytes(ceil_div(elements, plan.mesh.ep * plan.mesh.etp))
+    return Bytes.exact(own)
 
 
 @formula(

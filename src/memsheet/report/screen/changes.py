@@ -16,7 +16,7 @@ from memsheet.report.screen.ways_to_fit import ways_table
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.sizes import size_range_suffix
 from memsheet.report.shared.typed_changes import change_line
-from memsheet.report.shared.uncertain_fit import ROUTING, deciding_notes, in_vain_words
+from memsheet.report.shared.uncertain_fit import DECIDES, deciding_notes, in_vain_words
 from memsheet.report.shared.words import changed_keys
 from memsheet.units import format_bytes
 
@@ -44,8 +44,13 @@ def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
 
 
 def deciding_lines(answer: Answer) -> list[str]:
-    """What expert routing decides."""
-    return [f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in deciding_notes(answer)]
+    """What decides, and how: expert routing, or which types lie in a file."""
+    return [
+        f"{named}: {one_line(note).removeprefix(prefix)}"
+        for note in deciding_notes(answer)
+        for prefix, named in DECIDES.items()
+        if note.startswith(prefix)
+    ]
 
 
 def nothing_helps_words(answer: Answer) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memsheet.budget import Answer, Result, budget_of
 from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.mistakes import Found
-from memsheet.exchange.shared.file_format import EVERYTHING
+from memsheet.exchange.shared.file_format import EVERYTHING, Read
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.frozen import replace
 from memsheet.report.screen.comparison_table import signed_difference
@@ -32,7 +32,7 @@ def render_checked(checked: Checked, look: Look) -> str:
     """What the job needs first, then the mistakes, then what was read of each file: every key of it only
     where all is asked for.
     """
-    look = replace(look, program=_stood_in_for(checked))
+    look = replace(look, program=_stood_in_for(checked), server=_sole_server_read(checked), model_flag=True)
     parts = [
         *_check_verdict_lines(checked, look),
         *_mistake_lines(checked, look),
@@ -45,6 +45,12 @@ def _stood_in_for(checked: Checked) -> str:
     """The program whose command is answered by another's accounting, if any."""
     named = (read.values.get(ACCOUNTING) for read in checked.reads.values())
     return next((one_line(str(name)) for name in named if name), "")
+
+
+def _sole_server_read(checked: Checked) -> Read | None:
+    """The server's command or file, where there is one and nothing beside it."""
+    reads = list(checked.reads.values())
+    return reads[0] if len(reads) == 1 and reads[0].form.said.get("task") == "infer" else None
 
 
 OUTCOMES = {
@@ -191,7 +197,10 @@ def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
             "\nNo known mistake found." if whole else "\nNothing was accounted; no known mistake in its keys."
         )
         return
-    yield f"\nMistakes ({len(checked.mistakes)}){_by_which_end(checked)}"
+    yield ""
+    yield from _wrap_with_indent(
+        f"Mistakes ({len(checked.mistakes)}){_by_which_end(checked)}", look.width, "  "
+    )
     for rule, found in checked.mistakes[:MOST_SHOWN]:
         frees = "".join(f" · {words}" for words in cure_effects(found, look))
         yield from _wrap_with_indent(

@@ -195,7 +195,8 @@ def _pool_fix_lines(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
         yield f"Nothing that was tried {makes}: no shorter sequence, no other format, no more GPUs."
         return
     yield "What makes room, each accounted again:"
-    wide = max((len(flags) for flags, _ in rows), default=0)
+    beside = (flags for flags, gives in rows if len(flags) + len(gives) + 4 <= look.width)
+    wide = max(map(len, beside), default=0)
     for flags, gives in rows:
         line = f"  {flags:<{wide}}  {gives}"
         yield (

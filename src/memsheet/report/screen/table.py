@@ -135,8 +135,8 @@ def answer_headline(answer: Answer, sheet: Sheet, look: Look) -> Headline:
         else ()
     )
     left = pool_lacks(answer, look) or headroom_phrase(cluster.device, verdict, look)
-    if deciding_notes(answer):
-        left = f"expert routing decides · {left}"
+    for note in deciding_notes(answer)[:1]:
+        left = f"{note.partition(':')[0]} · {left}"
     last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
     needs = need_and_room(cluster.device, verdict, look)
     return Headline(word, style, (*host, *request_end(answer), *needs, left, *last))

@@ -47,6 +47,10 @@ def _on_the_host(way: WayToFit, look: Look) -> str:
 
 
 def way_flags(way: WayToFit, look: Look, task: str) -> str:
-    """What to type to get a way, and after it llama.cpp's own words where it has them."""
+    """What to type to get a way, and after it llama.cpp's own words where it has them and no command of a
+    server is answered.
+    """
+    if look.server is not None:
+        return change_line(way.changes, look, task)
     own = " ".join(f"{flag} {way.changes[key]}" for key, flag in LLAMA_FLAGS.items() if key in way.changes)
     return change_line(way.changes, look, task) + (f"  (llama-server {own})" if own else "")

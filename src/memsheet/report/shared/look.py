@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.frozen import dataclass, replace
 from memsheet.units import GIB, format_bytes, format_giga
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.file_format import Read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +17,9 @@ class Look:
     """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII;
     ``fine``: columns in MiB or MB; ``digits`` after the point of what must add up and compare; ``brims``:
     rooms whose size, as a need, fills them to the byte; ``typed``: the options of the line that is answered,
-    each with its keys; ``program``: whose command is answered, where another's accounting stands in for it.
+    each with its keys; ``program``: whose command is answered, where another's accounting stands in for it;
+    ``server``: the server's command or file that is answered, which changes are said in the words of;
+    ``model_flag``: the line names a model by ``--model``, as files are its arguments.
     """
 
     width: int = 80
@@ -27,6 +32,8 @@ class Look:
     brims: tuple[int, ...] = ()
     typed: tuple[tuple[str, Any, Mapping[str, Any]], ...] = ()
     program: str = ""
+    server: Read | None = None
+    model_flag: bool = False
 
     @property
     def unit(self) -> str:

@@ -9,10 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import printable_line
+from memsheet.late import late_functions
 from memsheet.plan.names import SHORT
 from memsheet.plan.words import means_the_same
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import flags_for
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.command_changes import command_changes
 
 Option = tuple[str, Any, Mapping[str, Any]]
 """An option as it is typed, its value, and the keys that it comes to."""
@@ -33,8 +37,32 @@ def change_line(
 ) -> str:
     """``add`` and the flags of some changes, or ``replace`` those that say something else of the same keys
     ``by`` them, with what else those said; a key without a value is left out of the line. ``words``: the flag
-    of a key, where another than memsheet's own says what is meant.
+    of a key, where another than memsheet's own says what is meant. Where a server's command or file is
+    answered, its own words come first, and memsheet's where it has none.
     """
+    if look.server is None:
+        return _own_line(changes, look, task, words)
+    found = command_changes(look.server, changes)
+    left = {key: value for key, value in found.left.items() if value is not None or _is_typed(key, look)}
+    told = _replacing_line(" ".join(found.old), " ".join(found.new)) if found.old or found.new else ""
+    if told and not left:
+        return told
+    own = _own_line(left or changes, look, task, words)
+    own += OWN_FLAG * bool((left or changes).keys() - {*MACHINES})
+    return f"{own}, and in the command {told}" if told else own
+
+
+OWN_FLAG = " (memsheet's own flag)"
+"""Said of what a server's command has no word for."""
+
+
+def _is_typed(key: str, look: Look) -> bool:
+    """Whether an option of the line says something of a key."""
+    return any(key in _option_plan_keys(option) for option in look.typed)
+
+
+def _own_line(changes: Mapping[str, Any], look: Look, task: str, words: Mapping[str, str]) -> str:
+    """The line in memsheet's own flags."""
     replaced = [option for option in look.typed if _contradicts_change(option, changes, task)]
     kept = {
         key: value
@@ -55,12 +83,17 @@ def change_line(
         if key in changes and changes[key] is None and key not in spoken
     )
     flags, old = (
-        " ".join([*_model_argument(said), flags_for(_without_model(named)), *gone]).strip(),
-        " ".join(map(_as_typed, replaced)),
+        " ".join([*_model_argument(said, look), flags_for(_without_model(named)), *gone]).strip(),
+        " ".join(_as_typed(option, look) for option in replaced),
     )
+    return _replacing_line(old, flags)
+
+
+def _replacing_line(old: str, new: str) -> str:
+    """What to add, to leave out, or to put in place of what."""
     if not old:
-        return f"add  {flags}"
-    return f"replace  {old} by {flags}" if flags else f"leave out  {old}"
+        return f"add  {new}"
+    return f"replace  {old} by {new}" if new else f"leave out  {old}"
 
 
 def _contradicts_change(option: Option, changes: Mapping[str, Any], task: str) -> bool:
@@ -88,19 +121,19 @@ def _option_plan_keys(option: Option) -> set[str]:
     return {COUNTED.get(key, key.removeprefix("?")) for key in keys}
 
 
-def _model_argument(values: Mapping[str, Any]) -> Iterator[str]:
-    """A model is an argument, not a flag."""
+def _model_argument(values: Mapping[str, Any], look: Look) -> Iterator[str]:
+    """A model is an argument, and a flag of a line whose arguments are files."""
     if "model" in values:
-        yield shlex.quote(printable_line(values["model"]))
+        yield "--model " * look.model_flag + shlex.quote(printable_line(values["model"]))
 
 
 def _without_model(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "model"}
 
 
-def _as_typed(option: Option) -> str:
+def _as_typed(option: Option, look: Look) -> str:
     name, value, _ = option
-    if name == "model":
+    if name == "model" and not look.model_flag:
         return shlex.quote(printable_line(value))
     flag = name.replace("_", "-")
     if isinstance(value, bool):

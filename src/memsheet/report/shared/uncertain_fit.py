@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from memsheet.budget import Answer, Result, Verdict
+from memsheet.sheet import Component, Sheet
+from memsheet.units import format_bytes
 
 ROUTING = "expert routing decides: "
 """How the note of a training job begins that fits where experts are chosen evenly, and may not where they are
@@ -10,10 +12,30 @@ not.
 """
 
 
+TYPES = "the types in the file decide: "
+"""The same of a file of weights that is known by its name alone."""
+DECIDES = {ROUTING: "expert routing", TYPES: "the types in the file"}
+
+
 def deciding_notes(answer: Answer) -> tuple[str, ...]:
     """The notes that say what decides whether an uncertain job fits."""
     unsure = answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN
-    return tuple(note for note in answer.notes if note.startswith(ROUTING)) if unsure else ()
+    return tuple(note for note in answer.notes if note.startswith(tuple(DECIDES))) if unsure else ()
+
+
+def types_notes(verdict: Verdict | None, sheets: tuple[Sheet, ...]) -> tuple[str, ...]:
+    """That a mix of types decides which a file's name leaves open: where a job is uncertain, and half of what
+    its need is open by, or more, is of weights.
+    """
+    if verdict is None or verdict.result is not Result.UNCERTAIN:
+        return ()
+    open_ones = [(sheet.of(Component.PARAMETERS), sheet.device) for sheet in sheets]
+    weights, device = max(open_ones, key=lambda one: one[0].high - one[0].low)
+    if 2 * (weights.high - weights.low) < device.high - device.low:
+        return ()
+    low, high = (format_bytes(int(size), digits=2) for size in (weights.low, weights.high))
+    said = f"its weights take {low} to {high} a GPU by its name alone"
+    return (f"{TYPES}{said}; the .gguf file itself, given as the model, says which",)
 
 
 def in_vain_words(verdict: Verdict) -> str:

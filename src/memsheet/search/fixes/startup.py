@@ -54,9 +54,9 @@ def makes_room(
 ) -> Mapping[str, Any]:
     """Facts about a server that may not start. ``makes_room``: changes that bring it nearer, those that
     suffice first, each as {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that
-    suffice where none does alone; ``longest_that_fits``: tokens of the longest sequence, shorter than is
-    asked, with which it is sure to start, ``longest_expected``: with which it is expected to, more than is
-    asked too (None where no length is).
+    suffice where none does alone on these GPUs; ``longest_that_fits``: tokens of the longest sequence,
+    shorter than is asked, with which it is sure to start, ``longest_expected``: with which it is expected to,
+    more than is asked too (None where no length is).
     """
     before = _startup_trial(model, request, cluster, {})
     if before is None:
@@ -70,12 +70,11 @@ def makes_room(
         saving, key=lambda found: (ORDER[found.result], "gpus" in found.changes, found.lacks.value)
     )
     enough = [found for found in order if found.result is Result.FITS]
+    more = [] if enough else list(_more_gpus(before.plan, cluster, request))
     together = (
         None
-        if enough
-        else _combined_startup_changes(
-            model, request, cluster, order, list(_more_gpus(before.plan, cluster, request))
-        )
+        if any("gpus" not in found.changes for found in enough)
+        else _combined_startup_changes(model, request, cluster, order, more)
     )
     told = {
         "makes_room": [_startup_change_facts(found, lacks) for found in order],

@@ -111,7 +111,7 @@ def _serving_ways(
     alone, files = cluster.count == 1, {} if plan.quantization else {"quantization.weights": IN_BITS}
     engine = engine_of(plan)
     keeps_host_layers = "serving.gpu_layers" in engine.models
-    yield _shorter_way(spec, request, cluster, plan)
+    yield from _shorter_ways(spec, request, cluster, plan)
     yield _half_precision_way(spec, request, cluster, plan)
     if alone and keeps_host_layers:
         yield from host_ways(spec, request, cluster, {})
@@ -139,18 +139,48 @@ def _half_precision_way(spec: ModelSpec, request: Request, cluster: Cluster, pla
     return _way_with_edits(spec, request, cluster, edits, f"in bf16, not {plan.precision.parameters.name}")
 
 
-def _shorter_way(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> WayToFit | None:
-    """The longest sequences that fit, where nobody said how long they are and no pool has a say."""
-    if engine_of(plan).serving.pools_cache or any(request.get(key) is not None for key in LENGTHS):
-        return None
+def _shorter_ways(
+    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan
+) -> Iterator[WayToFit | None]:
+    """The longest sequences that are sure to fit, else that are expected to, where no pool has a say and
+    nobody said how long they are, or the number said is the size of a cache that they share; the same over a
+    cache of fewer bits, where the engine has one and nobody says which.
+    """
+    serving = engine_of(plan).serving
+    said = {key for key in LENGTHS if request.get(key) is not None}
+    if serving.pools_cache or said - ({"serving.max_model_len"} if serving.shares_length else set()):
+        return
+    free = all(request.get(key) is None for key in CACHE_TYPES)
+    yield _longest_way(spec, request, cluster, plan, {}, "")
+    for name in serving.fewer_bit_caches if free else ():
+        beside = f", a cache in {name.removeprefix('gguf:').lower()}"
+        yield _longest_way(spec, request, cluster, plan, dict.fromkeys(CACHE_TYPES, name), beside)
 
-    def tried(steps: int) -> WayToFit | None:
-        tokens = (steps + 1) * LENGTH_STEP
-        return _way_with_edits(
-            spec, request, cluster, {"serving.max_model_len": tokens}, f"sequences of {tokens:,} tokens"
-        )
 
-    return _last_that_fits(int(plan.serving.max_model_len or 0) // LENGTH_STEP - 2, tried)
+def _longest_way(
+    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, kept: Edits, beside: str
+) -> WayToFit | None:
+    """The longest sequences with some changes, whole where those suffice: first what is sure to fit, then
+    what is expected to.
+    """
+
+    def tried(tokens: int | None, *, likely: bool) -> WayToFit | None:
+        length = f"sequences of {tokens:,} tokens" if tokens else "sequences as long"
+        edits = {**kept, "serving.max_model_len": tokens} if tokens else kept
+        words = f"{length}{beside}{EXPECTED * likely}"
+        return _way_with_edits(spec, request, cluster, edits, words, likely=likely)
+
+    steps = int(plan.serving.max_model_len or 0) // LENGTH_STEP - 2
+
+    def longest(*, likely: bool) -> WayToFit | None:
+        return _last_that_fits(steps, lambda number: tried((number + 1) * LENGTH_STEP, likely=likely))
+
+    whole = (tried(None, likely=False) or tried(None, likely=True)) if kept else None
+    return whole or longest(likely=False) or longest(likely=True)
+
+
+CACHE_TYPES = ("serving.k_dtype", "serving.kv_dtype")
+EXPECTED = " (expected to fit, not sure)"
 
 
 def host_ways(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits) -> Iterator[WayToFit]:
@@ -320,8 +350,12 @@ def _way_with_edits(
     edits: Edits,
     words: str,
     library: LibraryUse | None = None,
+    *,
+    likely: bool = False,
 ) -> WayToFit | None:
-    """The question with some changes, where it is sure to fit; None elsewhere."""
+    """The question with some changes, where it is sure to fit; None elsewhere. ``likely``: where it is
+    expected to.
+    """
     edits = with_attention_of_engine(edits, request)
     asked = {
         key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model")
@@ -331,7 +365,7 @@ def _way_with_edits(
     try:
         plan = resolve_request(asked, spec, cluster).plan
         raise_if_problems(unsupported_choices(plan, cluster, spec))
-        sheets = _surely_fitting_sheets(spec, plan, cluster)
+        sheets = _surely_fitting_sheets(spec, plan, cluster, likely=likely)
     except InputError:
         return None
     if sheets is None:
@@ -353,8 +387,12 @@ def _way_with_edits(
     )
 
 
-def _surely_fitting_sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[Sheet, ...] | None:
-    """The sheets of a job that is sure to fit, its steps replayed where that could decide; None of others."""
+def _surely_fitting_sheets(
+    spec: ModelSpec, plan: Plan, cluster: Cluster, *, likely: bool = False
+) -> tuple[Sheet, ...] | None:
+    """The sheets of a job that is sure to fit, its steps replayed where that could decide, or that is
+    expected to, where that is enough (``likely``); None of others.
+    """
     sheets: tuple[Sheet, ...] = ()
     for replays in (False, True):
         sheets = tuple(
@@ -363,11 +401,9 @@ def _surely_fitting_sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tup
         result = judge_plan(spec, plan, cluster, sheets).result
         if result is Result.DOES_NOT_FIT:
             return None
-    if judge_plan(spec, plan, cluster, sheets).result is not Result.FITS or _pool_is_short(
-        spec, plan, cluster, sheets
-    ):
-        return None
-    return sheets
+    verdict = judge_plan(spec, plan, cluster, sheets)
+    fits = verdict.result is Result.FITS or (likely and verdict.headroom_bytes >= 0)
+    return None if not fits or _pool_is_short(spec, plan, cluster, sheets) else sheets
 
 
 def _pool_is_short(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> bool:

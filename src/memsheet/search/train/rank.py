@@ -18,6 +18,7 @@ from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, field
 from memsheet.plan.device import Cluster
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import emulated_bf16
 from memsheet.plan.model import ModelSpec
 from memsheet.search.progress import tell_progress
@@ -294,9 +295,7 @@ def _fastest_fitting_plans(timed: list[Timed], cluster: Cluster, top: int) -> li
     pairs = (
         (
             s > best * (1 + APART),
-            plan_effort_key(timed[n].stratum.request, timed[n].counts(row))
-            if s <= best * (1 + APART)
-            else (),
+            plan_effort_key(_choice_of(timed[n]), timed[n].counts(row)) if s <= best * (1 + APART) else (),
             s,
             n,
             row,
@@ -325,7 +324,7 @@ def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:
         [one.seconds * (1 + HOST_DOUBT * plan_offloads(one.stratum.request)) for one in timed]
     )
     size = np.concatenate([np.asarray(one.graded.device.value)[one.fit] for one in timed])
-    asks = np.concatenate([np.full(len(one.fit), asked_besides(one.stratum.request)) for one in timed])
+    asks = np.concatenate([np.full(len(one.fit), asked_besides(_choice_of(one))) for one in timed])
     found = list[tuple[float, int, int]]()
     for grade in sorted({int(one) for one in asks}):
         order = np.flatnonzero((asks & ~grade) == 0)
@@ -338,9 +337,24 @@ def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:
 
 def asked_besides(choice: Request) -> int:
     """What a plan asks for that time and memory do not say, a bit each: memory of the host, an optimizer with
-    other states.
+    other states, an engine whose sharding divides nothing.
     """
-    return int(plan_offloads(choice)) | 2 * int(choice.get("optimizer.name") != "adamw")
+    return (
+        int(plan_offloads(choice))
+        | 2 * int(choice.get("optimizer.name") != "adamw")
+        | 4 * int(_divides_nothing(choice))
+    )
+
+
+def _choice_of(one: Timed) -> Request:
+    """What a stratum asks, with the engine that it is of."""
+    return {**one.stratum.request, "engine": one.engine}
+
+
+def _divides_nothing(choice: Request) -> bool:
+    """Whether a plan is of an engine that shards in the model's own code, and shards nothing."""
+    engine = find_engine(str(choice.get("engine")))
+    return engine is not None and engine.layers is None and max(engine.zero) > 0 and not choice.get("zero")
 
 
 def plan_dominates(one: Planned, other: Planned) -> bool:
@@ -373,12 +387,14 @@ def plan_offloads(choice: Request) -> bool:
 
 def plan_effort_key(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
     """What a plan asks of whoever runs it, the worst first: memory of the host, other optimizer states, ranks
-    that share a layer, recompute, a loss from another library, chunks of a stage, states in parts.
+    that share a layer, an engine whose sharding divides nothing, recompute, a loss from another library,
+    chunks of a stage, states in parts.
     """
+    idle = _divides_nothing(choice)
     shared = sum(counts[axis] > 1 for axis in ("tp", "cp", "ep")) + (choice.get("mesh.pp", 1) > 1)
     return (
         sum(bool(choice.get(key)) for key in OFFLOAD),
-        choice.get("optimizer.name") != "adamw", shared, choice.get("recompute.mode") != "none", choice.get("loss") != "plain",
+        choice.get("optimizer.name") != "adamw", shared, idle, choice.get("recompute.mode") != "none", choice.get("loss") != "plain",
         int(choice.get("mesh.vpp") or 1), int(choice.get("zero") or 0), counts["dp_replicate"] > 1 and counts["dp_shard"] > 1,
     )  # fmt: skip
 

@@ -305,3 +305,15 @@ def test_a_format_of_gguf_is_the_one_that_a_name_says(tmp_path: Path) -> None:
     )
     found = memsheet.check(tmp_path / "serve.sh", gpus="1xRTX4090")
     assert "by its name" not in found.doubt
+
+
+def test_a_command_of_ollama_names_its_model_and_what_the_server_takes(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("OLLAMA_CONTEXT_LENGTH=8192 ollama run llama3.1:8b 'hello there'\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="1xRTX3090")
+    assert found.answer is not None, found.why_not
+    plan = found.answer.plan
+    assert (plan.engine, plan.serving.max_model_len) == ("llama.cpp", 8192)
+    assert plan.quantization is not None
+    assert plan.quantization.weights.name == "gguf:Q4_K_M"
+    (tmp_path / "run.sh").write_text("OLLAMA_NUM_PARALLEL=8 ollama run llama3.1:8b\n")
+    assert "OLLAMA_NUM_PARALLEL" in memsheet.check(tmp_path / "run.sh", gpus="1xRTX3090").doubt

@@ -105,3 +105,10 @@ def test_a_decoder_that_reads_whole_texts_keeps_no_cache(model: str, tmp_path: P
     low, high = (one.of(Component.TEMPORARIES, instant=Instant.PREFILL).value for one in (few, many))
     assert 3.9 < high / low < 4.1
     assert ("but the size in its name" in str(found.doubt)) is ("e5" in model)
+
+
+def test_a_server_of_embeddings_is_on_one_card_whatever_there_is(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text("text-embeddings-router --model-id BAAI/bge-m3\n")
+    found = memsheet.check(tmp_path / "serve.sh", gpus="2xRTX4090")
+    assert found.answer is not None, found.why_not
+    assert found.answer.plan.mesh.tp == 1

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import memsheet
+from memsheet.budget import Result
 from memsheet.exchange.mistakes.serving import SERVING
 from memsheet.exchange.mistakes.serving_pool import cache_bytes
 from memsheet.questions.check import check_configuration_files
@@ -330,3 +332,43 @@ def test_a_cure_of_a_limit_is_below_the_limit(tmp_path: Path) -> None:
     command = f"{S} --tp 8 --dp 8 --enable-dp-attention --max-running-requests 256"
     found = checked(tmp_path, command, model="deepseek-v3", gpus="8xH200")
     assert not any(one.cure.startswith("--max-running-requests 256") for _, one in found.mistakes)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve Qwen/Qwen3-0.6B",
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-0.6B",
+        "llama-server -m Qwen3-0.6B-Q8_0.gguf -c 2048 -np 1 -ngl 99",
+    ],
+)
+def test_a_flag_that_is_not_known_is_never_sure_to_start(tmp_path: Path, command: str) -> None:
+    def verdict_of(line: str, **more: str) -> tuple[bool, Result | None, str]:
+        (tmp_path / "serve.sh").write_text(f"{line}\n")
+        found = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB", **more)
+        return found.stops, found.result, " ".join(one.says for _, one in found.mistakes)
+
+    assert verdict_of(command)[:2] == (False, Result.FITS)
+    stops, result, says = verdict_of(f"{command} --foo-bar 3")
+    assert (stops, result) == (False, Result.UNCERTAIN)
+    assert "another release may know it" in says
+    assert "refuses to start" not in says
+
+
+def test_a_flag_of_no_release_stops_where_the_release_is_said(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text("vllm serve Qwen/Qwen3-0.6B --foo-bar 3\n")
+    found = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB", engine_version="0.33.0")
+    assert found.stops
+
+
+def test_a_cure_that_makes_a_verdict_worse_says_so(tmp_path: Path) -> None:
+    command = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8"
+
+    def checked(more: str) -> Checked:
+        (tmp_path / "serve.sh").write_text(f"{command} {more}\n")
+        return memsheet.check(tmp_path / "serve.sh", gpus="8xH200")
+
+    found, cured = checked(""), checked("--attn-dp-size 8")
+    (cure,) = (one.cure for rule, one in found.mistakes if rule.id == "copied-cache")
+    assert (found.result, cured.result) == (Result.FITS, Result.UNCERTAIN)
+    assert "then whether it fits is uncertain" in cure

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet import infer
 from memsheet.account import account_rank
 from memsheet.engines.transformers.all_logits import of_all_positions
@@ -185,3 +186,17 @@ def test_a_long_prompt_ends_in_its_logits():
     assert at(old, Component.TEMPORARIES, Instant.PREFILL) == 2048 * VOCAB * 6
     assert at(new, Component.TEMPORARIES, Instant.PREFILL) < 2048 * VOCAB * 6
     assert at(old, Component.TEMPORARIES) == at(new, Component.TEMPORARIES)
+
+
+def test_experts_in_bitsandbytes_four_bits_by_release_of_the_server() -> None:
+    def weights_of(version: str, quantize: str | None = "nf4") -> tuple[float, float]:
+        options = {"quantize": quantize, "max_model_len": 2048, "engine_version": version}
+        sheet = memsheet.infer("qwen3-30b-a3b", engine="vllm", **options).sheets[0]
+        held, more = (sheet.of(one) for one in (Component.PARAMETERS, Component.TEMPORARIES))
+        return held.value, more.value
+
+    whole, older, newer = weights_of("0.33.0", None), weights_of("0.9.2"), weights_of("0.33.0")
+    assert older[0] > 0.9 * whole[0]  # 128 experts a layer stay as they are
+    assert newer[0] < 0.32 * whole[0]  # four and a half bits of sixteen, beside tables
+    one_layer = 128 * 3 * 2048 * 768 * 2  # all experts of a layer in bf16, while it runs
+    assert whole[1] < one_layer < newer[1]

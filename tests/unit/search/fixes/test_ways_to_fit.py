@@ -5,6 +5,7 @@ said.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from memsheet.budget import Result
 from memsheet.catalog import find_device
 from memsheet.cli import main
 from memsheet.report.json.sheet import sheet_document
+from memsheet.report.screen.checked import render_checked
+from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.look import Look
 from slow_cases import first_quick
 
 ASKED = {
@@ -69,7 +73,10 @@ def test_the_longest_that_fits_is_a_way_where_nobody_said_a_length():
     assert results[0] is Result.FITS
     assert results[1] is not Result.FITS
     said = memsheet.infer("qwen3-30b-a3b-2507", **asked, max_model_len=200_000)
-    assert all("serving.max_model_len" not in way.changes for way in said.ways_to_fit)
+    lengths = [way.changes.get("serving.max_model_len", 0) for way in said.ways_to_fit]
+    assert max(lengths) < 200_000  # the size of a cache, which a shorter one takes the place of
+    other = memsheet.infer("llama-3.1-70b", gpus="1xA100-80GB", engine="transformers", max_model_len=100_000)
+    assert all("serving.max_model_len" not in way.changes for way in other.ways_to_fit)
 
 
 def test_what_fits_names_no_other_way():
@@ -172,3 +179,28 @@ def test_weights_released_in_more_are_offered_in_sixteen_bits(model: str, gpus: 
     assert after.verdict.device == way.device
     named = memsheet.infer(model, **how, precision="fp32").ways_to_fit
     assert not any("precision.name" in one.changes for one in named)
+
+
+def test_a_file_known_by_its_name_says_what_is_open_and_what_is_expected_to_fit(tmp_path: Path) -> None:
+    command = "llama-server -m Llama-3.3-70B-Instruct-Q4_K_M.gguf -np 8 -ngl 99 -c"
+
+    def checked(cells: int) -> Checked:
+        (tmp_path / "serve.sh").write_text(f"{command} {cells}\n")
+        return memsheet.check(tmp_path / "serve.sh", gpus="2xRTX3090")
+
+    found = checked(65536)
+    assert found.answer is not None
+    assert found.result is Result.DOES_NOT_FIT
+    ways = [way for way in found.answer.ways_to_fit if not {"gpus", "model"} & way.changes.keys()]
+    lengths = {way.changes.get("serving.kv_dtype"): way.changes.get("serving.max_model_len") for way in ways}
+    assert lengths["gguf:Q8_0"] > 1.5 * lengths[None] > 8192
+    again = checked(lengths[None]).answer
+    assert again is not None
+    assert again.verdict is not None
+    assert (again.verdict.result, again.verdict.headroom_bytes >= 0) == (Result.UNCERTAIN, True)
+    assert any("types in the file" in note for note in again.notes)
+    text = render_checked(found, Look(width=100, typed=(("gpus", "2xRTX3090", {"gpus": "2xRTX3090"}),)))
+    assert f"replace  --ctx-size 65536 by --ctx-size {lengths[None]}" in text
+    assert "--cache-type-k q8_0" in text
+    assert "replace  --gpus 2xRTX3090 by --gpus 4xRTX3090" in text
+    assert "add  --model llama" in text

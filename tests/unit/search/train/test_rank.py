@@ -5,10 +5,12 @@ again.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
+import memsheet
 from memsheet.budget import Result
 from memsheet.catalog import find_device, model_names
 from memsheet.cli import main
@@ -168,3 +170,25 @@ def test_the_command_line(capsys):
         assert planned(**wrong) == 2, wrong
         assert "twice" not in capsys.readouterr().err
     assert main(["plan", "guess", "llama-tiny", "--gpus", "4xA100-80GB"]) == 2
+
+
+def test_adapters_are_planned_for_engines_that_have_them() -> None:
+    asked: dict[str, Any] = {
+        "gpus": "8xA100-80GB",
+        "seq_len": 4096,
+        "global_batch": 64,
+        "method": "lora",
+        "top": 3,
+    }
+    found = memsheet.plan("qwen2.5-7b", **asked)
+    assert {one.plan.engine for one in found.ranking.plans}.isdisjoint({"megatron"})
+    assert any("Megatron-Bridge" in note for note in found.ranking.notes)
+    assert memsheet.plan("qwen2.5-7b", **asked, engine="megatron").ranking.plans[0].plan.engine == "megatron"
+
+
+def test_an_engine_whose_sharding_divides_nothing_is_no_better_than_none() -> None:
+    asked: dict[str, Any] = {"gpus": "1xRTX3090", "seq_len": 2048, "global_batch": 16, "method": "qlora"}
+    best = memsheet.plan("llama-3.1-8b", **asked).ranking.plans[0]
+    assert best.plan.engine == "transformers"
+    assert best.plan.optimizer is not None
+    assert best.plan.optimizer.name.value == "adamw"

@@ -263,7 +263,7 @@ KEYS = (
     _optimizer_of("use_adam_mini", "adam_mini", 472),
     _optimizer_of("use_muon", "muon", 522),
     Key(
-        at=LIGER, out=lambda _: None, usual=False, source=f"{M}:137; model/model_utils/liger_kernel.py:97",
+        at=LIGER, out=lambda a: True if a.get("loss") == "fused" else None, usual=False, source=f"{M}:137; model/model_utils/liger_kernel.py:97",
         back=lambda v, values: {"loss": "fused" if parse_switch(v) and values.get("stage", "sft") in ("sft", "pt") else "plain"},
     ),
     _training_arguments_row("use_liger_kernel", usual=None),

@@ -141,14 +141,28 @@ def next_lines(advice: Advice, look: Look) -> Iterator[str]:
     lighter = [
         point
         for point in advice.ranking.front
-        if point.device_bytes < int(chosen.verdict.device.value) * LIGHTER
+        if _replayed_bytes(advice, point) < int(chosen.verdict.device.value) * LIGHTER
+        and _changed_flags(chosen, point)
     ]
     if lighter:
         point = min(lighter, key=lambda one: one.seconds)
         yield (
-            f"More room: {look.need(point.device_bytes)} at {format_seconds(point.seconds)} a step with "
-            f"{_changed_flags(chosen, point)}."
+            f"More room: {look.need(_replayed_bytes(advice, point))} at {format_seconds(point.seconds)} a "
+            f"step with {_changed_flags(chosen, point)}."
         )
+
+
+def _replayed_bytes(advice: Advice, point: Point) -> int:
+    """What a point of the front needs: as its row in the table says, whose step was replayed, where it has
+    one.
+    """
+    wanted = (point.engine, _compared_values(point.request))
+    rows = (
+        int(one.verdict.device.value)
+        for one in advice.ranking.plans
+        if (one.plan.engine, _compared_values(one.request)) == wanted
+    )
+    return next(rows, point.device_bytes)
 
 
 LIGHTER = 0.9

@@ -196,3 +196,14 @@ def test_other_things_to_train_are_others_and_changes_are_what_a_plan_says(
     assert "nothing offloaded" in words
     assert "no mesh" not in words
     assert "no zero" not in words
+
+
+def test_more_room_is_a_plan_with_other_flags_and_as_its_row_has_it() -> None:
+    spec = read_model("llama-3.1-8b", catalog=catalog_entry, names=model_names())
+    question = {"seq_len": 4096, "global_batch": 16}
+    advice = training_advice(spec, cluster_of(find_device("RTX4090"), 2), question, ("deepspeed",), top=3)
+    text = render_plans(advice, Look(width=100))
+    (line,) = (line for line in text.splitlines() if line.startswith("More room: "))
+    told = line.split()
+    assert "a step with --" in line
+    assert told[2] in {f"{one.verdict.device.value / 2**30:.1f}" for one in advice.ranking.plans}
