@@ -24,7 +24,7 @@ from memsheet.plan.model import (
     Picture,
     StateSpace,
 )
-from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.plan.plan import AttentionKind, Plan, Quantization
 from memsheet.sheet import Bytes
 
 TOKENS, ROWS, WIDTH = symbol("tokens"), symbol("rows"), symbol("width")
@@ -135,6 +135,7 @@ WIDEST: dict[str, Callable[[], Cases]] = {
     },
     "widest_layer._padded_prompt_bytes": lambda: {"sdpa": call(first(Attention), plain(), WORK)},
     "widest_layer.grown_bytes": lambda: {"attention": call(first(Attention), plain(), STEP)},
+    "serving.widest_layer.unpacked_expert_bytes": lambda: {"nf4": call(first(Moe, MOE), replace(serving("vllm", MOE), quantization=Quantization(weights=NF4, experts=True)))},
     "widest_layer.layer_vector_bytes": lambda: {"": call(replace(spec(), embeddings=replace(spec().embeddings, layer_elements=symbol("layer_elements"))), serving("vllm"), TOKENS)},
     "widest_layer.largest_layer_bytes": lambda: {"experts": call(spec(MOE), plain(MOE), find_engine("transformers"), STEP)},
     "widest_layer.dequantized_bytes": lambda: {"nf4": call((replace(TENSOR, dtype=NF4),), plain(quantization__weights="nf4"))},
