@@ -383,7 +383,7 @@ COMMANDS = {command.name: command for command in (
     ),
     Command(
         "diagnose", "What did a job that died of memory die of, and what would have helped? From its message, its log or a snapshot of its memory.",
-        (Argument("files", "FILE", "A log, an error message, an nvidia-smi table, a memory snapshot; several of one job, or - for stdin.", many=True),),
+        (Argument("files", "FILE", "A log, an error message (typed in quotation marks, too), an nvidia-smi table, a memory snapshot; several of one job, or - for stdin.", many=True),),
         _job_flags(CHECK_FLAGS[0], REDACT, JSON, FULL._replace(words="Every figure that was read."), UNITS, DEBUG),
         ("memsheet diagnose train.log",
          "memsheet diagnose snapshot.pickle",

@@ -28,6 +28,7 @@ from memsheet.plan.options import InferOptions, Model
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
+from memsheet.questions.typed_texts import is_typed
 from memsheet.report.answer import public_answer
 
 MOST_FILES = 64
@@ -82,7 +83,9 @@ def _read_file(path: Path) -> bytes | Held:
 
 
 def read_log_files(files: tuple[str, ...]) -> dict[str, Said]:
-    """Files by name, ``-`` being stdin. Raises InputError for none, too many or too much of them."""
+    """Files by name, ``-`` being stdin, and messages that are typed in the place of one. Raises InputError
+    for none, too many or too much of them.
+    """
     if not files:
         raise input_error(
             "FILE",
@@ -92,10 +95,14 @@ def read_log_files(files: tuple[str, ...]) -> dict[str, Said]:
         )
     if len(files) > MOST_FILES:
         raise input_error("FILE", len(files), f"are more than {MOST_FILES} files")
-    return {
+    typed = [name for name in dict.fromkeys(files) if is_typed(name)]
+    messages = {f"message {at}" if at > 1 else "message": text for at, text in enumerate(typed, start=1)}
+    named = {
         name: read_stdin("log", MOST_BYTES) if name == "-" else _read_file(Path(name))
         for name in dict.fromkeys(files)
+        if name not in typed
     }
+    return {**messages, **named}
 
 
 def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping[str, Any]) -> Diagnosis:

@@ -16,8 +16,8 @@ from memsheet.questions.pasted import named_by_content
 STDIN, COMMAND = "stdin", "command"
 
 
-def is_command(word: str) -> bool:
-    """Whether a word in the place of a file is a whole command: ``"vllm serve Qwen/Qwen3-8B"``."""
+def is_typed(word: str) -> bool:
+    """Whether a word in the place of a file is a text of its own: ``"vllm serve Qwen/Qwen3-8B"``."""
     return " " in word.strip() and not is_file(Path(word)) and not is_folder(Path(word))
 
 
@@ -30,7 +30,7 @@ def files_of_texts(files: Sequence[str], command: Sequence[str]) -> Iterator[tup
         *files,
         *(command if all(is_file(Path(word)) or is_folder(Path(word)) for word in command) else ()),
     ]
-    typed = {word: (COMMAND, word) for word in named if is_command(word)}
+    typed = {word: (COMMAND, word) for word in named if is_typed(word)}
     if command and len(named) == len(files):
         named.append(line := shlex.join(command))
         typed[line] = (COMMAND, line)

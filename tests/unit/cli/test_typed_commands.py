@@ -94,3 +94,21 @@ def test_what_is_no_job_is_one_error(
     told = capsys.readouterr().err
     assert told.startswith("memsheet:")
     assert "Traceback" not in told
+
+
+def test_a_typed_message_is_diagnosed_as_a_file_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 37.09 GiB. GPU 0 has a total capacity "
+        "of 79.25 GiB of which 30.20 GiB is free. Of the allocated memory 48.10 GiB is allocated by PyTorch, "
+        "and 300.00 MiB is reserved by PyTorch but unallocated."
+    )
+    (tmp_path / "log").write_text(message)
+    told = []
+    for word in (message, str(tmp_path / "log")):
+        assert main(["diagnose", word, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert [one["verdict"] for one in told] == ["real_need"] * 2
+    assert told[0]["because"] == told[1]["because"]
+    assert told[0]["inputs"] == ["message"]
