@@ -65,12 +65,14 @@ def test_other_lifetimes_are_what_a_run_of_theirs_writes(name: str, monkeypatch:
 
 
 @pytest.mark.parametrize("lifetimes", [Lifetimes.RECORDED, Lifetimes.LATE])
-@pytest.mark.parametrize("name", ["fetched", "partitioned", "buffers", "buffers, chunks", "buffers, a part recomputed"])
+@pytest.mark.parametrize(
+    "name", ["fetched", "partitioned", "buffers", "buffers, chunks", "buffers, a part recomputed"]
+)
 def test_a_run_that_is_told_otherwise_is_made_of_one_that_is_written(
     name: str, lifetimes: Lifetimes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or not at all: of parameters that the host lets go of later, and of another share of the states. How its
-    requests are numbered may differ.
+    """Or not at all: of parameters that the host lets go of later, and of another share of the states. How
+    its requests are numbered may differ.
     """
     walk, plan, _, told, sharding, *_ = runs_of(QUESTIONS[name], monkeypatch)[0]
     run, start = steps.run_of_steps(walk, plan, lifetimes, told, sharding)
