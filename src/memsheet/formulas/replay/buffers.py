@@ -4,12 +4,14 @@ its place and goes; stages of a pipeline run micro-batches forward ahead of back
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
+from copy import copy
 from itertools import repeat
 
 from memsheet.formulas.pipeline import STEADY, interleaved_order
 from memsheet.formulas.replay.order import Run, Told
-from memsheet.formulas.replay.script import Played, play_backward
+from memsheet.formulas.replay.script import Played, Script, play_backward
 from memsheet.formulas.sharding.distributed_optimizer import state_ranks
 from memsheet.formulas.tapes.tape import Event
 from memsheet.frozen import NamedTuple, replace
@@ -52,12 +54,39 @@ class GradientBuffers(Run):
         shares = sorted({ranks // 3, 2 * ranks // 3, ranks - 1} - {0})
         return [replace(told, share=share) for share in shares]
 
+    def other_script(self, told: Told, start: int) -> tuple[Script, int] | None:
+        """Where another share of the states is the rank's: all else is the same. What takes the place of this
+        one's copies and states is numbered behind everything.
+        """
+        if told != replace(self.told, share=told.share):
+            return None
+        own, other = self.script, copy(self)
+        other.told, other.script = told, Script(array("q", own.sizes), bytearray(own.streams))
+        other.prepare_parts()
+        if other.parts == self.parts:
+            return own, start
+        events, done = other.script.events, 0
+        for (first, last), make in (
+            (self.made_copies, other.make_copies),
+            (self.made_states, other.make_states),
+        ):
+            events += own.events[done:first]
+            make()
+            done = last
+        events += own.events[done:]
+        return other.script, start + len(events) - len(own.events)
+
     @property
     def adds(self) -> bool:
         return True
 
     def prepare(self) -> None:
         self.kept, self.trained = dict(self.told.kept), self._trained()
+        self.made_copies = self.made_states = (0, 0)  # between which events
+        self.prepare_parts()
+
+    def prepare_parts(self) -> None:
+        """What the rank's optimizer has of the parameters."""
         self.parts = self.optimizer_parts()
         self.elements = sum(one.elements for one in self.parts)  # that the rank's optimizer has
 
@@ -86,10 +115,7 @@ class GradientBuffers(Run):
                 script.take(parameters)
             script.take(gradients)
             script.give(own if zero else ())
-        for one in self.parts if buffers.master_weights else ():
-            copy = script.take(one.bytes)
-            self._take_part(buffers.master_weights, one)
-            script.give([copy])
+        self.make_copies()
         script.take(self.told.beside)
 
     def _order(self) -> Iterable[tuple[int, bool]]:
@@ -145,9 +171,9 @@ class GradientBuffers(Run):
                 at += one.elements
         return found
 
-    def _take_part(self, whole: int, part: Made) -> int:
-        """So many elements of all that the rank's optimizer has ``whole`` bytes of."""
-        return self.script.take(whole * part.elements // self.elements)
+    def _part_bytes(self, whole: int) -> list[int]:
+        """Of ``whole`` bytes of all that the rank's optimizer has, those of each part."""
+        return [whole * one.elements // self.elements for one in self.parts]
 
     def part_backward(
         self, played: Played, gradient: int | None, workspace: int = 0
@@ -179,9 +205,25 @@ class GradientBuffers(Run):
             for left in self.kept.values():
                 self.script.take(left)
             self.kept.clear()
-            each = self.told.buffers.moments // MOMENTS
-            self.states = [self._take_part(each, one) for one in self.parts for _ in range(MOMENTS)]
+            self.make_states()
         self.script.give([self.script.take(self.told.stepping)])
+
+    def make_copies(self) -> None:
+        """Each part, and what it is raised to."""
+        assert self.told.buffers is not None
+        before, whole = len(self.script.events), self.told.buffers.master_weights
+        for one, size in zip(self.parts, self._part_bytes(whole), strict=True) if whole else ():
+            number = self.script.take(one.bytes)
+            self.script.take(size)
+            self.script.give([number])
+        self.made_copies = before, len(self.script.events)
+
+    def make_states(self) -> None:
+        """Both moments of each part."""
+        assert self.told.buffers is not None
+        before, each = len(self.script.events), self.told.buffers.moments // MOMENTS
+        self.states = self.script.take_all([n for n in self._part_bytes(each) for _ in range(MOMENTS)])
+        self.made_states = before, len(self.script.events)
 
 
 RUN = GradientBuffers

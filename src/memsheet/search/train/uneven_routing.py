@@ -13,9 +13,11 @@ from memsheet.account import account_rank, deciding_stages
 from memsheet.budget import Result, judge_on
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
-from memsheet.plan.plan import Spread
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan, Spread
+from memsheet.resolve import resolve_request
 from memsheet.search.train.timed import APART, Planned, Timed
-from memsheet.sheet import Bytes
+from memsheet.sheet import Bytes, Sheet
 
 TRIED = 6
 """Plans that are accounted by themselves before the search is given up."""
@@ -43,13 +45,13 @@ def fits_uneven(timed: list[Timed], cluster: Cluster, best: Planned | None) -> U
         if pair[0] < before
     )
     for _, number, row in nsmallest(TRIED, pairs):
-        planned = timed[number].planned(cluster, row)
-        found = (
-            _published_imbalance_bytes(planned, cluster)
-            if planned.verdict.result is Result.UNCERTAIN
-            else None
-        )
-        if found is not None:
+        one = timed[number]
+        plan = resolve_request(one.request(row), one.space.model, cluster).plan
+        found = _published_imbalance_bytes(one.space.model, plan, cluster)
+        if found is None:
+            continue
+        planned = one.planned(cluster, row)
+        if planned.verdict.result is Result.UNCERTAIN:
             return Uneven(planned=planned, device=found)
     return None
 
@@ -61,17 +63,17 @@ def _fastest_uneven_plans(number: int, one: Timed) -> Iterator[tuple[float, int,
             yield float(one.uneven_seconds[place]), number, int(one.uneven[place])
 
 
-def _published_imbalance_bytes(planned: Planned, cluster: Cluster) -> Bytes | None:
-    """The need on the worst rank at the published imbalance; None where not even that is sure to fit."""
-    plan = planned.plan
+def _published_imbalance_bytes(model: ModelSpec, plan: Plan, cluster: Cluster) -> Bytes | None:
+    """The need on the worst rank at the published imbalance; None where not even that is sure to fit, which
+    the first stage tells that is not.
+    """
     if plan.routing is None:
         return None
     uneven = replace(plan, routing=replace(plan.routing, spread=Spread.UNEVEN))
-    verdict = judge_on(
-        tuple(
-            account_rank(planned.tried.model, uneven, cluster, stage, replays=True)
-            for stage in deciding_stages(planned.tried.model, uneven)
-        ),
-        cluster,
-    )
+    sheets = list[Sheet]()
+    for stage in deciding_stages(model, uneven):
+        sheets.append(account_rank(model, uneven, cluster, stage, replays=True))
+        if judge_on((sheets[-1],), cluster).result is not Result.FITS:
+            return None
+    verdict = judge_on(tuple(sheets), cluster)
     return verdict.device if verdict.result is Result.FITS else None

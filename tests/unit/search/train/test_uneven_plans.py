@@ -5,6 +5,7 @@ is.
 from __future__ import annotations
 
 from dataclasses import replace
+from heapq import nsmallest
 
 import pytest
 
@@ -16,8 +17,14 @@ from memsheet.plan.plan import Spread
 from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.shared.plans.families import uneven_lines
-from memsheet.search.train.rank import Ranking, rank_training_plans
+from memsheet.search.train.rank import Ranking, rank_training_plans, search_engines
 from memsheet.search.train.timed import APART
+from memsheet.search.train.uneven_routing import (
+    TRIED,
+    _fastest_uneven_plans,
+    _published_imbalance_bytes,
+    fits_uneven,
+)
 
 CLUSTER = cluster_of(find_device("H100-80GB"), 32)
 
@@ -66,3 +73,20 @@ def test_nothing_is_said_of_dense_models_and_of_routing_that_is_even_by_decree(
     ranking = asked(model, **more)
     assert ranking.uneven is None
     assert not list(uneven_lines(ranking))
+
+
+def test_the_fastest_is_named_that_fits_when_uneven_and_may_not_at_the_worst() -> None:
+    """Each of those that are tried, accounted both ways."""
+    spec = read_model("gpt-oss-20b", catalog=catalog_entry, names=model_names())
+    cluster = cluster_of(find_device("H100-80GB"), 8)
+    request = {"seq_len": 4096, "global_batch": 64, "microbatch": 1, "mesh.pp": 1, "mesh.cp": 1}
+    timed = search_engines(spec, cluster, request, ("megatron",), lambda _: None).timed
+    tried = nsmallest(TRIED, [row for n, one in enumerate(timed) for row in _fastest_uneven_plans(n, one)])
+    planned = [timed[number].planned(cluster, row) for _, number, row in tried]
+    doubted = [one for one in planned if one.verdict.result is Result.UNCERTAIN]
+    fit = [one for one in doubted if _published_imbalance_bytes(spec, one.plan, cluster)]
+    assert fit
+    assert fit[0].plan != planned[0].plan, "the first that is tried is none"
+    found = fits_uneven(timed, cluster, None)
+    assert found is not None
+    assert (found.planned.plan, found.planned.verdict) == (fit[0].plan, fit[0].verdict)
