@@ -18,6 +18,7 @@ from memsheet.exchange.shared.lightning_settings import lightning_settings
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
+from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_precision
 from memsheet.exchange.shared.python_module import argument_remarks
@@ -162,7 +163,7 @@ def _read_prepared(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 OF_LOADING = (
-    "attention", "fused", ASKS_CARD, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", ASKS_CARD, FAMILY_CLASS, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),
