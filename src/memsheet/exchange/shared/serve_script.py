@@ -74,6 +74,11 @@ UNTOLD = "open"
 PRINTED = "printed"
 """The variable that stands for what a command would print."""
 _COMMAND = late_pattern(r"\$\([^()]*\)|`[^`]*`")
+_LISTED = late_pattern(
+    r"\$\(\s*ls\s+(?:-\w++\s+)*+\"?(?P<path>[^\s|;&<>()`'\"]++)\"?(?P<end>/?[^\s|;&<>()`'\"]*+)"
+    r"\s*(?:2>\s*/dev/null\s*)?(?:\|\s*(?:sort|head|tail)\b[^|()`]*+)*+\)"
+)
+"""A folder among those of a pattern, which lists them: the pattern stands for whichever it is."""
 _SPECIAL = late_pattern(r"['\"\\#]")
 _SHIELDS = {"$": "\ue000", "`": "\ue001", "#": "\ue002"}
 _BARE = {ord(shield): letter for letter, shield in _SHIELDS.items()}
@@ -99,8 +104,15 @@ def _split_script_lines(text: str) -> Iterator[tuple[str, ...]]:
         whole, held, quote = "\n".join(held), [], ""
         with suppress(ValueError):
             yield tuple(
-                shlex.split(_COMMAND.sub(f"${{{PRINTED}}}", _OF_MAKE.sub(r"${\1}", whole)), comments=True)
+                shlex.split(_COMMAND.sub(_printed_text, _OF_MAKE.sub(r"${\1}", whole)), comments=True)
             )
+
+
+def _printed_text(found: re.Match[str]) -> str:
+    """What stands for what a command prints: the pattern of those that it lists, else a variable."""
+    listed = _LISTED.fullmatch(found[0])
+    path = listed["path"] + listed["end"] if listed else ""
+    return path if "*" in path else f"${{{PRINTED}}}"
 
 
 def _shield_literal_text(line: str, quote: str) -> tuple[str, str]:
