@@ -18,7 +18,8 @@ from memsheet.exchange.shared.generation_settings import generation_settings
 from memsheet.exchange.shared.lightning_settings import lightning_settings
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
-from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
+from memsheet.exchange.shared.loop_places import LOOP
+from memsheet.exchange.shared.loop_script import DIVIDED, FED, MESH, SEQUENCE, loop_values
 from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_precision

@@ -1,6 +1,6 @@
 """Recipes that are a server's command with places, and the values that fill them: ``command: vllm serve … -tp
 {tensor_parallel}`` beside ``defaults: {tensor_parallel: 2}`` (eugr/spark-vllm-docker 25072725,
-run-recipe.py:394-510: Python's own format, environment before the command, a command line's values over both).
+run-recipe.py:394-510: Python's own format, and the environment before the command).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A settings file of people's own for something that generates: a model, how it is loaded and how many tokens it
-answers with, and nothing that trains. Each value is read by its name, so that no verdict on it is sure.
+"""A settings file of people's own for something that generates: a model, how it is loaded and how many tokens
+it answers with, and nothing that trains. Each value is read by its name, so that no verdict on it is sure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.generation_script import NO_PROMPT
-from memsheet.exchange.shared.loop_script import LOOP
+from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.own_settings import (
     BATCH,
     BY_NAMES,
@@ -88,8 +88,8 @@ def served_settings(
 
 
 def generating_leaves(tree: Any) -> list[Leaf]:
-    """The values of a file that trains nothing, asks nobody elsewhere and is not for a processor alone; none of
-    any other.
+    """The values of a file that trains nothing, asks nobody elsewhere and is not for a processor alone; none
+    of any other.
     """
     leaves = [leaf for leaf in leaves_of(tree) if leaf.value is not None] if isinstance(tree, Mapping) else []
     keys = {leaf.key for leaf in leaves}

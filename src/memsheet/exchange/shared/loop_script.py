@@ -19,6 +19,7 @@ from memsheet.exchange.shared.generation_script import (
     pipeline_loads,
 )
 from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
+from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.own_classes import own_class_key
 from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
@@ -55,7 +56,7 @@ from memsheet.exchange.shared.trainer_script import (
 )
 from memsheet.patterns import late_pattern
 
-LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
+DEEPSPEED, DIVIDED, MESH = "deepspeed", "divided_weights", "mesh"
 FED, SEQUENCE = "rows_of_engine", "sequence"
 """Where DeepSpeed makes the loader, its rows are the configuration's (deepspeed/__init__.py, initialize)."""
 STEPS = late_pattern(r"\.backward\(|\.train_batch\(|\.manual_backward\(")

@@ -115,8 +115,8 @@ class Leaf(NamedTuple):
 
 def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, Any] | None:
     """The values as those of a training script; None where a tree is no such file. ``is_argument``: whether
-    the Trainer takes an argument of that name. Without a model where the file names none, or several, and says
-    the Trainer's batch by its own name.
+    the Trainer takes an argument of that name. Without a model where the file names none and says the
+    Trainer's batch by its own name.
     """
     if not isinstance(tree, Mapping):
         return None

@@ -254,8 +254,8 @@ def arguments_of(
 
 
 def generates_alone(module: Module) -> bool:
-    """Whether a script generates and neither makes a trainer nor calls anything's ``train``: its arguments are
-    for something else (LLaMA-Factory's own make its rows with them: hiyouga/LLaMA-Factory ff6d4d1
+    """Whether a script generates and neither makes a trainer nor calls anything's ``train``: its arguments
+    are for something else (LLaMA-Factory's own make its rows with them: hiyouga/LLaMA-Factory ff6d4d1
     scripts/vllm_infer.py).
     """
     paths = [attribute_path(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
