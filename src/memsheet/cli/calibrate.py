@@ -95,13 +95,35 @@ def _fit_checked_efficiency(steps: Sequence[MeasuredStep], names: Sequence[str])
     return found
 
 
+def _mapping_in(held: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """What stands under a key, where that is a group; else nothing."""
+    found = held.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _rank_count(request: Mapping[str, Any], name: str) -> int:
+    """GPUs of a plan's mesh. Raises InputError for a degree that is no whole number."""
+    count = 1
+    for key in ("dp_replicate", "dp_shard", "cp", "tp", "pp"):
+        degree = request.get(f"mesh.{key}", 1)
+        if type(degree) is not int or degree < 1:
+            raise input_error(
+                "from",
+                name,
+                f"has mesh.{key} = {degree!r}, which is no number of ranks",
+                f"for example {key} = 1",
+            )
+        count *= degree
+    return count
+
+
 def _measured_step(record: Record, gpus: str | None) -> MeasuredStep:
     """The measured step of a record. Raises InputError where it is none of training on a device whose rates
     are known.
     """
     sheet: Mapping[str, Any] = record.sheet or {}
-    measured = (sheet.get("trace") or {}).get("measured") or {}
-    plan = sheet.get("plan") or {}
+    measured = _mapping_in(_mapping_in(sheet, "trace"), "measured")
+    plan = _mapping_in(sheet, "plan")
     if (
         plan.get("task") != "train"
         or not isinstance(measured.get("step_s"), int | float)
@@ -125,10 +147,7 @@ def _measured_step(record: Record, gpus: str | None) -> MeasuredStep:
         for key, value in flatten_document(plan).items()
         if key not in ("schema", "model", "gpus") and value is not None
     }
-    mesh = plan.get("mesh") or {}
-    count = 1
-    for key in ("dp_replicate", "dp_shard", "cp", "tp", "pp"):
-        count *= int(mesh.get(key) or 1)
+    count = _rank_count(request, record.name)
     cluster = cluster_of(device, count, per_node=None if device.per_node else count)
     return MeasuredStep(
         spec=spec,

@@ -310,7 +310,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
         if own and first.together and len(servers) > 1
         else ()
     )
-    others = (*others, *([TRAINS_TOO] if TRAINING.search(text) else ()))
+    others = (*others, *first.left_out, *([TRAINS_TOO] if TRAINING.search(text) else ()))
     return replace(found, unmodelled=(*found.unmodelled, *others), assumed=(*found.assumed, *first.remarks))
 
 

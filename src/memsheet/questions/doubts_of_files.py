@@ -20,6 +20,7 @@ from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.launched_script import ACCELERATE
+from memsheet.exchange.shared.model_classes import FAMILY_CLASS, class_of_family
 from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
@@ -296,6 +297,19 @@ def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str
     return OPEN_LAUNCHER if trainers and not alone and plan.mesh.dp_replicate > 1 else ""
 
 
+def _other_family(reads: Mapping[str, Read], answer: Answer) -> str:
+    """That a script loads the model with the class of another family than the model is of."""
+    of, classes = answer.model, (read.values.get(f"{SCRIPT}.{FAMILY_CLASS}") for read in reads.values())
+    found = next(
+        (one for one in classes if isinstance(one, str) and not class_of_family(one, of.model_type)), ""
+    )
+    return (
+        f"the script loads it with {found}, and {of.name} is of another family ({of.model_type})"
+        if found
+        else ""
+    )
+
+
 def _reason_to_doubt(
     reads: Mapping[str, Read],
     answer: Answer | None,
@@ -350,6 +364,8 @@ def _reason_to_doubt(
         return Doubt("; ".join(apart), least)
     if other:
         return Doubt(f"the files are of another model: {'; '.join(other)}", least)
+    if strange := _other_family(reads, answer):
+        return Doubt(strange + further)
     if spread := _spread_layers(reads, answer):
         return Doubt(spread + further, 0 if further else _even_share(answer))
     if absent or launcher:

@@ -16,7 +16,7 @@ from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import ACCELERATE, TRL, described_launches, first_script_launch
 from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values, launched_reads
-from memsheet.exchange.shared.loop_script import LOOP
+from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_commands
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED

@@ -109,6 +109,25 @@ def test_what_cannot_calibrate_is_refused(
     assert not calibration_file().exists()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("held", [{}, [], "2", {"tp": 1}, 0, -1, 1.5, True, None])
+@pytest.mark.parametrize(
+    "place", [("plan",), ("trace",), ("trace", "measured"), ("plan", "mesh"), ("plan", "mesh", "tp")]
+)
+def test_a_record_that_somebody_changed_is_refused_in_words(
+    capsys: pytest.CaptureFixture[str], home: Path, place: tuple[str, ...], held: Any
+) -> None:
+    path = Path(record(home))
+    found = json.loads(path.read_text())
+    inside = found["sheet"]
+    for key in place[:-1]:
+        inside = inside.setdefault(key, {})
+    inside[place[-1]] = held
+    path.write_text(json.dumps(found))
+    code, _, err = ask(capsys, "--from", str(path))
+    assert code in (0, 2)
+    assert "internal" not in err
+
+
 def test_the_device_can_be_named(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assert ask(capsys, "--from", record(home, name="a card of next year"), "--gpus", "1xA100-80GB")[0] == 0
     assert efficiency_of("A100-80GB", "transformers") is not None

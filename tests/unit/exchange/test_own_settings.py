@@ -60,6 +60,19 @@ def test_it_is_the_sheet_of_a_script_of_the_same(tmp_path: Path, own: Any, lora:
     assert peak_of(found) == peak_of(checked(tmp_path, SCRIPT.format(lora=lora, given=given), "train.py"))
 
 
+def test_answers_in_groups_are_taken_for_grpo(tmp_path: Path) -> None:
+    found = checked(tmp_path, {**OWN, "training": {**TRAINING, "num_generations": 8}})
+    named = checked(tmp_path, {**OWN, "method": "grpo", "training": {**TRAINING, "num_generations": 8}})
+    assert peak_of(found) == peak_of(named)
+    assert found.result is Result.UNCERTAIN
+
+
+@pytest.mark.parametrize("named", [{"name": "a model of ours"}, {}])
+def test_a_training_without_a_models_name_asks_for_it(tmp_path: Path, named: dict[str, str]) -> None:
+    tree = {**OWN, "model": named, "dataset": {"config_name": "part-7b"}}
+    assert "no model is named" in checked(tmp_path, tree).no_model
+
+
 OTHER_NAMES = {
     "base_model": "Qwen/Qwen2.5-0.5B",
     "training": {"batch_size": 2, "lr": 1e-4, "epochs": 3, "use_gradient_checkpointing": True, "mixed_precision": "bf16", "optim": "adamw_torch"},
@@ -75,8 +88,7 @@ def test_other_names_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "tree",
     [
-        {**OWN, "training": {**TRAINING, "num_generations": 8}},
-        {**OWN, "model": {"name": "a model of ours"}},
+        {**OWN, "training": {**TRAINING, "num_generations": 8}, "data": {"chosen_column": "better"}},
         {"model": {"name": "Qwen/Qwen2.5-0.5B"}, "training": {"epochs": 3, "lr": 1e-4}},
         {"model": {"name": "Qwen/Qwen2.5-0.5B"}, "evaluation": {"batch_size": 2, "lr": 1, "epochs": 2}},
         {**OWN, "training": {**TRAINING, "beta": 0.1}},

@@ -14,10 +14,13 @@ from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES, gathered_moves, rows_of_card
 from memsheet.exchange.shared.generation_script import NO_PROMPT
+from memsheet.exchange.shared.generation_settings import generation_settings
 from memsheet.exchange.shared.lightning_settings import lightning_settings
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
-from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, MESH, SEQUENCE, loop_values
+from memsheet.exchange.shared.loop_places import LOOP
+from memsheet.exchange.shared.loop_script import DIVIDED, FED, MESH, SEQUENCE, loop_values
+from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_precision
 from memsheet.exchange.shared.python_module import argument_remarks
@@ -162,7 +165,7 @@ def _read_prepared(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 OF_LOADING = (
-    "attention", "fused", ASKS_CARD, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", ASKS_CARD, FAMILY_CLASS, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),
@@ -201,7 +204,7 @@ def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
 
 
 FORMAT = Format(
-    name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values, started=loop_values, by_groups=lightning_settings,
+    name="pytorch", file="train.py", kind="yaml", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({LOOP}), also=loop_values, started=loop_values, by_groups=lambda tree: lightning_settings(tree) or generation_settings(tree),
     program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
     refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_part_of_card,
     unmodelled={

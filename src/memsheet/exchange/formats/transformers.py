@@ -24,6 +24,7 @@ from memsheet.exchange.shared.file_format import (
 )
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
+from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.own_settings import OF_OWN_SCRIPT, own_settings
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_bytes, prepared_precision
@@ -378,6 +379,7 @@ KEYS = (
     Key(at=f"{SCRIPT}.{OWN_LAYERS}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 015bdef unsloth/models/loader.py:407, 1140"),
     Key(at=f"{SCRIPT}.{SPREADS}", out=lambda _: None, back=lambda *_: {}, source="accelerate 1.15.0 utils/modeling.py, infer_auto_device_map"),
     Key(at=f"{SCRIPT}.{ASKS_CARD}", out=lambda _: None, back=lambda *_: {}, source="torch/cuda/__init__.py, is_bf16_supported"),
+    Key(at=f"{SCRIPT}.{FAMILY_CLASS}", out=lambda _: None, back=lambda *_: {}, source="modeling_utils.py, from_pretrained: cls(config)"),
     Key(at=f"{SCRIPT}.{COLOCATED}", out=lambda _: None, back=lambda *_: {}, source="huggingface/trl f2cd577 trl/trainer/grpo_config.py:646"),
     Key(at=f"{SCRIPT}.{WHOLE_TABLES}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model"),
     Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=_read_prepared, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),

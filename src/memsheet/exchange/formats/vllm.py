@@ -21,6 +21,7 @@ from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
+    from memsheet.exchange.shared.generation_settings import served_settings
     from memsheet.exchange.shared.serve_releases import vllm_of
 
 
@@ -394,10 +395,22 @@ qlora-adapter-name-or-path speculative-model num-speculative-tokens speculative-
 v0.8.5, v0.9.2, v0.12.0, v0.16.0).
 """
 
+_SHARE = "gpu_memory_utilization"
+_OF_SETTINGS = {
+    "--gpu-memory-utilization": (_SHARE,),
+    "--max-model-len": ("max_model_len", "max_seq_length", "max_seq_len", "max_length", "context_length"),
+    "--tensor-parallel-size": ("tensor_parallel_size", "tensor_parallel", "tp_size"),
+    "--max-num-seqs": ("max_num_seqs",),
+    "--max-num-batched-tokens": ("max_num_batched_tokens",),
+}
+"""What people call the engine's arguments in settings of their own (engine/arg_utils.py, EngineArgs; its
+first argument in Unsloth is ``max_seq_length``: unslothai/unsloth 015bdef unsloth/models/llama.py).
+"""
+
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
     known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
-    absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
+    absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,), by_groups=lambda tree: served_settings(tree, _SHARE, _OF_SETTINGS),
     problems=_vllm_plan_problems, strict=("",), opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from memsheet.exchange.mistakes.case import Case, Found, Rule
 from memsheet.exchange.shared.file_format import KEYWORDS
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, lightning_call
-from memsheet.exchange.shared.loop_script import LOOP
+from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.model_casts import WIDTHS
 from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path

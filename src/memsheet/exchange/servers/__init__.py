@@ -10,6 +10,7 @@ from typing import Any
 from memsheet.errors import input_error
 from memsheet.exchange.servers.batch_tasks import batch_servers, task_servers
 from memsheet.exchange.servers.chart_values import values_servers
+from memsheet.exchange.servers.command_templates import template_servers
 from memsheet.exchange.servers.disaggregated import disaggregated_servers
 from memsheet.exchange.servers.dynamo import graph_servers
 from memsheet.exchange.servers.engine_harnesses import harness_servers
@@ -31,7 +32,7 @@ MOST_STARTED = 128
 """Servers of one file that are named."""
 Parse = Callable[[str, str], Any]
 KINDS: tuple[Callable[[str, str, Parse], list[NamedServer]], ...] = (
-    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, model_service_servers, chart_servers, values_servers, pod_servers, compose_servers, image_servers, target_servers, task_servers, batch_servers, swift_servers, harness_servers,
+    python_servers, swapped_servers, disaggregated_servers, graph_servers, ray_servers, recipe_servers, template_servers, model_service_servers, chart_servers, values_servers, pod_servers, compose_servers, image_servers, target_servers, task_servers, batch_servers, swift_servers, harness_servers,
 )  # fmt: skip
 """In the order in which a text is tried; one that is of no kind of theirs has none."""
 

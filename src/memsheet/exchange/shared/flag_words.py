@@ -14,6 +14,7 @@ from memsheet.exchange.shared.serve_script import (
     has_unset_placeholder,
     joined_parts,
 )
+from memsheet.patterns import late_pattern
 
 SWITCHES = frozenset({"bf16", "fp16", "tf32", "gradient_checkpointing", "packing", "do_train", "do_eval", "load_in_4bit", "load_in_8bit", "use_peft", "overwrite_output_dir", "trust_remote_code"})  # fmt: skip
 """Flags of the Trainer's scripts that have a value or none (transformers 5.23.0 hf_argparser.py, nargs of
@@ -33,6 +34,8 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
             name, equals, value = word[2:].partition("=")
             name, filled = name.replace("-", "_"), False
             found[name] = plain_value(value) if equals else True
+            if found[name] == UNSET and name in NAMES_MODEL:
+                found[name] = path_with_places(value)
             name = "" if equals else name
         elif OPEN_WORD.fullmatch(word) and (filled or not (name or _is_numbered(word))):
             found[MORE] = word
@@ -45,9 +48,24 @@ def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
             found[name] = [*(held if isinstance(held, list) else [held]), plain_value(word)]
         else:
             opens = OPEN_WORD.fullmatch(word) is not None
-            found[name], filled = UNSET if opens else plain_value(word), True
+            known = UNSET if opens else plain_value(word)
+            known = path_with_places(word) if known == UNSET and name in NAMES_MODEL else known
+            found[name], filled = known, True
             found |= {MORE: word} if opens and (name in SWITCHES or GIVES_WORDS.match(word)) else {}
     return found, tuple(left)
+
+
+NAMES_MODEL = frozenset({"model", "model_path", "model_name", "model_name_or_path", "base_model", "base_model_path", "checkpoint_path", "ckpt_path"})  # fmt: skip
+_VARIABLE = late_pattern(r"\$(?:\{[^{}]*+\}|\w++)")
+
+
+def path_with_places(text: str) -> Any:
+    """A path of which some folders are variables, with a pattern for each, where one before them has a number
+    in its name, as a model's has; else ``UNSET``.
+    """
+    known = text.partition("$")[0].rpartition("/")[0]
+    made = _VARIABLE.sub("*", text)
+    return made if any(letter.isdigit() for letter in known) and "$" not in made else UNSET
 
 
 def _is_numbered(word: str) -> bool:

@@ -31,15 +31,19 @@ from memsheet.exchange.shared.launched_script import (
     Launch,
     script_launches,
 )
-from memsheet.exchange.shared.loop_commands import command_loop_values
-from memsheet.exchange.shared.loop_script import LOOP
+from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value
 from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.trainer_script import ABSENT, OWN_SCRIPT, SCRIPT, UNREAD_FLAGS
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.loop_commands import command_loop_values
+
 
 NO_TEXTS: Mapping[str, str] = {}
 SHELLS = ("torchrun", "slurm", "skypilot")

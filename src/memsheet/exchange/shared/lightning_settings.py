@@ -10,7 +10,8 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.lightning_trainer import ARGUMENTS, lightning_keys
-from memsheet.exchange.shared.loop_script import DEEPSPEED, LOOP, OPTIMIZERS
+from memsheet.exchange.shared.loop_places import LOOP
+from memsheet.exchange.shared.loop_script import DEEPSPEED, OPTIMIZERS
 from memsheet.exchange.shared.own_methods import OtherTrainingError, method_told
 from memsheet.exchange.shared.own_settings import (
     BATCH,

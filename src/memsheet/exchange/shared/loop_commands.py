@@ -10,8 +10,9 @@ from typing import Any
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
 from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch
+from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
-from memsheet.exchange.shared.loop_script import DIVIDED, FED, LOOP, SEQUENCE, loop_values, mixed_word
+from memsheet.exchange.shared.loop_script import DIVIDED, FED, SEQUENCE, loop_values, mixed_word
 from memsheet.exchange.shared.role_names import ROLES, Told, command_values, role_value, task_of_script
 from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
 

@@ -19,6 +19,7 @@ from memsheet.exchange.shared.generation_script import (
     pipeline_loads,
 )
 from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
+from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.own_classes import own_class_key
 from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
@@ -45,14 +46,17 @@ from memsheet.exchange.shared.trainer_script import (
     RECOMPUTE,
     SCRIPT,
     UNSAID,
+    UNSLOTH_LOADS,
     bitsandbytes_keys,
     from_pretrained_keys,
+    generates_alone,
     open_bits_key,
     unmade_key,
+    unsloth_bits,
 )
 from memsheet.patterns import late_pattern
 
-LOOP, DEEPSPEED, DIVIDED, MESH = "loop", "deepspeed", "divided_weights", "mesh"
+DEEPSPEED, DIVIDED, MESH = "deepspeed", "divided_weights", "mesh"
 FED, SEQUENCE = "rows_of_engine", "sequence"
 """Where DeepSpeed makes the loader, its rows are the configuration's (deepspeed/__init__.py, initialize)."""
 STEPS = late_pattern(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
@@ -60,6 +64,7 @@ STEPPER = late_pattern(r"\boptimizer\w*\s*=[^=]")
 RUNS_OVER = late_pattern(r"\.(?:fit|train|train_model|run|start)\((?!\s*\))")
 """Calls that run something with what they are given: a loop of another file, where this one has none."""
 OTHER_LOOP = "the loop that it hands its optimizer and rows to, which another file has"
+OWN_GENERATION = "Unsloth's own layers and caches, with which the model generates"
 GENERATES = late_pattern(r"\.generate\(")
 OTHER_MODELS = late_pattern(
     r"(?:Peft|Reward|Value|Critic|Ref\w*|Teacher|Vision|CLIP|Embedding)Model\.from_pretrained$"
@@ -92,14 +97,17 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     if (
         not any(one in text for one in ("from_pretrained", "transformers"))
         or not (steps or GENERATES.search(text) or makes_pipeline(text))
-        or any(one in text for one in ARGUMENTS)
+        or (steps and any(one in text for one in ARGUMENTS))
     ):
         return {}
     module = read_module(text, {}, given)
+    if any(one in text for one in ARGUMENTS) and not generates_alone(module):
+        return {}
     load, others = model_loads(module) if steps else (None, {})
     if load is None or OTHER_MODELS.search(load[WHOLE]):
         load = next(_model_loads(module), None)
     load = load or next(pipeline_loads(module) if not steps else iter(()), None)
+    load = load or next(unsloth_loads(module) if not steps else iter(()), None)
     built = built_model_keys(module) if load is None else {}
     elsewhere = _elsewhere_loaded(module, text) if steps and load is None else None
     load = load or elsewhere or ({LINE: 1} if built else None)
@@ -119,13 +127,15 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         said[ASKS_CARD] = True
     if handed:
         said[OWN_CODE] = OTHER_LOOP
+    if UNSLOTH_LOADS.search(str(load.get(WHOLE, ""))):
+        said |= {**unsloth_bits(load), OWN_CODE: OWN_GENERATION}
     made = {
         **_row_sizes(module, told),
         **_precision_keys(module, told),
         **_wrapper_keys(module),
         **_optimizer_keys(module),
+        **_recompute_key(module, told),
     }
-    made |= _recompute_key(module, told)
     if steps and (driver := lightning_call(module)) is not None:
         made |= lightning_keys(module, driver)
     cast = made.pop("cast", None) or next(model_casts(module), None)
@@ -166,6 +176,15 @@ def _model_loads(module: Module) -> Iterator[Tree]:
         for held in named_calls(module, ("from_pretrained",), local=True)
         if LOADS.search(held[WHOLE]) and not OTHER_MODELS.search(held[WHOLE])
     )
+
+
+def unsloth_loads(module: Module) -> Iterator[Tree]:
+    """Calls by which Unsloth loads what then generates, with the model's name where transformers has it; none
+    of those that start another engine (unslothai/unsloth 015bdef unsloth/models/loader.py: fast_inference).
+    """
+    for held in named_calls(module, ("from_pretrained",), local=True):
+        if UNSLOTH_LOADS.search(held[WHOLE]) and held.get("fast_inference", False) is False:
+            yield {"0": held.get("model_name", UNSET), **held}
 
 
 def _elsewhere_loaded(module: Module, text: str) -> Tree | None:

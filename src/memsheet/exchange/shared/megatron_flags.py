@@ -150,6 +150,8 @@ def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
 
     Raises ValueError for text that is no shell.
     """
+    if not any(mark.lstrip("-") in text.replace("_", "-") for mark in marks):
+        return {}
     script = ShellScript(text)
     given = [words for words in script.commands() if any(word.startswith("--") for word in words)]
     given = [words for words in given if not _is_case_label(words)]

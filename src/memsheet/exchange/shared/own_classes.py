@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.built_models import OWN_CODE
+from memsheet.exchange.shared.model_classes import FAMILY_CLASS, names_family
 from memsheet.exchange.shared.python_config import WHOLE
 from memsheet.exchange.shared.python_module import Module
 
+TRANSFORMERS = "transformers"
 LIBRARIES = frozenset({
     "transformers", "peft", "trl", "unsloth", "optimum", "auto_gptq", "gptqmodel", "awq", "hqq", "liger_kernel", "modelscope", "ipex_llm",
     "intel_extension_for_transformers", "adapters", "accelerate", "sentence_transformers", "pytorch_transformers", "pytorch_pretrained_bert",
@@ -20,8 +22,13 @@ LIBRARIES = frozenset({
 
 
 def own_class_key(module: Module, call: Mapping[str, Any]) -> dict[str, Any]:
-    """That the class whose model a call loads is the file's own, or of a package that is no library."""
-    name, dot, _ = str(call.get(WHOLE, "")).partition(".")
+    """That the class whose model a call loads is the file's own, or of a package that is no library; or which
+    one it is, where it is transformers' of one family.
+    """
+    whole = str(call.get(WHOLE, ""))
+    name, dot, _ = whole.partition(".")
+    if name == TRANSFORMERS:
+        return _family_key(whole.removeprefix(f"{TRANSFORMERS}.").partition(".")[0])
     if not dot or not name[:1].isupper():
         return {}
     origins = dict(_origins(module.tree))
@@ -29,9 +36,15 @@ def own_class_key(module: Module, call: Mapping[str, Any]) -> dict[str, Any]:
         origins[name] = "this file"
     everything = {origin for at, origin in _origins(module.tree) if at == "*"}
     origin = origins.get(name, next(iter(everything), "") if not everything & LIBRARIES else "")
+    if origin == TRANSFORMERS:
+        return _family_key(name)
     if not origin or origin in LIBRARIES:
         return {}
     return {OWN_CODE: f"{name} of {origin}, which may hold more than the model that it is loaded from"}
+
+
+def _family_key(name: str) -> dict[str, Any]:
+    return {FAMILY_CLASS: name} if names_family(name) else {}
 
 
 def _origins(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -32,6 +32,10 @@ _OF_ONE = late_pattern(
     r"|^reward|^chosen|^rejected|^ref(?:erence)?_(?:model|policy)"
 )
 """Keys and groups that a training with a method has, and that do not tell which."""
+GROUPS, _PAIRS = "num_generations", late_pattern(r"^chosen|^rejected")
+"""Answers to one prompt that are judged together: where nothing says the method, it is taken for the one that
+most people train so (huggingface/trl f2cd577 trl/trainer/grpo_config.py; RLOO has the same key).
+"""
 _FURTHER_MODELS = late_pattern(r"^critic|^teacher|^student|^value_(?:model|function)|reward_model")
 REFERENCE = late_pattern(r"^ref(?:erence)?(?:_|$)")
 """Groups and keys of the frozen copy."""
@@ -63,6 +67,8 @@ def method_told(names: Iterable[str], words: Iterable[tuple[str, str]]) -> str:
     methods = {KNOWN.get(one, "") for one in found}
     if len(methods) > 1 or "" in methods or any(_FURTHER_MODELS.search(name) for name in names):
         raise OtherTrainingError
+    if not methods and GROUPS in names and not any(_PAIRS.search(name) for name in names):
+        return "GRPO"
     if not methods and any(_OF_ONE.search(name) for name in names):
         raise OtherTrainingError
     return next(iter(methods), "")

@@ -53,6 +53,8 @@ NAMES_MODEL = (
     "model_name_or_path", "pretrained_model_name_or_path", "base_model_name_or_path", "model_name", "base_model", "base_model_name", "model_id", "base_model_id",
     "hf_model_ckpt", "model_path", "base_model_path", "hf_model", "pretrained_model", "model_checkpoint", "checkpoint", "model",
 )  # fmt: skip
+CONFIG_NAME = "config_name"
+"""Of a model to the Trainer's examples, and of a part of a data set in most files."""
 IN_MODEL_GROUP = ("name", "path", "id", "base", "repo", "repo_id", "hf_id", "pretrained")
 LENGTHS = (
     "max_length", "max_seq_length", "max_seq_len", "max_sequence_length", "seq_length", "seq_len", "sequence_length", "sequence_len",
@@ -60,7 +62,7 @@ LENGTHS = (
 )  # fmt: skip
 _ADAPTER = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
 _MODEL = late_pattern(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
-_OTHER_USE = late_pattern(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip
+_OTHER_USE = late_pattern(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|monitor|callback|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip
 """Groups of which a value is no training's."""
 _TRAINS = late_pattern(
     r"train|^(?:sft|dpo|ipo|kto|orpo|cpo|simpo|grpo|rloo)(?:_config|_args)?$", re.IGNORECASE
@@ -113,7 +115,8 @@ class Leaf(NamedTuple):
 
 def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, Any] | None:
     """The values as those of a training script; None where a tree is no such file. ``is_argument``: whether
-    the Trainer takes an argument of that name.
+    the Trainer takes an argument of that name. Without a model where the file names none and says the
+    Trainer's batch by its own name.
     """
     if not isinstance(tree, Mapping):
         return None
@@ -132,7 +135,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     own, trained = _of_one_training([leaf for leaf in own if leaf.value is not None])
     trained = trained or stage
     model = model_named(own)
-    if model is None:
+    if model is None and (names_several(own) or not any(leaf.key == BATCH for leaf in own)):
         return None
     adapter = [leaf for leaf in own if any(_ADAPTER.search(group) for group in leaf.groups)]
     rest = [leaf for leaf in own if leaf not in adapter]
@@ -140,12 +143,12 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     arguments = {
         leaf.key: leaf.value
         for leaf in sorted(rest, key=lambda leaf: leaf.trains)  # a training's own, where several say it
-        if is_argument(leaf.key) and leaf.key not in LENGTHS
+        if is_argument(leaf.key) and leaf.key not in (*LENGTHS, CONFIG_NAME)
     }
     said = {
         at: value
         for at, names in SPELLINGS.items()
-        if at not in arguments and (value := _first_value(trained_own, names, _is_count)) is not None
+        if at not in arguments and (value := first_value(trained_own, names, _is_count)) is not None
     }
     if "optim" not in arguments and (named := _optimizer_named(own)):
         said["optim"] = named
@@ -158,16 +161,16 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
     said |= {width: True for width in widths if not {"bf16", "fp16"} & arguments.keys()}
     silent = not words and not {"bf16", "fp16"} & arguments.keys() and not _says_width(own)
     said |= {"bf16": True} if silent else {}
-    length = _first_value(trained_own, LENGTHS, _is_count) or _first_value(own, LENGTHS, _is_count)
+    length = first_value(trained_own, LENGTHS, _is_count) or first_value(own, LENGTHS, _is_count)
     of_method = method_values(method, {leaf.key: leaf.value for leaf in own if leaf.key not in arguments})
     found = {
         f"{SCRIPT}.reads": BATCH,
         f"{SCRIPT}.model": model,
         f"{SCRIPT}.max_length": length,
         **{f"{SCRIPT}.{at}": value for at, value in of_method.items()},
-        f"{SCRIPT}.dtype": _first_value(own, ("torch_dtype", "dtype"), lambda value: value in WIDTHS)
+        f"{SCRIPT}.dtype": first_value(own, ("torch_dtype", "dtype"), lambda value: value in WIDTHS)
         or UNSAID,
-        f"{SCRIPT}.attention": _first_value(
+        f"{SCRIPT}.attention": first_value(
             own, ("attn_implementation",), lambda value: isinstance(value, str)
         ),
         **_bits_and_adapters(own, adapter),
@@ -199,7 +202,7 @@ def leaves_of(tree: Mapping[str, Any]) -> Iterator[Leaf]:
 
 def first_count(leaves: list[Leaf], keys: tuple[str, ...]) -> int | None:
     """The first whole number of the first of ``keys`` that has one."""
-    found = _first_value(leaves, keys, _is_count)
+    found = first_value(leaves, keys, _is_count)
     return int(found) if found is not None else None
 
 
@@ -281,7 +284,7 @@ def _method_of_leaves(leaves: list[Leaf]) -> str:
     return method_told(sorted(names), sorted(words))
 
 
-def _first_value(leaves: list[Leaf], keys: tuple[str, ...], holds: Callable[[Any], bool]) -> Any:
+def first_value(leaves: list[Leaf], keys: tuple[str, ...], holds: Callable[[Any], bool]) -> Any:
     """The first of ``keys`` that has a value of that kind, a training's own before others'."""
     for key in keys:
         found = [
@@ -296,7 +299,16 @@ def _first_value(leaves: list[Leaf], keys: tuple[str, ...], holds: Callable[[Any
 
 def model_named(leaves: list[Leaf], names: tuple[str, ...] = NAMES_MODEL) -> Any:
     """The model that the surest of some keys names; None where several do."""
+    own = _surest_names(leaves, names)
+    return own[0] if len(set(own)) == 1 else None
 
+
+def names_several(leaves: list[Leaf]) -> bool:
+    """Whether the surest key of a model names more than one."""
+    return len(set(_surest_names(leaves, NAMES_MODEL))) > 1
+
+
+def _surest_names(leaves: list[Leaf], names: tuple[str, ...]) -> list[str]:
     def is_name(value: Any) -> bool:
         return isinstance(value, str) and _HUB_ID.fullmatch(value.strip()) is not None
 
@@ -306,13 +318,13 @@ def model_named(leaves: list[Leaf], names: tuple[str, ...] = NAMES_MODEL) -> Any
             named = [leaf for leaf in held if leaf.key == key and is_name(leaf.value)]
             own = [leaf for leaf in named if leaf.trains] or named
             if own:
-                return own[0].value if len({leaf.value for leaf in own}) == 1 else None
-    return None
+                return [leaf.value for leaf in own]
+    return []
 
 
 def _bits_and_adapters(leaves: list[Leaf], adapter: list[Leaf]) -> dict[str, Any]:
     """What the base is stored in and what trains beside it, by the keys that a script is read as."""
-    told = {**_adapter_values(leaves, adapter), **_quantized_values(leaves)}
+    told = {**_adapter_values(leaves, adapter), **quantized_values(leaves)}
     over = adapters_over_bits({at.removeprefix(f"{SCRIPT}."): held for at, held in told.items()})
     return {**told, **{f"{SCRIPT}.{at}": held for at, held in over.items()}}
 
@@ -323,16 +335,16 @@ def _adapter_values(leaves: list[Leaf], adapter: list[Leaf]) -> Mapping[str, Any
     off = any(leaf.key in switches and leaf.value is False for leaf in leaves) or any(
         leaf.key in ("enabled", "enable", "use") and leaf.value is False for leaf in adapter
     )
-    rank = _first_value(adapter, ("r", "rank"), _is_count) or _first_value(
+    rank = first_value(adapter, ("r", "rank"), _is_count) or first_value(
         leaves, ("lora_r", "lora_rank"), _is_count
     )
     on = any(leaf.key in (*switches, "enabled") and leaf.value is True for leaf in adapter)
     if off or (rank is None and not on):
         return {}
-    targets = _first_value(
-        adapter, ("target_modules", "lora_target_modules", "targets"), bool
-    ) or _first_value(leaves, ("lora_target_modules", "target_modules"), bool)
-    dropout = _first_value(adapter, ("dropout", "lora_dropout"), lambda value: isinstance(value, float))
+    targets = first_value(adapter, ("target_modules", "lora_target_modules", "targets"), bool) or first_value(
+        leaves, ("lora_target_modules", "target_modules"), bool
+    )
+    dropout = first_value(adapter, ("dropout", "lora_dropout"), lambda value: isinstance(value, float))
     return {
         f"{SCRIPT}.lora_rank": rank or USUAL_RANK,
         f"{SCRIPT}.lora_targets": [targets] if isinstance(targets, str) else targets,
@@ -365,14 +377,14 @@ def _bits_in_a_word(leaves: list[Leaf]) -> int | None:
     return None
 
 
-def _quantized_values(leaves: list[Leaf]) -> Mapping[str, Any]:
+def quantized_values(leaves: list[Leaf]) -> Mapping[str, Any]:
     """Nothing of a group that is switched off."""
     switches = ("enabled", "enable", "use", "use_quantization", "quantize")
     off = {leaf.groups for leaf in leaves if leaf.key in switches and leaf.value is False and leaf.groups}
     on = {leaf.key for leaf in leaves if leaf.value is True and leaf.groups not in off}
     bits = _bits_in_a_word([leaf for leaf in leaves if leaf.groups not in off])
     if not on.isdisjoint(("load_in_4bit", "use_4bit")) or bits == 4:
-        kind = _first_value(leaves, ("bnb_4bit_quant_type",), lambda value: value in ("nf4", "fp4"))
+        kind = first_value(leaves, ("bnb_4bit_quant_type",), lambda value: value in ("nf4", "fp4"))
         return {
             f"{SCRIPT}.quantized": kind or "fp4",
             f"{SCRIPT}.double_quant": "bnb_4bit_use_double_quant" in on or None,

@@ -88,8 +88,10 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
     earlier = list[list[str]]()
     for words in (part for line in around.script_lines(text) for part in around.split_line_commands(line)):
         known.learn(words)
-        known.learn(slurm_variables(known.filled(words, defaults=True)))
         filled = known.filled(words, defaults=True)
+        if asked := [*slurm_variables(filled)]:
+            known.learn(asked)
+            filled = known.filled(words, defaults=True)
         unnamed = around.server_flags_index(filled, around.LAUNCHES, around.ALONE) is None
         if how.model in found:
             others += [] if unnamed else [_shortened_launch(filled)]

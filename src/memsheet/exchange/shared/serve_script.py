@@ -74,7 +74,14 @@ UNTOLD = "open"
 PRINTED = "printed"
 """The variable that stands for what a command would print."""
 _COMMAND = late_pattern(r"\$\([^()]*\)|`[^`]*`")
+_LISTED = late_pattern(
+    r"\$\(\s*ls\s+(?:-\w++\s+)*+\"?(?P<path>[^\s|;&<>()`'\"]++)\"?(?P<end>/?[^\s|;&<>()`'\"]*+)"
+    r"\s*(?:2>\s*/dev/null\s*)?(?:\|\s*(?:sort|head|tail)\b[^|()`]*+)*+\)"
+)
+"""A folder among those of a pattern, which lists them: the pattern stands for whichever it is."""
 _SPECIAL = late_pattern(r"['\"\\#]")
+_UNPLAIN = late_pattern(r"['\"\\#]|[^\S \t\r\n]")
+"""What a shell's own splitting heeds, and blanks that split nothing there."""
 _SHIELDS = {"$": "\ue000", "`": "\ue001", "#": "\ue002"}
 _BARE = {ord(shield): letter for letter, shield in _SHIELDS.items()}
 _LEADS = ("export", "readonly", "declare", "local", "-x", "-r", "then", "do", "else", "env", "exec", "nohup")
@@ -98,9 +105,19 @@ def _split_script_lines(text: str) -> Iterator[tuple[str, ...]]:
             continue
         whole, held, quote = "\n".join(held), [], ""
         with suppress(ValueError):
-            yield tuple(
-                shlex.split(_COMMAND.sub(f"${{{PRINTED}}}", _OF_MAKE.sub(r"${\1}", whole)), comments=True)
-            )
+            yield tuple(_words_of_line(_COMMAND.sub(_printed_text, _OF_MAKE.sub(r"${\1}", whole))))
+
+
+def _words_of_line(line: str) -> list[str]:
+    """A line as a shell splits it; at once where nothing in it is quoted, escaped or a comment."""
+    return shlex.split(line, comments=True) if _UNPLAIN.search(line) else line.split()
+
+
+def _printed_text(found: re.Match[str]) -> str:
+    """What stands for what a command prints: the pattern of those that it lists, else a variable."""
+    listed = _LISTED.fullmatch(found[0])
+    path = listed["path"] + listed["end"] if listed else ""
+    return path if "*" in path else f"${{{PRINTED}}}"
 
 
 def _shield_literal_text(line: str, quote: str) -> tuple[str, str]:
@@ -272,8 +289,13 @@ def server_flags_index(
     """Where a command's flags begin: after a launch, or after the container's image where that starts the
     server itself.
     """
+    launches = tuple(launches)
+    heads = _program_heads(launches)
     for place, word in enumerate(words):
-        own, at = word.rpartition("/")[2].partition("@")[0], last_switch_index(words, place)
+        own = word.rpartition("/")[2].partition("@")[0]
+        if not own.startswith(heads):
+            continue
+        at = last_switch_index(words, place)
         for launch in launches:
             started = (
                 own == launch[0]
@@ -283,10 +305,15 @@ def server_flags_index(
             sure = started and (len(launch) > 1 or _is_program_started(words, place))
             if sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
-    named = (
-        at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image
-    )
+    wanted = frozenset(filter(None, images))  # each with its owner's name before a slash
+    named = (at + 1 for at, word in enumerate(words) if "/" in word and named_image(word) in wanted)
     return next((start for start in named if not _is_shell(words[start : start + 1])), None)
+
+
+@lru_cache(maxsize=16)
+def _program_heads(launches: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """What the programs of some launches begin with, those by their older names among them."""
+    return tuple(dict.fromkeys([*(launch[0] for launch in launches), *OLDER_NAMES]))
 
 
 def starts_servers_alone(text: str) -> bool:

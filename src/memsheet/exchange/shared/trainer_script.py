@@ -183,7 +183,7 @@ def arguments_of(
     if not made:
         parsed = list(_parsed_arguments(module))
         made = [{**one, **(filled or {})} for one in parsed]
-    if not made:
+    if not made or generates_alone(module):
         return {}
     last = max(made, key=lambda one: int(one[LINE]))
     name, places = last[CLASS], {"0": "output_dir"}
@@ -251,6 +251,17 @@ def arguments_of(
     }
     beside |= {OF_TRAINER: beside_it} if beside_it else {}
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
+
+
+def generates_alone(module: Module) -> bool:
+    """Whether a script generates and neither makes a trainer nor calls anything's ``train``: its arguments
+    are for something else (LLaMA-Factory's own make its rows with them: hiyouga/LLaMA-Factory ff6d4d1
+    scripts/vllm_infer.py).
+    """
+    paths = [attribute_path(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    called = {path[-1] for path in paths if path}
+    trains = any(name.lower().endswith(("trainer", "train")) or name.startswith("train") for name in called)
+    return "generate" in called and not trains
 
 
 def _without_unmade_cut(text: str, *told: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -586,7 +597,7 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     )
     length = next((held for held in asked if held is not None), UNSET)
     own["max_length"] = length
-    made = {"unsloth": True, **_model_name_key(module, load, ("0", "model_name")), **_unsloth_bits(load)}
+    made = {"unsloth": True, **_model_name_key(module, load, ("0", "model_name")), **unsloth_bits(load)}
     if OF_LAYERS.search(load[WHOLE]):
         made[OWN_LAYERS] = True
     if (share := unsloth_colocated_share(load)) is not None:
@@ -602,7 +613,7 @@ def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> di
     }
 
 
-def _unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
+def unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
     """Four bits, unless others or a whole fine-tune are asked for; scales quantized again."""
     whole, eight, four = (
         load.get(name, usual)

@@ -1,0 +1,3 @@
+"""Where what a script's own loop says stands among its values."""
+
+LOOP = "loop"
