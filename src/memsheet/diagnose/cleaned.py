@@ -41,6 +41,11 @@ _MOST_PREFIXES = 8
 MOST_OF_PREFIX = 200
 _SPEAKER = re.compile(r"\((\w[\w.:-]{0,60})[\w .:/=-]{0,40}? pid=\d")
 """The name of a process before its number, as Ray and vLLM print it."""
+ALIKE = 32
+"""Lines of one shape that are read at the beginning of a log, and at its end: what a run is set to is in the
+first, how far it came in the last.
+"""
+_WITHOUT_DIGITS = str.maketrans("", "", "0123456789")
 _ENDS_OF_LINES, _DIGITS = bytes.maketrans(b"\r", b"\n"), b"0123456789"
 
 
@@ -67,7 +72,18 @@ class Log:
 
     @cached_property
     def text(self) -> str:
-        return "\n".join(self.lines)
+        """The lines; of those that differ by their digits alone, as steps do, the first and the last."""
+        if len(self.lines) <= 2 * ALIKE:
+            return "\n".join(self.lines)
+        shapes = [line.translate(_WITHOUT_DIGITS) for line in self.lines]
+        left, seen = Counter(shapes), Counter[str]()
+        kept = []
+        for line, shape in zip(self.lines, shapes, strict=True):
+            if seen[shape] < ALIKE or left[shape] <= ALIKE:
+                kept.append(line)
+            seen[shape] += 1
+            left[shape] -= 1
+        return "\n".join(kept)
 
     def line_at(self, place: int) -> int:
         """The number, from 0, of the line that holds a place of ``squeezed``."""

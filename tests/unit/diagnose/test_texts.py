@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, modern, traced
 
-from memsheet.diagnose.cleaned import WHOLE, _first_places, cleaned_log, without_prefixes
+from memsheet.diagnose.cleaned import ALIKE, WHOLE, _first_places, cleaned_log, without_prefixes
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.verdict import SIGNS, diagnose_texts
@@ -86,6 +86,16 @@ def test_of_a_long_log_what_matters_is_found() -> None:
     noise = b"step 1 loss 2.345 lr 0.0001 tokens 123456\n" * (4 * WHOLE // 42)
     found = diagnose_texts({"log": noise + FULL_CARD.encode() + b"\n" + noise})
     assert found.cause is Cause.REAL_NEED
+
+
+def test_of_lines_that_differ_by_their_digits_the_first_and_the_last_are_read_for_settings() -> None:
+    steps = [f"step {number} loss {1 / number:.4f}" for number in range(1, 10_001)]
+    log = cleaned_log(["\n".join(("seq_len: 4096", *steps[:5_000], "batch: 8", *steps[5_000:]))], SIGNS)
+    kept = log.text.split("\n")
+    assert {"seq_len: 4096", steps[0], "batch: 8", steps[-1]} <= set(kept)
+    assert kept == [line for line in log.lines if line in set(kept)]
+    assert len(kept) <= 2 * ALIKE + 2
+    assert len(log.lines) == 10_002
 
 
 @pytest.mark.parametrize("seed", range(40))
