@@ -37,6 +37,10 @@ JAX_POOL, TENSOR_POOL = stats(17003705958, 15482040320), stats(4294967296, 39406
         ("RTX 4090 per_process_gpu_memory_fraction=0.2", TENSOR_POOL, TENSOR, Cause.LIMIT_SET),
         ("GTX 1050 Ti memory_limit=4096", TENSOR_POOL, TENSOR, Cause.REAL_NEED),
         ("RTX 4090", TENSOR_POOL, TENSOR, Cause.REAL_NEED),
+        ("A100-40GB memory_limit=38912", stats(38 * 2**30, 37 * 2**30), TENSOR, Cause.REAL_NEED),
+        ("A100-80GB memory_limit=38912", stats(38 * 2**30, 37 * 2**30), TENSOR, Cause.LIMIT_SET),
+        ("A100 memory_limit=38912", stats(38 * 2**30, 37 * 2**30), TENSOR, Cause.UNKNOWN),  # of either
+        ("A100 memory_limit=61440", stats(60 * 2**30, 59 * 2**30), TENSOR, Cause.LIMIT_SET),  # of 80 GB then
     ],
 )
 def test_a_pools_limit_is_a_settings_where_the_card_has_more(
@@ -57,6 +61,8 @@ ARENA = (
         ("gpu_mem_limit=2147483648", Cause.LIMIT_SET, "2.00 GiB"),
         ("", Cause.LIMIT_SET, "its limit"),
         ("GTX 1050 Ti, gpu_mem_limit: 4 * 1024 * 1024 * 1024", Cause.REAL_NEED, "4.00 GiB"),
+        ("A100, gpu_mem_limit: 38 * 1024 * 1024 * 1024", Cause.UNKNOWN, "38.00 GiB"),
+        ("A100 80GB, gpu_mem_limit: 38 * 1024 * 1024 * 1024", Cause.LIMIT_SET, "38.00 GiB"),
     ],
 )
 def test_an_arena_has_the_limit_that_it_was_given(said: str, cause: Cause, words: str) -> None:

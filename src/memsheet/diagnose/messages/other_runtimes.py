@@ -122,13 +122,17 @@ def _beyond_arena(message: Message, log: Log) -> Judgement:
     """
     left, asked, limit = message.facts["left"], message.facts["asked"], _limit_of_arena(log)
     card = card_in_text(log.text)
+    may_be_whole = limit is not None and card is not None and limit.low * 10 >= card.least_above(limit.low) * 9
     whole = limit is not None and card is not None and limit.low * 10 >= card.most * 9
+    open_causes = (Cause.LIMIT_SET, Cause.REAL_NEED) if may_be_whole else (Cause.LIMIT_SET,)
+    causes = (Cause.REAL_NEED,) if whole else open_causes
     of = f"its limit of {size_words(limit)}" if limit else "its limit"
     return Judgement(
-        causes=(Cause.REAL_NEED,) if whole else (Cause.LIMIT_SET,), missing=(asked - left).positive,
+        causes=causes, missing=(asked - left).positive,
         cures=(Cure(change="raise or remove the arena's limit", helps=NO if whole else MAYBE, where="gpu_mem_limit"), SMALLER),
         because=f"{size_words(asked)} were asked for of an arena that has {size_words(left)} left of {of}, "
-        + ("which is all that the card has" if whole else "which a setting gives it: no total of the card"),
+        + ("which is all that the card has" if whole else "which may be all that the card has, or a part that a setting gives it" if may_be_whole
+           else "which a setting gives it: no total of the card"),
     )  # fmt: skip
 
 
