@@ -30,7 +30,7 @@ _PREFIX = re.compile(
     | \[\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:\ (?:TP|DP|PP)\d{1,4})*\]
     | \[?(?:TRACE|DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?:?(?=\s)
     | [EWIF]\d{4}\ \d\d:\d\d:\d\d\.\d{1,9}\s{1,4}\d{1,9}\ [\w./-]{1,80}:\d{1,6}\]  # glog
-    | \[[\w./-]{1,80}\.(?:py|cpp|cc):\d{1,6}\]
+    | \[?[\w./-]{1,80}\.(?:py|cpp|cc):\d{1,6}\]
     | E(?=\ {3})                                                     # pytest
     | >(?=\s)
     | std(?:out|err)\ [FP](?=\s)                                     # containers
@@ -128,6 +128,7 @@ _HOST = re.compile(
     r"\s{0,4}([\w.@-]{1,80}(?::|\s{1,4}\|))\s{0,12}"
     r"(?:\[(?:default|rank)?\d{1,6}\]:\s{0,12})?(?:File \"|Traceback \(most recent)"
 )
+_TASK = re.compile(r"\s{0,4}(\d{1,5}:)(?=\s|$)")
 _IN_FRONT = re.compile(r"\s{0,4}([\w.@-]{1,80}(?::|\s{1,4}\|))(?=\s|\[|$)")
 LEAST_LINES = 2
 """Lines of tracebacks that a word has to stand before to be a host's or a task's."""
@@ -135,11 +136,16 @@ LEAST_LINES = 2
 
 def _hosts_in_front(raws: Iterable[str]) -> frozenset[str]:
     """What launchers put before each line that is of no form of theirs alone: a host's name (pdsh,
-    containers), a task's number (srun --label). Known by the lines of tracebacks that it stands before.
+    containers), a task's number (srun --label). Known by the lines of tracebacks that it stands before; a
+    number also where most lines have one, and several the same.
     """
-    marked = (raw for raw in raws if 'File "' in raw or "Traceback (most" in raw)
+    lines = [raw for raw in raws if raw.strip()]
+    marked = (raw for raw in lines if 'File "' in raw or "Traceback (most" in raw)
     counts = Counter(found[1] for raw in marked if (found := _HOST.match(raw)))
-    return frozenset(name for name, count in counts.items() if count >= LEAST_LINES)
+    hosts = {name for name, count in counts.items() if count >= LEAST_LINES}
+    tasks = Counter(found[1] for raw in lines if (found := _TASK.match(raw)))
+    numbered = sum(tasks.values()) * 2 > len(lines) and max(tasks.values()) > LEAST_LINES
+    return frozenset(hosts | set(tasks) if numbered else hosts)
 
 
 def _without_host(raw: str, hosts: frozenset[str]) -> str:

@@ -93,7 +93,7 @@ UNTIL_FILLED = "until what grows has filled that too"
 
 def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> tuple[Cure, ...]:
     """At most four, what helps first. ``who``: the device's kind, as the message has it."""
-    found = list(_cures_for(cause, figures, signs, term, who))
+    found = list(dict.fromkeys(_cures_for(cause, figures, signs, term, who)))
     order = {YES: 0, MAYBE: 1, NO: 2}
     helping = [cure for cure in found if cure.helps != NO][: MOST - 1]
     rest = [cure for cure in found if cure.helps == NO]

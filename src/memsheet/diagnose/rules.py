@@ -24,7 +24,7 @@ from memsheet.diagnose.message import Cause, Judgement
 from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.named_cards import beyond_named_card
 from memsheet.diagnose.regimes import Change
-from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
+from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, SERVING, Signs
 from memsheet.frozen import NamedTuple
 from memsheet.units import GIB
 
@@ -211,6 +211,11 @@ def _too_little(of: Figures, _: Signs) -> bool | None:
         return False
     covered = at_least(of.free + (of.unallocated or NOTHING), of.asked)
     return None if covered is None else not covered
+
+
+def _too_little_in_server(of: Figures, signs: Signs) -> bool | None:
+    """The same where a server runs whose log does not say how far it had come: its cache may have what lacks."""
+    return _too_little(of, signs) if signs.task == SERVING and not signs.phase else False
 
 
 def _beyond_named_card(of: Figures, signs: Signs) -> bool | None:
@@ -422,6 +427,12 @@ def _says_lacking(of: Figures, _: Signs) -> str:
     )
 
 
+def _says_lacking_in_server(of: Figures, signs: Signs) -> str:
+    return (
+        f"{_says_lacking(of, signs)}; whether the server had made its cache, which leaves what is short, its log does not say"
+    )
+
+
 def _memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
     if signs.sums_losses or signs.keeps_losses or signs.keeps_outputs:
@@ -504,6 +515,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, _unnamed_gap, _says_gap, (Cause.OUTSIDE_ALLOCATOR,)),
     Rule(Cause.OTHER_PROCESS, _small_neighbour, _says_neighbour),
     Rule(Cause.REAL_NEED, _beyond_named_card, _says_named_card),
+    Rule(Cause.REAL_NEED, _too_little_in_server, _says_lacking_in_server, (Cause.ENGINE_OVERCOMMIT,)),
     Rule(Cause.REAL_NEED, _too_little, _says_lacking),
 )
 

@@ -287,11 +287,12 @@ _RECOMPUTES = re.compile(
     r"|\bfsdp_activation_checkpointing: true|in recompute_fn\b|\brecompute_fn\(\*|in unpack_hook\b|\bCheckpointFunction\b"
 )  # fmt: skip
 """What says that activations are made again in backward: a setting, or a traceback that does it."""
+_WINDOWS = re.compile(r"\b[A-Za-z]:\\\w|WinError|\bWindows (?:[78]|1[01]|Server)\b|\bwin(?:10|11)\b")
 _EXPANDABLE = re.compile(
-    r"(?<!setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF[\"']?\]?\s{0,3}[=:]\s{0,3}[\"']?[\w:,.]{0,100}"
-    r"expandable_segments:True"
+    r"(?<!setting)PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF[\"']?\]?[=:][\"']?[\w:,.]{0,100}?expandable_segments:True"
+    r"(?!\S{0,20}?toavoid)"
 )
-_HINT = re.compile(r"try\s+setting\s+PYTORCH_\w{1,40}=\S{1,80}\s+to\s+avoid", re.IGNORECASE)
+"""A setting in a text without spaces, and not what a message recommends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,8 +455,8 @@ def read_signs(log: Log, line: int) -> Signs:
         frame=named.frame, buffer=_written_buffer(own), code=_innermost_code(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
-        windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
-        expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
+        windows=bool(_WINDOWS.search(text)) and "WSL" not in text,
+        expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
         outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and _LATER_BATCH.search(text)), resumed=fits_unless_resumed(text),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
@@ -638,7 +639,11 @@ _POOLED = re.compile(
     r"Memory pool end|KV Cache is allocated|GPU KV cache size: \d|# (?:GPU|CUDA|cuda) blocks: [1-9]"
     r"|(?:Prefill|Decode) batch[. \[]|Avg prompt throughput: "
     r"|Setting max batch total tokens to \d"  # text-generation-inference's router
+    r"|Available KV cache memory: \d"  # vllm/v1/worker/gpu_worker.py, determine_available_memory
+    r"|Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )
+_WARMS_UP = re.compile(r"Method Warmup encountered an error")
+"""text-generation-inference's launcher: a trial run of the largest prompt, before its cache takes the rest."""
 _CAPTURES = re.compile(
     r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )
@@ -652,9 +657,11 @@ def _phase_of_server(before: str, task: str) -> str:
     its cache takes its share before graphs are captured, and both before it serves.
     """
     pooled = list(_POOLED.finditer(before))
+    if task == SERVING and not pooled and _WARMS_UP.search(before):
+        return "profile"
     if task != SERVING or not pooled or _LOADS.search(before, pooled[-1].end()):
         return ""
-    captures = list(_CAPTURES.finditer(before, pooled[-1].end()))
+    captures = list(_CAPTURES.finditer(before, pooled[0].start()))
     return "graphs" if captures and not _CAPTURED.search(before, captures[-1].end()) else "run"
 
 
