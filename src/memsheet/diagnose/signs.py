@@ -263,9 +263,9 @@ _KEPT_LOSS = re.compile(
 )
 """A list of losses over steps: of tensors where memory grows with it."""
 _KEPT_OUTPUT = re.compile(
-    r"^[ >]*(?:self\.)?(\w+)\.(?:append|extend)\(\s{0,3}(?:self\.)?(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?"
+    r"(?:^[ >]*|`)(?:self\.)?(\w+)\.(?:append|extend)\(\s{0,3}(?:[({\[]\s{0,3}(?:[\"']\w{1,20}[\"']\s?:\s?)?)?(?:self\.)?(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?"
     r"|feat(?:ure)?s?|emb(?:edding)?s?|model\([^\n]{0,80}\))(?:\.(?:logits|hidden_states|last_hidden_state|pooler_output|attentions))?"
-    r"(?:\[[^\]\n]{0,20}\])?(?:\.detach\(\))?\s{0,3}\)\s*(?:#[^\n]{0,200})?$",
+    r"(?:\[[^\]\n]{0,20}\])?(?:\.detach\(\))?\s{0,3}(?:,[^\n()]{0,60})?[)}\]]?\s{0,3}\)\s*(?:#[^\n]{0,200}$|$|`)",
     re.MULTILINE,
 )  # fmt: skip
 """A list of what a model makes, which is not moved off the card."""
@@ -450,6 +450,7 @@ def read_signs(log: Log, line: int) -> Signs:
     of_server = _task_of_server(log, line, window, names, named, programs)
     if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
         named = replace(named, phase=phase, frame=named.frame or (_GRAPHS if phase == "graphs" else None))
+    growth = grows_steadily(log) or step_lines.allocated_growth(log)
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
         frame=named.frame, buffer=_written_buffer(own), code=_innermost_code(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
@@ -457,9 +458,9 @@ def read_signs(log: Log, line: int) -> Signs:
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=bool(_WINDOWS.search(text)) and "WSL" not in text,
         expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
-        outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and _LATER_BATCH.search(text)), resumed=fits_unless_resumed(text),
+        outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and (growth or _LATER_BATCH.search(text))), resumed=fits_unless_resumed(text),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
-        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 
