@@ -35,6 +35,7 @@ from memsheet.diagnose.cure_tables import (
     RECOMPUTE,
     RUNNERS,
     SERVER_ADAPTERS,
+    SERVER_GRAPHS,
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
@@ -362,6 +363,10 @@ def _in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cu
         change=f"a share of the card that is smaller by 0.{max(1, hundredths):02d} or more" if hundredths < 100 else "a smaller share of the card",
         helps=MAYBE, saves_bytes=lacking.high, where=share, why=f"{at_most_words(lacking)} are short beside the cache",
     )  # fmt: skip
+    if signs.phase == "graphs":
+        yield Cure(
+            change="fewer CUDA graphs, or none", helps=MAYBE, where=SERVER_GRAPHS.get(signs.program, "")
+        )
     if signs.frame is PROMPT_PROBS:
         yield from OF_PROMPTS.get(signs.program, ())
     elif term is not None and term.path == "sampler" and (count := _first_axis(term)):

@@ -428,9 +428,7 @@ def _says_lacking(of: Figures, _: Signs) -> str:
 
 
 def _says_lacking_in_server(of: Figures, signs: Signs) -> str:
-    return (
-        f"{_says_lacking(of, signs)}; whether the server had made its cache, which leaves what is short, its log does not say"
-    )
+    return f"{_says_lacking(of, signs)}; whether the server had made its cache, which leaves what is short, its log does not say"
 
 
 def _memory_grows(of: Figures, signs: Signs) -> bool | None:

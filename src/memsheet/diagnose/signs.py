@@ -351,7 +351,8 @@ PROGRAMS = (
             "vllm serve",
             "vllm/worker",
             "vllm/v1",
-            "[gpu_worker.py",
+            "Available KV cache memory: ",
+            "Capturing CUDA graphs (",
             "vllm.",
             "Starting to load model ",
             "LLM engine (v",
@@ -643,7 +644,7 @@ _POOLED = re.compile(
     r"|Available KV cache memory: \d"  # vllm/v1/worker/gpu_worker.py, determine_available_memory
     r"|Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )
-_WARMS_UP = re.compile(r"Method Warmup encountered an error")
+_WARMS_UP = re.compile(r"Method Warmup encountered an error|Warming up model")
 """text-generation-inference's launcher: a trial run of the largest prompt, before its cache takes the rest."""
 _CAPTURES = re.compile(
     r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"

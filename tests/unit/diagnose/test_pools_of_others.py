@@ -49,6 +49,32 @@ def test_a_pools_limit_is_a_settings_where_the_card_has_more(
     assert found_in(said, pool, message).cause is cause
 
 
+RAN_OUT = (
+    "bfc_allocator.cc:439] Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.02GiB (rounded to 1098907648)"
+    "requested by op Conv2DBackpropInput"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause", "found"),
+    [
+        (("RTX 3090 memory_limit=4096", RAN_OUT, TENSOR_POOL), Cause.LIMIT_SET, True),
+        (("RTX 3090", RAN_OUT, TENSOR_POOL), Cause.REAL_NEED, True),
+        ((RAN_OUT,), Cause.UNKNOWN, False),
+        ((f"{RAN_OUT} The caller indicates that this is not a failure", TENSOR_POOL), Cause.UNKNOWN, False),
+    ],
+)
+def test_an_allocator_s_own_line_speaks_where_nothing_else_does(
+    lines: tuple[str, ...], cause: Cause, found: bool
+) -> None:
+    judged = found_in(*lines)
+    assert (judged.cause, judged.found) == (cause, found)
+
+
+def test_the_tensor_that_was_refused_speaks_for_its_allocator() -> None:
+    assert found_in(RAN_OUT, TENSOR_POOL, TENSOR).term == found_in(TENSOR_POOL, TENSOR).term is not None
+
+
 ARENA = (
     "BFCArena::AllocateRawInternal Available memory of 312475648 is smaller than requested bytes of 805306368"
 )

@@ -61,6 +61,26 @@ def test_what_stands_before_every_line_of_a_traceback_is_taken_off(host: str) ->
     assert log.lines == tuple(each.strip() for each in lines)
 
 
+def test_a_task_s_number_is_taken_off_where_most_lines_have_one() -> None:
+    lines = ("CUDA out of memory.", "Tried to allocate", "3.00 GiB. GPU 2")
+    assert cleaned_log(["\n".join(f"2: {each}" for each in lines)], SIGNS).lines == lines
+    steps = ("1: load it", "2: train it", "3: CUDA out of memory")
+    assert cleaned_log(["\n".join(steps)], SIGNS).lines == steps
+
+
+@pytest.mark.parametrize("between", ["", "\n2: "])
+def test_what_a_message_recommends_is_no_setting_however_it_is_wrapped(between: str) -> None:
+    wrapped = FULL_CARD.replace("setting ", f"setting {between}").replace(" to avoid", f"{between} to avoid")
+    offered = {cure.change: cure.why for cure in diagnose_texts({"log": wrapped}).cures}
+    assert "on already" not in offered["expandable segments"]
+
+
+@pytest.mark.parametrize("unit", ["GiB", "gib", "GB", "gb"])
+def test_units_in_letters_of_either_case_are_read(unit: str) -> None:
+    assert diagnose_texts({"log": f"step 1 allocated 12.3 {unit}\n{FULL_CARD}"}).found
+    assert printed_bytes("12.3", unit) == printed_bytes("12.3", "GiB")
+
+
 def test_a_word_before_one_traceback_is_no_host() -> None:
     text = "note: Traceback (most recent call last):\nnote: File is missing"
     assert cleaned_log([text], SIGNS).lines[1] == "note: File is missing"

@@ -8,7 +8,7 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Judgement, Message
 from memsheet.diagnose.messages.colocated import shares_a_card
-from memsheet.diagnose.messages.nvidia_smi import card_table, listed_holders, listed_processes
+from memsheet.diagnose.messages.nvidia_smi import Holder, card_table, listed_holders, listed_processes
 from memsheet.diagnose.named_cards import card_in_text
 
 FULL = (9, 10)
@@ -37,7 +37,11 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
             because=f"{told}: the card is full, and most of it is held by {larger}",
         )  # fmt: skip
     table, holders = card_table(log), listed_holders(log)
-    others = bool(_OF_OTHERS.search(log.text)) or shown_after_end(message, log)
+    others = (
+        bool(_OF_OTHERS.search(log.text))
+        or shown_after_end(message, log)
+        or _says_another_number(log, holders)
+    )
     named = card_in_text(log.text)
     for card in dict.fromkeys(each.card for each in holders):
         there = [each for each in holders if each.card == card]
@@ -62,6 +66,24 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
             causes=(Cause.OTHER_PROCESS,), cures=without_holders(words) if others else alone, because=f"{told}, and {who}{which}",
         )  # fmt: skip
     return None
+
+
+_OWN_NUMBER = re.compile(
+    r"\b(?:my|mine|new|this|the failing|failing|failed|crashed|crashing|it|script|job|run)\b[^\n.;]{0,20}?[ (]"
+    r"(?:pid|PID|process)[ =:#]{1,3}(\d{2,10})\b"
+)
+"""The number of the process that failed, as people say it."""
+_CONTAINED = re.compile(
+    r"\b(?:docker|container|kubernetes|k8s|pods?|kubectl|podman|singularity)\b", re.IGNORECASE
+)
+
+
+def _says_another_number(log: Log, holders: tuple[Holder, ...]) -> bool:
+    """Whether the process that failed has a number that a table does not show; in a container numbers are
+    others than its host's.
+    """
+    said, listed = _OWN_NUMBER.findall(log.text), {each.pid for each in holders}
+    return bool(said) and not _CONTAINED.search(log.text) and listed.isdisjoint(map(int, said))
 
 
 _ASKS_FOR_TABLE = re.compile(r"(?:^\$|[\w~)\]/\\][$#%>])\s?nvidia-smi\s{0,3}$")

@@ -20,6 +20,11 @@ SIGNS = (b"GiB(",)
 _UNITS = r"(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"
 _COUNTS = rf"(?<![A-Za-z]){_UNITS}\b"
 """What a line counts, of a run that goes on."""
+_PEAKS = re.compile(
+    r"(?<![A-Za-z])(?:max(?:imum)?|peak)[ _](?:(?:gpu|cuda|mem(?:ory)?|vram)[ _]){0,2}(?:alloc\w*|used|usage|in[ _]use|vram|mem(?:ory)?)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""What a peak is called, which grows with the longest sample and shows no leak."""
 _SIZE = (
     rf"(?:[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b"
     rf"|[_ ]{{0,2}}[(\[]?(?P<unit_before>[GM]i?B)[)\]]?[\"']?\s{{0,3}}[:=]\s{{0,3}}(?P<size_behind>{NUMBER})(?![\w.]))"
@@ -27,23 +32,24 @@ _SIZE = (
 """A figure and its unit, which stands behind it or in its name (``allocated_gb``)."""
 _RESERVED = re.compile(rf"\bmemory:\s{{0,4}}(?P<size>{NUMBER})GiB\(")
 _ALLOCATED = re.compile(
-    rf"{_COUNTS}.{{1,200}}?(?<!max )(?<!max_)(?<!peak )(?<!peak_)(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
+    rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
     rf"(?:[ _]mem(?:ory)?)?{_SIZE}",
     re.IGNORECASE,
 )  # fmt: skip
 _COUNTED = re.compile(
-    rf"{_COUNTS}.{{1,200}}?(?<!max_)\bmemory_allocated(?:\([^()]{{0,40}}\))?[\"']?"
+    rf"{_COUNTS}.{{1,200}}?\bmemory_allocated(?:\([^()]{{0,40}}\))?[\"']?"
     r"\s{0,3}[:=]\s{0,3}(?P<size>\d{7,15})(?![\d.])",
     re.IGNORECASE,
 )  # fmt: skip
 """Bytes, as torch.cuda.memory_allocated() returns them."""
 _HEADING = re.compile(
-    r"(?<!max )(?<!max_)(?<!peak )(?<!peak_)(?:memory[ _])?alloc(?:ated)?\b[^\n]{0,60}?(?:[(\[](?P<unit>[GM]i?B)[)\]][^\n]{0,40})?:?\s{0,3}$",
+    rf"(?:memory[ _])?alloc(?:ated)?\b[^\n]{{0,60}}?(?:[(\[](?P<unit>[GM]i?B)[)\]][^\n]{{0,40}})?:?\s{{0,3}}$",
     re.IGNORECASE,
 )
 """A line that says of what figures are that follow."""
+_OF_COUNTS = re.compile(_COUNTS, re.IGNORECASE)
 _ROW = re.compile(
-    rf"\W{{0,4}}(?:after\s)?(?:{_UNITS}[ #]{{0,2}})?\d{{1,8}}\s{{0,4}}[:=|,>\s-]{{1,4}}\s{{0,8}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)?\W{{0,3}}",
+    rf"\W{{0,4}}(?:after\s)?(?P<counts>{_UNITS}[ #]{{0,2}})?\d{{1,8}}\s{{0,4}}[:=|,>\s-]{{1,4}}\s{{0,8}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)?\W{{0,3}}",
     re.IGNORECASE,
 )
 """A numbered step and a figure, and nothing else."""
@@ -52,7 +58,7 @@ _PEAK = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 _USED = re.compile(
-    rf"(?:{_COUNTS}|\d/\d).{{0,200}}?(?<![A-Za-z])(?<!max )(?<!max_)(?<!peak )(?<!peak_)"
+    rf"(?:{_COUNTS}|\d/\d).{{0,200}}?(?<![A-Za-z])"
     rf"(?:vram|(?:gpu|cuda)[ _]?(?:mem(?:ory)?|ram))[ _](?:used|usage|in[ _]use){_SIZE}",
     re.IGNORECASE,
 )  # fmt: skip
@@ -83,7 +89,7 @@ def steady_growth(sizes: list[Interval]) -> tuple[Interval, ...]:
 
 def allocated_growth(log: Log) -> tuple[Interval, ...]:
     """What a script's own lines say is allocated from step to step, where it only grew."""
-    lines = [line for line in log.lines if "lloc" in line]
+    lines = [_PEAKS.sub("peak", line) for line in log.lines if "lloc" in line]
     sizes = _sizes_in(lines, _ALLOCATED)
     counted = (_COUNTED.search(line) for line in lines)
     exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
@@ -101,11 +107,13 @@ def _sizes_in(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Interval]:
 def _lists_of_sizes(log: Log) -> Iterator[tuple[Interval, ...]]:
     """What stands line by line behind a heading that says that it is allocated, of numbered steps."""
     for place, line in enumerate(log.lines):
-        if "lloc" not in line or not (heading := _HEADING.search(line)):
+        if "lloc" not in line or not (heading := _HEADING.search(_PEAKS.sub("peak", line))):
             continue
         behind = (each for each in log.lines[place + 1 :] if each)
         rows = itertools.takewhile(bool, (_ROW.fullmatch(each) for each in behind))
-        pairs = [(row["size"], row["unit"] or heading["unit"] or "") for row in rows if row]
+        told = bool(_OF_COUNTS.search(line))
+        numbered = (row for row in rows if row and (told or row["counts"]))
+        pairs = [(row["size"], row["unit"] or heading["unit"] or "") for row in numbered]
         yield tuple(size for number, unit in pairs if unit and (size := printed_bytes(number, unit)))
 
 
@@ -118,7 +126,8 @@ def used_growth(log: Log) -> tuple[Interval, ...]:
     """What of the card a script's own lines say is used from step to step, where it only grew: what is kept
     without tensors counts in.
     """
-    return steady_growth(_sizes_in((line for line in log.lines if "us" in line or "US" in line), _USED))
+    lines = (_PEAKS.sub("peak", line) for line in log.lines if "us" in line or "US" in line)
+    return steady_growth(_sizes_in(lines, _USED))
 
 
 def reserved_growth(log: Log) -> tuple[Interval, ...]:
