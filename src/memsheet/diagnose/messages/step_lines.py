@@ -43,7 +43,7 @@ _COUNTED = re.compile(
 )  # fmt: skip
 """Bytes, as torch.cuda.memory_allocated() returns them."""
 _HEADING = re.compile(
-    rf"(?:memory[ _])?alloc(?:ated)?\b[^\n]{{0,60}}?(?:[(\[](?P<unit>[GM]i?B)[)\]][^\n]{{0,40}})?:?\s{{0,3}}$",
+    r"(?:memory[ _])?alloc(?:ated)?\b[^\n]{0,60}?(?:[(\[](?P<unit>[GM]i?B)[)\]][^\n]{0,40})?:?\s{0,3}$",
     re.IGNORECASE,
 )
 """A line that says of what figures are that follow."""
