@@ -45,7 +45,8 @@ ALIKE = 32
 """Lines of one shape that are read at the beginning of a log, and at its end: what a run is set to is in the
 first, how far it came in the last.
 """
-_WITHOUT_DIGITS = str.maketrans("", "", "0123456789")
+_WITHOUT_DIGITS = str.maketrans("", "", "0123456789abcdef .,+-=_#>█▏▎▍▌▋▊▉░━╸╺ \t")
+"""Digits, those of hexadecimal numbers among them, and what bars are drawn of."""
 _ENDS_OF_LINES, _DIGITS = bytes.maketrans(b"\r", b"\n"), b"0123456789"
 
 
@@ -72,7 +73,7 @@ class Log:
 
     @cached_property
     def text(self) -> str:
-        """The lines; of those that differ by their digits alone, as steps do, the first and the last."""
+        """The lines; of those that differ by digits and bars alone, as steps do, the first and the last."""
         if len(self.lines) <= 2 * ALIKE:
             return "\n".join(self.lines)
         shapes = [line.translate(_WITHOUT_DIGITS) for line in self.lines]

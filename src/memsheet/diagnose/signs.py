@@ -287,7 +287,12 @@ _RECOMPUTES = re.compile(
     r"|\bfsdp_activation_checkpointing: true|in recompute_fn\b|\brecompute_fn\(\*|in unpack_hook\b|\bCheckpointFunction\b"
 )  # fmt: skip
 """What says that activations are made again in backward: a setting, or a traceback that does it."""
-_WINDOWS = re.compile(r"\b[A-Za-z]:\\\w|WinError|\bWindows (?:[78]|1[01]|Server)\b|\bwin(?:10|11)\b")
+_WINDOWS = re.compile(r"\b[A-Za-z]:\\\w|WinError")
+_WINDOWS_SAID = re.compile(r"\bWindows (?:[78]|1[01]|Server)\b|\bwin(?:10|11)\b", re.IGNORECASE)
+_NOT_WINDOWS = re.compile(
+    r"\bWSL|\bssh\b|\bLinux\b|\bUbuntu\b|(?<![\w.])/(?:home|usr|opt|root|workspace)/", re.IGNORECASE
+)
+"""What says of a text that its job ran elsewhere than on the system that it names."""
 _EXPANDABLE = re.compile(
     r"(?<!setting)PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF[\"']?\]?[=:][\"']?[\w:,.]{0,100}?expandable_segments:True"
     r"(?!\S{0,20}?toavoid)"
@@ -457,13 +462,18 @@ def read_signs(log: Log, line: int) -> Signs:
         frame=named.frame, buffer=_written_buffer(own), code=_innermost_code(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
-        windows=bool(_WINDOWS.search(text)) and "WSL" not in text,
+        windows=_on_windows(text),
         expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
         outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and (growth or _LATER_BATCH.search(text))), resumed=fits_unless_resumed(text),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
+
+
+def _on_windows(text: str) -> bool:
+    """Whether a job ran on Windows, by its paths and errors, or by what people say of their machine."""
+    return bool(_WINDOWS.search(text) or (_WINDOWS_SAID.search(text) and not _NOT_WINDOWS.search(text)))
 
 
 _SHARDS_READ = re.compile(r"Loading (?:safetensors |pt )?checkpoint shards:\s{0,3}(\d{1,3})%")

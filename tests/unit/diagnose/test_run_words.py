@@ -549,3 +549,20 @@ def test_an_end_that_happened_elsewhere_is_an_echo_unless_memory_ran_out_here(li
     found = found_in(line)
     assert (found.cause, found.found, found.cures) == (Cause.FOLLOW_UP_ERROR, True, ())
     assert found_in(traced("backward"), FULL_CARD, line).cause is Cause.REAL_NEED
+
+
+@pytest.mark.parametrize(
+    ("said", "windows"),
+    [
+        ("Windows 11, 4090, page file off", True),
+        ("on win10", True),
+        ("Windows 11 with WSL2", False),
+        ("I ssh from Windows 11 to the server", False),
+        ("Ubuntu 22.04, before that Windows 11", False),
+        ("windows of 11 frames", False),
+    ],
+)
+def test_a_system_is_heard_where_people_name_it(said: str, windows: bool) -> None:
+    room = modern("128.00 MiB", "23.99 GiB", "9.80 GiB", "14.19 GiB", "13.10 GiB", "194.56 MiB")
+    changes = {cure.change for cure in found_in(said, room).cures}
+    assert ("a larger page file" in changes) is windows

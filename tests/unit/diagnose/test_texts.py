@@ -109,7 +109,10 @@ def test_of_a_long_log_what_matters_is_found() -> None:
 
 
 def test_of_lines_that_differ_by_their_digits_the_first_and_the_last_are_read_for_settings() -> None:
-    steps = [f"step {number} loss {1 / number:.4f}" for number in range(1, 10_001)]
+    steps = [
+        f"step {number} {'#' * (number // 400):<25}| loss {1 / number:.2e} request {number * 7919:x}"
+        for number in range(1, 10_001)
+    ]
     log = cleaned_log(["\n".join(("seq_len: 4096", *steps[:5_000], "batch: 8", *steps[5_000:]))], SIGNS)
     kept = log.text.split("\n")
     assert {"seq_len: 4096", steps[0], "batch: 8", steps[-1]} <= set(kept)

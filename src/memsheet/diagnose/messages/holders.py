@@ -69,10 +69,15 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
 
 
 _OWN_NUMBER = re.compile(
-    r"\b(?:my|mine|new|this|the failing|failing|failed|crashed|crashing|it|script|job|run)\b[^\n.;]{0,20}?[ (]"
-    r"(?:pid|PID|process)[ =:#]{1,3}(\d{2,10})\b"
+    r"\b(?:new|this|failing|failed|crash(?:ed|ing|es)|script|job|run|training|program)\b[^\n.;]{0,20}?[ (](?:pid|PID|process)[ =:#]{1,3}(\d{2,10})\b"
 )
 """The number of the process that failed, as people say it."""
+_OF_ANOTHER = re.compile(
+    r"\b(?:old|previous|earlier|last|first|other|another|dead|killed|stale|zombie|finished|stopped|kill|killed)\b",
+    re.IGNORECASE,
+)
+"""Words of one that is not it."""
+BEFORE_NUMBER = 30
 _CONTAINED = re.compile(
     r"\b(?:docker|container|kubernetes|k8s|pods?|kubectl|podman|singularity)\b", re.IGNORECASE
 )
@@ -82,8 +87,12 @@ def _says_another_number(log: Log, holders: tuple[Holder, ...]) -> bool:
     """Whether the process that failed has a number that a table does not show; in a container numbers are
     others than its host's.
     """
-    said, listed = _OWN_NUMBER.findall(log.text), {each.pid for each in holders}
-    return bool(said) and not _CONTAINED.search(log.text) and listed.isdisjoint(map(int, said))
+    text, listed = log.text, {each.pid for each in holders}
+    said = [
+        int(found[1]) for found in _OWN_NUMBER.finditer(text)
+        if not _OF_ANOTHER.search(text, max(0, found.start() - BEFORE_NUMBER), found.end())
+    ]  # fmt: skip
+    return bool(said) and not _CONTAINED.search(text) and listed.isdisjoint(said)
 
 
 _ASKS_FOR_TABLE = re.compile(r"(?:^\$|[\w~)\]/\\][$#%>])\s?nvidia-smi\s{0,3}$")
