@@ -298,3 +298,28 @@ def test_a_runtimes_account_of_its_start_tells_what_has_no_room(said: str, cause
     assert found.cause is cause
     assert words in found.because
     assert not any("larger" in cure.change and cure.helps != "no" for cure in found.cures)
+
+
+@pytest.mark.parametrize(
+    ("said", "besides"),
+    [
+        ("lmdeploy serve api_server x --cache-max-entry-count 0.95", Cause.ENGINE_OVERCOMMIT),
+        ("llm = LLM('x', gpu_memory_utilization=0.99)", Cause.ENGINE_OVERCOMMIT),
+        ("trtllm-serve x --kv_cache_free_gpu_memory_fraction 0.95", Cause.ENGINE_OVERCOMMIT),
+        ("SFTConfig(output_dir='x'), vllm with gpu_memory_utilization=0.4 on another machine", None),
+        ("the first time it works, the second time I run the cell it dies", Cause.LEAK),
+        ("after 20 messages it dies", Cause.LEAK),
+        ("memory usage grows slowly until it dies", Cause.LEAK),
+        ("trial 0 ok, trial 1 ok, trial 2 dies", Cause.LEAK),
+        ("training works, it dies in the validation loop", Cause.REGIME_CHANGE),
+        ("evaluation always crashes", Cause.REGIME_CHANGE),
+        ("a batch size of 8 dies, evaluation is off", None),
+        ("it dies in the first step", None),
+    ],
+)
+def test_a_need_is_open_where_words_say_what_else_may_hold_the_card(said: str, besides: Cause | None) -> None:
+    found = found_in(said, FULL_CARD)
+    assert found.open_between == ((Cause.REAL_NEED, besides) if besides else ())
+    assert (found.cause is Cause.REAL_NEED) is (besides is None)
+    smaller = any("share of the card" in cure.change for cure in found.cures)
+    assert smaller is (besides is Cause.ENGINE_OVERCOMMIT)
