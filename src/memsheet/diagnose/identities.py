@@ -582,8 +582,8 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
 
 HEADS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 25, 28, 32, 36, 40, 48, 52, 56, 64, 71, 80, 96, 112, 128)
 HEADS_OF_UNETS = (8, 16, 5, 10)
-"""Heads of the widest attention of Stable Diffusion 1 and 2, of a picture and of a picture beside what it is to
-be without its prompt (CompVis/stable-diffusion, configs/stable-diffusion/v1-inference.yaml, num_heads: 8;
+"""Heads of the widest attention of Stable Diffusion 1 and 2, of a picture and of one beside what it is to be
+without its prompt (CompVis/stable-diffusion, configs/stable-diffusion/v1-inference.yaml, num_heads: 8;
 Stability-AI/stablediffusion, configs/stable-diffusion/v2-inference.yaml, num_head_channels: 64 of 320).
 """
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)

@@ -217,12 +217,12 @@ _CACHE_SET = re.compile(
     r"\bgpu[_-]memory[_-]utilization\b|\bmem[_-]fraction[_-]static\b|\bcache[_-]max[_-]entry[_-]count\b"
     r"|free_gpu_memory_fraction\b|\bcache_size\b[\"']?\s{0,3}[:=]?\s{0,3}\d{4,7}\b"
 )
-"""How servers are told of their cache, whoever starts them (vLLM, SGLang, LMDeploy, TensorRT-LLM, tabbyAPI)."""
+"""How servers are told of a cache: vLLM, SGLang, LMDeploy, TensorRT-LLM, tabbyAPI."""
 
 
 def _too_little_in_server(of: Figures, signs: Signs) -> bool | None:
-    """The same where a server runs whose log does not say how far it had come, or a server's cache is set in a
-    text that shows no training and no weights that are loaded: its cache may have what lacks.
+    """The same where a server runs whose log does not say how far it had come, or a server's cache is set in
+    a text that shows no training and no weights that are loaded: its cache may have what lacks.
     """
     serves = signs.task == SERVING
     is_set = not signs.task and signs.frame is None and not signs.trainer and _CACHE_SET.search(signs.text)
@@ -242,7 +242,7 @@ _EVALUATION_SAID = re.compile(
     r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
     r"|\b(?:validation|evaluation|eval)\b (?:loop |step |pass |phase )?(?:always |then |still )?(?:die|crash|fail|oom)",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
 
 
@@ -466,15 +466,24 @@ def _says_lacking(of: Figures, _: Signs) -> str:
 
 
 def _says_lacking_in_server(of: Figures, signs: Signs) -> str:
-    return f"{_says_lacking(of, signs)}; whether the server had made its cache, which leaves what is short, its log does not say"
+    return (
+        f"{_says_lacking(of, signs)}; whether the server had made its cache, "
+        "which leaves what is short, its log does not say"
+    )
 
 
 def _says_lacking_later(of: Figures, signs: Signs) -> str:
-    return f"{_says_lacking(of, signs)}; but the same is said to have run before: what is not given back may be what lacks"
+    return (
+        f"{_says_lacking(of, signs)}; but the same is said to have run before: "
+        "what is not given back may be what lacks"
+    )
 
 
 def _says_lacking_evaluated(of: Figures, signs: Signs) -> str:
-    return f"{_says_lacking(of, signs)}; but it is said to die in its evaluation, which may need more than the steps that fitted"
+    return (
+        f"{_says_lacking(of, signs)}; but it is said to die in its evaluation, "
+        "which may need more than the steps that fitted"
+    )
 
 
 def _memory_grows(of: Figures, signs: Signs) -> bool | None:

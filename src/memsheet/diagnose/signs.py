@@ -655,7 +655,7 @@ _POOLED = re.compile(
     r"|Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )
 _WARMS_UP = re.compile(r"Method Warmup encountered an error|Warming up model")
-"""text-generation-inference's launcher: a trial run of the largest prompt, before its cache takes the rest."""
+"""text-generation-inference's launcher: a trial run of the largest prompt, before its cache is made."""
 _CAPTURES = re.compile(
     r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )

@@ -144,7 +144,7 @@ def test_a_printed_buffer_as_large_as_the_request_is_its_tensor(asked: int, shap
     ],
 )
 def test_predictions_are_of_the_batches_and_positions_that_people_say() -> None:
-    said = "gpt2-medium, per_device_eval_batch_size 16, it crashes after 5 eval batches\n 10%|#  | 500/5000 [08:31<"
+    said = "gpt2-medium, per_device_eval_batch_size 16, after 5 eval batches\n 10%|#  | 500/5000 [08:31<"
     size = modern("18.41 GiB", "39.39 GiB", "14.02 GiB", "25.37 GiB", "24.10 GiB", "788.48 MiB")
     trace = traced("evaluation_loop", "torch_pad_and_concatenate")
     term = diagnose_texts({"log": f"{said}\n{trace}\n{size}"}).term

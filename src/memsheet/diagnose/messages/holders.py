@@ -70,10 +70,10 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
 
 _OWN_NUMBER = re.compile(
     r"\b(?:new|this|failing|failed|crash(?:ed|ing|es)|script|job|run|training|program)\b[^\n.;]{0,20}?[ (](?:pid|PID|process)[ =:#]{1,3}(\d{2,10})\b"
-)
+)  # fmt: skip
 """The number of the process that failed, as people say it."""
 _OF_ANOTHER = re.compile(
-    r"\b(?:old|previous|earlier|last|first|other|another|dead|killed|stale|zombie|finished|stopped|kill|killed)\b",
+    r"\b(?:old|previous|earlier|last|first|other|another|dead|kill(?:ed)?|stale|zombie|finished|stopped)\b",
     re.IGNORECASE,
 )
 """Words of one that is not it."""

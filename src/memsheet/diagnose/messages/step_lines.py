@@ -17,7 +17,7 @@ from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import NUMBER
 
 SIGNS = (b"GiB(",)
-_UNITS = r"(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"
+_UNITS = r"(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"  # fmt: skip
 _COUNTS = rf"(?<![A-Za-z]){_UNITS}\b"
 """What a line counts, of a run that goes on."""
 _PEAKS = re.compile(
@@ -28,7 +28,7 @@ _PEAKS = re.compile(
 _SIZE = (
     rf"(?:[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b"
     rf"|[_ ]{{0,2}}[(\[]?(?P<unit_before>[GM]i?B)[)\]]?[\"']?\s{{0,3}}[:=]\s{{0,3}}(?P<size_behind>{NUMBER})(?![\w.]))"
-)
+)  # fmt: skip
 """A figure and its unit, which stands behind it or in its name (``allocated_gb``)."""
 _RESERVED = re.compile(rf"\bmemory:\s{{0,4}}(?P<size>{NUMBER})GiB\(")
 _ALLOCATED = re.compile(
@@ -51,7 +51,7 @@ _OF_COUNTS = re.compile(_COUNTS, re.IGNORECASE)
 _ROW = re.compile(
     rf"\W{{0,4}}(?:after\s)?(?P<counts>{_UNITS}[ #]{{0,2}})?\d{{1,8}}\s{{0,4}}[:=|,>\s-]{{1,4}}\s{{0,8}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)?\W{{0,3}}",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """A numbered step and a figure, and nothing else."""
 _PEAK = re.compile(
     rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?{_SIZE}",
