@@ -135,14 +135,6 @@ def test_a_printed_buffer_as_large_as_the_request_is_its_tensor(asked: int, shap
     assert (term and term.shape) == shape
 
 
-@pytest.mark.parametrize(
-    ("bar", "size", "shape"),
-    [
-        (" 23%|##   | 23/100", "11.72 GiB", "[96, 1024, 32000] fp32"),
-        (" 23%|##   | 24/100 [01:02<01:46,  2.97it/s]", "11.72 GiB", "[96, 1024, 32000] fp32"),
-        (" 23%|##   | 40/100", "11.72 GiB", ""),
-    ],
-)
 def test_predictions_are_of_the_batches_and_positions_that_people_say() -> None:
     said = "gpt2-medium, per_device_eval_batch_size 16, after 5 eval batches\n 10%|#  | 500/5000 [08:31<"
     size = modern("18.41 GiB", "39.39 GiB", "14.02 GiB", "25.37 GiB", "24.10 GiB", "788.48 MiB")
@@ -180,6 +172,14 @@ def test_a_picture_s_widest_attention_has_its_network_s_heads() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("bar", "size", "shape"),
+    [
+        (" 23%|##   | 23/100", "11.72 GiB", "[96, 1024, 32000] fp32"),
+        (" 23%|##   | 24/100 [01:02<01:46,  2.97it/s]", "11.72 GiB", "[96, 1024, 32000] fp32"),
+        (" 23%|##   | 40/100", "11.72 GiB", ""),
+    ],
+)
 def test_predictions_of_an_evaluation_are_of_the_batches_so_far(bar: str, size: str, shape: str) -> None:
     said = "Llama-2-7b, eval batch size is 4, max_seq_length 1024"
     trace = traced("evaluate", "torch_pad_and_concatenate")
