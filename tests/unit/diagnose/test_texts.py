@@ -149,8 +149,10 @@ def test_broken_messages_are_no_fault(seed: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["RESOURCE_EXHAUSTED:" * 20_000, "Tried to allocate " * 20_000, "CUDA out of memory." * 20_000, "(" * 500_000, "\\n" * 200_000,
-     "1" * 900_000, "Process 1 has 1.00 GiB memory in use." * 10_000, "memory_saver" * 50_000, "[rank0]:" * 60_000],
-    ids=range(9),
+     "1" * 900_000, "Process 1 has 1.00 GiB memory in use." * 10_000, "memory_saver" * 50_000, "[rank0]:" * 60_000,
+     "Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.02GiB (rounded to 1098907648)requested by op X\n" * 9_000,
+     "allocated:\nepoch 1: 2 GiB\n" * 40_000 + FULL_CARD],
+    ids=range(11),
 )  # fmt: skip
 def test_repeated_signs_take_no_time(text: str) -> None:
     diagnose_texts({"log": text})

@@ -210,7 +210,7 @@ FORMS = (
     Form("TensorFlow", re.compile(r"errors_impl\.ResourceExhaustedError(?!\S{0,4000}?OOMwhenallocatingtensorwithshape)"), _refused_tensor),
     Form("TensorFlow", re.compile(
         rf"(?P<place>)Allocator\(GPU_\d{{1,3}}_bfc\)ranoutofmemorytryingtoallocate{NUMBER}(?:[KMG]iB|B)\(roundedto(?P<asked>\d{{1,15}})\)requestedbyop"
-        r"(?!\S{0,400}?Thecallerindicates)(?!\S{0,60000}?(?:OOMwhenallocatingtensor|RESOURCE_EXHAUSTED|ResourceExhausted))(?=\S{0,20000}?Limit:\d)"
+        r"(?!\S{0,400}?Thecallerindicates)(?=(?:(?!Allocator\(GPU)\S){0,20000}?Limit:\d(?!\S{0,4000}?(?:OOMwhenallocatingtensor|RESOURCE_EXHAUSTED|ResourceExhausted)))"
     ), _ran_out, {"asked": "bytes"}),
     Form("ONNX Runtime", re.compile(rf"Failedtoallocatememoryforrequestedbufferofsize(?P<asked>{NUMBER})"), _refused_arena, {"asked": "bytes"}),
     Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),

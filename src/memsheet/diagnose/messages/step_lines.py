@@ -109,7 +109,7 @@ def _lists_of_sizes(log: Log) -> Iterator[tuple[Interval, ...]]:
     for place, line in enumerate(log.lines):
         if "lloc" not in line or not (heading := _HEADING.search(_PEAKS.sub("peak", line))):
             continue
-        behind = (each for each in log.lines[place + 1 :] if each)
+        behind = (log.lines[number] for number in range(place + 1, len(log.lines)) if log.lines[number])
         rows = itertools.takewhile(bool, (_ROW.fullmatch(each) for each in behind))
         told = bool(_OF_COUNTS.search(line))
         numbered = (row for row in rows if row and (told or row["counts"]))
